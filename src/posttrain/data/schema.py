@@ -1,0 +1,49 @@
+"""The one Arrow schema that every record is normalised to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
+
+RECORD: pa.Schema = pa.schema(
+    [
+        ("id", pa.string()),
+        ("input_id", pa.string()),
+        ("prompt", pa.list_(TURN)),
+        ("completion", pa.string()),
+        ("rejected", pa.string()),
+        ("text", pa.string()),
+        ("group", pa.string()),
+        ("source", pa.string()),
+        ("line", pa.int64()),
+        ("meta", pa.string()),
+    ]
+)
+"""One row a record.
+
+- ``id``: hash of the whole normalised content; ``input_id``: of the prompt or text alone.
+- ``prompt``: the turns before the answer; null for plain text.
+- ``completion``: the answer, the better one of a preference pair; null while unlabelled.
+- ``rejected``: the worse answer of a preference pair; null otherwise.
+- ``text``: plain text; null otherwise.
+- ``group``: records that must stay on one side of a split; null for none.
+- ``source``, ``line``: the file as named by the user, and the 1-based line (row in Parquet and Arrow).
+- ``meta``: JSON object of everything else that the file said.
+"""
+
+REJECTED: pa.Schema = pa.schema(
+    [*RECORD, pa.field("step", pa.string()), pa.field("reason", pa.string()), pa.field("detail", pa.string())]
+)
+"""A record that a step took out, with the step, the reason (one of few) and the detail (of this record)."""
+
+
+def records(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """A RECORD table of ``rows``, each with every column."""
+    return pa.Table.from_pylist(list(rows), schema=RECORD)
+
+
+def concat(tables: Sequence[pa.Table], schema: pa.Schema = RECORD) -> pa.Table:
+    """The tables one below the other in contiguous columns; none gives an empty table."""
+    return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()

@@ -1,0 +1,199 @@
+"""Dataset versions: immutable sets of records that know their parent and what they added."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from posttrain.data.duplicates import conflicting_answers, exact_duplicates, unanswered
+from posttrain.data.near_duplicates import near_duplicate_records
+from posttrain.data.normalise import identify
+from posttrain.data.schema import RECORD, REJECTED, concat
+from posttrain.data.steps import Flow
+from posttrain.store.files import writing
+
+RECORDS_FILE = "records.parquet"
+REJECTED_FILE = "rejected.parquet"
+META_FILE = "dataset.json"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One version.
+
+    Attributes:
+        records: RECORD table in input order.
+        rejected: REJECTED table of what this version's making took out.
+        meta: ``name``, ``counts`` (records, rejected), ``funnel``, ``parent`` (artifact id or None),
+            ``increment`` (record ids added, by source) and ``filters`` (what the records went through).
+    """
+
+    records: pa.Table
+    rejected: pa.Table = field(default_factory=REJECTED.empty_table)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What lies between two versions.
+
+    Attributes:
+        came: RECORD table of what only the newer version holds.
+        went: REJECTED table of what only the older one holds, with the newer one's reason where it has one.
+        changed: inputs that both hold once with different answers: ``input_id, before, after, source, line``.
+    """
+
+    came: pa.Table
+    went: pa.Table
+    changed: pa.Table
+
+
+CHANGED = pa.schema(
+    [
+        ("input_id", pa.string()),
+        ("before", pa.string()),
+        ("after", pa.string()),
+        ("source", pa.string()),
+        ("line", pa.int64()),
+    ]
+)
+
+
+def write_dataset(
+    folder: Path, records: pa.Table, rejected: pa.Table | None = None, meta: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Fill ``folder`` with a version; the same content always gives the same bytes.
+
+    Returns:
+        ``meta`` with the ``counts`` of the tables.
+    """
+    rejected = REJECTED.empty_table() if rejected is None else rejected
+    full = {**(meta or {}), "counts": {"records": records.num_rows, "rejected": rejected.num_rows}}
+    text = json.dumps(full, ensure_ascii=False, indent=1, sort_keys=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(concat([records]), folder / RECORDS_FILE)
+        pyarrow.parquet.write_table(concat([rejected], REJECTED), folder / REJECTED_FILE)
+        (folder / META_FILE).write_text(text + "\n", encoding="utf-8")
+    return full
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """The version that :func:`write_dataset` left in ``folder``."""
+    return Dataset(
+        pyarrow.parquet.read_table(folder / RECORDS_FILE, schema=RECORD),
+        pyarrow.parquet.read_table(folder / REJECTED_FILE, schema=REJECTED),
+        json.loads((folder / META_FILE).read_text(encoding="utf-8")),
+    )
+
+
+def merge(parent: pa.Table, increment: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """``parent`` and below it what ``increment`` adds; records that stand there already are rejected."""
+    return exact_duplicates(concat([parent, increment]))
+
+
+def training_version(
+    parent: Dataset | None,
+    increment: pa.Table,
+    *,
+    name: str = "train",
+    parent_id: str | None = None,
+    labels: Sequence[str] | None = None,
+    near_duplicates: float | None = None,
+) -> Dataset:
+    """The next training set: the parent's records and newly labelled ones.
+
+    Args:
+        increment: RECORD table with answers; ids are computed anew, so records labelled from the pool may
+            still carry the pool's.
+        parent_id: the parent's artifact id.
+        labels: the closed label set. Where it is given, an input with two answers loses all its records,
+            the parent's too.
+        near_duplicates: Jaccard similarity from which an input is a near duplicate; None keeps all.
+    """
+    before = parent.records if parent is not None else RECORD.empty_table()
+    flow = Flow(name, concat([before, identify(increment)]))
+    flow.through(unanswered)
+    flow.through(exact_duplicates)
+    filters: list[str] = ["answers", "duplicates"]
+    if labels is not None:
+        flow.through(conflicting_answers)
+        filters.append("conflicts")
+    if near_duplicates is not None:
+        flow.through(near_duplicate_records(near_duplicates))
+        filters.append(f"near duplicates {near_duplicates:g}")
+    inherited = set(before["id"].to_pylist())
+    added: dict[str, list[str]] = {}
+    for identity, source in zip(
+        flow.records["id"].to_pylist(), flow.records["source"].to_pylist(), strict=True
+    ):
+        if identity not in inherited:
+            added.setdefault(source, []).append(identity)
+    meta = {
+        "name": name,
+        "parent": parent_id,
+        "increment": added,
+        "filters": filters,
+        "funnel": flow.close(),
+        "counts": {"records": flow.records.num_rows, "rejected": flow.rejected.num_rows},
+    }
+    return Dataset(flow.records.combine_chunks(), flow.rejected, meta)
+
+
+def diff(older: Dataset, newer: Dataset) -> Diff:
+    """What came, what went and why, and which answers changed from ``older`` to ``newer``."""
+    came = _without(newer.records, set(older.records["id"].to_pylist()))
+    went = _without(older.records, set(newer.records["id"].to_pylist()))
+    arrived, left = _single_inputs(came), _single_inputs(went)
+    both = {
+        identity
+        for identity in left
+        if identity in arrived and _text(left[identity]) == _text(arrived[identity])
+    }
+    changed = [
+        {
+            "input_id": identity,
+            "before": left[identity]["completion"],
+            "after": arrived[identity]["completion"],
+            "source": arrived[identity]["source"],
+            "line": arrived[identity]["line"],
+        }
+        for identity in left
+        if identity in both
+    ]
+    return Diff(
+        _without(came, both, "input_id"),
+        _with_reasons(_without(went, both, "input_id"), newer.rejected),
+        pa.Table.from_pylist(changed, schema=CHANGED),
+    )
+
+
+def _text(record: Mapping[str, Any]) -> Any:
+    return record["text"], record["rejected"]
+
+
+def _without(table: pa.Table, known: set[str], column: str = "id") -> pa.Table:
+    return table.filter(pa.array([value not in known for value in table[column].to_pylist()], pa.bool_()))
+
+
+def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
+    """Records by input, of the inputs that stand in ``table`` once."""
+    rows = table.to_pylist()
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["input_id"]] = counts.get(row["input_id"], 0) + 1
+    return {row["input_id"]: row for row in rows if counts[row["input_id"]] == 1}
+
+
+def _with_reasons(went: pa.Table, rejected: pa.Table) -> pa.Table:
+    reasons = {row["id"]: (row["step"], row["reason"], row["detail"]) for row in rejected.to_pylist()}
+    unknown = ("", "not in the newer version", "")
+    rows = [
+        {**row, **dict(zip(("step", "reason", "detail"), reasons.get(row["id"], unknown), strict=True))}
+        for row in went.to_pylist()
+    ]
+    return pa.Table.from_pylist(rows, schema=REJECTED)

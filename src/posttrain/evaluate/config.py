@@ -1,0 +1,103 @@
+"""The config section ``evaluate``."""
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.store.section import Section
+
+ScorerName = Literal["exact_match", "label_likelihood", "regex", "token_f1", "perplexity", "python"]
+
+
+class SuiteConfig(Section):
+    """One suite: a set of records with answers, and how the model's answers are scored."""
+
+    data: str = Field(
+        default="test", description="The records: `test` for the workspace's test split, or a file."
+    )
+    scorer: ScorerName | None = Field(
+        default=None,
+        description="How answers are scored; empty: label_likelihood with a label set, else exact_match.",
+    )
+    sample: int | None = Field(
+        default=None, ge=1, description="Score a fixed sample of so many records; empty for all."
+    )
+    pattern: str | None = Field(
+        default=None,
+        description="Of scorer regex: what the answer must contain; a group picks the part that is compared.",
+    )
+    function: str | None = Field(
+        default=None, description="Of scorer python: the function, as package.module:function."
+    )
+    columns: dict[str, str] | None = Field(
+        default=None, description="Column names of the file, by our name for each."
+    )
+
+    @field_validator("pattern")
+    @classmethod
+    def _pattern_compiles(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"no regular expression: {error}") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _scorer_has_what_it_needs(self) -> "SuiteConfig":
+        for scorer, option in (("regex", "pattern"), ("python", "function")):
+            given = getattr(self, option) is not None
+            if given != (self.scorer == scorer):
+                raise ValueError(f"scorer {scorer} and `{option}` go together: set both or neither")
+        if self.function is not None and not re.fullmatch(r"[\w.]+:\w+", self.function):
+            raise ValueError(f"`{self.function}` is no dotted path; write package.module:function")
+        return self
+
+
+class LatencyConfig(Section):
+    """How the latency of single requests is measured, candidate and champion side by side."""
+
+    prompts: int = Field(default=32, ge=0, description="Test prompts that are timed; 0 leaves latency out.")
+    repeats: int = Field(
+        default=16,
+        ge=1,
+        description="At most so many repeats of a prompt; fewer once the 99th percentile is stable.",
+    )
+
+
+class BootstrapConfig(Section):
+    """The paired bootstrap interval of candidate minus champion."""
+
+    resamples: int = Field(default=10_000, ge=100, description="Bootstrap resamples.")
+    level: float = Field(default=0.95, gt=0, lt=1, description="Coverage of the interval.")
+
+
+class EvaluateConfig(Section):
+    """What every candidate is measured by. The first suite is the main one."""
+
+    suites: dict[str, SuiteConfig] = Field(
+        default={"test": SuiteConfig()},
+        description="Suites by name; the first one's metrics have bare names.",
+    )
+    latency: LatencyConfig = Field(default=LatencyConfig(), description="Latency of single requests.")
+    bootstrap: BootstrapConfig = Field(
+        default=BootstrapConfig(), description="Interval against the champion."
+    )
+    final: bool = Field(
+        default=True, description="After the last round, score the champion on all records, not the sample."
+    )
+
+    @field_validator("suites")
+    @classmethod
+    def _names_fit(cls, suites: dict[str, SuiteConfig]) -> dict[str, SuiteConfig]:
+        from posttrain.evaluate.names import RESERVED
+
+        if not suites:
+            raise ValueError("at least one suite is needed")
+        for position, name in enumerate(suites):
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"suite name `{name}`: use lower-case letters, digits and _")
+            if position > 0 and name in RESERVED:
+                raise ValueError(f"suite name `{name}` is also the name of a metric; choose another")
+        return suites

@@ -1,0 +1,89 @@
+"""Metrics of a suite, from what was expected and what was answered. Sums and counts first, ratios last."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+Label = str | None
+"""A label, or None for an answer outside the allowed set."""
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class: how often it was expected, answered and both; ratios with nothing below the line are 0."""
+
+    label: str
+    support: int
+    predicted: int
+    correct: int
+
+    @property
+    def precision(self) -> float:
+        """Correct among answered."""
+        return self.correct / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Correct among expected."""
+        return self.correct / self.support if self.support else 0.0
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall."""
+        return 2 * self.correct / (self.support + self.predicted) if self.support + self.predicted else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and ratios, for JSON."""
+        return {**asdict(self), "precision": self.precision, "recall": self.recall, "f1": self.f1}
+
+
+def per_class(expected: Sequence[str], predicted: Sequence[Label]) -> list[ClassRow]:
+    """One row for every class that is expected or answered, by name.
+
+    Args:
+        expected: N labels.
+        predicted: N labels; None counts against recall and for no class.
+    """
+    support, answered = Counter(expected), Counter(label for label in predicted if label is not None)
+    correct = Counter(want for want, got in zip(expected, predicted, strict=True) if want == got)
+    return [
+        ClassRow(label, support[label], answered[label], correct[label])
+        for label in sorted({*support, *answered})
+    ]
+
+
+def macro_f1(rows: Sequence[ClassRow]) -> float:
+    """Mean of the classes' F1, every class alike; 0 without classes."""
+    return sum(row.f1 for row in rows) / len(rows) if rows else 0.0
+
+
+def confusion_pairs(expected: Sequence[str], predicted: Sequence[Label]) -> list[dict[str, Any]]:
+    """Wrong answers as ``{expected, predicted, count}``, most frequent first; predicted may be None."""
+    pairs = Counter((want, got) for want, got in zip(expected, predicted, strict=True) if want != got)
+    ordered = sorted(pairs.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or ""))
+    return [{"expected": want, "predicted": got, "count": count} for (want, got), count in ordered]
+
+
+def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
+    """Mean gap between confidence and accuracy over equal-width bins, weighted by their sizes.
+
+    Source: C. Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3.
+
+    Args:
+        confidence: float [N] in [0, 1].
+        correct: bool or 0/1 [N].
+        bins: number of bins; bin m holds the confidences in ((m - 1) / bins, m / bins].
+
+    Returns:
+        A number in [0, 1]; 0 for N = 0.
+    """
+    if len(confidence) == 0:
+        return 0.0
+    index = np.clip(np.ceil(np.asarray(confidence, np.float64) * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(
+        index, np.asarray(confidence, np.float64) - np.asarray(correct, np.float64), minlength=bins
+    )
+    return float(np.abs(gaps).sum() / len(confidence))

@@ -1,0 +1,1 @@
+"""Ask somebody, or something, for the answers to selected records."""

@@ -1,0 +1,144 @@
+"""The CSV in which a batch goes out to be labelled and comes back."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from posttrain.label.label_set import did_you_mean
+from posttrain.store.errors import UserError
+
+_DELIMITERS = ",;\t"
+
+
+def export_labels(batch: pa.Table, suggestions: Sequence[str] | None = None) -> str:
+    """The batch as CSV text with the columns ``id, prompt, [suggestion,] label``, the labels empty.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front; it is never read back.
+
+    Args:
+        batch: RECORD table of pool records.
+        suggestions: the model's answers in the order of the batch.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["id", "prompt", *([] if suggestions is None else ["suggestion"]), "label"])
+    columns = (batch[column].to_pylist() for column in ("id", "prompt", "text"))
+    for row, (identity, prompt, plain) in enumerate(zip(*columns, strict=True)):
+        shown = plain if prompt is None else _shown(prompt)
+        suggested = [] if suggestions is None else [_harmless(suggestions[row])]
+        writer.writerow([identity, _harmless(shown), *suggested, ""])
+    return text.getvalue()
+
+
+def import_labels(
+    path: Path, batch: pa.Table, labels: Sequence[str] | None = None, *, name: str | None = None
+) -> list[str | None]:
+    """The answers to ``batch``, in its order; None where the label is still empty.
+
+    Rows may stand in any order and columns may have been added; the delimiter may have become a semicolon or
+    a tab, as spreadsheets write it.
+
+    Raises:
+        UserError: no ``id`` or ``label`` column, an id that was not asked for or stands there twice, a label
+            outside ``labels``, or a record whose row is gone; with file and line, and how many more.
+    """
+    source = name or str(path)
+    asked = {identity: row for row, identity in enumerate(batch["id"].to_pylist())}
+    answers: list[str | None] = [None] * batch.num_rows
+    seen: dict[str, int] = {}
+    problems: list[UserError] = []
+    for line, values in _rows(path, source):
+        fix: str | None
+        where = f"{source}:{line}"
+        identity, label = values["id"].strip(), values["label"].strip()
+        if identity not in asked:
+            fix = f"if the round's batch has changed, move {source} away and run again"
+            problems.append(
+                UserError(f"no record with the id `{identity}` was asked for", where=where, fix=fix)
+            )
+        elif identity in seen:
+            problems.append(UserError(f"`{identity}` stands on line {seen[identity]} already", where=where))
+        elif label and labels is not None and label not in labels:
+            fix = did_you_mean(label, labels)
+            problems.append(UserError(f"label `{label}` is not in the label set", where=where, fix=fix))
+        else:
+            answers[asked[identity]] = label or None
+        seen.setdefault(identity, line)
+    missing = [identity for identity in asked if identity not in seen]
+    if missing and not problems:
+        message = f"{len(missing)} of {len(asked)} records have no row, the first is `{missing[0]}`"
+        problems.append(UserError(message, where=source, fix="put the rows back; a label may stay empty"))
+    if problems:
+        first = problems[0]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(first.what + more, where=first.where, fix=first.fix)
+    return answers
+
+
+def _shown(prompt: Sequence[Mapping[str, str]]) -> str:
+    """A prompt as people read it: the bare text of a single user turn, else one paragraph a turn."""
+    if len(prompt) == 1 and prompt[0]["role"] == "user":
+        return prompt[0]["content"]
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
+
+
+def _harmless(text: str) -> str:
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
+    raw = _bytes(path, source)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            "holds bytes that are not UTF-8", where=f"{source}:{line}", fix="save as UTF-8"
+        ) from None
+    header_line = text.split("\n", 1)[0]
+    delimiter = max(_DELIMITERS, key=header_line.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    rows: list[tuple[int, dict[str, str]]] = []
+    header: list[str] | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"broken CSV: {error}", where=f"{source}:{line}") from None
+        if cells is None:
+            break
+        if not any(cell.strip() for cell in cells):
+            continue
+        if header is None:
+            header = [cell.strip() for cell in cells]
+            _check_header(header, source)
+        elif len(cells) != len(header):
+            message = f"{len(cells)} fields where the header names {len(header)}"
+            raise UserError(message, where=f"{source}:{line}")
+        else:
+            rows.append((line, dict(zip(header, cells, strict=True))))
+    if header is None:
+        raise UserError("the file is empty", where=source, fix="remove it and run again to get it afresh")
+    return rows
+
+
+def _check_header(header: Sequence[str], source: str) -> None:
+    for column in ("id", "label"):
+        if header.count(column) != 1:
+            how = "no" if column not in header else "more than one"
+            raise UserError(
+                f"there is {how} column `{column}`; the columns are {', '.join(header)}", where=f"{source}:1"
+            )
+
+
+def _bytes(path: Path, source: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError("there is no such file", where=source, fix="check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=source) from None

@@ -1,0 +1,90 @@
+"""An annotator that knows the answers, and can be told to be careless."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.label.annotator import Annotator, Read, Request, answered
+from posttrain.label.label_set import did_you_mean
+from posttrain.store.errors import UserError
+
+
+class Oracle(Annotator):
+    """Looks answers up in a file of labelled records by their input.
+
+    Where the file answers one input twice, the first answer counts.
+
+    Args:
+        file: the file of answers.
+        columns: its column mapping.
+        read: reads it.
+        error_rate: share of wrong answers by round; rounds that are not named have none.
+        name: what errors call the file.
+    """
+
+    name = "oracle"
+
+    def __init__(
+        self,
+        file: Path,
+        columns: Mapping[str, str] | None,
+        read: Read,
+        error_rate: Mapping[int, float] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.file, self.columns, self.read = file, columns, read
+        self.error_rate = dict(error_rate or {})
+        self.source = name or str(file)
+
+    def annotate(self, batch: pa.Table, request: Request) -> pa.Table:
+        known = self._answers()
+        answers = []
+        columns = (batch[column].to_pylist() for column in ("input_id", "source", "line"))
+        for identity, source, line in zip(*columns, strict=True):
+            if identity not in known:
+                message = f"the oracle's file {self.source} has no answer for this record"
+                raise UserError(message, where=f"{source}:{line}", fix="add its answer to `label.file`")
+            answer, where = known[identity]
+            if request.labels is not None and answer not in request.labels:
+                raise UserError(
+                    f"label `{answer}` is not in the label set",
+                    where=where,
+                    fix=did_you_mean(answer, request.labels),
+                )
+            answers.append(answer)
+        rate = self.error_rate.get(request.round, 0.0)
+        answers = _spoiled(answers, batch["input_id"].to_pylist(), rate, request)
+        return answered(batch, answers, self.name, request.round)
+
+    def _answers(self) -> dict[str, tuple[str, str]]:
+        """(answer, file:line) by input."""
+        known: dict[str, tuple[str, str]] = {}
+        for table in self.read(self.file, self.columns):
+            columns = (table[name].to_pylist() for name in ("input_id", "completion", "line"))
+            for identity, answer, line in zip(*columns, strict=True):
+                if answer is not None:
+                    known.setdefault(identity, (answer, f"{self.source}:{line}"))
+        return known
+
+
+def _spoiled(answers: list[str], inputs: Sequence[str], rate: float, request: Request) -> list[str]:
+    """``answers`` with a share of ``rate``, rounded to whole records, turned into other labels of the set.
+
+    The draw goes by input, so it does not depend on the order of the batch.
+    """
+    wrong = int(rate * len(answers) + 0.5)
+    if not wrong:
+        return answers
+    if request.labels is None or len(request.labels) < 2:
+        fix = "list the labels in `task.labels`"
+        raise UserError("wrong labels need a set of at least two labels", where="label.error_rate", fix=fix)
+    draws = np.random.default_rng([request.seed, request.round])
+    order = sorted(range(len(answers)), key=lambda row: (inputs[row], row))
+    spoiled = list(answers)
+    for position in draws.choice(len(order), size=wrong, replace=False).tolist():
+        row = order[position]
+        others = [label for label in request.labels if label != answers[row]]
+        spoiled[row] = others[int(draws.integers(len(others)))]
+    return spoiled

@@ -1,0 +1,85 @@
+"""The whole config: one ``posttrain.yaml``, one typed tree, each section defined where it is used."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from posttrain.data.config import DataConfig
+from posttrain.evaluate.config import EvaluateConfig
+from posttrain.evaluate.names import metric_names
+from posttrain.label.config import LabelConfig
+from posttrain.loop.gate import GateConfig
+from posttrain.loop.hooks import DeployConfig
+from posttrain.loop.triggers import TriggerConfig
+from posttrain.models.sources import locate
+from posttrain.models.task import TaskConfig
+from posttrain.select.config import SelectConfig
+from posttrain.store.config import StoreConfig
+from posttrain.store.errors import UserError
+from posttrain.store.section import Section
+from posttrain.train.config import TrainConfig
+
+CONFIG_FILE = "posttrain.yaml"
+
+
+class Config(Section):
+    """Everything that a workspace's owner decides."""
+
+    seed: int = Field(17, ge=0, description="Fixes every random choice.")
+    rounds: int = Field(3, ge=1, description="Turns of the loop after the baseline.")
+    model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
+    task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
+    data: DataConfig = Field(description="Where records come from and how they are cleaned.")
+    select: SelectConfig = Field(SelectConfig(), description="Which records get a label.")
+    label: LabelConfig = Field(LabelConfig(), description="Who labels, and how many a round.")
+    train: TrainConfig = Field(TrainConfig(), description="How a candidate is trained.")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="What a model is measured by.")
+    gate: GateConfig = Field(GateConfig(), description="When a candidate becomes the champion.")
+    triggers: TriggerConfig = Field(TriggerConfig(), description="When a new round starts.")
+    deploy: DeployConfig = Field(DeployConfig(), description="What happens when the champion changes.")
+    store: StoreConfig = Field(StoreConfig(), description="Where metadata and artifacts lie.")
+
+
+def load_config(root: Path) -> Config:
+    """Read and check ``posttrain.yaml`` in ``root``, labels and all; loads no model.
+
+    Raises:
+        UserError: on the first thing that is wrong, with its key or line.
+    """
+    path = root / CONFIG_FILE
+    if not path.is_file():
+        raise UserError(f"no {CONFIG_FILE} here", where=str(root), fix=f"posttrain init {root}")
+    config = Config.read(read_yaml(path), CONFIG_FILE)
+    task = config.task.with_labels_from(root)
+    metrics = metric_names(config.evaluate, bool(task.label_set))
+    config.gate.check(metrics)
+    locate(config.model, root)
+    return config.model_copy(update={"task": task, "gate": config.gate.with_default(metrics)})
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file's mapping; a key that stands twice is an error, where YAML would take the last."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            values = yaml.load(file, _UniqueKeys)  # noqa: S506 - a SafeLoader that minds double keys
+    except UnicodeDecodeError:
+        raise UserError("is not UTF-8 text", where=path.name) from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"broken YAML: {error.problem}", where=f"{path.name}:{line}") from None
+    if not isinstance(values, dict):
+        raise UserError("holds no config: expected `key: value` lines", where=path.name)
+    return values
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)  # type: ignore[no-untyped-call]
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"`{name}` stands twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]

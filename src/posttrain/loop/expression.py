@@ -1,0 +1,176 @@
+"""Rules over named values, such as ``accuracy >= champion.accuracy * 1.02``: parsed, never evaluated as Python.
+
+Grammar::
+
+    rule       = disjunction
+    disjunction = conjunction ("or" conjunction)*
+    conjunction = negation ("and" negation)*
+    negation   = "not" negation | comparison
+    comparison = sum (("<" | "<=" | ">" | ">=" | "==" | "!=") sum)?
+    sum        = product (("+" | "-") product)*
+    product    = factor (("*" | "/") factor)*
+    factor     = NUMBER ["%"] | NAME | "-" factor | "(" disjunction ")"
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from posttrain.store.errors import UserError
+
+_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))")
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda a, b: a / b if b else math.nan,
+}
+
+Values = Mapping[str, float]
+_Node = Callable[[Values], float]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed rule; ``names`` are the values it needs, in the order of their first mention."""
+
+    text: str
+    names: tuple[str, ...]
+    _evaluate: _Node
+
+    def holds(self, values: Values) -> bool:
+        """Whether the rule is true; a comparison with a value that is not a number never is.
+
+        Raises:
+            KeyError: if ``values`` lacks one of ``names``.
+        """
+        return bool(self._evaluate(values))
+
+    def shown(self, values: Values) -> str:
+        """The values that decided, such as ``accuracy = 0.913, champion.accuracy = 0.872``."""
+        return ", ".join(f"{name} = {values[name]:.4g}" for name in self.names)
+
+
+def parse(text: str, where: str) -> Rule:
+    """Parse a rule.
+
+    Args:
+        text: the rule.
+        where: the config key that it comes from, named in the error.
+
+    Raises:
+        UserError: if it does not follow the grammar.
+    """
+    parser = _Parser(text, where)
+    node = parser.disjunction()
+    if parser.peek() is not None:
+        parser.fail(f"`{parser.peek()}` does not belong here")
+    return Rule(text, tuple(dict.fromkeys(parser.names)), node)
+
+
+class _Parser:
+    def __init__(self, text: str, where: str) -> None:
+        self.text, self.where = text, where
+        self.names: list[str] = []
+        self.tokens: list[str | float] = []
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if not match:
+                self.fail(f"`{text[position:].strip()[0]}` means nothing in a rule")
+            assert match
+            number, percent, name, sign = match.groups()
+            self.tokens.append(float(number) / (100 if percent else 1) if number else name or sign)
+            position = match.end()
+        self.position = 0
+
+    def fail(self, what: str) -> None:
+        raise UserError(f"rule `{self.text}`: {what}", where=self.where)
+
+    def peek(self) -> str | float | None:
+        return self.tokens[self.position] if self.position < len(self.tokens) else None
+
+    def take(self, *wanted: str) -> str | None:
+        token = self.peek()
+        if isinstance(token, str) and token in wanted:
+            self.position += 1
+            return token
+        return None
+
+    def disjunction(self) -> _Node:
+        left = self.conjunction()
+        while self.take("or"):
+            left = _either(left, self.conjunction())
+        return left
+
+    def conjunction(self) -> _Node:
+        left = self.negation()
+        while self.take("and"):
+            left = _both(left, self.negation())
+        return left
+
+    def negation(self) -> _Node:
+        if self.take("not"):
+            inner = self.negation()
+            return lambda values: not inner(values)
+        left = self.sum()
+        if sign := self.take(*_COMPARISONS):
+            right, compare = self.sum(), _COMPARISONS[sign]
+            return lambda values: compare(left(values), right(values))
+        return left
+
+    def sum(self) -> _Node:
+        left = self.product()
+        while sign := self.take("+", "-"):
+            left = _combine(sign, left, self.product())
+        return left
+
+    def product(self) -> _Node:
+        left = self.factor()
+        while sign := self.take("*", "/"):
+            left = _combine(sign, left, self.factor())
+        return left
+
+    def factor(self) -> _Node:
+        if self.take("-"):
+            inner = self.factor()
+            return lambda values: -inner(values)
+        if self.take("("):
+            inside = self.disjunction()
+            if not self.take(")"):
+                self.fail("a `)` is missing")
+            return inside
+        token = self.peek()
+        self.position += 1
+        if isinstance(token, float):
+            return lambda values: token
+        if token is None:
+            self.fail("something is missing at its end")
+        if not isinstance(token, str) or not (token[0].isalpha() or token[0] == "_") or token in ("and", "or", "not"):
+            self.fail(f"a name or a number is expected where `{token}` stands")
+        name = str(token)
+        self.names.append(name)
+        return lambda values: values[name]
+
+
+def _combine(sign: str, left: _Node, right: _Node) -> _Node:
+    apply = _ARITHMETIC[sign]
+    return lambda values: apply(left(values), right(values))
+
+
+def _both(left: _Node, right: _Node) -> _Node:
+    return lambda values: bool(left(values)) and bool(right(values))
+
+
+def _either(left: _Node, right: _Node) -> _Node:
+    return lambda values: bool(left(values)) or bool(right(values))

@@ -1,0 +1,84 @@
+"""What is told when the champion changes: a command is run, a webhook is called."""
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from pydantic import Field
+
+from posttrain.store.records import Deployment
+from posttrain.store.section import Section
+
+log = logging.getLogger("posttrain")
+
+
+class DeployConfig(Section):
+    """Called after every promotion and roll-back; again on the next run if it did not succeed."""
+
+    command: str | None = Field(
+        None, description="Command to run; finds POSTTRAIN_CHAMPION, POSTTRAIN_MODEL, POSTTRAIN_ACTION set."
+    )
+    webhook: str | None = Field(None, description="URL that gets a JSON POST with model, action, round, path, reason.")
+    timeout: float = Field(60.0, gt=0, description="Seconds that the command or the webhook may take.")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is to be called."""
+        return bool(self.command or self.webhook)
+
+
+def call(config: DeployConfig, deployment: Deployment, champion: Path, root: Path) -> bool:
+    """Tell the outside world of a deployment; True if it took note. A failure is logged and never stops the loop."""
+    return _command(config, deployment, champion, root) and _webhook(config, deployment, champion)
+
+
+def _command(config: DeployConfig, deployment: Deployment, champion: Path, root: Path) -> bool:
+    if not config.command:
+        return True
+    told = {
+        "POSTTRAIN_CHAMPION": str(champion),
+        "POSTTRAIN_MODEL": deployment.model_id,
+        "POSTTRAIN_ACTION": deployment.action,
+    }
+    try:
+        done = subprocess.run(
+            shlex.split(config.command),
+            cwd=root,
+            env={**os.environ, **told},
+            capture_output=True,
+            text=True,
+            timeout=config.timeout,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        log.warning("deploy.command failed: %s", error)
+        return False
+    if done.returncode:
+        log.warning("deploy.command exited with %d: %s", done.returncode, done.stderr.strip()[-200:])
+    return done.returncode == 0
+
+
+def _webhook(config: DeployConfig, deployment: Deployment, champion: Path) -> bool:
+    if not config.webhook:
+        return True
+    body = {
+        "model": deployment.model_id,
+        "action": deployment.action,
+        "round": deployment.round,
+        "reason": deployment.reason,
+        "path": str(champion),
+    }
+    try:
+        request = urllib.request.Request(
+            config.webhook, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=config.timeout):
+            return True
+    except (OSError, ValueError) as error:
+        log.warning("deploy.webhook failed: %s", error)
+        return False

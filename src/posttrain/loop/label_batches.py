@@ -1,0 +1,69 @@
+"""The batch that the loop waits for, as a file that goes out and comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.label.batch_file import export_labels, import_labels
+from posttrain.loop.config import Config
+from posttrain.loop.stages.choose import chosen_records
+from posttrain.loop.turn import Turn
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically, writing
+from posttrain.store.workspace import Workspace
+
+
+def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
+    """Write the open round's batch to a new CSV file; returns the number of records.
+
+    Raises:
+        UserError: if no round waits for labels, or the file exists.
+    """
+    turn, batch, suggestions = _open_batch(workspace, config)
+    if file.exists():
+        raise UserError("the file exists already", where=str(file), fix="remove it or name another")
+    write_atomically(file, export_labels(batch, suggestions).encode())
+    return batch.num_rows
+
+
+def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:
+    """Check a filled batch and put it where the next run looks for it.
+
+    Returns:
+        How many labels are filled in, and how many were asked for.
+
+    Raises:
+        UserError: if no round waits for labels, or the file does not fit its batch.
+    """
+    turn, batch, _ = _open_batch(workspace, config)
+    if not file.is_file():
+        raise UserError("there is no such file", where=str(file))
+    answers = import_labels(file, batch, config.task.label_set or None)
+    target = workspace.root / "labels" / f"round-{turn.number}.csv"
+    if file.resolve() != target.resolve():
+        with writing(target):
+            target.parent.mkdir(exist_ok=True)
+        write_atomically(target, file.read_bytes())
+    return sum(answer is not None for answer in answers), len(answers)
+
+
+def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
+    """What is known about each round's labels: counts by class and annotator, agreement with the champion."""
+    reports = []
+    for run in workspace.metadata.runs(stage="label", status="done"):
+        row = workspace.metadata.artifact(run.output or "")
+        if row is not None:
+            reports.append({"round": run.round, **row.meta})
+    return sorted(reports, key=lambda report: report["round"])
+
+
+def _open_batch(workspace: Workspace, config: Config) -> tuple[Turn, pa.Table, list[str] | None]:
+    waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
+    runs = workspace.metadata.runs(round=waiting[-1].number, stage="label") if waiting else []
+    if not runs:
+        raise UserError("no round waits for labels", fix="posttrain status")
+    turn = Turn(workspace, config, waiting[-1].number)
+    selection = workspace.artifacts.get(runs[-1].inputs["selection"])
+    pool = workspace.artifacts.get(runs[-1].inputs["pool"])
+    return turn, *chosen_records(turn, selection, pool)

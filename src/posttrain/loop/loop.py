@@ -1,0 +1,301 @@
+"""The loop: rounds of stages in order. Resume and caching are the same thing: a finished stage is found, not redone."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.loop.config import Config
+from posttrain.loop.history import carried_dataset, days_since_training, finished_rounds, known_inputs
+from posttrain.loop.registry import Registry
+from posttrain.loop.stages.choose import score, select
+from posttrain.loop.stages.collect import Collected, collect
+from posttrain.loop.stages.decision import decision
+from posttrain.loop.stages.evaluation import evaluate, measure, metrics_of
+from posttrain.loop.stages.fetch import fetch_base
+from posttrain.loop.stages.labelling import extend, label
+from posttrain.loop.stages.training import train_candidate
+from posttrain.loop.triggers import judge
+from posttrain.loop.turn import Turn
+from posttrain.store.artifacts import Artifact
+from posttrain.store.errors import UserError, Waiting
+from posttrain.store.records import Deployment
+from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
+
+STAGES = ("collect", "score", "select", "label", "dataset", "train", "evaluate", "decide", "deploy")
+
+
+class _Stopped(Exception):
+    """The stage after which the user wants to stop is done."""
+
+
+@dataclass
+class Loop:
+    """The loop of one workspace.
+
+    Args:
+        workspace: where everything is kept.
+        config: what the user decided.
+    """
+
+    workspace: Workspace
+    config: Config
+    registry: Registry = field(init=False)
+    _until: str | None = None
+
+    def __post_init__(self) -> None:
+        self.registry = Registry(self.workspace, self.config.deploy)
+
+    def run(self, rounds: int | None = None, until: str | None = None, urgent: bool = False) -> str | None:
+        """Turn the loop until ``rounds`` rounds are done, going on where it stopped.
+
+        Args:
+            rounds: number of the last round; the config's by default.
+            until: stop after this stage of the round in progress.
+            urgent: start a round whatever the triggers say, if their rules allow for ``urgent``.
+
+        Returns:
+            What the loop waits for, or None when it is done.
+
+        Raises:
+            UserError: another process turns this loop, or the config or the data are wrong.
+        """
+        if until is not None and until not in STAGES:
+            raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(STAGES)}")
+        self._until = until
+        last = rounds if rounds is not None else self.config.rounds
+        with self.workspace.lock():
+            self.registry.settle()
+            try:
+                if not finished_rounds(self.workspace):
+                    self._baseline()
+                while (number := len(finished_rounds(self.workspace))) <= last:
+                    if reason := self._enough(number):
+                        log.info(reason)
+                        break
+                    if waiting := self._untriggered(number, urgent):
+                        return waiting
+                    self._turn(number)
+                self._final()
+            except Waiting as waiting:
+                return str(waiting)
+            except _Stopped:
+                return None
+        return None
+
+    def _baseline(self) -> None:
+        """Round 0: the base model is measured and becomes the first champion."""
+        turn = Turn(self.workspace, self.config, 0)
+        with self._round(turn, None):
+            log.info("round 0: baseline")
+            collected = self._collect(turn)
+            base = fetch_base(turn)
+            start = extend(turn, None, collected.labelled, None)
+            evaluation = evaluate(turn, base.id, collected.test)
+            latency = measure(turn, base.id, base.id, collected.test)
+            metrics = metrics_of(turn, evaluation.id, latency, "candidate")
+            self.registry.promote(base.id, round=0, action="baseline", reason="the base model")
+            log.info("  %s", _shown(metrics))
+            detail = {
+                **_ids(pool=collected.pool, test=collected.test, evaluation=evaluation, base=base),
+                "metrics": metrics,
+                "labels": start.meta["counts"]["records"],
+                "carry": start.id,
+            }
+            self.workspace.metadata.update_round(
+                0, status="done", candidate=base.id, decision={"action": "baseline"}, detail=detail
+            )
+
+    def _turn(self, number: int) -> None:
+        turn = Turn(self.workspace, self.config, number)
+        opened = self.workspace.metadata.round(number)
+        champion = opened.champion_before if opened else self._champion().model_id
+        assert champion is not None
+        with self._round(turn, champion):
+            log.info("round %d", number)
+            detail = self._stages(turn, champion)
+            self._after("deploy")
+            self.workspace.metadata.update_round(number, status="done", detail=detail)
+
+    def _stages(self, turn: Turn, champion: str) -> dict[str, Any]:
+        collected = self._collect(turn)
+        base = fetch_base(turn)
+        parent = carried_dataset(self.workspace)
+        theirs = evaluate(turn, champion, collected.test)
+        scores, selection, labels = self._label(turn, champion, parent, collected, theirs)
+        dataset = extend(turn, parent, collected.labelled, labels)
+        log.info("  training set: %d records", dataset.meta["counts"]["records"])
+        self._after("dataset")
+        candidate = train_candidate(turn, base.id, champion, dataset.id)
+        self._after("train")
+        ours = evaluate(turn, candidate.id, collected.test)
+        zero = evaluate(turn, base.id, collected.test)
+        latency = measure(turn, candidate.id, champion, collected.test)
+        self._after("evaluate")
+        metrics = metrics_of(turn, ours.id, latency, "candidate")
+        log.info("  candidate %s", _shown(metrics))
+        found = decision(
+            turn,
+            {"evaluation": ours.id, "metrics": metrics},
+            {"evaluation": theirs.id, "metrics": metrics_of(turn, theirs.id, latency, "champion")},
+            {"evaluation": zero.id, "metrics": {**finished_rounds(self.workspace)[0].detail["metrics"], **metrics_of(turn, zero.id, None, "")}},
+            latency,
+        )
+        self._after("decide")
+        self._deploy(turn, candidate.id, found)
+        set_aside = found["action"] != "deploy" and self._sets_aside(found)
+        detail = {
+            **_ids(pool=collected.pool, test=collected.test, base=base, scores=scores, selection=selection),
+            **_ids(labelled=labels, dataset=dataset, evaluation=ours, champion_evaluation=theirs),
+            "metrics": metrics,
+            "labels": dataset.meta["counts"]["records"],
+            "labels_new": labels.meta["labels"],
+            "set_aside": set_aside,
+            "carry": parent if set_aside else dataset.id,
+        }
+        self.workspace.metadata.update_round(turn.number, candidate=candidate.id, decision=found)
+        return detail
+
+    def _label(
+        self, turn: Turn, champion: str, parent: str, collected: Collected, evaluation: Artifact
+    ) -> tuple[Artifact, Artifact, Artifact]:
+        cold = champion == finished_rounds(self.workspace)[0].candidate
+        scores = score(turn, champion, collected.pool, parent, collected.test, evaluation.id, cold)
+        log.info("  scored %d of %d pool records", scores.meta["sampled"], scores.meta["pool"])
+        self._after("score")
+        selection = select(turn, scores, evaluation.id, cold)
+        if not selection.meta["records"]:
+            raise Waiting("new inputs: every record of the pool is labelled (posttrain data add FILE)")
+        self._after("select")
+        labels = label(turn, selection, collected.pool)
+        log.info("  labelled %d records, %d classes", labels.meta["labels"], len(labels.meta["classes"]))
+        self._after("label")
+        return scores, selection, labels
+
+    def _collect(self, turn: Turn) -> Collected:
+        collected = collect(turn)
+        if turn.number == 0:
+            for artifact in (collected.pool, collected.test):
+                counts = artifact.meta["counts"]
+                log.info("  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"])
+        self._after("collect")
+        return collected
+
+    def _deploy(self, turn: Turn, candidate: str, found: dict[str, Any]) -> None:
+        if found["action"] == "deploy":
+            self.registry.promote(candidate, round=turn.number, reason=_because(found))
+        elif found["action"] == "rollback" and self._rolls_back(turn):
+            self.registry.rollback(reason=_because(found), round=turn.number)
+        log.info("  %s: %s", found["action"], _because(found))
+
+    def _rolls_back(self, turn: Turn) -> bool:
+        """Whether this round's roll-back is still to be done, and there is an earlier champion."""
+        done = self._champion().round == turn.number
+        if not done and self.registry.previous() is None:
+            log.warning("the gate asks for a roll-back, and there is no earlier champion")
+            return False
+        return not done
+
+    def _sets_aside(self, found: dict[str, Any]) -> bool:
+        """Whether a refused round's labels stay out of later training sets: when its model is surely worse."""
+        policy = self.config.label.when_refused
+        worse = any(interval["high"] < 0 for interval in found["intervals"].values())
+        return policy == "set_aside" or (policy == "auto" and worse)
+
+    def _enough(self, number: int) -> str | None:
+        """Why no further round is needed, or None."""
+        if number < 2 or self.workspace.metadata.round(number):
+            return None
+        last = finished_rounds(self.workspace)[-1].decision
+        if last and not last["collect_more"] and self.config.gate.collect_more:
+            return "the champion is good enough: no rule of gate.collect_more holds"
+        return None
+
+    def _untriggered(self, number: int, urgent: bool) -> str | None:
+        """What a new round waits for, or None if it may start; a round in progress always goes on."""
+        triggers = self.config.triggers
+        if self.workspace.metadata.round(number) or not (triggers.any or triggers.all):
+            return None
+        turn = Turn(self.workspace, self.config, number)
+        collected = collect(turn)
+        champion = self._champion()
+        evaluation = evaluate(turn, champion.model_id, collected.test)
+        rounds = finished_rounds(self.workspace)
+        deployed = next(entry for entry in rounds if entry.candidate == champion.model_id)
+        main = next(iter(deployed.detail["metrics"]))
+        values = {
+            "new_records": float(len(known_inputs(turn, collected.pool.id) - known_inputs(turn, rounds[-1].detail["pool"]))),
+            "new_labels": float(len(known_inputs(turn, collected.labelled.id) - known_inputs(turn, rounds[-1].detail["carry"]))),
+            "days_since_training": days_since_training(self.workspace),
+            "degradation": deployed.detail["metrics"][main] - evaluation.meta["metrics"][main],
+            "urgent": float(urgent),
+        }
+        verdict = judge(triggers, values)
+        if verdict.starts:
+            log.info("round %d starts: %s", number, verdict.why)
+            return None
+        return f"a trigger for round {number}: {verdict.why}"
+
+    def _final(self) -> None:
+        """Score the champion on all test records, once the rounds are done."""
+        sampled = any(suite.sample for suite in self.config.evaluate.suites.values())
+        if not (self.config.evaluate.final and sampled):
+            return
+        rounds = finished_rounds(self.workspace)
+        if "final" in rounds[-1].detail:
+            return
+        turn = Turn(self.workspace, self.config, rounds[-1].number)
+        test = self.workspace.artifacts.get(rounds[-1].detail["test"])
+        evaluation = evaluate(turn, self._champion().model_id, test, full=True)
+        log.info("champion on all %d test records: %s", test.meta["counts"]["records"], _shown(evaluation.meta["metrics"]))
+        detail = {**rounds[-1].detail, "final": {"evaluation": evaluation.id, "metrics": evaluation.meta["metrics"]}}
+        self.workspace.metadata.update_round(rounds[-1].number, detail=detail)
+
+    def _champion(self) -> Deployment:
+        champion = self.registry.champion
+        assert champion is not None, "round 0 deploys the baseline"
+        return champion
+
+    def _after(self, stage: str) -> None:
+        if stage == self._until:
+            raise _Stopped
+
+    @contextmanager
+    def _round(self, turn: Turn, champion: str | None) -> Iterator[None]:
+        """Keep the round's row: open, waiting or done, and the time that it was worked on."""
+        before = self.workspace.metadata.open_round(turn.number, champion)
+        start = time.monotonic()
+        status = before.status
+        try:
+            yield
+        except Waiting:
+            status = "waiting"
+            raise
+        finally:
+            worked = (before.seconds or 0.0) + time.monotonic() - start
+            now = self.workspace.metadata.round(turn.number)
+            fields: dict[str, Any] = {"seconds": worked}
+            if now is not None and now.status != "done":
+                fields["status"] = status
+            self.workspace.metadata.update_round(turn.number, **fields)
+
+
+def _ids(**artifacts: Artifact) -> dict[str, str]:
+    return {name: artifact.id for name, artifact in artifacts.items()}
+
+
+def _because(found: dict[str, Any]) -> str:
+    """The rules that decided, in one line."""
+    wanted = found["action"] == "deploy"
+    sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[found["action"]]
+    rules = [rule for rule in found["rules"] if rule["section"] in sections]
+    decisive = [rule for rule in rules if rule["holds"] == (wanted or rule["section"] == "rollback")]
+    return "; ".join(f"{rule['rule']} ({rule['values']})" for rule in decisive)
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in list(metrics.items())[:3])

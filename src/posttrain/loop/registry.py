@@ -1,0 +1,73 @@
+"""The model registry: which model is the champion, promote and roll back."""
+
+from dataclasses import dataclass
+
+from posttrain.loop.hooks import DeployConfig, call
+from posttrain.store.errors import UserError
+from posttrain.store.records import Deployment
+from posttrain.store.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Deployments of a workspace; the last one's model is the champion."""
+
+    workspace: Workspace
+    hooks: DeployConfig = DeployConfig()
+
+    @property
+    def champion(self) -> Deployment | None:
+        """The deployment in force, or None before the baseline."""
+        deployments = self.workspace.metadata.deployments()
+        return deployments[-1] if deployments else None
+
+    def promote(self, model_id: str, *, round: int | None, action: str = "promote", reason: str = "") -> Deployment:
+        """Make a model the champion.
+
+        Raises:
+            UserError: if there is no such model.
+        """
+        row = self.workspace.metadata.artifact(model_id)
+        if row is None or row.kind != "model":
+            raise UserError(f"`{model_id}` is no model of this workspace", fix="posttrain models list")
+        current = self.champion
+        if current is None or current.model_id != model_id or action == "rollback":
+            self.workspace.metadata.add_deployment(
+                model_id, round=round, action=action, reason=reason, hook="pending" if self.hooks.wanted else "none"
+            )
+        self.settle()
+        assert self.champion is not None
+        return self.champion
+
+    def rollback(self, reason: str = "", round: int | None = None) -> Deployment:
+        """Put the champion before the present one back in service.
+
+        Raises:
+            UserError: if there is none.
+        """
+        previous = self.previous()
+        if previous is None:
+            raise UserError("there is no earlier champion to go back to", fix="posttrain models list")
+        return self.promote(previous, round=round, action="rollback", reason=reason)
+
+    def previous(self) -> str | None:
+        """The model that a roll-back leads to: the champion before the present one; roll-backs undo promotions."""
+        line: list[str] = []
+        for deployment in self.workspace.metadata.deployments():
+            if deployment.action == "rollback" and deployment.model_id in line:
+                del line[line.index(deployment.model_id) + 1 :]
+            elif not line or line[-1] != deployment.model_id:
+                line.append(deployment.model_id)
+        return line[-2] if len(line) > 1 else None
+
+    def settle(self) -> None:
+        """Bring the stable path and the hook in line with the registry, after a kill at any moment too."""
+        champion = self.champion
+        if champion is None:
+            return
+        path = self.workspace.champion_path
+        if not path.exists() or path.resolve() != self.workspace.artifacts.path(champion.model_id).resolve():
+            self.workspace.link_champion(champion.model_id)
+        if champion.hook in ("pending", "failed") and self.hooks.wanted:
+            done = call(self.hooks, champion, path, self.workspace.root)
+            self.workspace.metadata.set_hook(champion.id, "done" if done else "failed")

@@ -1,0 +1,131 @@
+"""Everything known about an id: an artifact, run, round, record or dataset version, with its lineage."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow.compute as compute
+import pyarrow.parquet as parquet
+
+from posttrain.data.version import RECORDS_FILE, REJECTED_FILE
+from posttrain.store.errors import UserError
+from posttrain.store.lineage import ancestors, descendants
+from posttrain.store.workspace import Workspace
+
+
+def show(workspace: Workspace, text: str) -> dict[str, Any]:
+    """What is known about ``text``.
+
+    Args:
+        workspace: where to look.
+        text: an artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``, ``champion``, or a
+            record's id.
+
+    Raises:
+        UserError: if nothing, or more than one thing, is called so.
+    """
+    if text == "champion":
+        deployments = workspace.metadata.deployments()
+        if not deployments:
+            raise UserError("there is no champion yet", fix="posttrain run")
+        text = deployments[-1].model_id
+    number = text.removeprefix("round").strip()
+    if number.isdigit() and len(number) < 6:
+        return _round(workspace, int(number))
+    if record := _record(workspace, text):
+        return record
+    id = workspace.metadata.resolve(text)
+    if run := workspace.metadata.run(id):
+        return {"type": "run", **_plain(asdict(run))}
+    return _artifact(workspace, id)
+
+
+def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
+    row = workspace.metadata.artifact(id)
+    assert row is not None
+    names = [f"{named.name}@v{named.version}" for named in workspace.metadata.names() if named.artifact_id == id]
+    parents = [_relative(relative) for relative in ancestors(workspace.metadata, id)]
+    found = {
+        "type": "artifact",
+        **_plain(asdict(row)),
+        "names": names,
+        "runs": [_plain(asdict(run)) for run in workspace.metadata.producers(id)],
+        "ancestors": parents,
+        "descendants": [_relative(relative) for relative in descendants(workspace.metadata, id)],
+    }
+    if row.kind == "model":
+        found["trained_on"] = _trained_on(workspace, id)
+        found["deployments"] = [
+            _plain(asdict(entry)) for entry in workspace.metadata.deployments() if entry.model_id == id
+        ]
+    return found
+
+
+def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
+    """The training set behind a model and its records, each with where it came from; None for a base model."""
+    for run in workspace.metadata.producers(model):
+        if dataset := run.inputs.get("dataset"):
+            table = parquet.read_table(workspace.artifacts.path(dataset) / RECORDS_FILE)
+            columns = table.select(["id", "input_id", "completion", "source", "line", "meta"]).to_pylist()
+            for row in columns:
+                row["meta"] = json.loads(row["meta"] or "{}")
+            return {"dataset": dataset, "records": columns}
+    return None
+
+
+def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
+    """A record by its id or the id of its input: the versions that hold or rejected it, the models that saw it."""
+    if len(text) < 8 or not all(character in "0123456789abcdef" for character in text):
+        return None
+    content: dict[str, Any] | None = None
+    held, rejected, models = [], [], []
+    for row in workspace.metadata.artifacts("dataset"):
+        folder = workspace.artifacts.path(row.id)
+        for file, places in ((RECORDS_FILE, held), (REJECTED_FILE, rejected)):
+            table = parquet.read_table(folder / file)
+            hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
+            for record in table.filter(hit).to_pylist():
+                if content is None or (content["completion"] is None and record["completion"]):
+                    content = record
+                reason = {key: record[key] for key in ("step", "reason", "detail") if key in record}
+                places.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **reason})
+                if file == RECORDS_FILE:
+                    models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
+    if content is None:
+        return None
+    content["meta"] = json.loads(content["meta"] or "{}")
+    return {
+        "type": "record",
+        "record": content,
+        "in": held,
+        "rejected_from": rejected,
+        "models": list(dict.fromkeys(model for model in models if model)),
+    }
+
+
+def _is_training(run: Any) -> bool:
+    return bool(run.stage == "train" and run.status == "done")
+
+
+def _round(workspace: Workspace, number: int) -> dict[str, Any]:
+    entry = workspace.metadata.round(number)
+    if entry is None:
+        raise UserError(f"there is no round {number}", fix="posttrain status")
+    runs = [
+        {"id": run.id, "stage": run.stage, "status": run.status, "seconds": run.seconds, "output": run.output}
+        for run in workspace.metadata.runs(round=number)
+    ]
+    return {"type": "round", **_plain(asdict(entry)), "runs": runs}
+
+
+def _relative(relative: Any) -> dict[str, Any]:
+    return _plain(asdict(relative))
+
+
+def _plain(value: Any) -> Any:
+    """Times as ISO text, so that everything can be JSON."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.isoformat() if hasattr(value, "isoformat") else value

@@ -1,0 +1,66 @@
+"""Collect: read, check and clean the files; one dataset version each for pool, test and labelled records."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from posttrain.data.config import DataConfig
+from posttrain.data.pipeline import Built, build_pool_and_test, input_digests
+from posttrain.data.version import write_dataset
+from posttrain.loop.turn import Turn
+from posttrain.store.artifacts import Artifact
+from posttrain.store.errors import UserError
+
+SETS = ("pool", "test", "labelled")
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Dataset artifacts."""
+
+    pool: Artifact
+    test: Artifact
+    labelled: Artifact
+
+
+def with_added_files(config: DataConfig, root: Path) -> DataConfig:
+    """The data section with the files that ``posttrain data add`` put into ``data/pool`` and ``data/labelled``."""
+    added = {}
+    for name in ("pool", "labelled"):
+        files = sorted(path.relative_to(root).as_posix() for path in (root / "data" / name).glob("[!.]*"))
+        named = getattr(config, name)
+        added[name] = [*named, *[file for file in files if file not in named]]
+    return config.model_copy(update=added)
+
+
+def collect(turn: Turn) -> Collected:
+    """The three dataset versions that this round works with.
+
+    Raises:
+        UserError: if a file is missing or a record is bad, or nothing is left to test on.
+    """
+    root = turn.workspace.root
+    config = with_added_files(turn.config.data, root)
+    labels = turn.config.task.label_set
+
+    @cache
+    def built() -> Built:
+        result = build_pool_and_test(config, root, labels or None)
+        if not result.test.num_rows:
+            raise UserError("there is no record to test on", where="data.test", fix="name a file, or a share of `labelled`")
+        return result
+
+    settings = {"data": config.model_dump(mode="json"), "labels": labels}
+    artifacts = {}
+    for name in SETS:
+
+        def work(out: Path, scratch: Path, name: str = name) -> dict[str, Any]:
+            funnel = [entry for entry in built().funnel if entry["set"] == name]
+            meta = {"name": name, "funnel": funnel}
+            return write_dataset(out, getattr(built(), name), built().rejected[name], meta)
+
+        artifact = turn.stage(f"collect {name}", "dataset", input_digests(config, root), settings, work, seeded=False)
+        turn.workspace.metadata.name_artifact(name, artifact.id)
+        artifacts[name] = artifact
+    return Collected(**artifacts)

@@ -1,0 +1,81 @@
+"""Evaluate models on the suites, and time candidate and champion side by side."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.data.pipeline import input_digests
+from posttrain.data.config import DataConfig
+from posttrain.data.read import read
+from posttrain.evaluate.artifact import read_evaluation, write_evaluation
+from posttrain.evaluate.config import SuiteConfig
+from posttrain.evaluate.examples import sample_records
+from posttrain.evaluate.latency import measure_latency
+from posttrain.evaluate.names import flat_metrics
+from posttrain.evaluate.suite import run_suite
+from posttrain.loop.turn import Turn, task_key
+from posttrain.store.artifacts import Artifact
+
+LATENCY = "latency.json"
+
+
+def evaluate(turn: Turn, model: str, test: Artifact, *, full: bool = False) -> Artifact:
+    """Score a model on every suite; ``full`` takes all records where a suite names a sample."""
+    suites = turn.config.evaluate.suites
+
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        lm = turn.model(model)
+        results = {
+            name: run_suite(lm, _records(turn, suite, test), suite, name, full=full) for name, suite in suites.items()
+        }
+        write_evaluation(out, results)
+        return {"metrics": flat_metrics(results), "full": full}
+
+    settings = {name: suite.model_dump(mode="json") for name, suite in suites.items()}
+    inputs = {"model": model, "test": test.id, **_suite_digests(turn)}
+    config = {"suites": settings, "full": full, **task_key(turn.config)}
+    return turn.stage("evaluate", "evaluation", inputs, config, work, seeded=False)
+
+
+def measure(turn: Turn, candidate: str, champion: str, test: Artifact) -> Artifact | None:
+    """Latency percentiles of both models, interleaved on the same prompts; None when switched off."""
+    config = turn.config.evaluate.latency
+    if not config.prompts:
+        return None
+
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        records = sample_records(turn.dataset(test.id).records, config.prompts)
+        prompts = [[dict(part) for part in prompt] for prompt in records["prompt"].to_pylist() if prompt]
+        models = {"candidate": turn.model(candidate)}
+        if champion != candidate:
+            models["champion"] = turn.model(champion)
+        timed = measure_latency(models, prompts, config.repeats)
+        (out / LATENCY).write_text(json.dumps({"champion": timed["candidate"], **timed}), encoding="utf-8")
+        return {}
+
+    inputs = {"candidate": candidate, "champion": champion, "test": test.id}
+    settings = {"latency": config.model_dump(mode="json"), **task_key(turn.config)}
+    return turn.stage("latency", "latency", inputs, settings, work, seeded=False)
+
+
+def metrics_of(turn: Turn, evaluation: str, latency: Artifact | None, role: str) -> dict[str, float]:
+    """A model's metrics by bare name; ``role`` is candidate or champion in the latency measurement."""
+    metrics = flat_metrics(read_evaluation(turn.path(evaluation)))
+    if latency is not None:
+        timed = json.loads((turn.path(latency.id) / LATENCY).read_text(encoding="utf-8"))[role]
+        metrics |= {name: value for name, value in timed.items() if name != "n"}
+    return metrics
+
+
+def _records(turn: Turn, suite: SuiteConfig, test: Artifact) -> pa.Table:
+    if suite.data == "test":
+        return turn.dataset(test.id).records
+    path = turn.workspace.root / Path(suite.data).expanduser()
+    return pa.concat_tables(read(path, suite.columns or turn.config.data.columns, name=suite.data))
+
+
+def _suite_digests(turn: Turn) -> dict[str, str]:
+    files = [suite.data for suite in turn.config.evaluate.suites.values() if suite.data != "test"]
+    return input_digests(DataConfig(pool=files), turn.workspace.root)

@@ -1,0 +1,106 @@
+"""Label the batch, and add the labels to the training set."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from posttrain.data.read import read
+from posttrain.data.version import Dataset, training_version, write_dataset
+from posttrain.label.annotator import Request
+from posttrain.label.quality import summary
+from posttrain.label.registry import annotator
+from posttrain.loop.stages.choose import chosen_records
+from posttrain.loop.turn import Turn
+from posttrain.store.artifacts import Artifact
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import file_digest
+
+LABELS = "labels.parquet"
+
+
+def label(turn: Turn, selection: Artifact, pool: Artifact) -> Artifact:
+    """The batch with its labels.
+
+    Raises:
+        Waiting: if people have not labelled it yet.
+    """
+    config = turn.config
+
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        batch, suggestions = chosen_records(turn, selection, pool)
+        request = Request(
+            round=turn.number,
+            seed=turn.seed("label"),
+            folder=turn.workspace.root,
+            labels=config.task.label_set or None,
+            suggestions=suggestions,
+        )
+        columns = {name: column for name, column in (config.data.columns or {}).items() if name != "group"}
+        asked = annotator(config.label, turn.workspace.root, _read, columns or None)
+        answers = asked.annotate(batch, request)
+        parquet.write_table(answers, out / LABELS)
+        return summary(answers, suggestions)
+
+    inputs = {"selection": selection.id, "pool": pool.id}
+    if config.label.annotator == "oracle":
+        inputs["answers"] = _answers_digest(turn)
+    settings = {
+        "annotator": config.label.annotator,
+        "error_rate": config.label.error_rate.get(turn.number, 0.0),
+        "labels": config.task.label_set,
+    }
+    return turn.stage("label", "labels", inputs, settings, work)
+
+
+def extend(turn: Turn, parent: str | None, labelled: Artifact, labels: Artifact | None) -> Artifact:
+    """The training set: its parent, the labelled files' records and this round's labels.
+
+    Args:
+        turn: the round.
+        parent: the dataset artifact to build on.
+        labelled: records that came with a label.
+        labels: this round's labels; None for the set that stands before the first round.
+    """
+
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        before = turn.dataset(parent) if parent else None
+        version = training_version(
+            before, _new(turn, before, labelled, labels), parent_id=parent, labels=turn.config.task.label_set or None
+        )
+        return write_dataset(out, version.records, version.rejected, version.meta)
+
+    inputs = {"labelled": labelled.id}
+    inputs |= {"labels": labels.id} if labels else {}
+    inputs |= {"parent": parent} if parent else {}
+    settings = {"labels": turn.config.task.label_set}
+    artifact = turn.stage("dataset", "dataset", inputs, settings, work, seeded=False)
+    if labels:
+        turn.workspace.metadata.name_artifact("train", artifact.id, parent)
+    return artifact
+
+
+def _new(turn: Turn, before: Dataset | None, labelled: Artifact, labels: Artifact | None) -> pa.Table:
+    """Records that the parent does not hold: of the labelled files, and of this round's batch."""
+    known = pa.array(before.records["input_id"].to_pylist() if before else [], pa.string())
+    came = turn.dataset(labelled.id).records
+    came = came.filter(pa.compute.invert(pa.compute.is_in(came["input_id"], value_set=known)))
+    if labels is None:
+        return came
+    return pa.concat_tables([came, parquet.read_table(turn.path(labels.id) / LABELS, schema=came.schema)])
+
+
+def _read(path: Path, columns: Any, *, name: str | None = None) -> Iterator[pa.Table]:
+    return read(path, columns, name=name)
+
+
+def _answers_digest(turn: Turn) -> str:
+    name = turn.config.label.file
+    if not name:
+        raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
+    path = turn.workspace.root / Path(name).expanduser()
+    if not path.is_file():
+        raise UserError(f"no such file: {name}", where="label.file")
+    return file_digest(path)

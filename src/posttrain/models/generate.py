@@ -1,0 +1,61 @@
+"""Greedy generation, batched by prompt length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import Turns
+from posttrain.store.progress import task
+
+_BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer; ``finished`` is False when it was cut off before a stop token."""
+
+    text: str
+    finished: bool
+
+
+@torch.inference_mode()
+def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | None = None) -> list[Generation]:
+    """Answer every prompt greedily.
+
+    Args:
+        lm: the model.
+        prompts: N conversations.
+        max_new_tokens: longest answer; the task's by default.
+    """
+    limit = max_new_tokens or lm.task.max_new_tokens
+    ids = [lm.prompt_ids(prompt) for prompt in prompts]
+    answers: list[Generation | None] = [None] * len(ids)
+    order = sorted(range(len(ids)), key=lambda index: (len(ids[index]), index))
+    with task("answering", len(ids), "records") as advance:
+        while order:
+            width = max(1, _BATCH_TOKENS // (len(ids[order[0]]) + limit))
+            rows, order = order[:width], order[width:]
+            for row, answer in zip(rows, _answer(lm, [ids[row] for row in rows], limit), strict=True):
+                answers[row] = answer
+            advance(len(rows))
+    return [answer for answer in answers if answer is not None]
+
+
+def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Generation]:
+    width = max(len(prompt) for prompt in prompts)
+    filler = lm.tokenizer.pad_token_id or 0
+    # Left padding, so that every prompt ends where its answer begins.
+    ids = torch.tensor([[filler] * (width - len(prompt)) + prompt for prompt in prompts], device=lm.device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=lm.device)
+    stops = sorted(lm.chat.stop_ids)
+    output = lm.model.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, eos_token_id=stops, pad_token_id=filler
+    )
+    answers = []
+    for row in output[:, width:].tolist():
+        end = next((position for position, token in enumerate(row) if token in lm.chat.stop_ids), None)
+        text = lm.tokenizer.decode(row[:end], skip_special_tokens=True)
+        answers.append(Generation(text.strip(), end is not None))
+    return answers

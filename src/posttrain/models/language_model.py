@@ -1,0 +1,128 @@
+"""A causal language model with its tokenizer and the task that it is asked to do."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.models.chat import Chat, Encoded
+from posttrain.models.task import TaskConfig, Turns
+from posttrain.store.errors import UserError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+# Plain ChatML, for base models whose tokenizer brings no template.
+_CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@dataclass
+class LanguageModel:
+    """A transformers causal language model, its tokenizer and its task."""
+
+    model: Any
+    tokenizer: Any
+    task: TaskConfig
+    chat: Chat = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.tokenizer.chat_template:
+            self.tokenizer.chat_template = _CHATML
+        self.chat = Chat(self.tokenizer, frozenset(stop_tokens(self.model, self.tokenizer)))
+
+    def prompt_ids(self, prompt: Turns) -> list[int]:
+        """Token ids of a record's prompt as the model is shown it."""
+        return self.chat.prompt_ids(self.task.turns(prompt))
+
+    def answer_ids(self, answer: str) -> list[int]:
+        """Token ids of an answer with its stop token."""
+        return self.chat.answer_ids(answer)
+
+    def encode(self, prompt: Turns, answer: str) -> Encoded:
+        """A training example: prompt and answer with the mask of supervised tokens."""
+        return self.chat.encode(self.task.turns(prompt), answer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.model.parameters()).device
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The model without its output head; returns hidden states."""
+        return self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocabulary] in float32 of hidden states [..., width], as the model's own head gives them."""
+        config = self.model.config.get_text_config()
+        logits = self.model.get_output_embeddings()(hidden).float()
+        if scale := getattr(config, "logit_scale", None):  # Cohere multiplies
+            logits = logits * scale
+        if scale := getattr(config, "logits_scaling", None):  # Granite divides
+            logits = logits / scale
+        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma 2
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """Ids of the tokens that end an answer: the generation config's and the tokenizer's."""
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    ids = set(eos) if isinstance(eos, list) else {eos}
+    ids.add(tokenizer.eos_token_id)
+    return {token for token in ids if token is not None}
+
+
+def load(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageModel:
+    """Load a model in Hugging Face layout.
+
+    Args:
+        folder: a local folder with ``config.json``, safetensors weights and a tokenizer.
+        task: what the model is asked to do.
+        dtype: one of ``bfloat16``, ``float32``, ``float16``.
+
+    Raises:
+        UserError: if the folder holds no causal language model.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    check_folder(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPES[dtype], use_safetensors=True, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"no causal language model: {_first_line(error)}", where=str(folder)) from None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return LanguageModel(model.to(device).eval(), tokenizer, task)
+
+
+def save(model: LanguageModel, folder: Path, dtype: str = "bfloat16") -> None:
+    """Write the model in Hugging Face layout, weights as safetensors in ``dtype``."""
+    model.model.to(DTYPES[dtype]).save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise a UserError unless the folder looks like a Hugging Face causal language model with safe weights."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise UserError("is no model: it holds no config.json", where=str(folder))
+    try:
+        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError):
+        raise UserError("is no model: config.json cannot be read", where=str(folder)) from None
+    if not kind:
+        raise UserError("is no model: config.json names no model_type", where=str(folder))
+    if not any(folder.glob("*.safetensors")):
+        raise UserError("holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

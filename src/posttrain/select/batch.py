@@ -1,0 +1,116 @@
+"""The batch that goes to the annotators: focus, strategy and exploration put together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.select.config import SelectConfig
+from posttrain.select.focus import near_hard_cases, of_worst_classes
+from posttrain.select.select import select
+
+BATCH = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("reason", pa.string()),  # explore, focus, strategy or cold_start
+        pa.field("rank", pa.int32()),  # 1 is the first to label
+        pa.field("uncertainty", pa.float64()),  # entropy in nats
+        pa.field("predicted", pa.string()),
+    ]
+)
+
+
+def choose(
+    config: SelectConfig,
+    scores: pa.Table,
+    n: int,
+    seed: int,
+    *,
+    worst_classes: Sequence[str] = (),
+    hard_cases: np.ndarray | None = None,
+    cold: bool,
+) -> pa.Table:
+    """Choose the next records to label.
+
+    Cold, the whole batch covers the pool by ``config.cold_start``. Warm, ``config.explore`` of it is drawn
+    uniformly from the whole pool (so that a model that is wrong about what it knows is still corrected, and
+    the drawn part is an unbiased sample of the pool), ``config.focus`` is chosen by the strategy among
+    records near what evaluation found weakest, and the rest by the strategy among all others. What one part
+    cannot fill goes to the strategy.
+
+    Args:
+        config: the config section ``select``.
+        scores: the table of ``score_pool``; its row order does not matter.
+        n: records wanted; all when the table has fewer.
+        seed: fixes every draw.
+        worst_classes: labels on which the champion is weakest.
+        hard_cases: float [H, D] embeddings, by the scoring model, of records that it gets wrong.
+        cold: whether no champion has been trained yet.
+
+    Returns:
+        Table with the schema ``BATCH``, best first within each reason: focus, strategy, explore.
+    """
+    table = scores.sort_by("id")
+    columns = score_columns(table)
+    wanted = min(n, table.num_rows)
+    taken = np.zeros(table.num_rows, bool)
+    parts: dict[str, np.ndarray] = {}
+
+    def take(reason: str, strategy: str, count: int, allowed: np.ndarray | None = None) -> None:
+        barred = taken if allowed is None else taken | ~allowed
+        parts[reason] = select(strategy, columns, count, seed, barred)
+        taken[parts[reason]] = True
+
+    if cold:
+        take("cold_start", config.cold_start, wanted)
+    else:
+        # Exploration is drawn first, from everything, or it would only sample what the others left.
+        take("explore", "random", round(config.explore * wanted))
+        take(
+            "focus",
+            config.strategy,
+            round(config.focus * wanted),
+            _weak(table, columns, worst_classes, hard_cases),
+        )
+        take("strategy", config.strategy, wanted - int(taken.sum()))
+    return _batch(table, {reason: parts[reason] for reason in _ORDER if reason in parts})
+
+
+_ORDER = ("cold_start", "focus", "strategy", "explore")
+
+
+def score_columns(scores: pa.Table) -> dict[str, np.ndarray]:
+    """The numeric columns of a score table as ``select`` takes them."""
+    embeddings = scores["embedding"].combine_chunks()
+    width = scores.schema.field("embedding").type.list_size
+    columns = {name: scores[name].to_numpy() for name in ("entropy", "least_confidence", "margin")}
+    return {**columns, "embeddings": embeddings.flatten().to_numpy().reshape(-1, width)}
+
+
+def _weak(
+    table: pa.Table,
+    columns: dict[str, np.ndarray],
+    worst_classes: Sequence[str],
+    hard_cases: np.ndarray | None,
+) -> np.ndarray:
+    predicted = np.array(table["predicted"].to_pylist(), dtype=object)
+    runner_up = np.array(table["runner_up"].to_pylist(), dtype=object)
+    weak = of_worst_classes(predicted, runner_up, worst_classes)
+    if hard_cases is not None:
+        weak |= near_hard_cases(columns["embeddings"], hard_cases)
+    return weak
+
+
+def _batch(table: pa.Table, parts: dict[str, np.ndarray]) -> pa.Table:
+    rows = np.concatenate([np.empty(0, np.int64), *parts.values()])
+    chosen = table.take(pa.array(rows))
+    return pa.table(
+        {
+            "id": chosen["id"],
+            "reason": [reason for reason, part in parts.items() for _ in part],
+            "rank": np.arange(1, len(rows) + 1, dtype=np.int32),
+            "uncertainty": chosen["entropy"],
+            "predicted": chosen["predicted"],
+        },
+        schema=BATCH,
+    )

@@ -1,0 +1,65 @@
+"""Choose which rows of a score table are worth a label."""
+
+from typing import Any
+
+import numpy as np
+
+from posttrain.select.strategies import STRATEGIES, Scores, nearest_strategy
+from posttrain.store.errors import UserError
+
+
+def select(
+    strategy: str, scores: Scores, n: int, seed: int = 0, labelled: np.ndarray | None = None, **options: Any
+) -> np.ndarray:
+    """Row indices of the records to label next.
+
+    A pure function: the same call gives the same rows. Ties are broken by row order, whatever the seed.
+
+    Args:
+        strategy: a name in ``STRATEGIES``.
+        scores: columns with one entry a row: ``probabilities`` float [N, K], ``embeddings`` float [N, D],
+            or the measures ``entropy``, ``least_confidence``, ``margin`` float [N]. What a strategy does
+            not need may be missing; at least one column is there.
+        n: rows wanted; all free rows when there are fewer.
+        seed: of whatever the strategy draws.
+        labelled: bool [N], rows that are never returned.
+        options: the strategy's own.
+
+    Returns:
+        int64 [min(n, free rows)] distinct row indices, best first.
+
+    Raises:
+        UserError: for an unknown strategy or option, a missing column, columns of different lengths, or n <
+            0.
+    """
+    if strategy not in STRATEGIES:
+        raise UserError(f"no strategy `{strategy}`", fix=f"did you mean `{nearest_strategy(strategy)}`?")
+    if n < 0:
+        raise UserError(f"cannot select {n} records", fix="ask for none or more")
+    free = _free_rows(scores, labelled)
+    wanted = min(n, len(free))
+    if wanted == 0:
+        return np.empty(0, np.int64)
+    rows = {name: np.asarray(values)[free] for name, values in scores.items()}
+    try:
+        chosen = STRATEGIES[strategy](rows, wanted, seed, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UserError(f"strategy `{strategy}`: {str(error).split(') ')[-1]}") from None
+    return free[np.asarray(chosen, np.int64)]
+
+
+def _free_rows(scores: Scores, labelled: np.ndarray | None) -> np.ndarray:
+    lengths = {name: len(values) for name, values in scores.items()}
+    if labelled is not None:
+        lengths["labelled"] = len(labelled)
+    if not scores:
+        raise UserError("the score table has no column")
+    if len(set(lengths.values())) > 1:
+        sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"score columns differ in length: {sizes}")
+    rows = next(iter(lengths.values()))
+    if labelled is None:
+        return np.arange(rows, dtype=np.int64)
+    return np.flatnonzero(~np.asarray(labelled, bool)).astype(np.int64)

@@ -1,0 +1,88 @@
+"""The artifacts that the database knows, and what made and used them."""
+
+from typing import Any
+
+from sqlalchemy import RowMapping, select
+
+from posttrain.store.artifacts import Artifact
+from posttrain.store.clock import now
+from posttrain.store.database import Database, insert_new
+from posttrain.store.errors import UserError
+from posttrain.store.records import ArtifactRow
+from posttrain.store.tables import artifacts, names, runs
+
+
+class ArtifactRows(Database):
+    """Artifacts by id and kind."""
+
+    def add_artifact(self, artifact: Artifact) -> None:
+        """Make a committed artifact known; nothing happens if it is."""
+        row = {
+            "id": artifact.id,
+            "kind": artifact.kind,
+            "meta": artifact.meta,
+            "size": artifact.size,
+            "files": len(artifact.files),
+            "created_at": now(),
+        }
+        with self.transaction() as connection:
+            insert_new(connection, artifacts, row)
+
+    def artifact(self, id: str) -> ArtifactRow | None:
+        """The artifact's row, or None."""
+        with self.reading() as connection:
+            row = connection.execute(select(artifacts).where(artifacts.c.id == id)).mappings().first()
+        return _artifact(row) if row else None
+
+    def artifacts(self, kind: str | None = None) -> list[ArtifactRow]:
+        """All artifacts (of a kind), by id."""
+        query = select(artifacts).order_by(artifacts.c.id)
+        if kind is not None:
+            query = query.where(artifacts.c.kind == kind)
+        with self.reading() as connection:
+            return [_artifact(row) for row in connection.execute(query).mappings()]
+
+    def resolve(self, text: str) -> str:
+        """The full id that ``text`` stands for.
+
+        Args:
+            text: an id of an artifact or a run, the beginning of one (with or without its kind), or
+                ``name@v3``.
+
+        Raises:
+            UserError: nothing, or more than one thing, is meant.
+        """
+        found = self._named(text) or self._beginning(text)
+        if not found:
+            raise UserError(f"nothing here is called `{text}`", fix="posttrain status lists what there is")
+        if len(found) > 1:
+            shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+            raise UserError(f"`{text}` could be {shown}", fix="give more of the id")
+        return found[0]
+
+    def _named(self, text: str) -> list[str]:
+        name, separator, version = text.rpartition("@v")
+        if not separator or not (version.isascii() and version.isdigit() and len(version) < 9):
+            return []
+        query = select(names.c.artifact_id).where(names.c.name == name, names.c.version == int(version))
+        with self.reading() as connection:
+            return list(connection.scalars(query))
+
+    def _beginning(self, text: str) -> list[str]:
+        if not text:
+            return []
+        found: list[str] = []
+        with self.reading() as connection:
+            for column in (artifacts.c.id, runs.c.id):
+                with_kind = column.startswith(text, autoescape=True)
+                without_kind = column.contains(f"-{text}", autoescape=True)
+                found += connection.scalars(select(column).where(with_kind | without_kind))
+        if text in found:
+            return [text]
+        # SQLite's LIKE takes upper and lower case for the same.
+        return sorted(id for id in found if id.startswith(text) or id.partition("-")[2].startswith(text))
+
+
+def _artifact(row: RowMapping) -> ArtifactRow:
+    values: dict[str, Any] = dict(row)
+    return ArtifactRow(**values)

@@ -1,0 +1,124 @@
+"""Writing that survives a crash, and the disk's refusals as one clear line."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from posttrain.store.errors import UserError
+
+_REFUSALS = {
+    errno.ENOSPC: ("no space left on device", "free some space and run the same command again"),
+    errno.EDQUOT: ("disk quota exceeded", "free some space and run the same command again"),
+    errno.EFBIG: ("file too large for this file system or its limits", "raise the limit (ulimit -f)"),
+    errno.EROFS: ("read-only file system", "use a folder that can be written to"),
+    errno.EACCES: ("permission denied", "check who may read and write it"),
+    errno.EPERM: ("operation not permitted", "check who may read and write it"),
+}
+# Libraries that write in native code raise their own error types, with the system's words in the message.
+_FULL_IN_WORDS = (
+    "No space left on device",
+    "os error 28",  # safetensors
+    "PytorchStreamWriter failed writing",  # torch.save, which drops the system's reason
+    "unexpected pos",  # torch.save, when it closes the file it could not write
+)
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Turn a full disk, a read-only file system and missing permissions into a ``UserError``.
+
+    Args:
+        place: what is written; named in the error unless the system names the file itself.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    try:
+        yield
+    except Exception as error:
+        if refusal := refused(error, place):
+            raise refusal from error
+        raise
+
+
+def refused(error: BaseException, place: Path) -> UserError | None:
+    """The ``UserError`` that stands for ``error`` if the disk refused a write, else None."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None and any(words in str(error) for words in _FULL_IN_WORDS):
+        code = errno.ENOSPC
+    if code not in _REFUSALS:
+        return None
+    what, fix = _REFUSALS[code]
+    name = getattr(error, "filename", None)
+    return UserError(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(place), fix=fix)
+
+
+def sync_file(path: Path) -> None:
+    """Have the file's bytes on the disk before returning."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Have the folder's names (new, renamed, removed files) on the disk before returning."""
+    if os.name == "nt":
+        return  # Windows opens no folders, and journals their names itself
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    with writing(path):
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all in it; nothing happens if it is not there."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        if path.exists():  # somebody else removed files at the same time
+            remove_tree(path)
+
+
+def folder_files(folder: Path) -> dict[str, Path]:
+    """Every file below ``folder`` by its POSIX path relative to it, sorted.
+
+    Raises:
+        ValueError: something in it is neither a file nor a folder, such as a symbolic link.
+    """
+    files = {}
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(parent, name)
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise ValueError(f"{path}: neither a file nor a folder; an artifact holds nothing else")
+        for name in names:
+            path = Path(parent, name)
+            files[path.relative_to(folder).as_posix()] = path
+    return dict(sorted(files.items()))

@@ -1,0 +1,51 @@
+"""Canonical JSON and the digests made of it: equal content, equal digest, on every machine."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one JSON text of ``value``: keys sorted, no spaces, ASCII; tuples are written as lists.
+
+    Raises:
+        TypeError: something in ``value`` has no JSON form, such as a NumPy integer or a key that is no
+            string; the message names its place.
+        ValueError: a number is not finite.
+    """
+    _check(value, "value")
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode()
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of ``value``, 64 hex characters."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, 64 hex characters."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(value: Any, place: str) -> None:
+    if isinstance(value, Mapping):
+        if not isinstance(value, dict):
+            raise TypeError(f"{place}: {type(value).__name__} has no JSON form")
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{place}: key {key!r} is no string")
+            _check(inner, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check(inner, f"{place}[{index}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{place}: {value} is not finite")
+    elif value is not None and not isinstance(value, str | bool | int):
+        raise TypeError(f"{place}: {type(value).__name__} has no JSON form")

@@ -1,0 +1,49 @@
+"""One process at a time works in a workspace; the kernel lets go when it dies, however it dies."""
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from posttrain.store.clock import now
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically, writing
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``; who holds it stands in a file of the same name with ``.json``.
+
+    Raises:
+        UserError: another process holds it; names its id, its host and since when.
+    """
+    lock = FileLock(path, timeout=0, thread_local=False)
+    note = path.with_name(f"{path.name}.json")
+    try:
+        with writing(path):
+            lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"another posttrain works in this workspace ({_holder(note)})",
+            where=str(path.parent.parent),
+            fix="wait for it to end, or end it",
+        ) from None
+    try:
+        holder = {"pid": os.getpid(), "host": platform.node(), "since": now().isoformat(timespec="seconds")}
+        write_atomically(note, json.dumps(holder).encode())
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(note: Path) -> str:
+    try:
+        holder = json.loads(note.read_bytes())
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "it has just started"

@@ -1,0 +1,1 @@
+"""The metadata database's history, one file a change; run by `posttrain.store.database.Database.upgrade`."""

@@ -1,0 +1,16 @@
+"""How Alembic migrates: inside the transaction that it is handed, so that a kill leaves the old version."""
+
+from alembic import context
+
+from posttrain.store.database import VERSION_TABLE
+from posttrain.store.tables import schema
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=schema,
+    version_table=VERSION_TABLE,
+    render_as_batch=connection.dialect.name == "sqlite",
+)
+with context.begin_transaction():
+    context.run_migrations()

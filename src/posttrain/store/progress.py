@@ -1,0 +1,109 @@
+"""Progress of long work: a bar with rate and time left on a terminal, plain log lines elsewhere."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Task as BarTask
+from rich.text import Text
+
+log = logging.getLogger("posttrain")
+
+Advance = Callable[[int], None]
+
+_LOG_EVERY_SECONDS = 15.0
+
+
+_open_tasks = 0
+_seconds: dict[str, float] = {}
+
+
+@contextmanager
+def task(description: str, total: int, unit: str = "it") -> Iterator[Advance]:
+    """Show the progress of ``total`` units of work, and count the time that it takes.
+
+    Within another task nothing is shown or counted: the outer one stands for both.
+
+    Yields:
+        A function that takes the number of units just finished.
+    """
+    global _open_tasks
+    if _open_tasks:
+        yield lambda count: None
+        return
+    show = _bar if sys.stderr.isatty() and total > 1 else _lines
+    start = time.monotonic()
+    _open_tasks += 1
+    try:
+        with show(description, total, unit) as advance:
+            yield advance
+    finally:
+        _open_tasks -= 1
+        _seconds[description] = _seconds.get(description, 0.0) + time.monotonic() - start
+
+
+def take_seconds() -> dict[str, float]:
+    """Seconds spent in each task since the last call, by description."""
+    taken = dict(_seconds)
+    _seconds.clear()
+    return taken
+
+
+class _Rate(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: BarTask) -> Text:
+        return Text(f"{task.speed or 0:.1f} {self.unit}/s")
+
+
+@contextmanager
+def _bar(description: str, total: int, unit: str) -> Iterator[Advance]:
+    from rich.console import Console
+
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(description, total=total)
+        yield lambda count: bars.advance(bar, count)
+
+
+@contextmanager
+def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
+    start = last = time.monotonic()
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done, last
+        done += count
+        now = time.monotonic()
+        if now - last >= _LOG_EVERY_SECONDS and 0 < done < total:
+            last = now
+            rate = done / (now - start)
+            log.info(
+                "  %s: %d/%d, %.1f %s/s, %.0f s left",
+                description,
+                done,
+                total,
+                rate,
+                unit,
+                (total - done) / rate,
+            )
+
+    yield advance

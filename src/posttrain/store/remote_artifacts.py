@@ -1,0 +1,207 @@
+"""Artifacts behind an fsspec URL: the manifest is uploaded last and is the commit mark."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from posttrain.store.artifacts import (
+    MANIFEST,
+    Artifact,
+    ArtifactStore,
+    checked_manifest,
+    damaged,
+    each_id,
+    find_problems,
+    is_id,
+    missing,
+)
+from posttrain.store.errors import DamagedArtifact, UserError, WorkError
+from posttrain.store.files import writing
+from posttrain.store.local_artifacts import LocalArtifacts
+
+log = logging.getLogger("posttrain")
+
+_INSTALL = {
+    "s3": "pip install 'posttrain[s3]'",
+    "s3a": "pip install 'posttrain[s3]'",
+    "gs": "pip install gcsfs",
+}
+
+
+class RemoteArtifacts(ArtifactStore):
+    """Artifacts below an fsspec URL, with local copies of those that this workspace has made or read.
+
+    Credentials, region and endpoint come from the environment, for S3 as every AWS tool reads them
+    (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ``AWS_ENDPOINT_URL`` ...).
+    """
+
+    def __init__(self, url: str, home: Path) -> None:
+        super().__init__(home / "tmp")
+        self.url = url.rstrip("/")
+        self._protocol = url.partition("://")[0]
+        self._files = _file_system(self._protocol)
+        self._root = str(self._files._strip_protocol(self.url))
+        self._copies = LocalArtifacts(home / "cache", home / "tmp")
+        self._damaged: set[str] = set()
+        self._errors = _errors(self._protocol)
+
+    def publish(self, folder: Path, artifact: Artifact) -> None:
+        if artifact.id in self._damaged or self._size_problems(artifact):
+            with self._reaching():
+                for name in (*artifact.files, MANIFEST):
+                    self._files.put_file(str(folder / name), self._at(artifact.id, name))
+            self._damaged.discard(artifact.id)
+        self._copies.publish(folder, artifact)
+
+    def exists(self, id: str) -> bool:
+        if not is_id(id):
+            return False
+        with self._reaching():
+            return bool(self._files.exists(self._at(id, MANIFEST)))
+
+    def get(self, id: str) -> Artifact:
+        if not is_id(id):
+            raise missing(id, self.url)
+        with self._reaching():
+            try:
+                content = self._files.cat_file(self._at(id, MANIFEST))
+            except FileNotFoundError:
+                raise missing(id, self.url) from None
+        return checked_manifest(id, content)
+
+    def path(self, id: str) -> Path:
+        if self._copies.exists(id):
+            try:
+                return self._copies.path(id)
+            except DamagedArtifact as error:
+                log.warning("%s; downloading it again", error)
+                self._copies.delete(id)
+        artifact = self.get(id)
+        with self._copies.stage() as folder:
+            self._download(artifact, folder)
+            if problems := find_problems(folder, artifact):
+                self._damaged.add(id)
+                raise damaged(id, problems)
+            # Not synced: a copy that a power cut damages is found out by its checksums and downloaded again.
+            with writing(folder):
+                (folder / MANIFEST).write_bytes(artifact.manifest)
+            self._copies.publish(folder, artifact)
+        return self._copies.path(id)
+
+    def ids(self) -> list[str]:
+        with self._reaching():
+            try:
+                found = self._files.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
+        return [
+            id for id in each_id(name.rstrip("/").rpartition("/")[2] for name in found) if self.exists(id)
+        ]
+
+    def delete(self, id: str) -> None:
+        self._copies.delete(id)
+        if not self.exists(id):
+            return
+        with self._reaching():
+            # Without its manifest the artifact is gone, whatever happens to the rest.
+            self._files.rm_file(self._at(id, MANIFEST))
+            for name in self._files.find(f"{self._root}/{id}"):
+                self._files.rm_file(name)
+
+    def verify(self, id: str) -> list[str]:
+        try:
+            artifact = self.get(id)
+        except DamagedArtifact as error:
+            return [str(error)]
+        problems = self._size_problems(artifact)
+        with self._reaching():
+            for name, entry in artifact.files.items():
+                if any(problem.startswith(f"{name} ") for problem in problems):
+                    continue
+                with self._files.open(self._at(id, name), "rb") as file:
+                    checksum = hashlib.sha256()
+                    while block := file.read(8 << 20):
+                        checksum.update(block)
+                if checksum.hexdigest() != entry.sha256:
+                    problems.append(f"{name} differs from its checksum")
+        if problems:
+            self._damaged.add(id)
+        return problems
+
+    def _size_problems(self, artifact: Artifact) -> list[str]:
+        """What is missing or has the wrong size, found without reading the files."""
+        with self._reaching():
+            found = self._files.find(f"{self._root}/{artifact.id}", detail=True)
+        sizes = {
+            name.removeprefix(f"{self._root}/{artifact.id}/"): info["size"] for name, info in found.items()
+        }
+        if sizes.get(MANIFEST) != len(artifact.manifest):
+            return [f"{MANIFEST} is missing"]
+        problems = []
+        for name, entry in artifact.files.items():
+            if name not in sizes:
+                problems.append(f"{name} is missing")
+            elif sizes[name] != entry.size:
+                problems.append(f"{name} has {sizes[name]} bytes instead of {entry.size}")
+        problems += [
+            f"{name} does not belong to it" for name in sizes if name not in {MANIFEST, *artifact.files}
+        ]
+        return problems
+
+    def _download(self, artifact: Artifact, folder: Path) -> None:
+        for name in artifact.files:
+            target = folder / name
+            with writing(folder):
+                target.parent.mkdir(parents=True, exist_ok=True)
+            with self._reaching(), writing(folder):
+                try:
+                    self._files.get_file(self._at(artifact.id, name), str(target))
+                except FileNotFoundError:
+                    target.unlink(missing_ok=True)  # `find_problems` names it
+
+    def _at(self, id: str, name: str) -> str:
+        return f"{self._root}/{id}/{name}"
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Turn the remote side's refusals into one line."""
+        try:
+            yield
+        except PermissionError as error:
+            raise UserError(
+                f"access denied ({error})", where=self.url, fix="check the credentials"
+            ) from error
+        except FileNotFoundError as error:
+            raise UserError(f"not found ({error})", where=self.url, fix="make the bucket first") from error
+        except self._errors as error:
+            raise WorkError(f"{self.url}: the artifact store cannot be reached ({error})") from error
+
+
+def _file_system(protocol: str) -> Any:
+    import fsspec
+
+    # A listing that is remembered would hide what another process has committed meanwhile.
+    try:
+        return fsspec.filesystem(protocol, use_listings_cache=False)
+    except ImportError as error:
+        raise UserError(
+            f"`{protocol}://` needs a package that is not installed ({error})",
+            where="store.artifacts",
+            fix=_INSTALL.get(protocol, f"install the fsspec package for {protocol}"),
+        ) from None
+    except ValueError:
+        raise UserError(
+            f"`{protocol}://` is not known", where="store.artifacts", fix="such as s3://bucket"
+        ) from None
+
+
+def _errors(protocol: str) -> tuple[type[Exception], ...]:
+    """What a file system of this protocol raises."""
+    if protocol not in ("s3", "s3a"):
+        return (OSError,)
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return OSError, BotoCoreError, ClientError

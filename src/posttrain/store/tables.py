@@ -1,0 +1,143 @@
+"""The metadata database's tables. A change here needs a new file in ``migrations/versions``."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+
+from posttrain.store.records import ACTIONS, HOOK_STATUSES, ROUND_STATUSES, RUN_STATUSES
+
+schema = MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class Time(TypeDecorator[datetime]):
+    """A moment, in UTC whatever the database thinks of time zones."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.astimezone(UTC) if value else None
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _document(name: str, nullable: bool = False) -> Column[Any]:
+    return Column(name, JSON(none_as_null=True), nullable=nullable)
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    return CheckConstraint(f"{column} IN ({', '.join(repr(value) for value in values)})", name=column)
+
+
+artifacts = Table(
+    "artifacts",
+    schema,
+    Column("id", String(100), primary_key=True),
+    Column("kind", String(80), nullable=False, index=True),
+    _document("meta"),
+    Column("size", BigInteger, nullable=False),
+    Column("files", Integer, nullable=False),
+    Column("created_at", Time, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    schema,
+    # The order of runs, which clocks cannot be trusted with.
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("id", String(40), nullable=False, unique=True),
+    Column("stage", String(80), nullable=False),
+    Column("key", String(64), nullable=False, index=True),
+    Column("round", Integer, index=True),
+    Column("status", String(10), nullable=False, index=True),
+    Column("seed", BigInteger, nullable=False),
+    _document("config"),
+    # The artifact about to be published: what a run killed at that moment has to show for its work.
+    Column("sealed", String(100)),
+    Column("output", ForeignKey("artifacts.id"), index=True),
+    Column("code_version", String(80), nullable=False),
+    _document("environment"),
+    Column("started_at", Time, nullable=False),
+    Column("finished_at", Time),
+    Column("seconds", Float),
+    _document("detail"),
+    Column("error", Text),
+    _one_of("status", RUN_STATUSES),
+)
+
+run_inputs = Table(
+    "run_inputs",
+    schema,
+    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    # No foreign key: an input may lie outside the store, such as a file known by its digest.
+    Column("artifact_id", String(200), nullable=False, index=True),
+)
+
+rounds = Table(
+    "rounds",
+    schema,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("status", String(10), nullable=False),
+    Column("champion_before", String(100)),
+    Column("candidate", String(100)),
+    _document("decision", nullable=True),
+    _document("detail"),
+    Column("started_at", Time, nullable=False),
+    Column("finished_at", Time),
+    Column("seconds", Float),
+    _one_of("status", ROUND_STATUSES),
+)
+
+deployments = Table(
+    "deployments",
+    schema,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("model_id", String(100), nullable=False),
+    Column("round", Integer),
+    Column("action", String(10), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("hook", String(10), nullable=False),
+    _one_of("action", ACTIONS),
+    _one_of("hook", HOOK_STATUSES),
+)
+
+names = Table(
+    "names",
+    schema,
+    Column("name", String(200), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("artifact_id", ForeignKey("artifacts.id"), nullable=False),
+    Column("parent", ForeignKey("artifacts.id")),
+    Column("created_at", Time, nullable=False),
+    UniqueConstraint("name", "artifact_id"),
+)

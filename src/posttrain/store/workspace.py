@@ -1,0 +1,182 @@
+"""A workspace: a folder with ``posttrain.yaml`` and, in ``.posttrain``, everything the program keeps."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from posttrain import __version__
+from posttrain.store.artifacts import ArtifactStore, open_artifacts
+from posttrain.store.config import StoreConfig, expand
+from posttrain.store.errors import UserError
+from posttrain.store.files import remove_tree, sync_folder, write_atomically, writing
+from posttrain.store.lock import exclusive
+from posttrain.store.metadata import Metadata
+
+FORMAT = 1  # of the folder's layout; the database counts its own versions
+
+
+class Workspace:
+    """An open workspace; made by `create` or `open`, given back by `close` or at the end of a ``with`` block.
+
+    Attributes:
+        root: the workspace's folder.
+        home: ``root/.posttrain``.
+    """
+
+    def __init__(self, root: Path, metadata: Metadata, artifacts: ArtifactStore) -> None:
+        self.root = root
+        self.home = root / ".posttrain"
+        self.metadata = metadata
+        self.artifacts = artifacts
+
+    @staticmethod
+    def create(root: Path, config: StoreConfig = StoreConfig()) -> "Workspace":  # noqa: B008
+        """Make ``root`` a workspace, or open it if it is one.
+
+        Raises:
+            UserError: the disk refused, or the database or the artifact store does.
+        """
+        root = root.absolute()
+        home = root / ".posttrain"
+        if (home / "format.json").exists():
+            _check_format(home)
+            _check_writable(home)
+        with writing(home):
+            (home / "scratch").mkdir(parents=True, exist_ok=True)
+            (home / "tmp").mkdir(exist_ok=True)
+            if config.artifacts is None:
+                (home / "artifacts").mkdir(exist_ok=True)
+        artifacts = _artifacts(home, config)
+        metadata = Metadata(_database_url(home, config), create=True)
+        if not (home / "format.json").exists():
+            # The last file to be written: before it there is no workspace.
+            write_atomically(
+                home / "format.json", json.dumps({"format": FORMAT, "made_by": __version__}).encode()
+            )
+        return Workspace(root, metadata, artifacts)
+
+    @staticmethod
+    def open(root: Path, config: StoreConfig = StoreConfig(), *, write: bool = True) -> "Workspace":  # noqa: B008
+        """Open a workspace.
+
+        Args:
+            write: False for verbs that only read; they work on a read-only disk too.
+
+        Raises:
+            UserError: there is no workspace here, a newer version wrote it, it cannot be written to (with
+                ``write``), or the database or the artifact store refuses.
+        """
+        root = root.absolute()
+        home = root / ".posttrain"
+        if not (home / "format.json").exists():
+            raise UserError("no workspace here", where=str(root), fix=f"posttrain init {root}")
+        _check_format(home)
+        if write:
+            _check_writable(home)
+        artifacts = _artifacts(home, config)
+        return Workspace(root, Metadata(_database_url(home, config), write=write), artifacts)
+
+    def close(self) -> None:
+        """Give back the database's connections."""
+        self.metadata.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the workspace for this process, and tidy up after one that was killed.
+
+        Raises:
+            UserError: another process holds it; names its id, its host and since when.
+        """
+        with exclusive(self.home / "lock"), self.metadata.exclusive():
+            self.metadata.fail_interrupted()
+            with writing(self.home):
+                self.artifacts.remove_abandoned()
+                for folder in self._scratch.glob("*"):
+                    if self.metadata.finished_run(folder.name):
+                        remove_tree(folder)
+            yield
+
+    def scratch(self, key: str) -> Path:
+        """The folder in which the stage under ``key`` keeps what it can resume from; survives kills.
+
+        Raises:
+            UserError: the disk refused.
+        """
+        folder = self._scratch / key
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def drop_scratch(self, key: str) -> None:
+        """Remove the scratch folder of ``key``."""
+        remove_tree(self._scratch / key)
+
+    @property
+    def _scratch(self) -> Path:
+        return self.home / "scratch"
+
+    @property
+    def champion_path(self) -> Path:
+        """A link to the champion's folder, or nothing before there is one."""
+        return self.home / "champion"
+
+    def link_champion(self, model_id: str) -> Path:
+        """Have `champion_path` lead to a model, in one step for whoever reads it; returns the path.
+
+        Raises:
+            DamagedArtifact: the model is missing or damaged; the link stays as it was.
+            UserError: the disk refused.
+        """
+        folder = self.artifacts.path(model_id)
+        # Relative, so that the workspace can be moved.
+        target = folder.relative_to(self.home) if folder.is_relative_to(self.home) else folder
+        new = self.home / "champion.new"
+        with writing(self.champion_path):
+            with suppress(FileNotFoundError):
+                new.unlink()
+            new.symlink_to(target, target_is_directory=True)
+            os.replace(new, self.champion_path)
+            sync_folder(self.home)
+        return self.champion_path
+
+
+def _check_format(home: Path) -> None:
+    path = home / "format.json"
+    try:
+        format = json.loads(path.read_bytes())["format"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError("damaged", where=str(path), fix=f'write {{"format": {FORMAT}}} into it') from None
+    if not isinstance(format, int) or format > FORMAT:
+        raise UserError(
+            f"written by a newer version of posttrain (format {format}, known up to {FORMAT})",
+            where=str(home.parent),
+            fix="pip install --upgrade posttrain",
+        )
+
+
+def _check_writable(home: Path) -> None:
+    for path in (home, *(home / name for name in ("scratch", "tmp", "artifacts", "store.db"))):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise UserError("read-only workspace", where=str(path), fix="use one that can be written to")
+
+
+def _database_url(home: Path, config: StoreConfig) -> str:
+    if config.database is None:
+        return f"sqlite:///{home / 'store.db'}"
+    return expand(config.database, "store.database")
+
+
+def _artifacts(home: Path, config: StoreConfig) -> ArtifactStore:
+    return open_artifacts(config.artifacts and expand(config.artifacts, "store.artifacts"), home)

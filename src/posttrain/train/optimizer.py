@@ -1,0 +1,102 @@
+"""AdamW on float32 master weights, gradients summed in float32."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.train.config import TrainConfig
+
+
+class MasterAdamW:
+    """AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101) for weights of any precision.
+
+    The optimiser steps float32 copies of the weights and rounds them back, so that updates smaller than a bfloat16
+    step are not lost. Each micro-batch's gradient is added to a float32 sum as soon as it is ready, and its low
+    precision original freed.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.masters = [weight if weight.dtype == torch.float32 else weight.detach().float() for weight in self.weights]
+        self.clip = config.clip
+        self._hooks = []
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if weight is not master:
+                master.grad = torch.zeros_like(master)
+                self._hooks.append(weight.register_post_accumulate_grad_hook(_add_to(master)))
+        decayed = set(_decayed(model))
+        groups = [
+            {"params": [m for n, m in zip(self.names, self.masters, strict=True) if n in decayed]},
+            {"params": [m for n, m in zip(self.names, self.masters, strict=True) if n not in decayed], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    @torch.no_grad()
+    def step(self, rate: float) -> float:
+        """Clip, step at the given rate, round back, and clear the gradients.
+
+        Returns:
+            The gradient's norm before clipping.
+        """
+        gradients = [master.grad for master in self.masters if master.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if norm > self.clip:
+            torch._foreach_mul_(gradients, self.clip / (norm + 1e-6))
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        self.adam.step()
+        torch._foreach_zero_(gradients)
+        self._round_back()
+        return norm
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def state(self) -> dict[str, Tensor]:
+        """Master weights and moments by parameter name, as they are (no copy)."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in zip(self.names, self.masters, strict=True):
+            tensors[f"master.{name}"] = master.detach()
+            tensors |= {f"{key}.{name}": value for key, value in self.adam.state[master].items()}
+        return tensors
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what ``state`` gave."""
+        for name, master in zip(self.names, self.masters, strict=True):
+            master.copy_(tensors[f"master.{name}"])
+            self.adam.state[master] = {
+                key: tensors[f"{key}.{name}"].to(master.device) for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+        self._round_back()
+
+    @torch.no_grad()
+    def _round_back(self) -> None:
+        rounded = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
+        if rounded:
+            torch._foreach_copy_([weight for weight, _ in rounded], [master for _, master in rounded])
+
+
+def _add_to(master: Tensor):  # type: ignore[no-untyped-def]
+    def add(weight: Tensor) -> None:
+        assert master.grad is not None and weight.grad is not None
+        master.grad.add_(weight.grad)
+        weight.grad = None
+
+    return add
+
+
+def _decayed(model: nn.Module) -> Iterable[str]:
+    """Names of the matrices in linear layers; norms, biases and embeddings are not decayed."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return (name for name, weight in model.named_parameters() if weight.ndim >= 2 and id(weight) not in embeddings)

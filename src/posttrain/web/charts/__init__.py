@@ -1,0 +1,23 @@
+"""Charts as inline SVG: pure functions, no scripts, nothing loaded, one style sheet for light and dark."""
+
+from posttrain.web.charts.bars import bars, seconds, stacked_bars
+from posttrain.web.charts.funnel import funnel
+from posttrain.web.charts.heat_map import heat_map
+from posttrain.web.charts.line import DECISIONS, CurvePoint, line_chart
+from posttrain.web.charts.lineage import Node, lineage
+from posttrain.web.charts.svg import chart_style, standalone
+
+__all__ = [
+    "DECISIONS",
+    "CurvePoint",
+    "Node",
+    "bars",
+    "chart_style",
+    "funnel",
+    "heat_map",
+    "line_chart",
+    "lineage",
+    "seconds",
+    "stacked_bars",
+    "standalone",
+]

@@ -1,0 +1,106 @@
+"""Horizontal bars: a number for each of many names, and the parts of a whole for a few."""
+
+from collections.abc import Mapping, Sequence
+
+from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
+
+SERIES = 8
+"""Colours that readers with any colour vision tell apart; later series share the last."""
+
+
+def bars(
+    rows: Sequence[tuple[str, float, str]],
+    title: str,
+    *,
+    width: int = 760,
+    full: float | None = None,
+    kind: str = "a",
+) -> str:
+    """One bar a row, in the order given.
+
+    Args:
+        rows: name, length and the words beside the bar.
+        full: the value of a bar that fills its track; the greatest value if left out.
+        kind: colour of the bars, ``a`` or ``b``.
+    """
+    if not rows:
+        return ""
+    names = min(max(len(name) for name, _, _ in rows) * LETTER + 8, 0.46 * width)
+    numbers = max(len(words) for _, _, words in rows) * LETTER + 10
+    room, step = width - names - numbers, 24 if len(rows) <= 32 else 18
+    most = full or max(value for _, value, _ in rows) or 1.0
+    drawn = []
+    for at, (name, value, words) in enumerate(rows):
+        y, length = at * step + 4, room * min(value / most, 1.0)
+        drawn += [
+            element(
+                "g",
+                tooltip(f"{name}: {words}"),
+                text(shortened(name, names - 4), names - 8, y + 13, "", "end"),
+                element("rect", x=names, y=y + 2, width=room, height=14, rx=3, class_="track"),
+                element("rect", x=names, y=y + 2, width=length, height=14, rx=3, class_=f"bar-{kind}"),
+                text(words, names + room + 8, y + 13, "strong"),
+            )
+        ]
+    return figure(width, len(rows) * step + 4, title, *drawn)
+
+
+def stacked_bars(
+    rows: Sequence[tuple[str, Mapping[str, float]]], series: Sequence[str], title: str, *, width: int = 760
+) -> str:
+    """One bar a row, divided into the series' seconds, with the row's total beside it.
+
+    Args:
+        rows: name and seconds by series; a series that is missing counts as none.
+        series: every series, in the order in which they stand in the bar and in the legend.
+    """
+    if not rows or not series:
+        return ""
+    totals = [sum(parts.get(name, 0.0) for name in series) for _, parts in rows]
+    names = max(len(name) for name, _ in rows) * LETTER + 8
+    numbers = max(len(seconds(total)) for total in totals) * LETTER + 14
+    room, step = width - names - numbers, 34
+    scale = room / (max(totals) or 1.0)
+    drawn = []
+    for at, ((name, parts), total) in enumerate(zip(rows, totals, strict=True)):
+        y, x = at * step + 6, names
+        drawn.append(text(name, names - 8, y + 16, "strong", "end"))
+        for number, stage in enumerate(series):
+            length = parts.get(stage, 0.0) * scale
+            told = tooltip(f"{name}, {stage}: {seconds(parts.get(stage, 0.0))}")
+            box = element(
+                "rect", told, x=x, y=y, width=length, height=22, class_=f"series-{min(number, SERIES - 1)}"
+            )
+            drawn += [box] if length > 0 else []
+            x += length
+        drawn.append(text(seconds(total), x + 8, y + 16, "strong"))
+    legend, height = _legend(series, len(rows) * step + 22, width)
+    return figure(width, height, title, *drawn, legend)
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it: ``0.4 s``, ``37 s``, ``1 min 12 s``, ``2 h 03 min``."""
+    if 0 < value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _legend(series: Sequence[str], top: float, width: float) -> tuple[str, float]:
+    drawn, x, y = [], 0.0, top
+    for number, name in enumerate(series):
+        room = 36 + LETTER * len(name)
+        if x and x + room > width:
+            x, y = 0.0, y + 22
+        drawn.append(
+            element(
+                "rect", x=x, y=y - 10, width=12, height=12, rx=2, class_=f"series-{min(number, SERIES - 1)}"
+            )
+        )
+        drawn.append(text(name, x + 18, y, "soft"))
+        x += room
+    return "".join(drawn), y + 10

@@ -1,0 +1,150 @@
+"""The learning curve: what each round reached, what the gate said, and what was deployed meanwhile."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from posttrain.web.charts.svg import LETTER, element, figure, text, ticks, tooltip
+
+DECISIONS = {
+    "baseline": "baseline",
+    "deploy": "deployed",
+    "refuse": "refused",
+    "collect_more": "more labels wanted",
+    "rollback": "rolled back",
+}
+"""What the gate can say, in the reader's words."""
+
+
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One round. ``value`` is the candidate's, ``champion`` that of the model deployed after the decision;
+    ``low`` and ``high`` bound the value (all in the chart's unit)."""
+
+    name: str
+    detail: str
+    value: float
+    champion: float | None
+    decision: str
+    low: float | None = None
+    high: float | None = None
+
+
+def line_chart(points: Sequence[CurvePoint], title: str, *, percent: bool = True, width: int = 760) -> str:
+    """Rounds from left to right; a mark a candidate, a step line for the champion, bars for the intervals.
+
+    Args:
+        percent: show the values, which are shares, as percentages from zero.
+        width: of the chart in pixels; the text keeps its size.
+    """
+    if not points:
+        return ""
+    legend = _Legend(points, width)
+    height = (340 if width >= 500 else 280) + legend.height
+    left, right, top = (56 if width >= 500 else 50), width - 28, 26
+    bottom = height - 56 - legend.height
+    known = [v for p in points for v in (p.value, p.champion, p.low, p.high) if v is not None]
+    marks = ticks(0 if percent else min(known), max(known), 5)
+    low, high = marks[0], marks[-1]
+
+    def x(at: float) -> float:
+        return left + (right - left) * (at + 0.5) / len(points)
+
+    def y(value: float) -> float:
+        share = (min(max(value, low), high) - low) / ((high - low) or 1)
+        return bottom - (bottom - top) * share
+
+    grid = [
+        element("line", x1=left, x2=right, y1=y(mark), y2=y(mark), class_="grid")
+        + text(_value(mark, percent, 0), left - 8, y(mark) + 4, "soft", "end")
+        for mark in marks
+    ]
+    every = max(1, -(-len(points) // max(int((right - left) / (84 if width >= 500 else 48)), 1)))
+    names = [
+        text(p.name, x(at), bottom + 20, "strong", "middle")
+        + text(p.detail, x(at), bottom + 37, "soft", "middle")
+        for at, p in enumerate(points)
+        if at % every == 0
+    ]
+    path = " ".join(f"{'L' if at else 'M'}{x(at):.1f} {y(p.value):.1f}" for at, p in enumerate(points))
+    line = element("path", d=path, class_="candidates")
+    marks_drawn = [_mark(p, x(at), y, percent) for at, p in enumerate(points)]
+    steps = _champion_steps(points, x, y, right)
+    content = [*grid, *names, steps, line, *marks_drawn, legend.at(left, bottom + 64)]
+    return figure(width, height, title, *content)
+
+
+def _champion_steps(points: Sequence[CurvePoint], x: Scale, y: Scale, right: float) -> str:
+    path, pen = [], "M"
+    for at, point in enumerate(points):
+        if point.champion is None:
+            continue
+        end = x(at + 1) if at + 1 < len(points) else right
+        path.append(f"{pen}{x(at):.1f} {y(point.champion):.1f}H{end:.1f}")
+        pen = "L"
+    return element("path", d=" ".join(path), class_="champion") if path else ""
+
+
+def _mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
+    value = _value(point.value, percent, 1)
+    told = f"{point.name}: {value}, {DECISIONS.get(point.decision, point.decision)}"
+    bar, above, lowest = "", y(point.value), y(point.value)
+    if point.low is not None and point.high is not None:
+        ends = y(point.low), y(point.high)
+        above, lowest = min(above, ends[1]), max(lowest, ends[0])
+        whiskers = "".join(
+            element("line", x1=x - 5, x2=x + 5, y1=end, y2=end, class_="error") for end in ends
+        )
+        bar = element("line", x1=x, x2=x, y1=ends[0], y2=ends[1], class_="error") + whiskers
+        told += f", 95% interval {_value(point.low, percent, 1)} to {_value(point.high, percent, 1)}"
+    below = point.decision in ("refuse", "rollback")  # there the champion's line is above
+    number = text(value, x, lowest + 24 if below else above - 12, "value", "middle")
+    return element("g", tooltip(told), bar, _symbol(point.decision, x, y(point.value)), number)
+
+
+def _symbol(decision: str, x: float, y: float) -> str:
+    """A mark that tells the decision by its shape as well as by its colour."""
+    if decision == "deploy":
+        return element("circle", cx=x, cy=y, r=6.5, class_="deploy")
+    if decision == "refuse":
+        cross = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
+        return element("circle", cx=x, cy=y, r=9, class_="halo") + element("path", d=cross, class_="refuse")
+    if decision == "rollback":
+        return element("path", d=f"M{x - 7:.1f} {y - 5:.1f}h14l-7 12z", class_="rollback")
+    if decision == "collect_more":
+        return element("path", d=f"M{x:.1f} {y - 8:.1f}l8 8l-8 8l-8 -8z", class_="collect")
+    return element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_="baseline")
+
+
+class _Legend:
+    """The marks that the chart uses, in as many rows as they need."""
+
+    def __init__(self, points: Sequence[CurvePoint], width: float) -> None:
+        used = [decision for decision in DECISIONS if any(point.decision == decision for point in points)]
+        names = [*((decision, DECISIONS[decision]) for decision in used), ("", "champion in use")]
+        self.rows: list[list[tuple[float, str, str]]] = [[]]
+        x = 0.0
+        for decision, name in names:
+            room = 34 + LETTER * len(name)
+            if x and x + room > width - 60:
+                self.rows.append([])
+                x = 0.0
+            self.rows[-1].append((x, decision, name))
+            x += room
+        self.height = 22 * len(self.rows) + 6
+
+    def at(self, left: float, top: float) -> str:
+        drawn = []
+        for row, entries in enumerate(self.rows):
+            y = top + 22 * row
+            for x, decision, name in entries:
+                line = element("line", x1=left + x - 2, x2=left + x + 14, y1=y, y2=y, class_="champion")
+                drawn.append(_symbol(decision, left + x + 6, y) if decision else line)
+                drawn.append(text(name, left + x + 20, y + 4, "soft"))
+        return "".join(drawn)
+
+
+def _value(value: float, percent: bool, digits: int) -> str:
+    return f"{100 * value:.{digits}f}%" if percent else f"{value:.4g}"

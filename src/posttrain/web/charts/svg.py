@@ -1,0 +1,76 @@
+"""What all charts share: SVG elements as strings, and the colours of both light and dark pages."""
+
+import math
+from html import escape
+from importlib.resources import files
+
+FONT_SIZE = 13
+LETTER = 8.0
+"""Width that one letter of chart text needs, in pixels; generous, so that text never runs over."""
+
+
+def element(tag: str, *content: str, **attributes: object) -> str:
+    """One SVG element. Content is markup, attributes are escaped: ``class_="a"``, ``text_anchor="end"``."""
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return f"<{tag}{written}>{''.join(content)}</{tag}>"
+
+
+def text(
+    words: str, x: float, y: float, class_: str = "", anchor: str = "start", **attributes: object
+) -> str:
+    """Text with its baseline at ``y``."""
+    return element("text", escape(words), x=x, y=y, class_=class_ or None, text_anchor=anchor, **attributes)
+
+
+def tooltip(words: str) -> str:
+    return element("title", escape(words))
+
+
+def figure(width: float, height: float, title: str, *content: str) -> str:
+    """A whole chart, named for screen readers, that is never wider than its place."""
+    return element(
+        "svg",
+        tooltip(title),
+        *content,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_number(width)} {_number(height)}",
+        width=width,
+        height=height,
+        role="img",
+        class_="chart",
+    )
+
+
+def standalone(svg: str) -> str:
+    """A chart as a file of its own, with its colours and a background."""
+    start = svg.index(">") + 1
+    background = element("rect", width="100%", height="100%", rx=8, class_="paper")
+    return f"{svg[:start]}<style>{chart_style()}</style>{background}{svg[start:]}\n"
+
+
+def chart_style() -> str:
+    """The style sheet of all charts, for light and dark."""
+    return files("posttrain.web").joinpath("templates", "charts.css").read_text("utf-8")
+
+
+def shortened(words: str, width: float, letter: float = LETTER) -> str:
+    """The words, cut with an ellipsis where they need more than ``width`` pixels."""
+    room = max(int(width / letter), 2)
+    return words if len(words) <= room else words[: room - 1] + "…"
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About ``count`` round numbers from at or below ``low`` to at or above ``high``."""
+    step = (high - low) / max(count, 1) or 1.0
+    size = 10 ** math.floor(math.log10(step))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(step * at, 10) for at in range(first, last + 1)]
+
+
+def _number(value: object) -> str:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)

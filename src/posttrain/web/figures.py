@@ -1,0 +1,140 @@
+"""The report's charts: each picks what it needs out of the report."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from posttrain.web.charts import (
+    CurvePoint,
+    bars,
+    funnel,
+    heat_map,
+    line_chart,
+    lineage,
+    stacked_bars,
+    standalone,
+)
+from posttrain.web.report_data import Report, RoundRow
+from posttrain.web.wording import is_share, metric_name, reason_text
+
+WIDE, NARROW = 760, 340
+"""Widths in pixels at which each chart is drawn; the page shows the one that fits."""
+
+_CLASSES = 20
+_CONFUSED_ROWS, _CONFUSED_COLUMNS = 8, 8
+
+
+def at_both_widths(draw: Callable[[int], str]) -> str:
+    """A chart for the desk and one for the phone, of which the style sheet shows one."""
+    wide = draw(WIDE)
+    return f'<div class="wide">{wide}</div><div class="narrow">{draw(NARROW)}</div>' if wide else ""
+
+
+def learning_curve_svg(report: Report) -> str:
+    """The learning curve as an SVG file of its own; empty while no round is evaluated."""
+    chart = learning_curve(report, WIDE)
+    return standalone(chart) if chart else ""
+
+
+def learning_curve(report: Report, width: int) -> str:
+    rounds = evaluated(report)
+    values = {row.number: row.metrics[report.metric] for row in rounds}
+    champions = champion_values(report)
+    points = [
+        CurvePoint(
+            name=f"round {row.number}" if width >= 500 else f"r{row.number}",
+            detail=f"{row.labels_total:,} labels" if width >= 500 else f"{row.labels_total:,}",
+            value=values[row.number],
+            champion=champions[row.number],
+            decision=row.decision or "open",
+            low=_bound(row, values[row.number], "low"),
+            high=_bound(row, values[row.number], "high"),
+        )
+        for row in rounds
+    ]
+    percent = all(is_share(report.metric, value) for value in values.values())
+    title = f"{metric_name(report.metric)} of each round's candidate and of the champion"
+    return line_chart(points, title, percent=percent, width=width)
+
+
+def _bound(row: RoundRow, value: float, side: str) -> float | None:
+    """The interval of the gain, moved to where the candidate stands."""
+    if row.interval is None:
+        return None
+    bound: float = getattr(row.interval, side)
+    return value - row.interval.difference + bound
+
+
+def champion_values(report: Report) -> dict[int, float | None]:
+    """The main metric of the model deployed after each evaluated round, as measured in its own round."""
+    stack: list[float] = []
+    values: dict[int, float | None] = {}
+    for row in evaluated(report):
+        if row.decision in ("baseline", "deploy"):
+            stack.append(row.metrics[report.metric])
+        elif row.decision == "rollback" and len(stack) > 1:
+            stack.pop()
+        values[row.number] = stack[-1] if stack else None
+    return values
+
+
+def evaluated(report: Report) -> list[RoundRow]:
+    """The rounds that have the main metric."""
+    return [row for row in report.rounds if report.metric in row.metrics]
+
+
+def label_counts(report: Report, width: int) -> str:
+    counts = sorted(report.label_counts.items(), key=lambda item: (-item[1], item[0]))
+    return bars([(label, count, f"{count:,}") for label, count in counts], "labels a class", width=width)
+
+
+def recall(report: Report, width: int) -> str:
+    worst = sorted(report.per_class, key=lambda row: (row.recall, -row.n, row.label))[:_CLASSES]
+    rows = [(row.label, row.recall, f"{100 * row.recall:.0f}% of {row.n}") for row in worst]
+    return bars(rows, "recall of each class, the worst first", width=width, full=1.0, kind="b")
+
+
+def confusion(report: Report, width: int) -> str:
+    """The most frequent confusions: rows and columns are taken in until the map is full."""
+    pairs = [pair for pair in report.confusion if pair.expected != pair.predicted and pair.count]
+    rows: list[str] = []
+    columns: list[str] = []
+    limit = _CONFUSED_COLUMNS if width >= 500 else 5
+    for pair in sorted(pairs, key=lambda pair: (-pair.count, pair.expected, pair.predicted)):
+        new_row, new_column = pair.expected not in rows, pair.predicted not in columns
+        if len(rows) + new_row <= _CONFUSED_ROWS and len(columns) + new_column <= limit:
+            rows += [pair.expected] if new_row else []
+            columns += [pair.predicted] if new_column else []
+    counts = {(pair.expected, pair.predicted): pair.count for pair in report.confusion}
+    counts |= {(row.label, row.label): round(row.recall * row.n) for row in report.per_class}
+    columns.sort(key=lambda column: rows.index(column) if column in rows else len(rows))
+    return heat_map(counts, rows, columns, "expected answers (rows) by given answers (columns)", width=width)
+
+
+def funnels(report: Report) -> Iterator[tuple[str, str]]:
+    """Each set's name and funnel."""
+    for name in dict.fromkeys(row.set for row in report.funnel):
+        rows = [row for row in report.funnel if row.set == name]
+        start = sum(row.count for row in rows if row.step == "in")
+        rejected = [
+            (reason_text(row.reason or row.step), row.count) for row in rows if row.step not in ("in", "kept")
+        ]
+        title = f"records of {name}: in, rejected by reason, kept"
+        yield name, at_both_widths(partial(_funnel, start, rejected, title))
+
+
+def _funnel(start: int, rejected: list[tuple[str, int]], title: str, width: int) -> str:
+    return funnel(start, rejected, title, width=width)
+
+
+def time_by_stage(report: Report, width: int) -> str:
+    fullest_first = sorted(report.rounds, key=lambda row: -len(row.seconds))
+    stages = list(dict.fromkeys(stage for row in fullest_first for stage in row.seconds))
+    rows = [
+        (f"round {row.number}" if width >= 500 else f"r{row.number}", row.seconds) for row in report.rounds
+    ]
+    return stacked_bars([row for row in rows if row[1]], stages, "time by stage in each round", width=width)
+
+
+def lineage_diagram(report: Report, width: int) -> str:
+    title = "files, dataset versions, models and deployments, joined to what they were made from"
+    return lineage(report.lineage_nodes, report.lineage_edges, title, width=width)

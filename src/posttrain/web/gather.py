@@ -1,0 +1,168 @@
+"""Everything that the report shows, read from a workspace."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from posttrain.evaluate.artifact import read_evaluation
+from posttrain.loop.config import Config
+from posttrain.loop.status import model_seconds, stage_seconds, status
+from posttrain.store.records import Round
+from posttrain.store.workspace import Workspace
+from posttrain.web import report_data as page
+from posttrain.web.charts.lineage import Node
+
+_SETS = ("pool", "labelled", "test")
+
+
+def gather(workspace: Workspace, config: Config) -> page.Report:
+    """The report's content, from the rounds so far."""
+    state = status(workspace, config)
+    rounds = [entry for entry in workspace.metadata.rounds() if entry.detail]
+    nodes, edges = _lineage(workspace, rounds)
+    champion = state["champion"]
+    best = _evaluation_of(workspace, rounds, champion["id"]) if champion else None
+    main = next(iter(best.values())) if best else None
+    return page.Report(
+        title=f"{workspace.root.name}: {len(rounds)} rounds",
+        workspace=workspace.root.name,
+        task=_task(config),
+        champion=page.Champion(champion["id"], champion["round"], champion["metrics"]) if champion else None,
+        rounds=tuple(_round(workspace, entry) for entry in rounds),
+        metric=main.main if main else "accuracy",
+        label_counts=_label_counts(workspace, rounds),
+        per_class=tuple(
+            page.ClassRow(row["label"], row["n"], row["precision"], row["recall"], row["f1"])
+            for row in (main.per_class if main else [])
+        ),
+        confusion=tuple(
+            page.Confusion(pair["expected"], pair["predicted"] or "(none of the labels)", pair["count"])
+            for pair in (main.confusion if main else [])
+            if pair["expected"] != pair["predicted"]
+        ),
+        funnel=_funnel(workspace),
+        datasets=_datasets(workspace),
+        lineage_nodes=tuple(nodes),
+        lineage_edges=tuple(edges),
+        final=state["final"]["metrics"] if state["final"] else {},
+        timings=_timings(workspace, rounds),
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _task(config: Config) -> str:
+    asked = config.task.system or "Answer the prompt."
+    labels = config.task.label_set
+    return f"{asked} {len(labels)} labels are allowed." if labels else asked
+
+
+def _round(workspace: Workspace, entry: Round) -> page.RoundRow:
+    decision = entry.decision or {}
+    selection = workspace.metadata.artifact(entry.detail.get("selection", ""))
+    interval = next(iter(decision.get("intervals", {}).values()), None)
+    return page.RoundRow(
+        number=entry.number,
+        labels_total=entry.detail["labels"],
+        labels_new=entry.detail.get("labels_new", 0),
+        decision=decision.get("action"),
+        metrics=entry.detail["metrics"],
+        interval=page.Interval(**interval) if interval else None,
+        rules=tuple(
+            page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])
+        ),
+        seconds=stage_seconds(workspace, entry.number),
+        reasons=selection.meta["reasons"] if selection else {},
+        note=_note(workspace, entry),
+    )
+
+
+def _note(workspace: Workspace, entry: Round) -> str:
+    notes = []
+    scores = workspace.metadata.artifact(entry.detail.get("scores", ""))
+    if scores and scores.meta["sampled"] < scores.meta["pool"]:
+        notes.append(
+            f"Scored a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records."
+        )
+    if entry.detail.get("set_aside"):
+        notes.append("Its labels are set aside: the model trained on them was worse beyond doubt.")
+    return " ".join(notes)
+
+
+def _evaluation_of(workspace: Workspace, rounds: list[Round], model: str) -> dict[str, Any] | None:
+    for entry in reversed(rounds):
+        if entry.candidate == model:
+            return read_evaluation(workspace.artifacts.path(entry.detail["evaluation"]))
+    return None
+
+
+def _label_counts(workspace: Workspace, rounds: list[Round]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for entry in rounds:
+        row = workspace.metadata.artifact(entry.detail.get("labelled", ""))
+        if row and not entry.detail.get("set_aside"):
+            for label, count in row.meta["classes"].items():
+                counts[label] = counts.get(label, 0) + count
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _funnel(workspace: Workspace) -> tuple[page.FunnelRow, ...]:
+    rows = []
+    for name in _SETS:
+        row = workspace.metadata.artifact(workspace.metadata.named(name) or "")
+        for entry in row.meta["funnel"] if row else []:
+            if entry["step"] == "read" and entry["count"]:
+                rows.append(page.FunnelRow(name, "in", entry["reason"], entry["count"]))
+            elif entry["step"] not in ("read", "kept") and entry["count"]:
+                rows.append(page.FunnelRow(name, entry["step"], entry["reason"], entry["count"]))
+    return tuple(rows)
+
+
+def _datasets(workspace: Workspace) -> tuple[page.DatasetRow, ...]:
+    rows = []
+    for named in workspace.metadata.names():
+        artifact = workspace.metadata.artifact(named.artifact_id)
+        if artifact:
+            rows.append(
+                page.DatasetRow(
+                    named.name, named.version, named.artifact_id, named.parent, artifact.meta["counts"]
+                )
+            )
+    return tuple(rows)
+
+
+def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[Node], list[tuple[str, str]]]:
+    """Files → training sets → models → deployments; what led to the champion is marked."""
+    deployments = workspace.metadata.deployments()
+    champion = deployments[-1].model_id if deployments else None
+    nodes: dict[str, Node] = {}
+    edges: list[tuple[str, str]] = []
+    for named in workspace.metadata.names("train"):
+        nodes[named.artifact_id] = Node(named.artifact_id, f"train@v{named.version}", "dataset")
+        if named.parent in nodes:
+            edges.append((str(named.parent), named.artifact_id))
+    for entry in rounds:
+        model, dataset = entry.candidate, entry.detail.get("dataset")
+        if model:
+            nodes[model] = Node(model, f"round {entry.number}", "model", marked=model == champion)
+        if model and dataset in nodes:
+            edges.append((str(dataset), model))
+            for file in _files_of(workspace, entry):
+                nodes[file] = Node(file, Path(file).name, "file")
+                edges.append((file, str(dataset)))
+    for deployment in deployments:
+        if deployment.model_id in nodes:
+            name = f"deployment-{deployment.id}"
+            nodes[name] = Node(name, deployment.action, "deployment", marked=deployment == deployments[-1])
+            edges.append((deployment.model_id, name))
+    return list(nodes.values()), list(dict.fromkeys(edges))
+
+
+def _files_of(workspace: Workspace, entry: Round) -> list[str]:
+    row = workspace.metadata.artifact(entry.detail["dataset"])
+    return sorted(row.meta["increment"]) if row else []
+
+
+def _timings(workspace: Workspace, rounds: list[Round]) -> dict[str, float]:
+    total = sum(entry.seconds or 0.0 for entry in rounds)
+    computing = sum(model_seconds(workspace, entry.number) for entry in rounds)
+    return {"all rounds": total, "model compute": computing, "everything else": max(0.0, total - computing)}

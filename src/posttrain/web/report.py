@@ -1,0 +1,111 @@
+"""The report: one HTML page that holds everything it shows and loads nothing."""
+
+import os
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from posttrain.store.errors import UserError
+from posttrain.web import figures, wording
+from posttrain.web.charts import DECISIONS, chart_style
+from posttrain.web.figures import learning_curve_svg
+from posttrain.web.report_data import Report
+
+__all__ = ["Report", "learning_curve_svg", "render", "write"]
+
+
+def render(report: Report) -> str:
+    """The page as HTML."""
+    environment = Environment(
+        loader=PackageLoader("posttrain.web"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {
+        "points": wording.points_text,
+        "duration": wording.duration_text,
+        "metric_name": wording.metric_name,
+        "words": wording.reason_text,
+    }
+    charts = {
+        "learning_curve": figures.learning_curve,
+        "label_counts": figures.label_counts,
+        "recall": figures.recall,
+        "confusion": figures.confusion,
+        "time": figures.time_by_stage,
+        "lineage": figures.lineage_diagram,
+    }
+    drawn = {name: Markup(figures.at_both_widths(partial(draw, report))) for name, draw in charts.items()}
+    return environment.get_template("report.html").render(
+        report=report,
+        charts=drawn,
+        funnels=[(name, Markup(chart)) for name, chart in figures.funnels(report)],
+        style=Markup(environment.get_template("report.css").render() + chart_style()),
+        headline=_headline(report),
+        metric_text=wording.metric_text,
+        decisions=DECISIONS,
+        metrics=_metrics_of_rounds(report),
+    )
+
+
+def write(report: Report, path: Path) -> None:
+    """Write the page to ``path``: whole or not at all.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    page = render(report)
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+        raise UserError(f"cannot be written: {error.strerror or error}", where=str(path)) from None
+
+
+def _headline(report: Report) -> list[tuple[str, str, str]]:
+    """The numbers on top: value, what it is, and a remark."""
+    rounds = figures.evaluated(report)
+    tiles = []
+    if report.champion and report.metric in report.champion.metrics:
+        now = report.champion.metrics[report.metric]
+        name = wording.metric_name(report.metric)
+        told = wording.metric_text(report.metric, now)
+        tiles.append((told, name, f"since round {report.champion.round}"))
+        if rounds and wording.is_share(report.metric, now):
+            first = rounds[0].metrics[report.metric]
+            start, gain = wording.metric_text(report.metric, first), wording.points_text(now - first)
+            tiles.append((gain, "points gained", f"since {start}"))
+    labels = sum(row.labels_new for row in report.rounds)
+    paid = sum(row.labels_new > 0 for row in report.rounds)
+    tiles.append((f"{labels:,}", "labels", f"in {paid} round{'' if paid == 1 else 's'}"))
+    deployed = sum(row.decision == "deploy" for row in report.rounds)
+    refused = sum(row.decision == "refuse" for row in report.rounds)
+    tiles.append((f"{deployed}", "models deployed", f"and {refused} refused"))
+    spent = sum(sum(row.seconds.values()) for row in report.rounds)
+    tiles.append((wording.duration_text(spent), "time", "all stages together"))
+    return tiles
+
+
+def _metrics_of_rounds(report: Report) -> list[str]:
+    """The metrics that the table of rounds has columns for: the main one and up to three more."""
+    names = dict.fromkeys(name for row in report.rounds for name in row.metrics)
+    preferred = [name for name in ("macro_f1", "invalid_rate", "latency_p50", "latency_p99") if name in names]
+    others = [name for name in names if name not in (report.metric, *preferred) and "." not in name]
+    return [report.metric, *preferred, *others][:4] if names else []

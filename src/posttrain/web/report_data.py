@@ -1,0 +1,130 @@
+"""What the report shows, gathered by the caller from the loop's history; nothing here reads a store."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from posttrain.web.charts.lineage import Node
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The model now deployed; ``round`` is the one that produced it."""
+
+    id: str
+    round: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The candidate's gain over the champion in the main metric, with its 95% interval over ``n`` records."""
+
+    difference: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of the gate, as written and with its values put in."""
+
+    text: str
+    values: str
+    passed: bool
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """One round. ``decision`` is baseline, deploy, refuse, collect_more or rollback; None while it is open.
+
+    ``seconds`` is by stage in the order of the stages; ``reasons`` counts why records were selected.
+    """
+
+    number: int
+    labels_total: int
+    labels_new: int
+    decision: str | None
+    metrics: Mapping[str, float]
+    interval: Interval | None = None
+    rules: tuple[Rule, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """How the champion does on one label; ``n`` is how often it is the expected answer."""
+
+    label: str
+    n: int
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often ``predicted`` was answered where ``expected`` was right."""
+
+    expected: str
+    predicted: str
+    count: int
+
+
+@dataclass(frozen=True)
+class FunnelRow:
+    """Records of a set that passed through the data stage.
+
+    ``step`` is ``in`` for the records that came in and otherwise the step that rejected ``count`` of them for
+    ``reason``. What is left is kept, so a row with the step ``kept`` is not needed.
+    """
+
+    set: str
+    step: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class DatasetRow:
+    """One dataset version; ``parent`` is the id of the version before it."""
+
+    name: str
+    version: int
+    id: str
+    parent: str | None
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything on the page.
+
+    Args:
+        title: heading of the page.
+        workspace: name of the workspace that the report was made for.
+        task: what the model is asked to do, in a sentence.
+        metric: the main metric, which every round's ``metrics`` holds once it is evaluated.
+        final: metrics of the champion on the whole test split, where that was evaluated.
+        timings: anything else that was timed, in seconds, such as the time outside model compute.
+        created: when the report was made, in the caller's words.
+    """
+
+    title: str
+    workspace: str
+    task: str
+    champion: Champion | None
+    rounds: tuple[RoundRow, ...]
+    metric: str = "accuracy"
+    label_counts: Mapping[str, int] = field(default_factory=dict)
+    per_class: tuple[ClassRow, ...] = ()
+    confusion: tuple[Confusion, ...] = ()
+    funnel: tuple[FunnelRow, ...] = ()
+    datasets: tuple[DatasetRow, ...] = ()
+    lineage_nodes: tuple[Node, ...] = ()
+    lineage_edges: tuple[tuple[str, str], ...] = ()
+    final: Mapping[str, float] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    created: str = ""

@@ -1,0 +1,41 @@
+"""Numbers as the report writes them."""
+
+from posttrain.web.charts import seconds
+
+_SHARES = ("accuracy", "f1", "rate", "precision", "recall", "match", "coverage")
+
+
+def metric_text(name: str, value: float) -> str:
+    """A metric's value in the unit that readers expect: percent for shares, milliseconds for latencies."""
+    last = name.rsplit(".", 1)[-1]
+    if last.startswith("latency"):
+        return f"{1000 * value:,.0f} ms"
+    if last.endswith("seconds"):
+        return seconds(value)
+    if is_share(name, value):
+        return f"{100 * value:.1f}%"
+    return f"{value:,.4g}"
+
+
+def is_share(name: str, value: float = 0.0) -> bool:
+    """Whether the metric is a share of the whole, by its name and value."""
+    last = name.rsplit(".", 1)[-1]
+    return last.endswith(_SHARES) and 0 <= value <= 1
+
+
+def metric_name(name: str) -> str:
+    """``macro_f1`` as ``macro F1``, ``latency_p50`` as ``latency p50``."""
+    return name.replace("_", " ").replace("f1", "F1")
+
+
+def points_text(difference: float) -> str:
+    """A difference of shares in percentage points, with its sign: ``+5.3``."""
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def reason_text(reason: str) -> str:
+    return reason.replace("_", " ")
+
+
+def duration_text(value: float) -> str:
+    return seconds(value)

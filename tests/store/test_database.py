@@ -1,0 +1,237 @@
+"""The contract of the database below the metadata, kept by SQLite and by a real PostgreSQL."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import IntegrityError
+
+from posttrain.store.artifacts import Artifact, FileEntry
+from posttrain.store.database import REVISIONS, VERSION_TABLE
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.metadata import Metadata
+from posttrain.store.tables import schema
+
+
+def artifact(number: int, kind: str = "dataset") -> Artifact:
+    return Artifact(f"{kind}-{number:016x}", kind, {"n": number}, {"a": FileEntry("0" * 64, 5 * 2**30)})
+
+
+class DatabaseContract:
+    """A database implements `url`; every test has an empty one."""
+
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    def test_a_transaction_is_all_or_nothing(
+        self, metadata: Metadata, connect: Callable[..., Metadata]
+    ) -> None:
+        other = connect()
+        run = metadata.start_run("s", "k")
+
+        def fail() -> None:
+            with metadata.transaction():
+                metadata.add_artifact(artifact(1))
+                metadata.finish_run(run.id, artifact(1).id)
+                assert metadata.finished_run("k") is not None
+                assert metadata.artifacts() != []
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        for view in (metadata, other):
+            assert view.artifacts() == []
+            assert view.finished_run("k") is None
+        with metadata.transaction():
+            metadata.add_artifact(artifact(1))
+            metadata.finish_run(run.id, artifact(1).id)
+        assert other.finished_run("k") is not None
+
+    def test_rows_refer_to_rows(self, metadata: Metadata) -> None:
+        run = metadata.start_run("s", "k")
+        with pytest.raises(IntegrityError):
+            metadata.finish_run(run.id, "dataset-9")
+        assert metadata.runs(status="running") == [run]
+
+    def test_reading_only(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
+        metadata.add_artifact(artifact(1))
+        reader = connect(write=False)
+        assert len(reader.artifacts()) == 1
+        with pytest.raises(UserError, match="reading only"):
+            reader.add_artifact(artifact(2))
+
+    def test_migrations_make_the_tables(self, metadata: Metadata) -> None:
+        from alembic.autogenerate import compare_metadata
+        from alembic.runtime.migration import MigrationContext
+
+        with metadata.engine.connect() as connection:
+            options = {"version_table": VERSION_TABLE, "compare_type": True}
+            assert compare_metadata(MigrationContext.configure(connection, opts=options), schema) == []
+            tables = inspect(connection)
+            checks = {
+                check["name"] for table in schema.tables for check in tables.get_check_constraints(table)
+            }
+        assert checks == {
+            "ck_runs_status",
+            "ck_rounds_status",
+            "ck_deployments_action",
+            "ck_deployments_hook",
+        }
+
+    def test_many_open_an_empty_database_at_once(self, url: str) -> None:
+        gate = threading.Barrier(4)
+
+        def create(number: int) -> None:
+            gate.wait()
+            database = Metadata(url, create=True)
+            database.add_artifact(artifact(number))
+            database.close()
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(create, range(4)))
+        database = Metadata(url)
+        assert len(database.artifacts()) == 4
+        database.close()
+
+    def test_newer_version(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
+        with metadata.transaction() as connection:
+            connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+        for write in (True, False):
+            with pytest.raises(
+                UserError, match=r"newer version of posttrain.*pip install --upgrade posttrain"
+            ):
+                connect(write=write)
+
+    def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
+        raise NotImplementedError
+
+
+class TestSQLite(DatabaseContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/store.db"
+
+    def test_pragmas(self, metadata: Metadata) -> None:
+        with metadata.reading() as connection:
+            values = [
+                connection.scalar(text(f"PRAGMA {name}"))
+                for name in ("journal_mode", "foreign_keys", "synchronous")
+            ]
+        assert values == ["wal", 1, 2]
+
+    def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
+        with connect().exclusive(), connect().exclusive():
+            pass  # the lock of the workspace's folder guards the file
+
+    def test_full(self, metadata: Metadata) -> None:
+        with metadata.engine.connect() as connection:
+            pages = connection.scalar(text("PRAGMA page_count"))
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+        def fill() -> None:
+            with metadata.transaction():
+                for number in range(2000):
+                    metadata.add_artifact(artifact(number))
+
+        with pytest.raises(UserError, match="no space left on device"):
+            fill()
+        assert metadata.artifacts() == []
+
+    def test_missing_and_empty(self, tmp_path: Path, url: str) -> None:
+        with pytest.raises(UserError, match="missing"):
+            Metadata(url)
+        assert list(tmp_path.iterdir()) == []
+        (tmp_path / "store.db").touch()
+        with pytest.raises(UserError, match="empty"):
+            Metadata(url)
+
+    def test_damaged(self, tmp_path: Path, url: str) -> None:
+        (tmp_path / "store.db").write_bytes(b"no database, " * 1000)
+        with pytest.raises(WorkError, match=r"store\.db: the database file is damaged"):
+            Metadata(url)
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"cannot open the database.*store\.database"):
+            Metadata(f"sqlite:///{tmp_path}/none/store.db", create=True)
+
+
+class TestPostgreSQL(DatabaseContract):
+    @pytest.fixture
+    def url(self, postgres_url: str) -> str:
+        return postgres_url
+
+    def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
+        one, other = connect(), connect()
+        with one.exclusive():
+            with (
+                pytest.raises(UserError, match=rf"held by process {os.getpid()} on .+ since 20"),
+                other.exclusive(),
+            ):
+                pass
+            one.add_artifact(artifact(1))
+        with other.exclusive():
+            pass
+
+    def test_empty(self, url: str) -> None:
+        with pytest.raises(UserError, match="empty"):
+            Metadata(url)
+
+    def test_no_server(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="cannot open the database") as error:
+            Metadata(f"postgresql://user:secret@/none?host={tmp_path}")
+        assert "secret" not in str(error.value)
+        assert "\n" not in str(error.value)
+
+    def test_no_such_database(self, postgres_server: str) -> None:
+        with pytest.raises(UserError, match='database "none" does not exist'):
+            Metadata(postgres_server.replace("/postgres?", "/none?"))
+
+    def test_lost_server(self, metadata: Metadata) -> None:
+        """A connection that the server drops inside a transaction fails that one and not the next."""
+
+        def lose() -> None:
+            with metadata.transaction() as connection:
+                pid = connection.scalar(text("SELECT pg_backend_pid()"))
+                with metadata.engine.connect() as other:
+                    other.execute(text(f"SELECT pg_terminate_backend({pid})"))
+                metadata.add_artifact(artifact(1))
+
+        with pytest.raises(WorkError, match="the connection was lost"):
+            lose()
+        assert metadata.artifacts() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "no database URL"),
+        ("mysql://host/name", "`mysql` is not supported"),
+        ("postgresql+none://host/name", "postgresql"),
+    ],
+)
+def test_bad_url(url: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        Metadata(url)
+    assert error.value.where == "store.database"
+
+
+def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UserError, match=r"pip install 'posttrain\[postgres\]'"):
+        Metadata("postgresql://host/name")
+
+
+def test_every_migration_is_known() -> None:
+    from alembic.script import ScriptDirectory
+
+    import posttrain.store
+
+    folder = Path(posttrain.store.__path__[0], "migrations")
+    revisions = [script.revision for script in ScriptDirectory(str(folder)).walk_revisions()]
+    assert tuple(reversed(revisions)) == REVISIONS

@@ -1,0 +1,82 @@
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.store.hashing import canonical_json, digest, file_digest
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def shuffled(value: Any, rng: random.Random) -> Any:
+    if isinstance(value, dict):
+        items = [(key, shuffled(inner, rng)) for key, inner in value.items()]
+        rng.shuffle(items)
+        return dict(items)
+    return [shuffled(inner, rng) for inner in value] if isinstance(value, list) else value
+
+
+@given(VALUES, st.randoms(use_true_random=False))
+def test_key_order_does_not_matter(value: Any, rng: random.Random) -> None:
+    assert digest(shuffled(value, rng)) == digest(value)
+
+
+@given(VALUES)
+def test_nothing_of_the_value_is_lost(value: Any) -> None:
+    assert json.loads(canonical_json(value)) == value
+
+
+@given(VALUES, VALUES)
+def test_other_value_other_digest(one: Any, other: Any) -> None:
+    # 1, 1.0 and True are equal in Python and different in JSON.
+    assert (digest(one) == digest(other)) == (repr_sorted(one) == repr_sorted(other))
+
+
+def repr_sorted(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key!r}:{repr_sorted(value[key])}" for key in sorted(value)) + "}"
+    return "[" + ",".join(map(repr_sorted, value)) + "]" if isinstance(value, list) else repr(value)
+
+
+def test_exact_form() -> None:
+    assert canonical_json({"b": (1, 2.5), "a": "é"}) == b'{"a":"\\u00e9","b":[1,2.5]}'
+    assert digest({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"a": [{"b": np.int64(1)}]}, "value.a[0].b: int64"),
+        ({"a": {1: "x"}}, "value.a: key 1"),
+        ({"a": Path("x")}, "value.a: "),
+        ([{1, 2}], "value[0]: set"),
+    ],
+)
+def test_what_has_no_json_form_is_named(value: Any, place: str) -> None:
+    with pytest.raises(TypeError) as error:
+        canonical_json(value)
+    assert str(error.value).startswith(place)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_are_finite(number: float) -> None:
+    with pytest.raises(ValueError, match=r"value\.loss"):
+        canonical_json({"loss": number})
+
+
+def test_file_digest(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert file_digest(tmp_path / "file") == expected

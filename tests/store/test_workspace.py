@@ -1,0 +1,257 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.store.config import StoreConfig, expand
+from posttrain.store.errors import DamagedArtifact, UserError
+from posttrain.store.workspace import FORMAT, Workspace
+
+InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
+
+
+def commit(workspace: Workspace, content: bytes = b"1", kind: str = "model") -> str:
+    with workspace.artifacts.stage() as folder:
+        (folder / "file").write_bytes(content)
+        artifact = workspace.artifacts.commit(folder, kind, {})
+    workspace.metadata.add_artifact(artifact)
+    return artifact.id
+
+
+def test_create_and_open(tmp_path: Path) -> None:
+    with Workspace.create(tmp_path / "deep" / "er") as made:
+        id = commit(made)
+    with Workspace.create(tmp_path / "deep" / "er") as again:
+        assert again.artifacts.ids() == [id]
+    for write in (True, False):
+        with Workspace.open(tmp_path / "deep" / "er", write=write) as opened:
+            assert opened.home == tmp_path / "deep" / "er" / ".posttrain"
+            assert [row.id for row in opened.metadata.artifacts()] == [id]
+            assert opened.artifacts.path(id).joinpath("file").read_bytes() == b"1"
+
+
+def test_relative_root_does_not_follow_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Workspace.create(Path("here")) as workspace:
+        monkeypatch.chdir("/")
+        assert commit(workspace) in workspace.artifacts.ids()
+        assert workspace.root == tmp_path / "here"
+
+
+def test_no_workspace(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no workspace here; posttrain init"):
+        Workspace.open(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "nonsense"])
+def test_damaged_format(workspace: Workspace, content: str) -> None:
+    (workspace.home / "format.json").write_text(content)
+    with pytest.raises(UserError, match=r"format\.json: damaged"):
+        Workspace.open(workspace.root)
+
+
+@pytest.mark.parametrize("format", [FORMAT + 1, 99, "2.0"])
+def test_newer_version(workspace: Workspace, format: object) -> None:
+    (workspace.home / "format.json").write_text(json.dumps({"format": format}))
+    for enter in (Workspace.open, Workspace.create):
+        with pytest.raises(UserError, match=r"newer version of posttrain.*pip install --upgrade posttrain"):
+            enter(workspace.root)
+
+
+def test_missing_database_is_not_replaced_by_an_empty_one(workspace: Workspace) -> None:
+    workspace.close()
+    (workspace.home / "store.db").unlink()
+    with pytest.raises(UserError, match=r"store\.db: the database is missing"):
+        Workspace.open(workspace.root)
+    assert not (workspace.home / "store.db").exists()
+
+
+def test_opening_needs_no_migration_tool(workspace: Workspace) -> None:
+    code = (
+        "import sys; from pathlib import Path; from posttrain.store.workspace import Workspace\n"
+        f"Workspace.open(Path({str(workspace.root)!r})).metadata.runs()\n"
+        "assert not {'alembic', 'fsspec', 'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_lock_names_its_holder(workspace: Workspace, in_process: InProcess) -> None:
+    def enter() -> None:
+        with Workspace.open(workspace.root) as other, other.lock():
+            pass
+
+    with workspace.lock():
+        outcome = in_process(enter)
+        assert outcome["error"].startswith("UserError: ")
+        note = json.loads((workspace.home / "lock.json").read_text())
+        assert note["pid"] == os.getpid()
+        for word in (f"process {os.getpid()} on {note['host']} since {note['since']}", str(workspace.root)):
+            assert word in outcome["error"]
+        with pytest.raises(UserError, match="another posttrain"), workspace.lock():
+            pass
+    assert in_process(enter)["error"] is None
+    with workspace.lock():
+        pass
+
+
+def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> None:
+    def die() -> None:
+        with Workspace.open(workspace.root) as other, other.lock():
+            other.metadata.start_run("train", "key")
+            with other.artifacts.stage() as folder:
+                (folder / "half").write_bytes(b"x")
+                other.scratch("key").joinpath("state").write_bytes(b"x")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_process(die)["killed"]
+    assert list((workspace.home / "tmp").iterdir()) != []
+    with workspace.lock():
+        assert list((workspace.home / "tmp").iterdir()) == []
+        assert [(run.status, run.error) for run in workspace.metadata.runs()] == [("failed", "interrupted")]
+        assert (workspace.scratch("key") / "state").exists()
+
+
+def test_children_of_a_killed_process_do_not_keep_the_lock(
+    workspace: Workspace, in_process: InProcess
+) -> None:
+    """A data loader's workers may outlive the process that forked them."""
+    pid_file = workspace.root / "worker"
+
+    def die() -> None:
+        with Workspace.open(workspace.root) as other, other.lock():
+            worker = os.fork()
+            if worker == 0:
+                time.sleep(60)
+                os._exit(0)
+            pid_file.write_text(str(worker))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ended: list[dict[str, Any]] = []
+    waiter = threading.Thread(target=lambda: ended.append(in_process(die)))
+    waiter.start()
+    while not pid_file.exists() or not pid_file.read_text():
+        time.sleep(0.01)
+    worker = int(pid_file.read_text())
+    try:
+        time.sleep(0.2)
+        with workspace.lock():
+            os.kill(worker, 0)  # it is still there
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        waiter.join()
+    assert ended[0]["killed"]
+
+
+def test_tidying_spares_the_living(workspace: Workspace, in_process: InProcess) -> None:
+    def tidy() -> None:
+        with Workspace.open(workspace.root) as other, other.lock():
+            pass
+
+    with workspace.artifacts.stage() as folder:
+        (folder / "file").write_bytes(b"1")
+        assert in_process(tidy)["error"] is None
+        artifact = workspace.artifacts.commit(folder, "model", {})
+    assert workspace.artifacts.verify(artifact.id) == []
+    assert list((workspace.home / "tmp").iterdir()) == []
+
+
+def test_the_champion_is_one_stable_path(workspace: Workspace, tmp_path: Path) -> None:
+    assert not workspace.champion_path.exists()
+    first, second = commit(workspace, b"1"), commit(workspace, b"2")
+    for id, content in ((first, b"1"), (second, b"2"), (second, b"2"), (first, b"1")):
+        workspace.link_champion(id)
+        assert (workspace.champion_path / "file").read_bytes() == content
+    with pytest.raises(DamagedArtifact):
+        workspace.link_champion("model-0123456789abcdef")
+    assert (workspace.champion_path / "file").read_bytes() == b"1"
+    workspace.close()
+    shutil.move(workspace.root, tmp_path / "moved")
+    assert (tmp_path / "moved" / ".posttrain" / "champion" / "file").read_bytes() == b"1"
+
+
+def test_the_champion_is_there_at_every_moment(workspace: Workspace, in_process: InProcess) -> None:
+    ids = [commit(workspace, b"1"), commit(workspace, b"2")]
+    workspace.link_champion(ids[0])
+
+    def swap() -> None:
+        with Workspace.open(workspace.root) as other:
+            for number in range(100):
+                other.link_champion(ids[number % 2])
+
+    swapper = threading.Thread(target=lambda: in_process(swap))
+    swapper.start()
+    reads = 0
+    while swapper.is_alive():
+        assert (workspace.champion_path / "file").read_bytes() in (b"1", b"2")
+        reads += 1
+    assert reads > 10
+
+
+def test_read_only_folder(open_folder: Path, unprivileged: InProcess) -> None:
+    """What only reads works there, even where a killed process left its log; what writes says so."""
+    root = open_folder / "workspace"
+    workspace = Workspace.create(root)
+    id = commit(workspace)  # still in the log, as the database is open
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+
+    def look() -> Any:
+        with Workspace.open(root, write=False) as reader:
+            assert reader.artifacts.path(id).joinpath("file").read_bytes() == b"1"
+            return [row.id for row in reader.metadata.artifacts()]
+
+    assert unprivileged(look) == {"killed": False, "error": None, "value": [id]}
+    for enter in (Workspace.open, Workspace.create):
+        outcome = unprivileged(lambda enter=enter: enter(root).close())  # type: ignore[misc]
+        assert outcome["error"].startswith("UserError: ")
+        assert "read-only workspace" in outcome["error"]
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    workspace.close()
+
+
+def test_no_right_to_create(open_folder: Path, unprivileged: InProcess) -> None:
+    error = unprivileged(lambda: Workspace.create(open_folder / "new").close())["error"]
+    assert error.startswith(f"UserError: {open_folder / 'new'}")
+    assert "permission denied" in error
+    assert list(open_folder.iterdir()) == []
+
+
+def test_postgres_and_s3_by_url(
+    tmp_path: Path, postgres_url: str, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_DATABASE", postgres_url)
+    config = StoreConfig(database="${TEST_DATABASE}", artifacts=s3_url)
+    with Workspace.create(tmp_path, config) as workspace, workspace.lock():
+        id = commit(workspace)
+        workspace.link_champion(id)
+        with Workspace.create(tmp_path / "other", config) as other:
+            with pytest.raises(UserError, match=f"held by process {os.getpid()}"), other.lock():
+                pass
+            assert other.artifacts.path(other.metadata.resolve("model")).joinpath("file").read_bytes() == b"1"
+    with Workspace.open(tmp_path, config, write=False) as workspace:
+        assert workspace.metadata.artifact(id) is not None
+        assert (workspace.champion_path / "file").read_bytes() == b"1"
+    assert not (tmp_path / ".posttrain" / "store.db").exists()
+    assert "password" not in StoreConfig().model_dump_json()
+
+
+def test_variables_in_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_USER", "a${TEST_HOST}")
+    monkeypatch.setenv("TEST_HOST", "host")
+    assert expand("x://${TEST_USER}@${TEST_HOST}/$HOME", "k") == "x://a${TEST_HOST}@host/$HOME"
+    monkeypatch.delenv("TEST_HOST")
+    with pytest.raises(UserError, match=r"store\.database: environment variable `TEST_HOST` is not set"):
+        expand("${TEST_HOST}", "store.database")

@@ -1,0 +1,188 @@
+"""A report as a real run would give it, a bare one, and a real browser."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from posttrain.web.charts import Node
+from posttrain.web.report_data import (
+    Champion,
+    ClassRow,
+    Confusion,
+    DatasetRow,
+    FunnelRow,
+    Interval,
+    Report,
+    RoundRow,
+    Rule,
+)
+
+_LABELS = {
+    "order_status": 31,
+    "refund_status": 27,
+    "refund_request": 24,
+    "late_delivery": 22,
+    "return_request": 19,
+    "damaged_item": 17,
+    "cancel_order": 15,
+    "missing_parcel": 14,
+    "wrong_item": 13,
+    "change_delivery_address": 12,
+    "card_declined": 11,
+    "reset_password": 11,
+    "voucher_rejected": 10,
+    "charged_twice": 9,
+    "exchange_item": 9,
+    "back_in_stock": 8,
+    "unknown_charge": 8,
+    "change_order": 7,
+    "account_locked": 7,
+    "invoice_request": 6,
+    "missing_part": 6,
+    "delivery_cost": 5,
+    "warranty_claim": 5,
+    "gift_card_balance": 5,
+    "price_match": 4,
+    "delivery_abroad": 4,
+    "delete_account": 4,
+    "cancel_membership": 3,
+}
+
+_CONFUSED = [
+    ("refund_request", "refund_status", 7),
+    ("late_delivery", "order_status", 6),
+    ("refund_status", "refund_request", 4),
+    ("return_request", "refund_request", 4),
+    ("missing_part", "damaged_item", 3),
+    ("unknown_charge", "charged_twice", 3),
+    ("missing_parcel", "late_delivery", 3),
+    ("account_locked", "reset_password", 2),
+    ("order_status", "late_delivery", 2),
+    ("cancel_membership", "delete_account", 2),
+    ("exchange_item", "return_request", 2),
+    ("change_order", "cancel_order", 1),
+]
+
+
+def _round(
+    number: int, labels: int, new: int, decision: str, accuracy: float, gain: Interval | None
+) -> RoundRow:
+    rules: tuple[Rule, ...] = ()
+    if gain:
+        champion = accuracy - gain.difference
+        values = f"{accuracy:.3f} >= {champion:.3f} * 1.02 = {champion * 1.02:.3f}"
+        rules = (
+            Rule("accuracy >= champion.accuracy * 1.02", values, accuracy >= champion * 1.02),
+            Rule("latency_p99 <= champion.latency_p99 * 1.1", "0.0613 <= 0.0609 * 1.1 = 0.0670", True),
+        )
+    timed = {
+        "score": 9.1,
+        "select": 0.6,
+        "label": 0.1,
+        "train": 41.0 + labels / 3,
+        "evaluate": 14.2,
+        "decide": 0.3,
+    }
+    return RoundRow(
+        number=number,
+        labels_total=labels,
+        labels_new=new,
+        decision=decision,
+        metrics={
+            "accuracy": accuracy,
+            "macro_f1": accuracy - 0.06,
+            "invalid_rate": 0.0,
+            "latency_p99": 0.0613,
+            "champion.accuracy": 0.5,
+        },
+        interval=gain,
+        rules=rules,
+        seconds={"evaluate": 13.9} if number == 0 else timed,
+        reasons={"uncertain": new // 2, "hard_case": new - new // 2} if new else {},
+        note="Labels of this round came from the annotator “careless”." if decision == "refuse" else "",
+    )
+
+
+@pytest.fixture(scope="session")
+def report() -> Report:
+    rounds = (
+        _round(0, 0, 0, "baseline", 0.113, None),
+        _round(1, 96, 96, "deploy", 0.547, Interval(0.434, 0.371, 0.497, 300)),
+        _round(2, 192, 96, "deploy", 0.763, Interval(0.216, 0.163, 0.270, 300)),
+        _round(3, 288, 96, "refuse", 0.641, Interval(-0.122, -0.171, -0.073, 300)),
+        _round(4, 348, 60, "deploy", 0.853, Interval(0.090, 0.053, 0.127, 300)),
+    )
+    nodes = [Node("pool.csv", "pool.csv", "file", True), Node("answers.csv", "answers.csv", "file", True)]
+    nodes += [Node("dataset-0a41be77c1d2e3f4", "pool@v1", "dataset", True)]
+    edges = [("pool.csv", "dataset-0a41be77c1d2e3f4")]
+    before = None
+    for number in range(1, 5):
+        mark = number != 3
+        data, model = f"dataset-{number}f83c2d7a90b41e6", f"model-{number}c1d2e3f4a5b6c7d"
+        nodes += [
+            Node(data, f"train@v{number}", "dataset", mark),
+            Node(model, f"round {number}", "model", number == 4),
+        ]
+        edges += [("answers.csv", data), (data, model)]
+        edges += [(before, data)] if before else []
+        before = data if mark else before
+        if mark:
+            nodes.append(Node(f"deployment-{number}", f"round {number}", "deployment", number == 4))
+            edges.append((model, f"deployment-{number}"))
+    wrong = {label: sum(n for expected, _, n in _CONFUSED if expected == label) for label in _LABELS}
+    return Report(
+        title="Support messages, sorted by intent",
+        workspace="demo",
+        task="Name the intent of a customer's message to an online shop: one of 28, such as refund_status.",
+        champion=Champion("model-4c1d2e3f4a5b6c7d", 4, rounds[-1].metrics),
+        rounds=rounds,
+        label_counts=_LABELS,
+        per_class=tuple(
+            ClassRow(label, n, 0.9, (n - min(wrong[label], n)) / n, 0.86 - 0.01 * wrong[label])
+            for label, n in _LABELS.items()
+        ),
+        confusion=tuple(Confusion(*pair) for pair in _CONFUSED),
+        funnel=(
+            FunnelRow("pool", "in", "", 1500),
+            FunnelRow("pool", "exact_duplicates", "exact_duplicate", 82),
+            FunnelRow("pool", "near_duplicates", "near_duplicate", 61),
+            FunnelRow("pool", "leaks", "leaked_from_test", 44),
+            FunnelRow("test", "in", "", 300),
+            FunnelRow("test", "exact_duplicates", "exact_duplicate", 0),
+        ),
+        datasets=(
+            DatasetRow("pool", 1, "dataset-0a41be77c1d2e3f4", None, {"records": 1313, "rejected": 187}),
+            DatasetRow("train", 1, "dataset-1f83c2d7a90b41e6", None, {"records": 96}),
+            DatasetRow("train", 2, "dataset-2f83c2d7a90b41e6", "dataset-1f83c2d7a90b41e6", {"records": 192}),
+            DatasetRow("train", 4, "dataset-4f83c2d7a90b41e6", "dataset-2f83c2d7a90b41e6", {"records": 252}),
+        ),
+        lineage_nodes=tuple(nodes),
+        lineage_edges=tuple(edges),
+        final={
+            "accuracy": 0.853,
+            "macro_f1": 0.793,
+            "invalid_rate": 0.0,
+            "latency_p50": 0.041,
+            "latency_p99": 0.0613,
+        },
+        timings={"outside_model_compute": 7.4},
+        created="2026-03-14 09:26 UTC",
+    )
+
+
+@pytest.fixture(scope="session")
+def bare_report() -> Report:
+    return Report(title="Nothing yet", workspace="new", task="", champion=None, rounds=())
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert executable, "these tests need Chromium: apt-get install chromium"
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=flags)
+        yield browser
+        browser.close()

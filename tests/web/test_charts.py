@@ -1,0 +1,184 @@
+"""Charts are well-formed SVG whose lengths and places tell the numbers."""
+
+import dataclasses
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from posttrain.web.charts import (
+    CurvePoint,
+    Node,
+    bars,
+    funnel,
+    heat_map,
+    line_chart,
+    lineage,
+    seconds,
+    stacked_bars,
+)
+from posttrain.web.charts.svg import ticks
+from posttrain.web.figures import champion_values, learning_curve_svg
+from posttrain.web.report_data import Report
+from posttrain.web.wording import metric_text, points_text
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _shapes(svg: str, tag: str, class_: str) -> list[ElementTree.Element]:
+    return [shape for shape in ElementTree.fromstring(svg).iter(SVG + tag) if shape.get("class") == class_]
+
+
+def _numbers(shapes: list[ElementTree.Element], name: str) -> list[float]:
+    return [float(shape.attrib[name]) for shape in shapes]
+
+
+def _words(svg: str) -> list[str]:
+    return ["".join(shape.itertext()) for shape in ElementTree.fromstring(svg).iter(SVG + "text")]
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    svg = bars([("a & b", 4, "4"), ("c", 1, "1"), ("none", 0, "0")], "counts")
+    whole, part, none = _numbers(_shapes(svg, "rect", "bar-a"), "width")
+    assert whole == pytest.approx(4 * part, rel=1e-2)
+    assert none == 0
+    assert "a & b" in _words(svg)
+    (half,) = _numbers(_shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "bar-a"), "width")
+    (track,) = _numbers(_shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "track"), "width")
+    assert half == pytest.approx(track / 2, abs=0.1)
+
+
+def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed() -> None:
+    points = [
+        CurvePoint("round 0", "", 0.1, 0.1, "baseline"),
+        CurvePoint("round 1", "", 0.8, 0.8, "deploy", 0.7, 0.9),
+        CurvePoint("round 2", "", 0.5, 0.8, "refuse"),
+        CurvePoint("round 3", "", 0.85, 0.8, "collect_more"),
+        CurvePoint("round 4", "", 0.3, 0.1, "rollback"),
+    ]
+    svg = line_chart(points, "accuracy")
+    for tag, class_ in (("rect", "baseline"), ("circle", "deploy"), ("path", "refuse"), ("path", "rollback")):
+        assert len(_shapes(svg, tag, class_)) == 2, class_  # once in the chart, once in the legend
+    (step,) = _shapes(svg, "path", "champion")
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)H", step.attrib["d"])]
+    assert heights[1] == heights[2] == heights[3] < heights[0] == heights[4]
+    (mark, _) = _shapes(svg, "circle", "deploy")
+    assert float(mark.attrib["cy"]) == pytest.approx(heights[1], abs=0.1)
+    bar = _shapes(svg, "line", "error")[0]
+    low, high = float(bar.attrib["y1"]), float(bar.attrib["y2"])
+    assert high < float(mark.attrib["cy"]) < low
+    assert {"10.0%", "80.0%", "50.0%", "85.0%", "30.0%", "refused", "rolled back"} <= set(_words(svg))
+
+
+def test_the_curve_takes_a_single_round_and_equal_values() -> None:
+    svg = line_chart(
+        [CurvePoint("round 0", "", 3.0, 3.0, "baseline")], "perplexity", percent=False, width=340
+    )
+    assert "3" in _words(svg)
+    assert "nan" not in svg
+    assert line_chart([], "nothing") == ""
+
+
+def test_a_funnel_loses_what_is_rejected_and_ends_in_what_is_kept() -> None:
+    svg = funnel(200, [("twice", 50), ("leaked", 30), ("empty", 0)], "pool")
+    (kept,) = _shapes(svg, "rect", "bar-kept")
+    (came_in,) = _shapes(svg, "rect", "bar-a")
+    start, whole = float(came_in.attrib["x"]), float(came_in.attrib["width"])
+    assert float(kept.attrib["width"]) == pytest.approx(0.6 * whole, rel=1e-2)
+    cuts = _shapes(svg, "rect", "cut")
+    ends = [x + width for x, width in zip(_numbers(cuts, "x"), _numbers(cuts, "width"), strict=True)]
+    assert ends[0] == pytest.approx(start + whole, abs=0.2)
+    assert float(cuts[1].attrib["x"]) == pytest.approx(start + 0.6 * whole, abs=0.2)
+    assert {"200", "−50", "−30", "0", "120"} <= set(_words(svg))
+    assert "120" not in _words(funnel(0, [], "nothing"))
+
+
+def test_stacked_bars_add_up_to_their_total() -> None:
+    svg = stacked_bars(
+        [("r0", {"train": 30.0}), ("r1", {"score": 20.0, "train": 40.0})], ["score", "train"], "time"
+    )
+    score = _numbers(_shapes(svg, "rect", "series-0"), "width")
+    train = _numbers(_shapes(svg, "rect", "series-1"), "width")
+    assert train[1] == pytest.approx(2 * score[0], rel=1e-2)
+    assert train[1] == pytest.approx(train[0] * 4 / 3, rel=1e-2)
+    assert {"30 s", "1 min 00 s", "score", "train"} <= set(_words(svg))
+
+
+def test_a_heat_map_holds_every_count_and_darkens_with_it() -> None:
+    counts = {("a", "b"): 8, ("b", "a"): 2, ("a", "a"): 90}
+    svg = heat_map(counts, ["a", "b"], ["a", "b"], "confusion")
+    assert [cell.attrib["fill-opacity"] for cell in _shapes(svg, "rect", "heat")] == ["1.00", "0.25"]
+    assert len(_shapes(svg, "rect", "same")) == 2
+    assert {"8", "2", "90"} <= set(_words(svg))
+    assert heat_map({}, [], [], "nothing") == ""
+
+
+def test_lineage_puts_parents_left_of_their_children() -> None:
+    nodes = [
+        Node("m", "round 1", "model", True),
+        Node("d", "train@v1", "dataset"),
+        Node("f", "f.csv", "file"),
+    ]
+    svg = lineage(nodes, [("f", "d"), ("d", "m")], "lineage")
+    places = {kind: _shapes(svg, "rect", f"node {kind}")[0] for kind in ("file", "dataset", "model marked")}
+    lefts = _numbers(list(places.values()), "x")
+    assert lefts == sorted(lefts)
+    assert len(_shapes(svg, "path", "edge")) == 1
+    assert len(_shapes(svg, "path", "edge marked")) == 1
+    with pytest.raises(ValueError, match="no node"):
+        lineage(nodes, [("f", "gone")], "lineage")
+    with pytest.raises(ValueError, match="no known kind"):
+        lineage([Node("x", "x", "planet")], [], "lineage")
+
+
+def test_a_rollback_returns_to_the_champion_before(report: Report) -> None:
+    rolled = dataclasses.replace(
+        report,
+        rounds=(*report.rounds, dataclasses.replace(report.rounds[3], number=5, decision="rollback")),
+    )
+    assert champion_values(rolled) == {0: 0.113, 1: 0.547, 2: 0.763, 3: 0.763, 4: 0.853, 5: 0.763}
+
+
+def test_the_curve_is_a_picture_of_its_own(report: Report, browser: Browser, tmp_path: Path) -> None:
+    svg = learning_curve_svg(report)
+    root = ElementTree.fromstring(svg)
+    assert root.tag == f"{SVG}svg"
+    (tmp_path / "curve.svg").write_text(svg, encoding="utf-8")
+    (tmp_path / "page.html").write_text('<img src="curve.svg">', encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.evaluate("[document.images[0].naturalWidth, document.images[0].complete]") == [760, True]
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [(0, 0.85, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0, 0.1, [0, 0.02, 0.04, 0.06, 0.08, 0.1]), (3, 3, [3])],
+)
+def test_ticks_are_round_and_enclose(low: float, high: float, marks: list[float]) -> None:
+    assert ticks(low, high, 5) == marks
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "0 s"),
+        (0.44, "0.4 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 00 s"),
+        (312, "5 min 12 s"),
+        (7380, "2 h 03 min"),
+    ],
+)
+def test_durations_are_written_as_people_say_them(value: float, words: str) -> None:
+    assert seconds(value) == words
+
+
+def test_metrics_are_written_in_their_units() -> None:
+    assert metric_text("accuracy", 0.853) == "85.3%"
+    assert metric_text("safety.invalid_rate", 0.02) == "2.0%"
+    assert metric_text("latency_p99", 0.0613) == "61 ms"
+    assert metric_text("perplexity", 12.345) == "12.35"
+    assert points_text(-0.122) == "−12.2"

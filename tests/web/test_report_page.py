@@ -1,0 +1,155 @@
+"""The report in a real browser: it loads nothing, complains about nothing and fits a phone."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from posttrain.store.errors import UserError
+from posttrain.web.charts import Node
+from posttrain.web.report import render, write
+from posttrain.web.report_data import Report
+
+SECTIONS = ["learning-curve", "decisions", "labels", "classes", "confusion", "data", "lineage", "time"]
+
+
+@dataclasses.dataclass
+class Opened:
+    page: Page
+    requests: list[str]
+    complaints: list[str]
+
+
+@pytest.fixture(params=[(1100, "light"), (400, "light"), (400, "dark")], ids=["desk", "phone", "dark phone"])
+def opened(
+    request: pytest.FixtureRequest, browser: Browser, report: Report, tmp_path: Path
+) -> Iterator[Opened]:
+    width, scheme = request.param
+    write(report, tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    opened = Opened(page, [], [])
+    page.on("request", lambda sent: opened.requests.append(sent.url))
+    page.on("console", lambda message: opened.complaints.append(message.text))
+    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+    page.goto((tmp_path / "report.html").as_uri())
+    yield opened
+    page.close()
+
+
+def test_the_page_loads_nothing_and_complains_about_nothing(opened: Opened) -> None:
+    assert [url.rsplit("/", 1)[-1] for url in opened.requests] == ["report.html"]
+    assert opened.complaints == []
+
+
+def test_every_section_is_there_with_one_visible_chart_or_table(opened: Opened) -> None:
+    for name in SECTIONS:
+        section = opened.page.locator(f"section#{name}")
+        assert section.locator("h2").count() == 1
+        assert section.locator(".caption").is_visible()
+        assert any(shown.is_visible() for shown in section.locator("svg, table").all()), name
+        assert section.locator(".empty").count() == 0
+    assert opened.page.locator("nav a").count() == len(SECTIONS)
+    for link in opened.page.locator("nav a").all():
+        assert opened.page.locator(str(link.get_attribute("href"))).count() == 1
+
+
+def test_nothing_is_wider_than_the_page(opened: Opened) -> None:
+    page = opened.page
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide[0] == wide[1]
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll('main *')].filter(element => {
+            const box = element.getBoundingClientRect();
+            return box.width > 1 && (box.left < 0 || box.right > innerWidth + 0.5);
+        }).map(element => element.outerHTML.slice(0, 200))"""
+    )
+    assert outside == []
+
+
+def test_no_text_of_a_chart_is_cut_off(opened: Opened) -> None:
+    cut = opened.page.evaluate(
+        """() => [...document.querySelectorAll('svg text')].filter(text => {
+            const box = text.getBoundingClientRect(), chart = text.closest('svg').getBoundingClientRect();
+            return box.width > 0 && (box.left < chart.left - 1 || box.right > chart.right + 1
+                || box.top < chart.top - 1 || box.bottom > chart.bottom + 1);
+        }).map(text => text.textContent)"""
+    )
+    assert cut == []
+
+
+def test_charts_are_legible_and_named(opened: Opened) -> None:
+    charts = opened.page.locator("svg.chart:visible")
+    assert charts.count() == 8
+    for chart in charts.all():
+        assert chart.get_attribute("role") == "img"
+        assert chart.locator("> title").text_content()
+    scale = opened.page.evaluate(
+        """() => Math.min(...[...document.querySelectorAll('svg.chart')]
+            .map(chart => [chart.getBoundingClientRect().width, chart.viewBox.baseVal.width])
+            .filter(([shown]) => shown > 0).map(([shown, drawn]) => shown / drawn))"""
+    )
+    assert scale > 0.95
+
+
+def test_the_headline_and_the_refused_round_can_be_read(opened: Opened) -> None:
+    headline = opened.page.locator("#headline").inner_text()
+    for shown in ("85.3%", "+74.0", "348", "1 refused"):
+        assert shown in headline
+    decisions = opened.page.locator("#decisions")
+    assert "0.641 >= 0.763 * 1.02 = 0.778" in decisions.inner_text()
+    assert decisions.locator(".failed:visible").count() == 1
+
+
+def test_an_empty_workspace_has_a_page_too(bare_report: Report, browser: Browser, tmp_path: Path) -> None:
+    write(bare_report, tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.locator("section .empty").count() == len(SECTIONS)
+    assert page.locator("svg").count() == 0
+    page.close()
+
+
+def test_what_users_write_stays_text(report: Report) -> None:
+    evil = '<script>alert("x")</script>'
+    page = render(
+        dataclasses.replace(
+            report,
+            title=evil,
+            workspace=evil,
+            task=evil,
+            label_counts={evil: 3},
+            confusion=(dataclasses.replace(report.confusion[0], expected=evil),),
+            funnel=(dataclasses.replace(report.funnel[0], set=evil), report.funnel[1]),
+            lineage_nodes=(Node(evil, evil, "file"),),
+            lineage_edges=(),
+        )
+    )
+    assert "<script" not in page
+
+
+def test_the_same_report_gives_the_same_page(report: Report) -> None:
+    assert render(report) == render(report)
+
+
+def test_writing_is_whole_or_not_at_all(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(UserError, match=r"report\.html.*No space left"):
+            write(report, path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    write(report, path)
+    assert path.read_text().startswith("<!doctype html>")
+    with pytest.raises(UserError, match="cannot be written"):
+        write(report, tmp_path / "missing" / "report.html")
