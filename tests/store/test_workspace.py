@@ -123,6 +123,17 @@ def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> N
         assert (workspace.scratch("key") / "state").exists()
 
 
+def test_scratch_of_finished_work_is_removed(workspace: Workspace) -> None:
+    """A process killed between its commit and the removal of its scratch leaves that to the next lock."""
+    done, failed = (workspace.metadata.start_run("train", key) for key in ("done", "failed"))
+    workspace.metadata.finish_run(done.id)
+    workspace.metadata.fail_run(failed.id, "boom")
+    for key in ("done", "failed"):
+        (workspace.scratch(key) / "state").write_bytes(b"x")
+    with workspace.lock():
+        assert [path.name for path in (workspace.home / "scratch").iterdir()] == ["failed"]
+
+
 def test_children_of_a_killed_process_do_not_keep_the_lock(
     workspace: Workspace, in_process: InProcess
 ) -> None:

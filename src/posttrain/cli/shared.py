@@ -28,7 +28,8 @@ HERE = Path(".")
 def opened(root: Path, *, write: bool = False) -> Iterator[tuple[Workspace, Config]]:
     """The workspace in ``root`` and its config, checked; closed at the end."""
     config = load_config(root)
-    with Workspace.open(root, config.store, write=write) as workspace:
+    # A folder with a config is a workspace: whoever writes makes the store at the first run.
+    with Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace:
         yield workspace, config
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from posttrain.data.config import DataConfig
 from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.names import metric_names
+from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.label.config import LabelConfig
 from posttrain.loop.gate import GateConfig
 from posttrain.loop.hooks import DeployConfig
@@ -56,7 +57,8 @@ def load_config(root: Path) -> Config:
     metrics = metric_names(config.evaluate, bool(task.label_set))
     config.gate.check(metrics)
     locate(config.model, root)
-    return config.model_copy(update={"task": task, "gate": config.gate.with_default(metrics)})
+    main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), bool(task.label_set))]
+    return config.model_copy(update={"task": task, "gate": config.gate.with_default(f"gain.{main.paired}")})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -66,9 +68,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
             values = yaml.load(file, _UniqueKeys)  # noqa: S506 - a SafeLoader that minds double keys
     except UnicodeDecodeError:
         raise UserError("is not UTF-8 text", where=path.name) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=path.name) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"broken YAML: {error.problem}", where=f"{path.name}:{line}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"broken YAML: {error}", where=path.name) from None
     if not isinstance(values, dict):
         raise UserError("holds no config: expected `key: value` lines", where=path.name)
     return values
@@ -78,8 +84,9 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            name = self.construct_object(key, deep=True)  # type: ignore[no-untyped-call]
-            if name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"`{name}` stands twice", key.start_mark)
-            seen.add(name)
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` stands twice", key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]

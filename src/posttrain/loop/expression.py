@@ -10,6 +10,10 @@ Grammar::
     sum        = product (("+" | "-") product)*
     product    = factor (("*" | "/") factor)*
     factor     = NUMBER ["%"] | NAME | "-" factor | "(" disjunction ")"
+
+A value that is not a number (a metric that could not be measured, a division by zero) makes what it touches unknown, as
+in Kleene's logic: a comparison with it, and ``not`` of that, are unknown; ``and`` and ``or`` are so unless their other
+side decides alone. A rule that is unknown does not hold.
 """
 
 import math
@@ -49,12 +53,12 @@ class Rule:
     _evaluate: _Node
 
     def holds(self, values: Values) -> bool:
-        """Whether the rule is true; a comparison with a value that is not a number never is.
+        """Whether the rule is true; one that is unknown, for a value that is not a number, is not.
 
         Raises:
             KeyError: if ``values`` lacks one of ``names``.
         """
-        return bool(self._evaluate(values))
+        return _true(self._evaluate(values))
 
     def shown(self, values: Values) -> str:
         """The values that decided, such as ``accuracy = 0.913, champion.accuracy = 0.872``."""
@@ -122,11 +126,10 @@ class _Parser:
     def negation(self) -> _Node:
         if self.take("not"):
             inner = self.negation()
-            return lambda values: not inner(values)
+            return _negated(inner)
         left = self.sum()
         if sign := self.take(*_COMPARISONS):
-            right, compare = self.sum(), _COMPARISONS[sign]
-            return lambda values: compare(left(values), right(values))
+            return _compared(sign, left, self.sum())
         return left
 
     def sum(self) -> _Node:
@@ -168,9 +171,43 @@ def _combine(sign: str, left: _Node, right: _Node) -> _Node:
     return lambda values: apply(left(values), right(values))
 
 
+def _true(value: float) -> bool:
+    return bool(value) and not math.isnan(value)
+
+
+def _compared(sign: str, left: _Node, right: _Node) -> _Node:
+    compare = _COMPARISONS[sign]
+
+    def node(values: Values) -> float:
+        a, b = left(values), right(values)
+        return math.nan if math.isnan(a) or math.isnan(b) else compare(a, b)
+
+    return node
+
+
+def _negated(inner: _Node) -> _Node:
+    def node(values: Values) -> float:
+        value = inner(values)
+        return value if math.isnan(value) else not value
+
+    return node
+
+
 def _both(left: _Node, right: _Node) -> _Node:
-    return lambda values: bool(left(values)) and bool(right(values))
+    def node(values: Values) -> float:
+        a, b = left(values), right(values)
+        if not a or not b:
+            return False
+        return math.nan if math.isnan(a) or math.isnan(b) else True
+
+    return node
 
 
 def _either(left: _Node, right: _Node) -> _Node:
-    return lambda values: bool(left(values)) or bool(right(values))
+    def node(values: Values) -> float:
+        a, b = left(values), right(values)
+        if _true(a) or _true(b):
+            return True
+        return math.nan if math.isnan(a) or math.isnan(b) else False
+
+    return node

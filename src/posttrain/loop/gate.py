@@ -1,6 +1,7 @@
 """The gate: rules by which a candidate becomes the champion, and what they found."""
 
 import difflib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ _RULES = ("deploy", "rollback", "collect_more")
 class GateConfig(Section):
     """Rules over metrics of the candidate (bare names), the ``champion.`` and the ``baseline.``.
 
-    In ``rollback`` and ``collect_more`` bare names are those of the model that is in service after the decision.
+    In ``collect_more`` bare names are those of the model that is in service after the decision.
     """
 
     deploy: list[str] = Field(
@@ -26,7 +27,9 @@ class GateConfig(Section):
     rollback: list[str] = Field(
         [], description="If one holds for the champion, the one before it comes back; for a candidate, it is refused."
     )
-    collect_more: list[str] = Field([], description="While one holds, further rounds are turned; empty: all rounds are.")
+    collect_more: list[str] = Field(
+        [], description="While one holds, or after a roll-back, further rounds are turned; empty: all rounds are."
+    )
 
     @field_validator(*_RULES)
     @classmethod
@@ -38,13 +41,9 @@ class GateConfig(Section):
                 raise ValueError(error.what) from None
         return rules
 
-    def with_default(self, known: Collection[str]) -> "GateConfig":
-        """The same gate; without a rule for deployment, the candidate must be better on the main suite."""
-        if self.deploy:
-            return self
-        gains = [name for name in known if name.startswith("gain.") and f"{name}.low" in known]
-        main = min(gains, key=lambda name: name.count("."))
-        return self.model_copy(update={"deploy": [f"{main} > 0"]})
+    def with_default(self, gain: str) -> "GateConfig":
+        """The same gate; without a rule for deployment, ``gain``, that of the main suite, must be positive."""
+        return self if self.deploy else self.model_copy(update={"deploy": [f"{gain} > 0"]})
 
     def check(self, known: Collection[str]) -> None:
         """Raise a UserError if a rule names no metric, or one that is not measured."""
@@ -93,6 +92,8 @@ def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Valu
         gate: the rules, checked.
         candidate: the candidate's metrics by bare name; ``champion`` and ``baseline`` likewise.
         gains: the intervals of candidate minus champion by their full names (``gain.accuracy.low``).
+
+    A metric that a model was not measured by counts as not a number, so that a rule with it does not hold.
     """
     others = {f"champion.{name}": value for name, value in champion.items()}
     others |= {f"baseline.{name}": value for name, value in baseline.items()}
@@ -107,9 +108,12 @@ def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Valu
         action = "rollback" if any(verdict.holds for verdict in in_service) else "refuse"
         verdicts = [*judged, *[verdict for verdict in unfit if verdict.holds], *in_service]
     more = _judge(gate, "collect_more", {**(candidate if deploys else champion), **others})
-    return Decision(action, not more or any(verdict.holds for verdict in more), [*verdicts, *more])
+    # What a roll-back puts in service was left behind before: its successor still has to be found.
+    collect_more = action == "rollback" or not more or any(verdict.holds for verdict in more)
+    return Decision(action, collect_more, [*verdicts, *more])
 
 
 def _judge(gate: GateConfig, section: str, values: Mapping[str, float]) -> list[Verdict]:
     rules: list[Rule] = [parse(text, f"gate.{section}") for text in getattr(gate, section)]
-    return [Verdict(section, rule.text, rule.shown(values), rule.holds(values)) for rule in rules]
+    known = {**dict.fromkeys((name for rule in rules for name in rule.names), math.nan), **values}
+    return [Verdict(section, rule.text, rule.shown(known), rule.holds(known)) for rule in rules]

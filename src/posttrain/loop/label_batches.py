@@ -21,6 +21,8 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
         UserError: if no round waits for labels, or the file exists.
     """
     turn, batch, suggestions = _open_batch(workspace, config)
+    if not file.absolute().parent.is_dir():
+        raise UserError("there is no such folder", where=str(file.parent), fix="make it first")
     if file.exists():
         raise UserError("the file exists already", where=str(file), fix="remove it or name another")
     write_atomically(file, export_labels(batch, suggestions).encode())

@@ -1,6 +1,7 @@
 """The loop: rounds of stages in order. Resume and caching are the same thing: a finished stage is found, not redone."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from posttrain.loop.stages.collect import Collected, collect
 from posttrain.loop.stages.decision import decision
 from posttrain.loop.stages.evaluation import evaluate, measure, metrics_of
 from posttrain.loop.stages.fetch import fetch_base
-from posttrain.loop.stages.labelling import extend, label
+from posttrain.loop.stages.labelling import check_answers, extend, label
 from posttrain.loop.stages.training import train_candidate
 from posttrain.loop.triggers import judge
 from posttrain.loop.turn import Turn
@@ -56,7 +57,7 @@ class Loop:
         Args:
             rounds: number of the last round; the config's by default.
             until: stop after this stage of the round in progress.
-            urgent: start a round whatever the triggers say, if their rules allow for ``urgent``.
+            urgent: start one round whatever the triggers say, if their rules allow for ``urgent``.
 
         Returns:
             What the loop waits for, or None when it is done.
@@ -80,6 +81,7 @@ class Loop:
                     if waiting := self._untriggered(number, urgent):
                         return waiting
                     self._turn(number)
+                    urgent = False  # one round is asked for
                 self._final()
             except Waiting as waiting:
                 return str(waiting)
@@ -91,13 +93,14 @@ class Loop:
         """Round 0: the base model is measured and becomes the first champion."""
         turn = Turn(self.workspace, self.config, 0)
         with self._round(turn, None):
-            log.info("round 0: baseline")
+            check_answers(turn)
             collected = self._collect(turn)
             base = fetch_base(turn)
             start = extend(turn, None, collected.labelled, None)
             evaluation = evaluate(turn, base.id, collected.test)
             latency = measure(turn, base.id, base.id, collected.test)
             metrics = metrics_of(turn, evaluation.id, latency, "candidate")
+            self._after("evaluate")
             self.registry.promote(base.id, round=0, action="baseline", reason="the base model")
             log.info("  %s", _shown(metrics))
             detail = {
@@ -109,6 +112,7 @@ class Loop:
             self.workspace.metadata.update_round(
                 0, status="done", candidate=base.id, decision={"action": "baseline"}, detail=detail
             )
+            self._after("deploy")
 
     def _turn(self, number: int) -> None:
         turn = Turn(self.workspace, self.config, number)
@@ -116,22 +120,23 @@ class Loop:
         champion = opened.champion_before if opened else self._champion().model_id
         assert champion is not None
         with self._round(turn, champion):
-            log.info("round %d", number)
             detail = self._stages(turn, champion)
-            self._after("deploy")
             self.workspace.metadata.update_round(number, status="done", detail=detail)
+            self._after("deploy")
 
     def _stages(self, turn: Turn, champion: str) -> dict[str, Any]:
         collected = self._collect(turn)
         base = fetch_base(turn)
         parent = carried_dataset(self.workspace)
-        theirs = evaluate(turn, champion, collected.test)
-        scores, selection, labels = self._label(turn, champion, parent, collected, theirs)
+        scores, selection, labels = self._label(turn, champion, parent, collected)
         dataset = extend(turn, parent, collected.labelled, labels)
         log.info("  training set: %d records", dataset.meta["counts"]["records"])
         self._after("dataset")
+        # Who labels may take days, and the user may have promoted or rolled back by hand meanwhile.
+        champion = self._opponent(turn)
         candidate = train_candidate(turn, base.id, champion, dataset.id)
         self._after("train")
+        theirs = evaluate(turn, champion, collected.test)
         ours = evaluate(turn, candidate.id, collected.test)
         zero = evaluate(turn, base.id, collected.test)
         latency = measure(turn, candidate.id, champion, collected.test)
@@ -146,7 +151,7 @@ class Loop:
             latency,
         )
         self._after("decide")
-        self._deploy(turn, candidate.id, found)
+        found["action"] = self._deploy(turn, candidate.id, found)
         set_aside = found["action"] != "deploy" and self._sets_aside(found)
         detail = {
             **_ids(pool=collected.pool, test=collected.test, base=base, scores=scores, selection=selection),
@@ -161,8 +166,9 @@ class Loop:
         return detail
 
     def _label(
-        self, turn: Turn, champion: str, parent: str, collected: Collected, evaluation: Artifact
+        self, turn: Turn, champion: str, parent: str, collected: Collected
     ) -> tuple[Artifact, Artifact, Artifact]:
+        evaluation = evaluate(turn, champion, collected.test)
         cold = champion == finished_rounds(self.workspace)[0].candidate
         scores = score(turn, champion, collected.pool, parent, collected.test, evaluation.id, cold)
         log.info("  scored %d of %d pool records", scores.meta["sampled"], scores.meta["pool"])
@@ -178,6 +184,7 @@ class Loop:
 
     def _collect(self, turn: Turn) -> Collected:
         collected = collect(turn)
+        log.info("round %d%s", turn.number, "" if turn.number else ": baseline")
         if turn.number == 0:
             for artifact in (collected.pool, collected.test):
                 counts = artifact.meta["counts"]
@@ -185,20 +192,19 @@ class Loop:
         self._after("collect")
         return collected
 
-    def _deploy(self, turn: Turn, candidate: str, found: dict[str, Any]) -> None:
-        if found["action"] == "deploy":
-            self.registry.promote(candidate, round=turn.number, reason=_because(found))
-        elif found["action"] == "rollback" and self._rolls_back(turn):
-            self.registry.rollback(reason=_because(found), round=turn.number)
-        log.info("  %s: %s", found["action"], _because(found))
-
-    def _rolls_back(self, turn: Turn) -> bool:
-        """Whether this round's roll-back is still to be done, and there is an earlier champion."""
-        done = self._champion().round == turn.number
-        if not done and self.registry.previous() is None:
-            log.warning("the gate asks for a roll-back, and there is no earlier champion")
-            return False
-        return not done
+    def _deploy(self, turn: Turn, candidate: str, found: dict[str, Any]) -> str:
+        """Do what the gate decided, unless it is done already; returns the action that was taken."""
+        action, reason = str(found["action"]), _because(found)
+        if action == "deploy":
+            self.registry.promote(candidate, round=turn.number, reason=reason)
+        elif action == "rollback" and self._champion().round != turn.number:
+            if self.registry.previous() is None:
+                log.warning("the gate asks for a roll-back, and there is no earlier champion")
+                action = "refuse"
+            else:
+                self.registry.rollback(reason=reason, round=turn.number)
+        log.info("  %s: %s", action, reason)
+        return action
 
     def _sets_aside(self, found: dict[str, Any]) -> bool:
         """Whether a refused round's labels stay out of later training sets: when its model is surely worse."""
@@ -211,7 +217,8 @@ class Loop:
         if number < 2 or self.workspace.metadata.round(number):
             return None
         last = finished_rounds(self.workspace)[-1].decision
-        if last and not last["collect_more"] and self.config.gate.collect_more:
+        judged = [rule["rule"] for rule in last["rules"] if rule["section"] == "collect_more"] if last else []
+        if last and not last["collect_more"] and judged == self.config.gate.collect_more:
             return "the champion is good enough: no rule of gate.collect_more holds"
         return None
 
@@ -225,20 +232,23 @@ class Loop:
         champion = self._champion()
         evaluation = evaluate(turn, champion.model_id, collected.test)
         rounds = finished_rounds(self.workspace)
-        deployed = next(entry for entry in rounds if entry.candidate == champion.model_id)
-        main = next(iter(deployed.detail["metrics"]))
+        now = evaluation.meta["metrics"]
+        # A model that was promoted by hand out of an unfinished round has no figures of that time.
+        then = next((entry.detail["metrics"] for entry in rounds if entry.candidate == champion.model_id), now)
+        main = next(iter(rounds[0].detail["metrics"]))
         values = {
             "new_records": float(len(known_inputs(turn, collected.pool.id) - known_inputs(turn, rounds[-1].detail["pool"]))),
             "new_labels": float(len(known_inputs(turn, collected.labelled.id) - known_inputs(turn, rounds[-1].detail["carry"]))),
             "days_since_training": days_since_training(self.workspace),
-            "degradation": deployed.detail["metrics"][main] - evaluation.meta["metrics"][main],
+            "degradation": then.get(main, math.nan) - now.get(main, math.nan),
             "urgent": float(urgent),
         }
         verdict = judge(triggers, values)
+        waits = None if verdict.starts else f"a trigger for round {number}: {verdict.why}"
+        self.workspace.metadata.update_round(number - 1, detail={**rounds[-1].detail, "waits": waits})
         if verdict.starts:
             log.info("round %d starts: %s", number, verdict.why)
-            return None
-        return f"a trigger for round {number}: {verdict.why}"
+        return waits
 
     def _final(self) -> None:
         """Score the champion on all test records, once the rounds are done."""
@@ -246,19 +256,25 @@ class Loop:
         if not (self.config.evaluate.final and sampled):
             return
         rounds = finished_rounds(self.workspace)
-        if "final" in rounds[-1].detail:
+        champion = self._champion().model_id
+        if rounds[-1].detail.get("final", {}).get("model") == champion:
             return
         turn = Turn(self.workspace, self.config, rounds[-1].number)
         test = self.workspace.artifacts.get(rounds[-1].detail["test"])
-        evaluation = evaluate(turn, self._champion().model_id, test, full=True)
+        evaluation = evaluate(turn, champion, test, full=True)
         log.info("champion on all %d test records: %s", test.meta["counts"]["records"], _shown(evaluation.meta["metrics"]))
-        detail = {**rounds[-1].detail, "final": {"evaluation": evaluation.id, "metrics": evaluation.meta["metrics"]}}
-        self.workspace.metadata.update_round(rounds[-1].number, detail=detail)
+        final = {"model": champion, "evaluation": evaluation.id, "metrics": evaluation.meta["metrics"]}
+        self.workspace.metadata.update_round(rounds[-1].number, detail={**rounds[-1].detail, "final": final})
 
     def _champion(self) -> Deployment:
         champion = self.registry.champion
         assert champion is not None, "round 0 deploys the baseline"
         return champion
+
+    def _opponent(self, turn: Turn) -> str:
+        """The model that this round's candidate has to beat: the champion, but for what this round deployed."""
+        others = [entry for entry in self.workspace.metadata.deployments() if entry.round != turn.number]
+        return others[-1].model_id
 
     def _after(self, stage: str) -> None:
         if stage == self._until:
@@ -270,6 +286,8 @@ class Loop:
         before = self.workspace.metadata.open_round(turn.number, champion)
         start = time.monotonic()
         status = before.status
+        if status == "waiting":
+            self.workspace.metadata.update_round(turn.number, status="open")
         try:
             yield
         except Waiting:

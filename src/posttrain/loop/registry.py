@@ -54,8 +54,8 @@ class Registry:
         """The model that a roll-back leads to: the champion before the present one; roll-backs undo promotions."""
         line: list[str] = []
         for deployment in self.workspace.metadata.deployments():
-            if deployment.action == "rollback" and deployment.model_id in line:
-                del line[line.index(deployment.model_id) + 1 :]
+            if deployment.action == "rollback" and len(line) > 1:
+                line.pop()  # to the one before it, which is where every roll-back leads
             elif not line or line[-1] != deployment.model_id:
                 line.append(deployment.model_id)
         return line[-2] if len(line) > 1 else None

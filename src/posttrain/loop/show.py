@@ -30,7 +30,7 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
             raise UserError("there is no champion yet", fix="posttrain run")
         text = deployments[-1].model_id
     number = text.removeprefix("round").strip()
-    if number.isdigit() and len(number) < 6:
+    if number.isdecimal() and len(number) < 6:
         return _round(workspace, int(number))
     if record := _record(workspace, text):
         return record

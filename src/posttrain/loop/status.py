@@ -58,11 +58,14 @@ def _champion(workspace: Workspace, finished: list[Round]) -> dict[str, Any] | N
 
 
 def _waiting(workspace: Workspace) -> str | None:
-    waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
-    if not waiting:
+    rounds = workspace.metadata.rounds()
+    if not rounds or rounds[-1].status == "open":
         return None
-    runs = workspace.metadata.runs(round=waiting[-1].number, status="waiting")
-    return runs[-1].error if runs else "new inputs for the pool"
+    if rounds[-1].status == "done":
+        waits: str | None = rounds[-1].detail.get("waits")
+        return waits
+    runs = workspace.metadata.runs(round=rounds[-1].number)
+    return runs[-1].error if runs[-1].status == "waiting" else "new inputs for the pool"
 
 
 def _round(workspace: Workspace, entry: Round) -> dict[str, Any]:

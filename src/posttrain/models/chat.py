@@ -41,43 +41,37 @@ class Chat:
         turns = [{"role": "user", "content": "x"}]
         prompt = self._render(turns, answer=False)
         whole = self._render([*turns, {"role": "assistant", "content": answer}], answer=True)
-        if not whole.startswith(prompt):
-            return self._up_to_stop(self._tokens(answer))
-        return self._up_to_stop(self._tokens(whole[len(prompt) :]))
+        # Some prompts end with words that no finished answer shows, such as an opened <think>.
+        spoken = whole.removeprefix(prompt) if whole.startswith(prompt) else answer
+        before, through = self._tokens(prompt), self._tokens(prompt + spoken)
+        if through[: len(before)] != before:  # the tokenizer fuses the prompt's end with the answer's beginning
+            return self._up_to_stop(self._tokens(spoken))
+        return self._up_to_stop(through[len(before) :])
 
     def encode(self, turns: Turns, answer: str) -> Encoded:
-        """A conversation and its answer; every assistant turn is supervised.
+        """A conversation and its answer: ``prompt_ids(turns) + answer_ids(answer)``, as they are served.
 
-        Where the template changes earlier turns as the conversation grows (some drop earlier reasoning), only the
-        last answer is supervised, after the prompt as it is served.
+        The answer is supervised, and so is every earlier assistant turn that stands in the prompt with its stop token,
+        after what its own prompt was. Where the template changes earlier turns as the conversation grows (some drop
+        earlier reasoning), those turns are only read.
         """
-        conversation = [*turns, {"role": "assistant", "content": answer}]
-        ids: list[int] = []
-        supervised: list[bool] = []
-        text = ""
-        for position, turn in enumerate(conversation):
-            if turn["role"] != "assistant":
+        prompt, last = self.prompt_ids(turns), self.answer_ids(answer)
+        supervised = [False] * len(prompt)
+        for position, turn in enumerate(turns):
+            if turn["role"] != "assistant" or all(earlier["role"] != "user" for earlier in turns[:position]):
                 continue
-            before = self._render(conversation[:position], answer=False)
-            after = self._render(conversation[: position + 1], answer=True)
-            if not (before.startswith(text) and after.startswith(before)):
-                prompt, last = self.prompt_ids(turns), self.answer_ids(answer)
-                return Encoded(prompt + last, [False] * len(prompt) + [True] * len(last))
-            between = self._tokens(before[len(text) :])
-            spoken = self._tokens(after[len(before) :])
-            said = self._up_to_stop(spoken)
-            rest = spoken[len(said) :]
-            last_turn = position == len(conversation) - 1
-            ids += between + said + ([] if last_turn else rest)
-            supervised += [False] * len(between) + [True] * len(said) + ([] if last_turn else [False] * len(rest))
-            text = after
-        return Encoded(ids, supervised)
+            asked, said = self.prompt_ids(turns[:position]), self.answer_ids(turn["content"])
+            end = len(asked) + len(said)
+            if prompt[:end] == asked + said:
+                supervised[len(asked) : end] = [True] * len(said)
+        return Encoded(prompt + last, supervised + [True] * len(last))
 
     def _up_to_stop(self, ids: list[int]) -> list[int]:
         for position, token in enumerate(ids):
             if token in self.stop_ids:
                 return ids[: position + 1]
-        return [*ids, self.tokenizer.eos_token_id]
+        stop = self.tokenizer.eos_token_id
+        return [*ids, min(self.stop_ids) if stop is None else stop]
 
     def _tokens(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,21 +1,20 @@
 """Likelihoods of answers: over a closed label set through a trie, and of given answers."""
 
 import copy
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.label_trie import Edge, LabelTrie
+from posttrain.models.label_trie import LabelTrie
+from posttrain.models.label_walk import Read, walk
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
 from posttrain.store.progress import task
 
 _BATCH_TOKENS = 2048
-_WAVE_ROWS = 96
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,6 @@ class LabelScores:
 
     log_probabilities: np.ndarray
     embeddings: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class _Prompts:
-    """A batch of prompts that the model has read: hidden states, and the key-value cache to go on from."""
-
-    indices: list[int]
-    hidden: Tensor  # [B, T, D], T without the shared prefix
-    lengths: Tensor  # [B], without the shared prefix
-    cache: object
-    mask: Tensor  # [B, prefix + T]
 
 
 @torch.inference_mode()
@@ -67,7 +55,7 @@ def label_scores(
     vectors = np.zeros((len(prompts), lm.model.config.get_text_config().hidden_size), np.float32)
     with task(progress or "scoring labels", len(prompts), "records") as advance:
         for batch in _read(lm, prompts):
-            scores[batch.indices] = _walk(lm, batch, trie, tolerance)
+            scores[batch.indices] = walk(lm, batch, trie, tolerance)
             if embeddings:
                 vectors[batch.indices] = _mean_states(batch)
             advance(len(batch.indices))
@@ -113,7 +101,7 @@ def answer_log_likelihoods(
     return sums, counts
 
 
-def _read(lm: LanguageModel, prompts: Sequence[Turns]):  # type: ignore[no-untyped-def]
+def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
     """Read all prompts, longest last, in batches of similar length, sharing the cache of their common beginning."""
     from transformers import DynamicCache
 
@@ -137,96 +125,10 @@ def _read(lm: LanguageModel, prompts: Sequence[Turns]):  # type: ignore[no-untyp
             past_key_values=cache,
             use_cache=True,
         )
-        yield _Prompts(rows, output.last_hidden_state, lengths, cache, mask)
+        yield Read(rows, output.last_hidden_state, lengths, cache, mask)
 
 
-def _walk(lm: LanguageModel, batch: _Prompts, trie: LabelTrie, tolerance: float) -> np.ndarray:
-    """Log-probabilities [B, K] of the labels, walking the trie edge by edge, most probable first."""
-    count = len(batch.indices)
-    done = np.full((count, trie.labels), -np.inf)  # labels walked to their end
-    last = lm.logits(batch.hidden[torch.arange(count), batch.lengths - 1]).log_softmax(-1)
-    first = last[:, [edge.tokens[0] for edge in trie.root]].double().cpu().numpy()
-    # Open edges by prompt: the log-probability up to and including the edge's first token bounds all labels below it.
-    open_edges = [{edge.index: first[row, position] for position, edge in enumerate(trie.root)} for row in range(count)]
-    share = math.log(tolerance / trie.labels)
-    while True:
-        rows: list[tuple[int, Edge, float]] = []
-        for row in range(count):
-            if not open_edges[row]:
-                continue
-            known = np.logaddexp.reduce(done[row])
-            best = max(open_edges[row].values())
-            # Nothing is known yet: follow what may hold a hundredth of the best; afterwards, all that may still matter.
-            floor = known + share if known > -np.inf else best - math.log(100)
-            for index in [index for index, bound in open_edges[row].items() if bound >= floor]:
-                rows.append((row, trie.edges[index], open_edges[row].pop(index)))
-        if not rows:
-            break
-        rows.sort(key=lambda item: len(item[1].path))
-        for start in range(0, len(rows), _WAVE_ROWS):
-            wave = rows[start : start + _WAVE_ROWS]
-            for (row, edge, _), (log_probability, children) in zip(wave, _follow(lm, batch, wave), strict=True):
-                if edge.label is not None:
-                    done[row, edge.label] = log_probability
-                for child, bound in children.items():
-                    open_edges[row][child] = bound
-    for row in range(count):
-        for index, bound in open_edges[row].items():
-            below = trie.edges[index].labels_below
-            done[row, below] = bound - math.log(len(below))
-    return (done - np.logaddexp.reduce(done, axis=1, keepdims=True)).astype(np.float32)
-
-
-def _follow(
-    lm: LanguageModel, batch: _Prompts, wave: list[tuple[int, Edge, float]]
-) -> list[tuple[float, dict[int, float]]]:
-    """Read each row's path through the trie after its prompt.
-
-    Returns:
-        For each row the log-probability up to the end of its edge, and the bounds of the edges that follow it.
-    """
-    results: list[tuple[float, dict[int, float]]] = [(bound, {}) for _, _, bound in wave]
-    # An edge of one token that ends a label is known already: its bound is exact.
-    need = [position for position, (_, edge, _) in enumerate(wave) if len(edge.tokens) > 1 or edge.children]
-    if not need:
-        return results
-    paths = [wave[position][1].path if wave[position][1].children else wave[position][1].path[:-1] for position in need]
-    prompt_rows = torch.tensor([wave[position][0] for position in need], device=lm.device)
-    ids, lengths = _pad(paths, lm)
-    cache = copy.copy(batch.cache)
-    cache.layers = [copy.copy(layer) for layer in batch.cache.layers]  # type: ignore[attr-defined]
-    cache.batch_select_indices(prompt_rows)  # type: ignore[attr-defined]
-    shared = batch.mask.shape[1] - batch.hidden.shape[1]
-    positions = (shared + batch.lengths[prompt_rows])[:, None] + torch.arange(ids.shape[1], device=lm.device)
-    mask = torch.cat([batch.mask[prompt_rows], _mask(lengths, ids.shape[1])], 1)
-    hidden = lm.decoder(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-    ).last_hidden_state
-    # Only the states that predict this edge's tokens, or the first tokens of the next edges, go through the head.
-    spots = [(i, t) for i, position in enumerate(need) for t in range(wave[position][1].start, len(paths[i]))]
-    states = hidden[[i for i, _ in spots], [t for _, t in spots]]
-    log_probabilities = lm.logits(states).log_softmax(-1)
-    at = {spot: number for number, spot in enumerate(spots)}
-    numbers: list[int] = []
-    tokens: list[int] = []
-    for i, position in enumerate(need):
-        edge = wave[position][1]
-        for t in range(edge.start, len(edge.path) - 1):
-            numbers.append(at[i, t])
-            tokens.append(edge.path[t + 1])
-        for child in edge.children:
-            numbers.append(at[i, len(edge.path) - 1])
-            tokens.append(child.tokens[0])
-    picked = iter(log_probabilities[numbers, tokens].double().cpu().tolist())
-    for position in need:
-        _, edge, bound = wave[position]
-        for _ in range(edge.start, len(edge.path) - 1):
-            bound += next(picked)
-        results[position] = (bound, {child.index: bound + next(picked) for child in edge.children})
-    return results
-
-
-def _mean_states(batch: _Prompts) -> np.ndarray:
+def _mean_states(batch: Read) -> np.ndarray:
     own = _mask(batch.lengths, batch.hidden.shape[1])[..., None].float()
     return ((batch.hidden.float() * own).sum(1) / own.sum(1)).cpu().numpy()
 

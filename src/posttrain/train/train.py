@@ -18,6 +18,9 @@ from posttrain.train.trainer import fit
 
 VERSION = 1
 
+# Up to this length plain matrix products beat the fused kernel's backward pass on a CPU.
+_SHORT = 256
+
 
 def train(
     source: Path, records: pa.Table, config: TrainConfig, task: TaskConfig, *, seed: int, out: Path, scratch: Path
@@ -45,6 +48,8 @@ def train(
     torch.manual_seed(seed)
     lm = load(source, task, "bfloat16" if config.precision == "bfloat16" else "float32")
     examples, cut = encode(lm, records, config.max_length)
+    if lm.device.type == "cpu" and max(len(example.ids) for example in examples) <= _SHORT:
+        lm.model.set_attn_implementation("eager")
     if config.method == "lora":
         lm = adapt(lm, config.lora)
     steps, seconds = fit(lm, examples, config, seed, scratch)

@@ -32,7 +32,7 @@ def gather(workspace: Workspace, config: Config) -> page.Report:
         metric=main.main if main else "accuracy",
         label_counts=_label_counts(workspace, rounds),
         per_class=tuple(
-            page.ClassRow(row["label"], row["n"], row["precision"], row["recall"], row["f1"])
+            page.ClassRow(row["label"], row["support"], row["precision"], row["recall"], row["f1"])
             for row in (main.per_class if main else [])
         ),
         confusion=tuple(

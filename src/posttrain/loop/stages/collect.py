@@ -52,6 +52,7 @@ def collect(turn: Turn) -> Collected:
         return result
 
     settings = {"data": config.model_dump(mode="json"), "labels": labels}
+    digests = input_digests(config, root)
     artifacts = {}
     for name in SETS:
 
@@ -60,7 +61,7 @@ def collect(turn: Turn) -> Collected:
             meta = {"name": name, "funnel": funnel}
             return write_dataset(out, getattr(built(), name), built().rejected[name], meta)
 
-        artifact = turn.stage(f"collect {name}", "dataset", input_digests(config, root), settings, work, seeded=False)
+        artifact = turn.stage(f"collect {name}", "dataset", digests, settings, work, seeded=False)
         turn.workspace.metadata.name_artifact(name, artifact.id)
         artifacts[name] = artifact
     return Collected(**artifacts)

@@ -16,6 +16,7 @@ from posttrain.evaluate.latency import measure_latency
 from posttrain.evaluate.names import flat_metrics
 from posttrain.evaluate.suite import run_suite
 from posttrain.loop.turn import Turn, task_key
+from posttrain.models.task import Turns
 from posttrain.store.artifacts import Artifact
 
 LATENCY = "latency.json"
@@ -34,8 +35,11 @@ def evaluate(turn: Turn, model: str, test: Artifact, *, full: bool = False) -> A
         return {"metrics": flat_metrics(results), "full": full}
 
     settings = {name: suite.model_dump(mode="json") for name, suite in suites.items()}
-    inputs = {"model": model, "test": test.id, **_suite_digests(turn)}
+    digests = _suite_digests(turn)
+    inputs = {"model": model, "test": test.id, **digests}
     config = {"suites": settings, "full": full, **task_key(turn.config)}
+    if digests:
+        config["columns"] = turn.config.data.columns
     return turn.stage("evaluate", "evaluation", inputs, config, work, seeded=False)
 
 
@@ -47,7 +51,7 @@ def measure(turn: Turn, candidate: str, champion: str, test: Artifact) -> Artifa
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         records = sample_records(turn.dataset(test.id).records, config.prompts)
-        prompts = [[dict(part) for part in prompt] for prompt in records["prompt"].to_pylist() if prompt]
+        prompts = [_request(record) for record in records.select(["prompt", "text"]).to_pylist()]
         models = {"candidate": turn.model(candidate)}
         if champion != candidate:
             models["champion"] = turn.model(champion)
@@ -74,6 +78,13 @@ def _records(turn: Turn, suite: SuiteConfig, test: Artifact) -> pa.Table:
         return turn.dataset(test.id).records
     path = turn.workspace.root / Path(suite.data).expanduser()
     return pa.concat_tables(read(path, suite.columns or turn.config.data.columns, name=suite.data))
+
+
+def _request(record: dict[str, Any]) -> Turns:
+    """A record as one request; plain text is asked as a question."""
+    if record["prompt"]:
+        return [dict(part) for part in record["prompt"]]
+    return [{"role": "user", "content": record["text"] or ""}]
 
 
 def _suite_digests(turn: Turn) -> dict[str, str]:

@@ -24,5 +24,7 @@ def fetch_base(turn: Turn) -> Artifact:
 def _fingerprint(source: str) -> str:
     """Tells two states of a model's files apart by name, size and time, as hashing large ones each run would be slow."""
     path = Path(source)
+    if not path.is_absolute():
+        return digest([[source], []])  # a model by name: nothing in the current folder is meant
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return digest([[source], [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]])

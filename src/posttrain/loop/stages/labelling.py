@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from posttrain.data.problem import unknown_label
 from posttrain.data.read import read
 from posttrain.data.version import Dataset, training_version, write_dataset
 from posttrain.label.annotator import Request
 from posttrain.label.quality import summary
 from posttrain.label.registry import annotator
+from posttrain.loop.config import Config
 from posttrain.loop.stages.choose import chosen_records
 from posttrain.loop.turn import Turn
 from posttrain.store.artifacts import Artifact
@@ -19,6 +21,24 @@ from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 
 LABELS = "labels.parquet"
+
+
+def check_answers(turn: Turn) -> None:
+    """Find out before any work whether an oracle's file is there and keeps to the label set.
+
+    Raises:
+        UserError: if not, with file and line.
+    """
+    config = turn.config
+    if config.label.annotator != "oracle":
+        return
+    _answers_digest(turn)
+    name, known = str(config.label.file), set(config.task.label_set)
+    columns = config.label.columns if config.label.columns is not None else _columns(config)
+    for table in read(turn.workspace.root / Path(name).expanduser(), columns, name=name):
+        for answer, line in zip(table["completion"].to_pylist(), table["line"].to_pylist(), strict=True):
+            if known and answer is not None and answer not in known:
+                raise unknown_label(answer, config.task.label_set, name, line).error()
 
 
 def label(turn: Turn, selection: Artifact, pool: Artifact) -> Artifact:
@@ -38,8 +58,7 @@ def label(turn: Turn, selection: Artifact, pool: Artifact) -> Artifact:
             labels=config.task.label_set or None,
             suggestions=suggestions,
         )
-        columns = {name: column for name, column in (config.data.columns or {}).items() if name != "group"}
-        asked = annotator(config.label, turn.workspace.root, _read, columns or None)
+        asked = annotator(config.label, turn.workspace.root, _read, _columns(config))
         answers = asked.annotate(batch, request)
         parquet.write_table(answers, out / LABELS)
         return summary(answers, suggestions)
@@ -51,6 +70,7 @@ def label(turn: Turn, selection: Artifact, pool: Artifact) -> Artifact:
         "annotator": config.label.annotator,
         "error_rate": config.label.error_rate.get(turn.number, 0.0),
         "labels": config.task.label_set,
+        "columns": config.label.columns if config.label.columns is not None else _columns(config),
     }
     return turn.stage("label", "labels", inputs, settings, work)
 
@@ -94,6 +114,11 @@ def _new(turn: Turn, before: Dataset | None, labelled: Artifact, labels: Artifac
 
 def _read(path: Path, columns: Any, *, name: str | None = None) -> Iterator[pa.Table]:
     return read(path, columns, name=name)
+
+
+def _columns(config: Config) -> dict[str, str] | None:
+    """The data's columns without the group, which a file of answers need not have."""
+    return {name: column for name, column in (config.data.columns or {}).items() if name != "group"} or None
 
 
 def _answers_digest(turn: Turn) -> str:

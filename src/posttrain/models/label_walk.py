@@ -1,0 +1,240 @@
+"""Walk a trie of labels after prompts that the model has read, all branches of a prompt in one forward pass.
+
+The tokens of the branches stand side by side in one row after their prompt, and a mask lets each see its prompt, its
+own ancestors and nothing else (tree attention; Miao et al. 2023, arXiv:2305.09781). So the prompt is never read again,
+the beginning that labels share is read once, and no cache is copied.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posttrain.models.label_trie import Edge, LabelTrie
+from posttrain.models.language_model import LanguageModel
+
+_WAVE_TOKENS = 6144
+_HEAD_ROWS = 256
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class Read:
+    """A batch of prompts that the model has read.
+
+    Args:
+        indices: which of the caller's prompts these are.
+        hidden: [B, T, D], the last hidden states without those of the shared prefix.
+        lengths: int64 [B], tokens of each prompt without the shared prefix.
+        cache: keys and values, of the prefix too.
+        mask: int64 [B, prefix + T], 0 where there is padding.
+    """
+
+    indices: list[int]
+    hidden: Tensor
+    lengths: Tensor
+    cache: Any
+    mask: Tensor
+
+
+@dataclass
+class _Open:
+    """An edge that a prompt may still have to follow.
+
+    Args:
+        bound: log-probability up to and including the edge's first token; no label below it has more.
+        columns: where in the cache the tokens before the edge lie.
+    """
+
+    edge: Edge
+    bound: float
+    columns: list[int]
+
+
+_Wave = dict[int, list[_Open]]
+
+
+def walk(lm: LanguageModel, batch: Read, trie: LabelTrie, tolerance: float) -> np.ndarray:
+    """Log-probabilities of the labels, normalised over them: float32 [B, K].
+
+    First the most probable branches are followed to their ends, then every branch that may still hold more than its
+    share of the tolerance. What is left is given its bound, so a prompt's error in probability mass is at most the
+    tolerance.
+    """
+    walker = _Walker(lm, batch, trie)
+    share = math.log(tolerance / trie.labels)
+    pending = [walker]
+    while pending:
+        part = pending.pop()
+        for group, wave in part.split(part.next_wave(share)):
+            group.follow(wave)
+            pending.append(group)
+    return walker.scores()
+
+
+class _Walker:
+    def __init__(self, lm: LanguageModel, batch: Read, trie: LabelTrie) -> None:
+        self.lm = lm
+        self.lengths = batch.lengths.tolist()
+        self.cache = batch.cache
+        self.prefix = batch.mask.shape[1] - batch.hidden.shape[1]
+        self.visible = batch.mask.bool()  # [rows in the cache, its length]: the prompts' own tokens
+        self.rows = list(range(len(batch.indices)))  # which prompt each row of the cache belongs to
+        self.done = np.full((len(batch.indices), trie.labels), -np.inf)
+        last = batch.hidden[torch.arange(len(self.rows)), batch.lengths - 1]
+        first = _log_probabilities(lm, last, [[edge.tokens[0] for edge in trie.root]] * len(self.rows))
+        self.open = [
+            [_Open(edge, bound, []) for edge, bound in zip(trie.root, bounds, strict=True)] for bounds in first
+        ]
+        for row in self.rows:
+            self._settle(row)
+
+    def next_wave(self, share: float) -> _Wave:
+        """The branches of this part's prompts that are to be followed now."""
+        wave = {}
+        for row in self.rows:
+            branches = self.open[row]
+            if not branches:
+                continue
+            known = np.logaddexp.reduce(self.done[row])
+            # Nothing is known yet: what may hold a hundredth of the best comes first.
+            floor = known + share if known > -np.inf else max(branch.bound for branch in branches) - math.log(100)
+            if due := sorted((branch for branch in branches if branch.bound >= floor), key=lambda b: -b.bound):
+                wave[row] = due
+        for row, due in wave.items():
+            total = np.cumsum([len(branch.edge.tokens) for branch in due])
+            wave[row] = [b for b, tokens in zip(due, total, strict=True) if tokens <= _WAVE_TOKENS] or due[:1]
+            taken = {id(branch) for branch in wave[row]}
+            self.open[row] = [branch for branch in self.open[row] if id(branch) not in taken]
+        return wave
+
+    def split(self, wave: _Wave) -> list[tuple["_Walker", _Wave]]:
+        """Group prompts with similarly much to read, so that little is padded and a group stays in memory.
+
+        The groups share ``open`` and ``done``, and hold their own part of the cache. Prompts with nothing to read are
+        dropped.
+        """
+        size = {row: sum(len(_fed(branch.edge)) for branch in branches) for row, branches in wave.items()}
+        groups: list[list[int]] = []
+        for row in sorted(size, key=lambda row: -size[row]):
+            if groups:
+                most = size[groups[-1][0]]
+                if (len(groups[-1]) + 1) * most <= _WAVE_TOKENS and (size[row] * 2 >= most or len(groups[-1]) < _FEW):
+                    groups[-1].append(row)
+                    continue
+            groups.append([row])
+        return [(self._part(sorted(rows)), {row: wave[row] for row in sorted(rows)}) for rows in groups]
+
+    def follow(self, wave: _Wave) -> None:
+        """Read the wave's branches and replace them by their children, or note the labels that end."""
+        start = self.visible.shape[1]
+        fed = {row: [token for branch in branches for token in _fed(branch.edge)] for row, branches in wave.items()}
+        width = max(len(tokens) for tokens in fed.values())
+        device = self.visible.device
+        ids = torch.zeros(len(self.rows), width, dtype=torch.long)
+        positions = torch.zeros(len(self.rows), width, dtype=torch.long)
+        sees = torch.zeros(len(self.rows), width, start + width, dtype=torch.bool)
+        sees[:, :, :start] = self.visible.cpu()[:, None]
+        spots: list[tuple[int, int]] = []
+        wanted: list[list[int]] = []
+        for at, row in enumerate(self.rows):
+            offset = 0
+            ids[at, : len(fed[row])] = torch.tensor(fed[row])
+            for branch in wave[row]:
+                edge, count = branch.edge, len(_fed(branch.edge))
+                own = range(offset, offset + count)
+                sees[at, own.start : own.stop, branch.columns] = True
+                sees[at, own.start : own.stop, start + own.start : start + own.stop] = torch.ones(count, count).tril().bool()
+                begin = self.prefix + self.lengths[row] + edge.start
+                positions[at, own.start : own.stop] = torch.arange(begin, begin + count)
+                spots += [(at, place) for place in own]
+                wanted += [[token] for token in edge.tokens[1:]]
+                if edge.children:
+                    wanted.append([child.tokens[0] for child in edge.children])
+                offset += count
+        hidden = self.lm.decoder(
+            input_ids=ids.to(device),
+            attention_mask=_additive(sees, self.lm.model.dtype).to(device),
+            position_ids=positions.to(device),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        states = hidden[[at for at, _ in spots], [place for _, place in spots]]
+        self._take(wave, iter(_log_probabilities(self.lm, states, wanted)), start)
+        hidden_columns = torch.zeros(len(self.rows), width, dtype=torch.bool, device=device)
+        self.visible = torch.cat([self.visible, hidden_columns], 1)
+
+    def scores(self) -> np.ndarray:
+        """What is known, with the branches that were not followed at their bounds."""
+        for row, branches in enumerate(self.open):
+            for branch in branches:
+                below = branch.edge.labels_below
+                self.done[row, below] = branch.bound - math.log(len(below))
+        return (self.done - np.logaddexp.reduce(self.done, axis=1, keepdims=True)).astype(np.float32)
+
+    def _take(self, wave: _Wave, answers: Any, start: int) -> None:
+        for row in self.rows:
+            offset = start
+            for branch in wave[row]:
+                edge, bound = branch.edge, branch.bound
+                for _ in edge.tokens[1:]:
+                    bound += next(answers)[0]
+                if edge.label is not None:
+                    self.done[row, edge.label] = bound
+                count = len(_fed(edge))
+                if edge.children:
+                    columns = [*branch.columns, *range(offset, offset + count)]
+                    first = next(answers)
+                    self.open[row] += [
+                        _Open(child, bound + more, columns) for child, more in zip(edge.children, first, strict=True)
+                    ]
+                offset += count
+            self._settle(row)
+
+    def _settle(self, row: int) -> None:
+        """Note the labels whose last edge is one token: their bound is exact, there is nothing to read."""
+        for branch in self.open[row]:
+            if branch.edge.label is not None and len(branch.edge.tokens) == 1:
+                self.done[row, branch.edge.label] = branch.bound
+        self.open[row] = [b for b in self.open[row] if b.edge.label is None or len(b.edge.tokens) > 1]
+
+    def _part(self, rows: list[int]) -> "_Walker":
+        """This walker for some of its prompts."""
+        if rows == self.rows:
+            return self
+        part = copy.copy(self)
+        chosen = torch.tensor([self.rows.index(row) for row in rows], device=self.visible.device)
+        part.cache = copy.copy(self.cache)
+        part.cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        part.cache.batch_select_indices(chosen)
+        part.visible = self.visible[chosen]
+        part.rows = rows
+        return part
+
+
+def _fed(edge: Edge) -> list[int]:
+    """The edge's tokens that are read: not the last of a label, after which nothing is predicted."""
+    return edge.tokens if edge.children else edge.tokens[:-1]
+
+
+def _additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as it is added to attention scores: [B, 1, Q, K]."""
+    return torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, torch.finfo(dtype).min)[:, None]
+
+
+def _log_probabilities(lm: LanguageModel, states: Tensor, tokens: list[list[int]]) -> list[list[float]]:
+    """Log-probabilities of some tokens after each of the hidden states [N, D], a few states at a time."""
+    picked: list[list[float]] = []
+    for start in range(0, len(states), _HEAD_ROWS):
+        part = tokens[start : start + _HEAD_ROWS]
+        logits = lm.logits(states[start : start + _HEAD_ROWS])
+        total = logits.logsumexp(-1).double()
+        rows = [row for row, wanted in enumerate(part) for _ in wanted]
+        values = logits[rows, [token for wanted in part for token in wanted]].double() - total[rows]
+        flat = iter(values.tolist())
+        picked += [[next(flat) for _ in wanted] for wanted in part]
+    return picked
