@@ -1,4 +1,7 @@
-"""Fill a batch's label column from answers.csv, as a person would in a spreadsheet: fill.py labels/round-1.csv."""
+"""Fill a batch's label column from answers.csv, as a person would in a spreadsheet.
+
+fill.py support/labels/round-1.csv
+"""
 
 import csv
 import sys
@@ -10,6 +13,6 @@ with (Path(__file__).parent / "answers.csv").open(encoding="utf-8", newline="") 
 with batch.open(encoding="utf-8", newline="") as file:
     rows = list(csv.DictReader(file))
 with batch.open("w", encoding="utf-8", newline="") as file:
-    writer = csv.DictWriter(file, rows[0].keys())
+    writer = csv.DictWriter(file, rows[0])
     writer.writeheader()
     writer.writerows({**row, "label": answers[row["prompt"]]} for row in rows)

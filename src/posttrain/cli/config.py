@@ -6,10 +6,11 @@ import typer
 import yaml
 
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
+from posttrain.data.pipeline import input_digests
 from posttrain.loop.config import CONFIG_FILE, Config, load_config, read_yaml
 from posttrain.loop.config_reference import reference
 from posttrain.loop.stages.collect import with_added_files
-from posttrain.data.pipeline import input_digests
+from posttrain.loop.stages.labelling import check_answers
 
 app = typer.Typer(name="config", help="Show or check posttrain.yaml.", no_args_is_help=True)
 
@@ -17,7 +18,9 @@ app = typer.Typer(name="config", help="Show or check posttrain.yaml.", no_args_i
 @app.command()
 def show(
     workspace: WorkspaceOption = HERE,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Every key with its default and what it means.")] = False,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Every key with its default and what it means.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the config: what the file says, or every key with its default."""
@@ -37,4 +40,5 @@ def check(workspace: WorkspaceOption = HERE) -> None:
     """Check the config and the files that it names."""
     config = load_config(workspace)
     input_digests(with_added_files(config.data, workspace), workspace)
+    check_answers(config, workspace)
     console.print("the config is right")

@@ -9,7 +9,8 @@ import typer
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.data.check import check as find_problems
 from posttrain.data.export import export as export_records
-from posttrain.data.version import Dataset, diff as difference, read_dataset
+from posttrain.data.version import Dataset, read_dataset
+from posttrain.data.version import diff as difference
 from posttrain.loop.config import CONFIG_FILE, load_config
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically, writing
@@ -30,15 +31,25 @@ def check(
     config = load_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
     columns = config.data.columns if config else None
     labels = config.task.label_set or None if config else None
-    problems = [problem for file in files for problem in find_problems(file, columns, labels, name=str(file), answers=False)]
+    problems = [
+        problem
+        for file in files
+        for problem in find_problems(file, columns, labels, name=str(file), answers=False)
+    ]
     counts = Counter(problem.kind for problem in problems)
     if json:
-        found = [{"file": p.file, "line": p.line, "kind": p.kind, "message": p.message, "fix": p.fix} for p in problems]
+        found = [
+            {"file": p.file, "line": p.line, "kind": p.kind, "message": p.message, "fix": p.fix}
+            for p in problems
+        ]
         print_json({"counts": dict(counts), "problems": found})
     else:
         for problem in problems:
             console.print(str(problem.error()), markup=False, highlight=False, soft_wrap=True)
-        console.print(", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found", markup=False)
+        console.print(
+            ", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found",
+            markup=False,
+        )
     if problems:
         raise typer.Exit(2)
 
@@ -55,19 +66,29 @@ def add(
     with opened(workspace, write=True) as (_, config):
         labels = config.task.label_set or None
         for file in files:
-            problems = find_problems(file, config.data.columns, labels, name=str(file), answers=to == "labelled")
+            problems = find_problems(
+                file, config.data.columns, labels, name=str(file), answers=to == "labelled"
+            )
             bad = [problem for problem in problems if problem.kind not in ("duplicate", "conflicting labels")]
             if bad:
                 raise bad[0].error()
         folder = workspace / "data" / to
+        contents: dict[Path, bytes] = {}
+        for file in files:
+            if file.is_dir() or file.name.startswith("."):
+                raise UserError("only plain files are copied", where=str(file), fix=f"name it in `data.{to}`")
+            target, content = folder / file.name, file.read_bytes()
+            before = target.read_bytes() if target.exists() else contents.get(target, content)
+            if before != content:
+                raise UserError(
+                    "another file of this name was added before", where=str(target), fix="rename yours"
+                )
+            contents[target] = content
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            target = folder / file.name
-            if target.exists() and target.read_bytes() != file.read_bytes():
-                raise UserError("another file of this name was added before", where=str(target), fix="rename yours")
-            write_atomically(target, file.read_bytes())
-            console.print(f"added {target}", markup=False)
+        for target, content in contents.items():
+            write_atomically(target, content)
+            console.print(f"added {target}", markup=False, soft_wrap=True)
 
 
 @app.command(name="list")
@@ -91,7 +112,9 @@ def list_versions(workspace: WorkspaceOption = HERE, json: JsonOption = False) -
     if json:
         print_json(rows)
     else:
-        print_table("", ["version", "records", "rejected", "id", "parent"], [list(row.values())[:5] for row in rows])
+        print_table(
+            "", ["version", "records", "rejected", "id", "parent"], [list(row.values())[:5] for row in rows]
+        )
 
 
 @app.command()
@@ -109,8 +132,14 @@ def show(
     if json:
         print_json({**dataset.meta, "rejected" if rejected else "records": table.slice(0, limit).to_pylist()})
         return
-    print_table("", ["step", "reason", "records"], [[e["step"], e["reason"], e["count"]] for e in dataset.meta["funnel"]])
-    columns = ["id", "input", "step", "reason", "detail"] if rejected else ["id", "input", "answer", "file", "line"]
+    print_table(
+        "",
+        ["step", "reason", "records"],
+        [[e["step"], e["reason"], e["count"]] for e in dataset.meta["funnel"]],
+    )
+    columns = (
+        ["id", "input", "step", "reason", "detail"] if rejected else ["id", "input", "answer", "file", "line"]
+    )
     rows = [_record_row(record, rejected) for record in table.slice(0, limit).to_pylist()]
     print_table(f"{min(limit, table.num_rows)} of {table.num_rows} records", columns, rows)
 
@@ -124,14 +153,29 @@ def diff(older: Version, newer: Version, workspace: WorkspaceOption = HERE, json
         print_json({name: getattr(found, name).to_pylist() for name in ("came", "went", "changed")})
         return
     console.print(f"{found.came.num_rows} came, {found.went.num_rows} went, {found.changed.num_rows} changed")
-    print_table("came", ["id", "input", "answer", "file", "line"], [_record_row(r, False) for r in found.came.to_pylist()])
-    print_table("went", ["id", "input", "step", "reason", "detail"], [_record_row(r, True) for r in found.went.to_pylist()])
-    changed = [[r["input_id"], r["before"], r["after"], f"{r['source']}:{r['line']}"] for r in found.changed.to_pylist()]
+    print_table(
+        "came",
+        ["id", "input", "answer", "file", "line"],
+        [_record_row(r, False) for r in found.came.to_pylist()],
+    )
+    print_table(
+        "went",
+        ["id", "input", "step", "reason", "detail"],
+        [_record_row(r, True) for r in found.went.to_pylist()],
+    )
+    changed = [
+        [r["input_id"], r["before"], r["after"], f"{r['source']}:{r['line']}"]
+        for r in found.changed.to_pylist()
+    ]
     print_table("changed", ["input", "before", "after", "where"], changed)
 
 
 @app.command()
-def export(version: Version, file: Annotated[Path, typer.Argument(help=".jsonl, .csv, .tsv or .parquet")], workspace: WorkspaceOption = HERE) -> None:
+def export(
+    version: Version,
+    file: Annotated[Path, typer.Argument(help=".jsonl, .csv, .tsv or .parquet")],
+    workspace: WorkspaceOption = HERE,
+) -> None:
     """Write a version's records to a new file."""
     with opened(workspace) as (store, _):
         dataset = _version(store, version)

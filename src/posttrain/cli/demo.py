@@ -13,7 +13,9 @@ from posttrain.cli.status import print_rounds
 def demo(
     dir: Annotated[Path, typer.Option("--dir", help="The demo's workspace.")] = Path("demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model; about a minute.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Your own labelled file in place of the bundled task.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Your own labelled file in place of the bundled task.")
+    ] = None,
 ) -> None:
     """The whole loop on a bundled task: label a little, train, deploy only what is better."""
     from posttrain.demo.workspace import prepare

@@ -15,7 +15,9 @@ from posttrain.store.workspace import Workspace
 
 def init(
     directory: Annotated[Path, typer.Argument(help="Where the workspace is made.")],
-    template: Annotated[str, typer.Option(help="classify (a closed set of labels) or answer (free text).")] = "classify",
+    template: Annotated[
+        str, typer.Option(help="classify (a closed set of labels) or answer (free text).")
+    ] = "classify",
 ) -> None:
     """Make a workspace with a commented posttrain.yaml."""
     templates = resources.files("posttrain.cli") / "templates"
@@ -30,7 +32,10 @@ def init(
         directory.mkdir(parents=True, exist_ok=True)
     Workspace.create(directory).close()
     write_atomically(config, source.read_bytes())
-    console.print(f"made {directory}; put your files in place as {config} says, then: posttrain run -w {directory}", markup=False)
+    console.print(
+        f"made {directory}; put your files in place as {config} says, then: posttrain run -w {directory}",
+        markup=False,
+    )
 
 
 def add_to(app: typer.Typer) -> None:

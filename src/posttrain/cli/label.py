@@ -19,7 +19,10 @@ def export(
     """Write the batch that the loop waits for, to be filled in elsewhere."""
     with opened(workspace) as (store, config):
         count = export_batch(store, config, file)
-    console.print(f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}", markup=False)
+    console.print(
+        f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}",
+        markup=False,
+    )
 
 
 @app.command(name="import")
@@ -30,7 +33,10 @@ def import_(
     """Take a filled batch in; the next run goes on with it."""
     with opened(workspace, write=True) as (store, config):
         filled, asked = import_batch(store, config, file)
-    console.print(f"{filled} of {asked} labels are in" + ("; now: posttrain run" if filled == asked else ""), markup=False)
+    console.print(
+        f"{filled} of {asked} labels are in" + ("; now: posttrain run" if filled == asked else ""),
+        markup=False,
+    )
 
 
 @app.command()
@@ -43,6 +49,7 @@ def report(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
         return
     columns = ["round", "labels", "classes", "annotators", "agreement with the champion"]
     rows = [
-        [r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"]] for r in reports
+        [r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"]]
+        for r in reports
     ]
     print_table("", columns, rows)

@@ -4,8 +4,8 @@ import os
 import sys
 import traceback
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from posttrain import __version__
 from posttrain.cli import config, data, demo, evaluate, init, label, models, report, run, select, show, status
@@ -14,7 +14,7 @@ from posttrain.store.errors import UserError, WorkError
 
 app = typer.Typer(
     name="posttrain",
-    help="Keep a loop turning for a language model: collect, check, select, label, train, evaluate, decide, deploy.",
+    help="Keep a loop turning for a language model: collect, select, label, train, evaluate, decide, deploy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,7 +41,7 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave with 0 (done), 1 (the work failed) or 2 (the call or the input was wrong)."""
+    """Run the command line and leave with 0 (done), 1 (the work failed) or 2 (call or input was wrong)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # Nothing that the user did not ask for leaves the machine.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -51,10 +51,11 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     try:
         return int(app(arguments, standalone_mode=False) or 0)
-    except click.ClickException as error:
-        errors.print(f"posttrain: {error.format_message()}", markup=False, style="red", soft_wrap=True)
+    except TyperException as error:
+        if line := " ".join(error.format_message().split()):  # empty where help was printed instead
+            errors.print(f"posttrain: {line}", markup=False, style="red", soft_wrap=True)
         return 2
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
     except UserError as error:
         return _fail(error, 2, arguments)

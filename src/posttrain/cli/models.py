@@ -10,7 +10,7 @@ from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, ope
 from posttrain.cli.show import show as show_anything
 from posttrain.loop.registry import Registry
 from posttrain.store.errors import UserError
-from posttrain.store.files import writing
+from posttrain.store.files import remove_tree, writing
 from posttrain.store.workspace import Workspace
 
 app = typer.Typer(name="models", help="The model registry.", no_args_is_help=True)
@@ -41,7 +41,14 @@ def list_models(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> 
         print_json(rows)
         return
     table = [
-        [r["id"], r["round"], next(iter(r["metrics"].values()), None), r["decision"], "champion" if r["champion"] else "", r["megabytes"]]
+        [
+            r["id"],
+            r["round"],
+            next(iter(r["metrics"].values()), None),
+            r["decision"],
+            "champion" if r["champion"] else "",
+            r["megabytes"],
+        ]
         for r in rows
     ]
     print_table("", ["model", "round", "main metric", "decision", "", "MB"], table)
@@ -62,7 +69,9 @@ def promote(
     """Make a model the champion, past the gate."""
     with opened(workspace, write=True) as (store, config), store.lock():
         deployment = Registry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
-        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
+        console.print(
+            f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True
+        )
 
 
 @app.command()
@@ -73,7 +82,9 @@ def rollback(
     """Put the champion before the present one back in service, at once."""
     with opened(workspace, write=True) as (store, config), store.lock():
         deployment = Registry(store, config.deploy).rollback(reason)
-        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
+        console.print(
+            f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True
+        )
 
 
 @app.command()
@@ -86,9 +97,14 @@ def export(
     with opened(workspace) as (store, _):
         source = store.artifacts.path(_resolve(store, model))
         if directory.exists():
-            raise UserError("the folder exists already", where=str(directory), fix="remove it or name another")
+            raise UserError(
+                "the folder exists already", where=str(directory), fix="remove it or name another"
+            )
+        partial = directory.with_name(f".{directory.name}.partial")
         with writing(directory):
-            shutil.copytree(source, directory, ignore=shutil.ignore_patterns("manifest.json"))
+            remove_tree(partial)
+            shutil.copytree(source, partial, ignore=shutil.ignore_patterns("manifest.json"))
+            partial.rename(directory)
     console.print(f"wrote {directory}", markup=False)
 
 

@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.shared import HERE, WorkspaceOption, console, opened
+from posttrain.store.errors import UserError
 
 
 def report(
-    out: Annotated[Path, typer.Argument(help="The page; with .svg: the learning curve alone.")] = Path("report.html"),
+    out: Annotated[Path, typer.Argument(help="The page; with .svg: the learning curve alone.")] = Path(
+        "report.html"
+    ),
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Write one self-contained HTML page that works offline."""
@@ -18,6 +21,8 @@ def report(
     from posttrain.web.gather import gather
     from posttrain.web.report import write
 
+    if not out.absolute().parent.is_dir():
+        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
     with opened(workspace) as (store, config):
         gathered = gather(store, config)
     if out.suffix == ".svg":

@@ -10,7 +10,9 @@ from posttrain.cli.status import print_rounds
 
 def run(
     workspace: WorkspaceOption = HERE,
-    rounds: Annotated[int | None, typer.Option(min=0, help="Number of the last round; the config's by default.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=0, help="Number of the last round; the config's by default.")
+    ] = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage of the round in progress.")] = None,
     urgent: Annotated[bool, typer.Option("--urgent", help="Tell the triggers that this is urgent.")] = False,
 ) -> None:

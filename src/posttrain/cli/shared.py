@@ -14,6 +14,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from posttrain.loop.config import Config, load_config
+from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
 console = Console()
@@ -29,7 +30,13 @@ def opened(root: Path, *, write: bool = False) -> Iterator[tuple[Workspace, Conf
     """The workspace in ``root`` and its config, checked; closed at the end."""
     config = load_config(root)
     # A folder with a config is a workspace: whoever writes makes the store at the first run.
-    with Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace:
+    if not write and not (root / ".posttrain" / "format.json").exists():
+        raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
+    with (
+        Workspace.create(root, config.store)
+        if write
+        else Workspace.open(root, config.store, write=False) as workspace
+    ):
         yield workspace, config
 
 
@@ -41,11 +48,19 @@ def print_json(value: Any) -> None:
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     """A table on standard output; numbers to the right."""
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    numeric = [bool(rows) and all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(columns))]
+    numeric = [
+        bool(rows) and all(isinstance(row[at], int | float | None) for row in rows)
+        for at in range(len(columns))
+    ]
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*["" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value) for value in row])
+        table.add_row(
+            *[
+                "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+                for value in row
+            ]
+        )
     console.print(table, markup=False)
 
 
@@ -54,7 +69,11 @@ def setup_logging(debug: bool) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    handler = RichHandler(console=errors, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None)
+    handler: logging.Handler = logging.StreamHandler()
+    if errors.is_terminal:
+        handler = RichHandler(
+            console=errors, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
+        )
     logger = logging.getLogger("posttrain")
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)

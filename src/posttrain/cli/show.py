@@ -25,7 +25,10 @@ def show(
 def _artifact(found: dict[str, Any]) -> None:
     _line(f"{found['id']}  {found['kind']}  {found['size'] / 1e6:.1f} MB  {' '.join(found['names'])}")
     for run in found["runs"][:1]:
-        _line(f"made by {run['stage']} ({run['id']}) in round {run['round']}, seed {run['seed']}, version {run['code_version']}")
+        _line(
+            f"made by {run['stage']} ({run['id']}) in round {run['round']}, seed {run['seed']},"
+            f" version {run['code_version']}"
+        )
     for deployment in found.get("deployments", []):
         _line(f"{deployment['action']} in round {deployment['round']}: {deployment['reason']}")
     print_table("made from", ["depth", "artifact", "by"], _relatives(found["ancestors"]))
@@ -33,8 +36,15 @@ def _artifact(found: dict[str, Any]) -> None:
         print_table("led to", ["depth", "artifact", "by"], _relatives(found["descendants"]))
     if trained := found.get("trained_on"):
         records = trained["records"]
-        rows = [[record["id"], record["source"], record["line"], record["completion"]] for record in records[:_ROWS]]
-        print_table(f"trained on {len(records)} records of {trained['dataset']}", ["record", "file", "line", "answer"], rows)
+        rows = [
+            [record["id"], record["source"], record["line"], record["completion"]]
+            for record in records[:_ROWS]
+        ]
+        print_table(
+            f"trained on {len(records)} records of {trained['dataset']}",
+            ["record", "file", "line", "answer"],
+            rows,
+        )
         if len(records) > _ROWS:
             _line(f"… and {len(records) - _ROWS} more (--json lists all)")
 
@@ -59,20 +69,27 @@ def _record(found: dict[str, Any]) -> None:
     for place in found["in"]:
         _line(f"in {place['name']} {place['dataset']}")
     for place in found["rejected_from"]:
-        _line(f"rejected from {place['name']} {place['dataset']} by {place['step']}: {place['reason']} {place['detail'] or ''}")
+        _line(
+            f"rejected from {place['name']} {place['dataset']} by {place['step']}:"
+            f" {place['reason']} {place['detail'] or ''}"
+        )
     for model in found["models"]:
         _line(f"trained {model}")
 
 
 def _round(found: dict[str, Any]) -> None:
     decision = (found["decision"] or {}).get("action", found["status"])
-    _line(f"round {found['number']}: {decision}; candidate {found['candidate']}, champion before {found['champion_before']}")
+    _line(
+        f"round {found['number']}: {decision}; candidate {found['candidate']},"
+        f" champion before {found['champion_before']}"
+    )
     for rule in (found["decision"] or {}).get("rules", []):
-        _line(f"  {'holds' if rule['holds'] else 'fails'}: {rule['section']}: {rule['rule']}  ({rule['values']})")
+        found_to = "holds" if rule["holds"] else "fails"
+        _line(f"  {found_to}: {rule['section']}: {rule['rule']}  ({rule['values']})")
     for name, interval in (found["decision"] or {}).get("intervals", {}).items():
         _line(
-            f"  gain in {name}: {interval['difference']:+.4f}, interval {interval['low']:+.4f} to {interval['high']:+.4f},"
-            f" n = {interval['n']}"
+            f"  gain in {name}: {interval['difference']:+.4f},"
+            f" interval {interval['low']:+.4f} to {interval['high']:+.4f}, n = {interval['n']}"
         )
     rows = [[run["stage"], run["status"], run["seconds"], run["output"], run["id"]] for run in found["runs"]]
     print_table("", ["stage", "status", "seconds", "artifact", "run"], rows)

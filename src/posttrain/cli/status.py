@@ -20,7 +20,9 @@ def status(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
         print_rounds(store, config)
         champion = state["champion"]
         console.print(
-            f"champion: {champion['id']} of round {champion['round']}, at {champion['path']}" if champion else "no champion yet",
+            f"champion: {champion['id']} of round {champion['round']}, at {champion['path']}"
+            if champion
+            else "no champion yet",
             markup=False,
             soft_wrap=True,
         )
@@ -37,7 +39,11 @@ def print_rounds(store: Workspace, config: Config) -> None:
     rows = [_row(entry, shown) for entry in rounds]
     print_table("", ["round", "labels", *shown, "decision", "seconds"], rows)
     if state["final"]:
-        figures = ", ".join(f"{name} {state['final']['metrics'][name]:.3f}" for name in shown if name in state["final"]["metrics"])
+        figures = ", ".join(
+            f"{name} {state['final']['metrics'][name]:.3f}"
+            for name in shown
+            if name in state["final"]["metrics"]
+        )
         console.print(f"champion on all test records: {figures}", markup=False)
 
 
@@ -47,7 +53,13 @@ _SHOWN = ("accuracy", "macro_f1", "token_f1", "exact_match", "perplexity", "late
 def _row(entry: dict[str, Any], shown: list[str]) -> list[Any]:
     seconds = round(entry["seconds"]) if entry["seconds"] is not None else None
     decision = entry["decision"] or entry["status"]
-    return [entry["round"], entry["labels"], *[entry["metrics"].get(name) for name in shown], decision, seconds]
+    return [
+        entry["round"],
+        entry["labels"],
+        *[entry["metrics"].get(name) for name in shown],
+        decision,
+        seconds,
+    ]
 
 
 def add_to(app: typer.Typer) -> None:

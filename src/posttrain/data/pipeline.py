@@ -114,7 +114,8 @@ def _records(files: Sequence[str], config: DataConfig, root: Path, *, answers: b
 def _answered(files: Sequence[str], config: DataConfig, root: Path, labels: Sequence[str] | None) -> pa.Table:
     tables = [_records([name], config, root, answers=True) for name in files]
     for name, table in zip(files, tables, strict=True):
-        if table["completion"].null_count == table["text"].null_count == table.num_rows:
+        answerless = table["completion"].null_count == table.num_rows
+        if answerless and (labels is not None or table["text"].null_count == table.num_rows):
             fix = "say in `data.columns` which column is the completion"
             raise UserError("no record has an answer", where=name, fix=fix)
         if labels is not None:

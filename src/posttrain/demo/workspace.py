@@ -17,7 +17,7 @@ _PROMPT_COLUMNS = ("text", "message", "utterance", "query", "question", "sentenc
 _LABEL_COLUMNS = ("intent", "label", "category", "class", "target", "completion", "output")
 
 _CONFIG = """\
-# The demo: five rounds of {per_round} labels; a careless annotator, wrong {wrong:.0%} of the time, labels round 4.
+# The demo: {rounds} rounds of {per_round} labels; a careless annotator, wrong {wrong:.0%} of the time, labels round {careless}.
 model: {model}
 rounds: {rounds}
 task:
@@ -35,12 +35,12 @@ label:
   annotator: oracle
   file: answers.csv
   per_round: {per_round}
-  error_rate: {{4: {wrong}}}
+  error_rate: {{{careless}: {wrong}}}
 train: {train}
 evaluate:
   suites:
     test: {{sample: {sample}}}
-  latency: {{prompts: 12, repeats: 6}}
+  latency: {latency}
 gate:
   deploy: [accuracy >= champion.accuracy * 1.02, latency_p99 <= champion.latency_p99 * 1.5]
 """
@@ -51,13 +51,20 @@ _FULL: dict[str, Any] = {
     "per_round": 48,
     "pool_sample": 400,
     "sample": 200,
+    "careless": 4,
     "wrong": 0.4,
+    "latency": "{prompts: 12, repeats: 6}",
     "train": "{epochs: 8, learning_rate: 3.0e-4}",
 }
 _QUICK = _FULL | {
     "model": "tiny",
-    "per_round": 96,
-    "train": "{epochs: 30, learning_rate: 4.0e-3, checkpoint_seconds: 1, precision: float32}",
+    "rounds": 3,
+    "careless": 3,
+    "per_round": 80,
+    "pool_sample": 120,
+    "sample": 100,
+    "latency": "{prompts: 4, repeats: 2}",
+    "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32, checkpoint_seconds: 1}",
 }
 
 

@@ -65,7 +65,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file's mapping; a key that stands twice is an error, where YAML would take the last."""
     try:
         with path.open(encoding="utf-8") as file:
-            values = yaml.load(file, _UniqueKeys)  # noqa: S506 - a SafeLoader that minds double keys
+            values = yaml.load(file, _UniqueKeys)
     except UnicodeDecodeError:
         raise UserError("is not UTF-8 text", where=path.name) from None
     except OSError as error:
@@ -87,6 +87,8 @@ class _UniqueKeys(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"`{key.value}` stands twice", key.start_mark
+                )
             seen.add(key.value)
-        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+        return super().construct_mapping(node, deep)

@@ -36,5 +36,8 @@ def _shown(value: Any) -> str:
     if value is PydanticUndefined:
         return ""
     if isinstance(value, dict):
-        value = {key: inner.model_dump(mode="json") if isinstance(inner, BaseModel) else inner for key, inner in value.items()}
+        value = {
+            key: inner.model_dump(mode="json") if isinstance(inner, BaseModel) else inner
+            for key, inner in value.items()
+        }
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Rules over named values, such as ``accuracy >= champion.accuracy * 1.02``: parsed, never evaluated as Python.
+"""Rules over named values, such as ``accuracy >= champion.accuracy * 1.02``: parsed, never run as Python.
 
 Grammar::
 
@@ -11,9 +11,9 @@ Grammar::
     product    = factor (("*" | "/") factor)*
     factor     = NUMBER ["%"] | NAME | "-" factor | "(" disjunction ")"
 
-A value that is not a number (a metric that could not be measured, a division by zero) makes what it touches unknown, as
-in Kleene's logic: a comparison with it, and ``not`` of that, are unknown; ``and`` and ``or`` are so unless their other
-side decides alone. A rule that is unknown does not hold.
+A value that is not a number (a metric that could not be measured, a division by zero) makes what it touches
+unknown, as in Kleene's logic: a comparison with it, and ``not`` of that, are unknown; ``and`` and ``or`` are,
+unless their other side decides alone. A rule that is unknown does not hold.
 """
 
 import math
@@ -24,7 +24,9 @@ from dataclasses import dataclass
 
 from posttrain.store.errors import UserError
 
-_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))")
+_TOKEN = re.compile(
+    r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))"
+)
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -159,7 +161,11 @@ class _Parser:
             return lambda values: token
         if token is None:
             self.fail("something is missing at its end")
-        if not isinstance(token, str) or not (token[0].isalpha() or token[0] == "_") or token in ("and", "or", "not"):
+        if (
+            not isinstance(token, str)
+            or not (token[0].isalpha() or token[0] == "_")
+            or token in ("and", "or", "not")
+        ):
             self.fail(f"a name or a number is expected where `{token}` stands")
         name = str(token)
         self.names.append(name)

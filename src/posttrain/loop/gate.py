@@ -22,13 +22,16 @@ class GateConfig(Section):
     """
 
     deploy: list[str] = Field(
-        [], description="All must hold for the candidate to become the champion; empty: the main suite's gain > 0."
+        [],
+        description="All must hold for a candidate to become champion; empty: the main suite's gain > 0.",
     )
     rollback: list[str] = Field(
-        [], description="If one holds for the champion, the one before it comes back; for a candidate, it is refused."
+        [],
+        description="If one holds for the champion, the one before returns; for a candidate, it is refused.",
     )
     collect_more: list[str] = Field(
-        [], description="While one holds, or after a roll-back, further rounds are turned; empty: all rounds are."
+        [],
+        description="While one holds, or after a roll-back, rounds go on; empty: all rounds are turned.",
     )
 
     @field_validator(*_RULES)
@@ -42,7 +45,7 @@ class GateConfig(Section):
         return rules
 
     def with_default(self, gain: str) -> "GateConfig":
-        """The same gate; without a rule for deployment, ``gain``, that of the main suite, must be positive."""
+        """The same gate; without a rule for deployment, the main suite's ``gain`` must be positive."""
         return self if self.deploy else self.model_copy(update={"deploy": [f"{gain} > 0"]})
 
     def check(self, known: Collection[str]) -> None:
@@ -78,14 +81,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """action: ``deploy``, ``refuse`` or ``rollback``; collect_more: whether further rounds are worth their labels."""
+    """action: ``deploy``, ``refuse`` or ``rollback``; collect_more: whether more rounds are worth it."""
 
     action: str
     collect_more: bool
     verdicts: list[Verdict]
 
 
-def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Values, gains: Values) -> Decision:
+def decide(
+    gate: GateConfig, candidate: Values, champion: Values, baseline: Values, gains: Values
+) -> Decision:
     """Apply the gate.
 
     Args:

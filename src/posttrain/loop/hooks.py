@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from posttrain.store.records import Deployment
 from posttrain.store.section import Section
@@ -23,8 +23,17 @@ class DeployConfig(Section):
     command: str | None = Field(
         None, description="Command to run; finds POSTTRAIN_CHAMPION, POSTTRAIN_MODEL, POSTTRAIN_ACTION set."
     )
-    webhook: str | None = Field(None, description="URL that gets a JSON POST with model, action, round, path, reason.")
+    webhook: str | None = Field(
+        None, description="URL that gets a JSON POST with model, action, round, path, reason."
+    )
     timeout: float = Field(60.0, gt=0, description="Seconds that the command or the webhook may take.")
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_a_web_address(cls, webhook: str | None) -> str | None:
+        if webhook is not None and not webhook.startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://")
+        return webhook
 
     @property
     def wanted(self) -> bool:
@@ -33,7 +42,7 @@ class DeployConfig(Section):
 
 
 def call(config: DeployConfig, deployment: Deployment, champion: Path, root: Path) -> bool:
-    """Tell the outside world of a deployment; True if it took note. A failure is logged and never stops the loop."""
+    """Tell the outside world of a deployment; True if it took note. A failure is only logged."""
     return _command(config, deployment, champion, root) and _webhook(config, deployment, champion)
 
 

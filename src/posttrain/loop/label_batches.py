@@ -20,13 +20,13 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
     Raises:
         UserError: if no round waits for labels, or the file exists.
     """
-    turn, batch, suggestions = _open_batch(workspace, config)
+    _, batch, suggestions = _open_batch(workspace, config)
     if not file.absolute().parent.is_dir():
         raise UserError("there is no such folder", where=str(file.parent), fix="make it first")
     if file.exists():
         raise UserError("the file exists already", where=str(file), fix="remove it or name another")
     write_atomically(file, export_labels(batch, suggestions).encode())
-    return batch.num_rows
+    return int(batch.num_rows)
 
 
 def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The loop: rounds of stages in order. Resume and caching are the same thing: a finished stage is found, not redone."""
+"""The loop: rounds of stages in order. Resume and caching are one: finished stages are found, not redone."""
 
 import logging
 import math
@@ -74,6 +74,8 @@ class Loop:
             try:
                 if not finished_rounds(self.workspace):
                     self._baseline()
+                if (done := len(finished_rounds(self.workspace))) > last:
+                    log.info("%d of %d rounds are done; raise `rounds` for more", done - 1, last)
                 while (number := len(finished_rounds(self.workspace))) <= last:
                     if reason := self._enough(number):
                         log.info(reason)
@@ -86,14 +88,13 @@ class Loop:
             except Waiting as waiting:
                 return str(waiting)
             except _Stopped:
-                return None
+                log.info("stopped after %s; the next run goes on from here", until)
         return None
 
     def _baseline(self) -> None:
         """Round 0: the base model is measured and becomes the first champion."""
         turn = Turn(self.workspace, self.config, 0)
         with self._round(turn, None):
-            check_answers(turn)
             collected = self._collect(turn)
             base = fetch_base(turn)
             start = extend(turn, None, collected.labelled, None)
@@ -147,7 +148,13 @@ class Loop:
             turn,
             {"evaluation": ours.id, "metrics": metrics},
             {"evaluation": theirs.id, "metrics": metrics_of(turn, theirs.id, latency, "champion")},
-            {"evaluation": zero.id, "metrics": {**finished_rounds(self.workspace)[0].detail["metrics"], **metrics_of(turn, zero.id, None, "")}},
+            {
+                "evaluation": zero.id,
+                "metrics": {
+                    **finished_rounds(self.workspace)[0].detail["metrics"],
+                    **metrics_of(turn, zero.id, None, ""),
+                },
+            },
             latency,
         )
         self._after("decide")
@@ -183,12 +190,18 @@ class Loop:
         return scores, selection, labels
 
     def _collect(self, turn: Turn) -> Collected:
+        check_answers(self.config, self.workspace.root)
         collected = collect(turn)
         log.info("round %d%s", turn.number, "" if turn.number else ": baseline")
         if turn.number == 0:
             for artifact in (collected.pool, collected.test):
                 counts = artifact.meta["counts"]
-                log.info("  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"])
+                log.info(
+                    "  %s: %d records, %d rejected",
+                    artifact.meta["name"],
+                    counts["records"],
+                    counts["rejected"],
+                )
         self._after("collect")
         return collected
 
@@ -207,7 +220,7 @@ class Loop:
         return action
 
     def _sets_aside(self, found: dict[str, Any]) -> bool:
-        """Whether a refused round's labels stay out of later training sets: when its model is surely worse."""
+        """Whether a refused round's labels stay out of later training sets: its model is surely worse."""
         policy = self.config.label.when_refused
         worse = any(interval["high"] < 0 for interval in found["intervals"].values())
         return policy == "set_aside" or (policy == "auto" and worse)
@@ -234,11 +247,19 @@ class Loop:
         rounds = finished_rounds(self.workspace)
         now = evaluation.meta["metrics"]
         # A model that was promoted by hand out of an unfinished round has no figures of that time.
-        then = next((entry.detail["metrics"] for entry in rounds if entry.candidate == champion.model_id), now)
+        then = next(
+            (entry.detail["metrics"] for entry in rounds if entry.candidate == champion.model_id), now
+        )
         main = next(iter(rounds[0].detail["metrics"]))
         values = {
-            "new_records": float(len(known_inputs(turn, collected.pool.id) - known_inputs(turn, rounds[-1].detail["pool"]))),
-            "new_labels": float(len(known_inputs(turn, collected.labelled.id) - known_inputs(turn, rounds[-1].detail["carry"]))),
+            "new_records": float(
+                len(known_inputs(turn, collected.pool.id) - known_inputs(turn, rounds[-1].detail["pool"]))
+            ),
+            "new_labels": float(
+                len(
+                    known_inputs(turn, collected.labelled.id) - known_inputs(turn, rounds[-1].detail["carry"])
+                )
+            ),
             "days_since_training": days_since_training(self.workspace),
             "degradation": then.get(main, math.nan) - now.get(main, math.nan),
             "urgent": float(urgent),
@@ -262,7 +283,11 @@ class Loop:
         turn = Turn(self.workspace, self.config, rounds[-1].number)
         test = self.workspace.artifacts.get(rounds[-1].detail["test"])
         evaluation = evaluate(turn, champion, test, full=True)
-        log.info("champion on all %d test records: %s", test.meta["counts"]["records"], _shown(evaluation.meta["metrics"]))
+        log.info(
+            "champion on all %d test records: %s",
+            test.meta["counts"]["records"],
+            _shown(evaluation.meta["metrics"]),
+        )
         final = {"model": champion, "evaluation": evaluation.id, "metrics": evaluation.meta["metrics"]}
         self.workspace.metadata.update_round(rounds[-1].number, detail={**rounds[-1].detail, "final": final})
 
@@ -272,7 +297,7 @@ class Loop:
         return champion
 
     def _opponent(self, turn: Turn) -> str:
-        """The model that this round's candidate has to beat: the champion, but for what this round deployed."""
+        """The model that the candidate has to beat: the champion, but for what this round deployed."""
         others = [entry for entry in self.workspace.metadata.deployments() if entry.round != turn.number]
         return others[-1].model_id
 
@@ -309,11 +334,17 @@ def _ids(**artifacts: Artifact) -> dict[str, str]:
 def _because(found: dict[str, Any]) -> str:
     """The rules that decided, in one line."""
     wanted = found["action"] == "deploy"
-    sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[found["action"]]
+    sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[
+        found["action"]
+    ]
     rules = [rule for rule in found["rules"] if rule["section"] in sections]
     decisive = [rule for rule in rules if rule["holds"] == (wanted or rule["section"] == "rollback")]
     return "; ".join(f"{rule['rule']} ({rule['values']})" for rule in decisive)
 
 
 def _shown(metrics: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in list(metrics.items())[:3])
+    named = [name for name in _HEADLINES if name in metrics] or list(metrics)[:3]
+    return ", ".join(f"{name} {metrics[name]:.3f}" for name in named)
+
+
+_HEADLINES = ("accuracy", "macro_f1", "token_f1", "exact_match", "score", "perplexity", "invalid_rate", "latency_p99")

@@ -36,7 +36,7 @@ def preview_selection(workspace: Workspace, config: Config) -> list[dict[str, An
         train = carried_dataset(workspace)
         scores = score(turn, champion.model_id, collected.pool, train, collected.test, evaluation.id, cold)
         selection = select(turn, scores, evaluation.id, cold)
-        batch = parquet.read_table(turn.path(selection.id) / BATCH).to_pylist()
+        batch: list[dict[str, Any]] = parquet.read_table(turn.path(selection.id) / BATCH).to_pylist()
         records = {record["id"]: record for record in turn.dataset(collected.pool.id).records.to_pylist()}
     for row in batch:
         record = records[row["id"]]

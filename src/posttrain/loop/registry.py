@@ -1,6 +1,6 @@
 """The model registry: which model is the champion, promote and roll back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from posttrain.loop.hooks import DeployConfig, call
 from posttrain.store.errors import UserError
@@ -13,7 +13,7 @@ class Registry:
     """Deployments of a workspace; the last one's model is the champion."""
 
     workspace: Workspace
-    hooks: DeployConfig = DeployConfig()
+    hooks: DeployConfig = field(default_factory=DeployConfig)
 
     @property
     def champion(self) -> Deployment | None:
@@ -21,7 +21,9 @@ class Registry:
         deployments = self.workspace.metadata.deployments()
         return deployments[-1] if deployments else None
 
-    def promote(self, model_id: str, *, round: int | None, action: str = "promote", reason: str = "") -> Deployment:
+    def promote(
+        self, model_id: str, *, round: int | None, action: str = "promote", reason: str = ""
+    ) -> Deployment:
         """Make a model the champion.
 
         Raises:
@@ -33,7 +35,11 @@ class Registry:
         current = self.champion
         if current is None or current.model_id != model_id or action == "rollback":
             self.workspace.metadata.add_deployment(
-                model_id, round=round, action=action, reason=reason, hook="pending" if self.hooks.wanted else "none"
+                model_id,
+                round=round,
+                action=action,
+                reason=reason,
+                hook="pending" if self.hooks.wanted else "none",
             )
         self.settle()
         assert self.champion is not None
@@ -51,7 +57,7 @@ class Registry:
         return self.promote(previous, round=round, action="rollback", reason=reason)
 
     def previous(self) -> str | None:
-        """The model that a roll-back leads to: the champion before the present one; roll-backs undo promotions."""
+        """The model that a roll-back leads to: the champion before this one; roll-backs undo promotions."""
         line: list[str] = []
         for deployment in self.workspace.metadata.deployments():
             if deployment.action == "rollback" and len(line) > 1:

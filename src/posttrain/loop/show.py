@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.data.version import RECORDS_FILE, REJECTED_FILE
 from posttrain.store.errors import UserError
-from posttrain.store.lineage import ancestors, descendants
+from posttrain.store.lineage import Relative, ancestors, descendants
 from posttrain.store.workspace import Workspace
 
 
@@ -18,8 +18,8 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
 
     Args:
         workspace: where to look.
-        text: an artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``, ``champion``, or a
-            record's id.
+        text: an artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``,
+            ``champion``, or a record's id.
 
     Raises:
         UserError: if nothing, or more than one thing, is called so.
@@ -43,7 +43,9 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
 def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
     row = workspace.metadata.artifact(id)
     assert row is not None
-    names = [f"{named.name}@v{named.version}" for named in workspace.metadata.names() if named.artifact_id == id]
+    names = [
+        f"{named.name}@v{named.version}" for named in workspace.metadata.names() if named.artifact_id == id
+    ]
     parents = [_relative(relative) for relative in ancestors(workspace.metadata, id)]
     found = {
         "type": "artifact",
@@ -62,7 +64,7 @@ def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
 
 
 def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
-    """The training set behind a model and its records, each with where it came from; None for a base model."""
+    """The training set behind a model and its records, with their origin; None for a base model."""
     for run in workspace.metadata.producers(model):
         if dataset := run.inputs.get("dataset"):
             table = parquet.read_table(workspace.artifacts.path(dataset) / RECORDS_FILE)
@@ -74,23 +76,29 @@ def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
 
 
 def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
-    """A record by its id or the id of its input: the versions that hold or rejected it, the models that saw it."""
+    """A record by its id or its input's: the versions that hold or rejected it, the models that saw it."""
     if len(text) < 8 or not all(character in "0123456789abcdef" for character in text):
         return None
     content: dict[str, Any] | None = None
-    held, rejected, models = [], [], []
-    for row in workspace.metadata.artifacts("dataset"):
+    held: list[dict[str, Any]] = []
+    rejected: list[dict[str, Any]] = []
+    models: list[str | None] = []
+    for row in sorted(workspace.metadata.artifacts("dataset"), key=lambda row: row.created_at):
         folder = workspace.artifacts.path(row.id)
         for file, places in ((RECORDS_FILE, held), (REJECTED_FILE, rejected)):
             table = parquet.read_table(folder / file)
-            hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
+            hit = compute.or_(
+                compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text)
+            )
             for record in table.filter(hit).to_pylist():
                 if content is None or (content["completion"] is None and record["completion"]):
                     content = record
                 reason = {key: record[key] for key in ("step", "reason", "detail") if key in record}
                 places.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **reason})
                 if file == RECORDS_FILE:
-                    models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
+                    models += [
+                        run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)
+                    ]
     if content is None:
         return None
     content["meta"] = json.loads(content["meta"] or "{}")
@@ -118,8 +126,8 @@ def _round(workspace: Workspace, number: int) -> dict[str, Any]:
     return {"type": "round", **_plain(asdict(entry)), "runs": runs}
 
 
-def _relative(relative: Any) -> dict[str, Any]:
-    return _plain(asdict(relative))
+def _relative(relative: Relative) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in asdict(relative).items()}
 
 
 def _plain(value: Any) -> Any:

@@ -12,10 +12,10 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
     """The loop's state.
 
     Returns:
-        ``round``: number of the round in progress, or of the last one; ``champion``: id, round and metrics, or None;
-        ``waiting``: what the loop waits for, or None; ``rounds``: for each its round, status, labels, metrics,
-        decision, seconds and stages (seconds by stage); ``final``: the champion's metrics on all test records, or
-        None; ``rounds_wanted``.
+        ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics and
+        path, or None; ``waiting``: what the loop waits for, or None; ``rounds``: for each its round, status,
+        labels, metrics, decision, seconds, stages (seconds by stage), model_seconds; ``final``: a model and
+        its metrics on all test records; ``rounds_wanted``.
     """
     rounds = workspace.metadata.rounds()
     finished = [entry for entry in rounds if entry.status == "done"]

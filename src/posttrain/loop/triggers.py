@@ -40,7 +40,7 @@ class TriggerConfig(Section):
 
 @dataclass(frozen=True)
 class Verdict:
-    """starts: whether a round starts; why: the rules that say so, or that are waited for, with their values."""
+    """starts: whether a round starts; why: the rules that say so or are waited for, with their values."""
 
     starts: bool
     why: str

@@ -1,8 +1,8 @@
 """Chat templates: conversations as token ids, with a mask over what the assistant says.
 
-The prompt is tokenised by itself and the answer by itself, which is exactly what happens when a model is served:
-it reads the rendered prompt and goes on from its last token. Training on anything else would train other tokens
-than those that are generated. No ``{% generation %}`` marks are needed.
+An example is the prompt's tokens and then the answer's, which is exactly what happens when a model is served: it reads
+the rendered prompt and goes on from its last token. Training on anything else would train other tokens than those that
+are generated. No ``{% generation %}`` marks are needed.
 """
 
 from dataclasses import dataclass

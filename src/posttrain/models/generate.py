@@ -35,7 +35,10 @@ def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | 
     order = sorted(range(len(ids)), key=lambda index: (len(ids[index]), index))
     with task("answering", len(ids), "records") as advance:
         while order:
-            width = max(1, _BATCH_TOKENS // (len(ids[order[0]]) + limit))
+            # The prompts' lengths ascend: the widest batch is the one whose last prompt still fits as often as there are rows.
+            width = 1
+            while width < len(order) and (width + 1) * (len(ids[order[width]]) + limit) <= _BATCH_TOKENS:
+                width += 1
             rows, order = order[:width], order[width:]
             for row, answer in zip(rows, _answer(lm, [ids[row] for row in rows], limit), strict=True):
                 answers[row] = answer
@@ -51,7 +54,16 @@ def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Gen
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=lm.device)
     stops = sorted(lm.chat.stop_ids)
     output = lm.model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, eos_token_id=stops, pad_token_id=filler
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=limit,
+        eos_token_id=stops,
+        pad_token_id=filler,
+        # Some models' generation configs ask for sampling, or for penalties that would count the padding too.
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
     )
     answers = []
     for row in output[:, width:].tolist():

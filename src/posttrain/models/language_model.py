@@ -14,9 +14,10 @@ from posttrain.store.errors import UserError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
-# Plain ChatML, for base models whose tokenizer brings no template.
+# ChatML for base models whose tokenizer brings no template. Turns end with the stop token that the tokenizer knows:
+# an ``<|im_end|>`` that is no token of its own would be part of every answer.
 _CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + eos_token + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -31,9 +32,12 @@ class LanguageModel:
     chat: Chat = field(init=False)
 
     def __post_init__(self) -> None:
+        stops = stop_tokens(self.model, self.tokenizer)
+        if not stops:
+            raise UserError("neither the tokenizer nor generation_config.json names a stop token", where="model")
         if not self.tokenizer.chat_template:
             self.tokenizer.chat_template = _CHATML
-        self.chat = Chat(self.tokenizer, frozenset(stop_tokens(self.model, self.tokenizer)))
+        self.chat = Chat(self.tokenizer, frozenset(stops))
 
     def prompt_ids(self, prompt: Turns) -> list[int]:
         """Token ids of a record's prompt as the model is shown it."""
@@ -89,18 +93,42 @@ def load(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageMod
     Raises:
         UserError: if the folder holds no causal language model.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     check_folder(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], use_safetensors=True, attn_implementation="sdpa"
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"no causal language model: {_first_line(error)}", where=str(folder)) from None
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"no causal language model: {first_line(error)}", where=str(folder)) from None
+    check_whole(loading, folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return LanguageModel(model.to(device).eval(), tokenizer, task)
+    loaded = LanguageModel(model.to(device).eval(), tokenizer, task)
+    _check_head(loaded, folder)
+    return loaded
+
+
+def check_whole(loading: dict[str, Any], source: Path) -> None:
+    """Raise a UserError if weights were missing: transformers goes on with random numbers in their place."""
+    if missing := sorted(loading["missing_keys"]):
+        raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=str(source))
+
+
+@torch.no_grad()
+def _check_head(lm: LanguageModel, folder: Path) -> None:
+    """Raise a UserError if ``logits`` is not what the model's own forward gives: its family has a head unknown here."""
+    ids = torch.tensor([[min(lm.chat.stop_ids)] * 2], device=lm.device)
+    own = lm.model(input_ids=ids).logits.float()
+    ours = lm.logits(lm.decoder(input_ids=ids).last_hidden_state)
+    if (own - ours).abs().max() > 0.05 * own.abs().max().clamp(min=1):
+        raise UserError(f"models of type {lm.model.config.model_type} are not supported", where=str(folder))
 
 
 def save(model: LanguageModel, folder: Path, dtype: str = "bfloat16") -> None:
@@ -124,5 +152,6 @@ def check_folder(folder: Path) -> None:
         raise UserError("holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library's error says, without what follows."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from posttrain.models.label_trie import LabelTrie
 from posttrain.models.label_walk import Read, walk
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
+from posttrain.store.errors import UserError
 from posttrain.store.progress import task
 
 _BATCH_TOKENS = 2048
@@ -40,7 +42,7 @@ def label_scores(
     P(label | prompt) is the product of its tokens' probabilities, stop token included, normalised over the labels.
     The prompts' shared beginning is read once, prompts are batched by length, and the labels are walked as a trie:
     a branch whose probability so far bounds it below the tolerance is not walked, which leaves few for a model that
-    knows the task.
+    knows the task. Where some layers see only a window or carry a state, every label is read for itself instead.
 
     Args:
         lm: the model.
@@ -49,8 +51,15 @@ def label_scores(
         embeddings: also return the mean of the last hidden states over each prompt's own tokens.
         tolerance: bound on the probability mass, per prompt, of labels that are not walked to the end.
         progress: what to call the work while it runs.
+
+    Raises:
+        UserError: if two labels are the same tokens.
     """
-    trie = LabelTrie([lm.answer_ids(label) for label in labels])
+    answers = _distinct(lm, labels)
+    longest = max((len(lm.prompt_ids(prompt)) for prompt in prompts), default=0) + max(map(len, answers))
+    if not _sees_all(lm, longest):
+        return _score_each(lm, prompts, labels, embeddings, progress)
+    trie = LabelTrie(answers)
     scores = np.zeros((len(prompts), len(labels)), np.float32)
     vectors = np.zeros((len(prompts), lm.model.config.get_text_config().hidden_size), np.float32)
     with task(progress or "scoring labels", len(prompts), "records") as advance:
@@ -60,6 +69,19 @@ def label_scores(
                 vectors[batch.indices] = _mean_states(batch)
             advance(len(batch.indices))
     return LabelScores(scores, vectors if embeddings else None)
+
+
+def _score_each(
+    lm: LanguageModel, prompts: Sequence[Turns], labels: Sequence[str], with_embeddings: bool, progress: str | None
+) -> LabelScores:
+    """What ``label_scores`` returns, each label after each prompt read as an answer of its own."""
+    scores = np.zeros((len(prompts), len(labels)), np.float32)
+    with task(progress or "scoring labels", len(prompts), "records") as advance:
+        for row, prompt in enumerate(prompts):
+            sums, _ = answer_log_likelihoods(lm, [prompt] * len(labels), labels)
+            scores[row] = sums - np.logaddexp.reduce(sums)
+            advance(1)
+        return LabelScores(scores, embeddings(lm, prompts) if with_embeddings else None)
 
 
 @torch.inference_mode()
@@ -101,13 +123,51 @@ def answer_log_likelihoods(
     return sums, counts
 
 
-def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
-    """Read all prompts, longest last, in batches of similar length, sharing the cache of their common beginning."""
+def _distinct(lm: LanguageModel, labels: Sequence[str]) -> list[list[int]]:
+    """The labels' tokens, or a UserError if the model cannot tell two of them apart."""
+    seen: dict[tuple[int, ...], str] = {}
+    for label in labels:
+        tokens = tuple(lm.answer_ids(label))
+        if tokens in seen:
+            raise UserError(f"labels `{seen[tokens]}` and `{label}` are the same tokens", where="task.labels")
+        seen[tokens] = label
+    return [list(tokens) for tokens in seen]
+
+
+def _sees_all(lm: LanguageModel, tokens: int) -> bool:
+    """Whether every layer is attention over all of ``tokens`` tokens, with positions that can be given to it."""
+    config = lm.model.config
+    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
+        return False
+    layers = _layers(lm)
+    return _only_attention(layers) and all(getattr(layer, "sliding_window", tokens) >= tokens for layer in layers)
+
+
+def _layers(lm: LanguageModel) -> list[Any]:
+    """What the model's layers keep of the tokens that they have read."""
     from transformers import DynamicCache
 
+    return list(DynamicCache(config=lm.model.config).layers)
+
+
+def _only_attention(layers: list[Any]) -> bool:
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+def _new_cache(lm: LanguageModel) -> Any:
+    """An empty cache; windows are left to the mask, as the branches of a trie stand side by side in it."""
+    from transformers import DynamicCache
+
+    return DynamicCache() if _only_attention(_layers(lm)) else DynamicCache(config=lm.model.config)
+
+
+def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
+    """Read all prompts, longest last, in batches of similar length, sharing the cache of their common beginning."""
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
     shared = _shared_prefix(ids)
-    prefix_cache = DynamicCache(config=lm.model.config)
+    prefix_cache = _new_cache(lm)
     if shared:
         lm.decoder(input_ids=torch.tensor([ids[0][:shared]], device=lm.device), past_key_values=prefix_cache)
     own = [tokens[shared:] for tokens in ids]

@@ -2,9 +2,10 @@
 
 import importlib.util
 import shutil
+import struct
 from pathlib import Path
 
-from posttrain.models.language_model import DTYPES, check_folder
+from posttrain.models.language_model import DTYPES, check_folder, check_whole, first_line
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 
@@ -78,11 +79,16 @@ def _convert_gguf(file: Path, folder: Path) -> None:
     arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments)
-        model = AutoModelForCausalLM.from_pretrained(
-            **arguments, dtype=DTYPES["bfloat16"], quantization_config=GgufConfig(dequantize=True)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            **arguments,
+            dtype=DTYPES["bfloat16"],
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"this GGUF file holds no causal language model: {error}", where=str(file)) from None
+    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
+        line = first_line(error)
+        raise UserError(f"this GGUF file holds no causal language model: {line}", where=str(file)) from None
+    check_whole(loading, file)
     # The weights are plain by now, but transformers refuses to save a model that says it is quantised.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -98,7 +104,7 @@ def _download(hub_id: str, folder: Path) -> None:
     try:
         snapshot = Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
     except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
+        line = first_line(error)
         raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {line}", where="model") from None
     check_folder(snapshot)
     shutil.copytree(snapshot, folder, dirs_exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.store.errors import DamagedArtifact, UserError
-from posttrain.store.files import folder_files, sync_file, sync_folder, writing
+from posttrain.store.files import folder_files, make_readable, sync_file, sync_folder, writing
 from posttrain.store.hashing import canonical_json, file_digest
 from posttrain.store.staging import claimed_folder, remove_unclaimed
 
@@ -95,6 +95,7 @@ class ArtifactStore(ABC):
                 raise ValueError(f"{files[MANIFEST]}: this name is the store's own")
             entries = {}
             for name, path in files.items():
+                make_readable(path)
                 sync_file(path)
                 entries[name] = FileEntry(file_digest(path), path.stat().st_size)
             artifact = read_manifest(Artifact("", kind, dict(meta), entries).manifest)

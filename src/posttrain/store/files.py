@@ -89,12 +89,24 @@ def write_atomically(path: Path, content: bytes) -> None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
+                os.fchmod(file.fileno(), _usual_mode())
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def make_readable(path: Path) -> None:
+    """Give a file the permissions that a new file has here; some libraries write files that only their owner reads."""
+    path.chmod(_usual_mode())
+
+
+def _usual_mode() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def remove_tree(path: Path) -> None:

@@ -37,7 +37,8 @@ class Checkpoints:
         """Write a fresh folder, flush it to disk and give it its name in one rename."""
         target = self.folder / f"step-{step:09d}"
         fresh = self.folder / f"tmp-{step:09d}"
-        shutil.rmtree(fresh, ignore_errors=True)
+        for unfinished in self.folder.glob("tmp-*"):
+            shutil.rmtree(unfinished)
         fresh.mkdir(parents=True)
         save_file({name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}, fresh / _TENSORS)
         (fresh / _STATE).write_text(json.dumps(checkpoint.state), encoding="utf-8")
@@ -52,7 +53,7 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose checksums hold, or None. Damaged ones are named in the log and passed over."""
+        """The newest checkpoint whose checksums hold, or None. Damaged ones are named in the log and removed."""
         for folder in reversed(self._names()):
             try:
                 sums = json.loads((folder / _SUMS).read_text(encoding="utf-8"))
@@ -61,9 +62,10 @@ class Checkpoints:
                     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
                     return Checkpoint(load_file(folder / _TENSORS), state)
                 problem = f"{wrong[0]} does not match its checksum"
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
                 problem = str(error)
             log.warning("checkpoint %s is damaged (%s); going back to the one before", folder.name, problem)
+            shutil.rmtree(folder)  # it would push a good one out of the last two
         return None
 
     def _names(self) -> list[Path]:

@@ -42,11 +42,13 @@ def encode(lm: LanguageModel, records: pa.Table, max_length: int) -> tuple[list[
         The examples in the records' order, and how many of them were cut to ``max_length``.
 
     Raises:
-        UserError: if an answer alone is longer than ``max_length``.
+        UserError: if a record has no answer, or its answer alone is longer than ``max_length``.
     """
     examples: list[Encoded] = []
     cut = 0
     for record in records.select(["id", "prompt", "completion", "text"]).to_pylist():
+        if (record["text"] if record["prompt"] is None else record["completion"]) is None:
+            raise UserError(f"record {record['id']}: it has no answer to learn")
         if record["prompt"] is None:
             ids = lm.chat.tokenizer(record["text"])["input_ids"] + [lm.tokenizer.eos_token_id]
             example = Encoded(ids, [True] * len(ids))

@@ -1,5 +1,6 @@
 """Low-rank adapters: put on before training, folded into the weights after it."""
 
+import json
 from pathlib import Path
 
 from posttrain.models.language_model import LanguageModel
@@ -28,5 +29,21 @@ def adapt(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
 def fold(adapted: LanguageModel, adapter: Path) -> LanguageModel:
     """Save the adapter into a folder, and add it to the base weights (in float32, so that nothing is rounded twice)."""
     adapted.model.save_pretrained(adapter)
+    _make_portable(adapter)
     merged = adapted.model.float().merge_and_unload()
     return LanguageModel(merged, adapted.tokenizer, adapted.task)
+
+
+def _make_portable(adapter: Path) -> None:
+    """Take out of the folder what is not the adapter's content, so that the same training writes the same bytes.
+
+    peft notes the base model's path, in its settings and in a form for a model card, and writes a set of module names in
+    an order that changes from process to process.
+    """
+    (adapter / "README.md").unlink(missing_ok=True)
+    file = adapter / "adapter_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    settings["base_model_name_or_path"] = None
+    if isinstance(settings["target_modules"], list):
+        settings["target_modules"].sort()
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True), encoding="utf-8")

@@ -23,8 +23,8 @@ class MasterAdamW:
         self.clip = config.clip
         self._hooks = []
         for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = torch.zeros_like(master)
             if weight is not master:
-                master.grad = torch.zeros_like(master)
                 self._hooks.append(weight.register_post_accumulate_grad_hook(_add_to(master)))
         decayed = set(_decayed(model))
         groups = [
@@ -76,7 +76,7 @@ class MasterAdamW:
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(tensors[f"master.{name}"])
             self.adam.state[master] = {
-                key: tensors[f"{key}.{name}"].to(master.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                key: tensors[f"{key}.{name}"].to(master.device, copy=True) for key in ("step", "exp_avg", "exp_avg_sq")
             }
         self._round_back()
 

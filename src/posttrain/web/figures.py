@@ -53,7 +53,8 @@ def learning_curve(report: Report, width: int) -> str:
     ]
     percent = all(is_share(report.metric, value) for value in values.values())
     title = f"{metric_name(report.metric)} of each round's candidate and of the champion"
-    return line_chart(points, title, percent=percent, width=width)
+    measure = metric_name(report.metric)
+    return line_chart(points, title, measure=measure, percent=percent, width=width)
 
 
 def _bound(row: RoundRow, value: float, side: str) -> float | None:

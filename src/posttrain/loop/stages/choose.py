@@ -24,7 +24,9 @@ def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
     return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=taken)))
 
 
-def score(turn: Turn, champion: str, pool: Artifact, train: str, test: Artifact, evaluation: str, cold: bool) -> Artifact:
+def score(
+    turn: Turn, champion: str, pool: Artifact, train: str, test: Artifact, evaluation: str, cold: bool
+) -> Artifact:
     """How unsure the champion is of the pool, and where its hard test cases lie."""
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
@@ -76,12 +78,10 @@ def select(turn: Turn, scores: Artifact, evaluation: str, cold: bool) -> Artifac
 
 
 def chosen_records(turn: Turn, selection: Artifact, pool: Artifact) -> tuple[pa.Table, list[str] | None]:
-    """The batch as pool records, best first, and what the champion would answer (None while it knows nothing)."""
+    """The batch as pool records, best first, and the champion's answers (None while it knows nothing)."""
     batch = parquet.read_table(turn.path(selection.id) / BATCH)
     records = turn.dataset(pool.id).records
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}
     chosen = records.take([row_of[id] for id in batch["id"].to_pylist()])
     predicted = batch["predicted"].to_pylist()
     return chosen, None if None in predicted else predicted
-
-

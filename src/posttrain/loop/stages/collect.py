@@ -25,7 +25,7 @@ class Collected:
 
 
 def with_added_files(config: DataConfig, root: Path) -> DataConfig:
-    """The data section with the files that ``posttrain data add`` put into ``data/pool`` and ``data/labelled``."""
+    """The data section with what ``posttrain data add`` put into ``data/pool`` and ``data/labelled``."""
     added = {}
     for name in ("pool", "labelled"):
         files = sorted(path.relative_to(root).as_posix() for path in (root / "data" / name).glob("[!.]*"))
@@ -48,7 +48,11 @@ def collect(turn: Turn) -> Collected:
     def built() -> Built:
         result = build_pool_and_test(config, root, labels or None)
         if not result.test.num_rows:
-            raise UserError("there is no record to test on", where="data.test", fix="name a file, or a share of `labelled`")
+            raise UserError(
+                "there is no record to test on",
+                where="data.test",
+                fix="name a file, or a share of `labelled`",
+            )
         return result
 
     settings = {"data": config.model_dump(mode="json"), "labels": labels}

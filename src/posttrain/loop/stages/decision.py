@@ -26,8 +26,8 @@ def decision(
 
     Args:
         turn: the round.
-        candidate: its ``evaluation`` (artifact id) and ``metrics`` (by bare name); ``champion`` and ``baseline``
-            likewise.
+        candidate: its ``evaluation`` (artifact id) and ``metrics`` (by bare name); ``champion`` and
+            ``baseline`` likewise.
         latency: the timing that the metrics come from.
 
     Returns:
@@ -40,7 +40,11 @@ def decision(
         ours, theirs = (read_evaluation(turn.path(side["evaluation"])) for side in (candidate, champion))
         intervals = gains(ours, theirs, turn.config.evaluate.bootstrap, turn.seed("decide"))
         found = decide(
-            turn.config.gate, candidate["metrics"], champion["metrics"], baseline["metrics"], flat_gains(intervals)
+            turn.config.gate,
+            candidate["metrics"],
+            champion["metrics"],
+            baseline["metrics"],
+            flat_gains(intervals),
         )
         record = {
             "action": found.action,

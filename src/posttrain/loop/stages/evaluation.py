@@ -1,23 +1,26 @@
 """Evaluate models on the suites, and time candidate and champion side by side."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.pipeline import input_digests
 from posttrain.data.config import DataConfig
+from posttrain.data.pipeline import input_digests
 from posttrain.data.read import read
 from posttrain.evaluate.artifact import read_evaluation, write_evaluation
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.examples import sample_records
 from posttrain.evaluate.latency import measure_latency
 from posttrain.evaluate.names import flat_metrics
+from posttrain.evaluate.scorers.python_function import load_function
 from posttrain.evaluate.suite import run_suite
 from posttrain.loop.turn import Turn, task_key
 from posttrain.models.task import Turns
 from posttrain.store.artifacts import Artifact
+from posttrain.store.hashing import file_digest
 
 LATENCY = "latency.json"
 
@@ -29,7 +32,8 @@ def evaluate(turn: Turn, model: str, test: Artifact, *, full: bool = False) -> A
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         lm = turn.model(model)
         results = {
-            name: run_suite(lm, _records(turn, suite, test), suite, name, full=full) for name, suite in suites.items()
+            name: run_suite(lm, _records(turn, suite, test), suite, name, full=full)
+            for name, suite in suites.items()
         }
         write_evaluation(out, results)
         return {"metrics": flat_metrics(results), "full": full}
@@ -88,5 +92,12 @@ def _request(record: dict[str, Any]) -> Turns:
 
 
 def _suite_digests(turn: Turn) -> dict[str, str]:
-    files = [suite.data for suite in turn.config.evaluate.suites.values() if suite.data != "test"]
-    return input_digests(DataConfig(pool=files), turn.workspace.root)
+    """Content digests of the suites' files, and of the modules whose functions score."""
+    suites = turn.config.evaluate.suites
+    files = [suite.data for suite in suites.values() if suite.data != "test"]
+    digests = input_digests(DataConfig(pool=files), turn.workspace.root)
+    for name, suite in suites.items():
+        if suite.function:
+            source = inspect.getsourcefile(load_function(suite.function, f"evaluate.suites.{name}.function"))
+            digests[f"{name}.function"] = file_digest(Path(source)) if source else ""
+    return digests

@@ -22,7 +22,7 @@ def fetch_base(turn: Turn) -> Artifact:
 
 
 def _fingerprint(source: str) -> str:
-    """Tells two states of a model's files apart by name, size and time, as hashing large ones each run would be slow."""
+    """Tells two states of a model's files apart by name, size and time: hashing large ones is slow."""
     path = Path(source)
     if not path.is_absolute():
         return digest([[source], []])  # a model by name: nothing in the current folder is meant

@@ -23,19 +23,18 @@ from posttrain.store.hashing import file_digest
 LABELS = "labels.parquet"
 
 
-def check_answers(turn: Turn) -> None:
+def check_answers(config: Config, root: Path) -> None:
     """Find out before any work whether an oracle's file is there and keeps to the label set.
 
     Raises:
         UserError: if not, with file and line.
     """
-    config = turn.config
     if config.label.annotator != "oracle":
         return
-    _answers_digest(turn)
+    path = _answers(config, root)
     name, known = str(config.label.file), set(config.task.label_set)
     columns = config.label.columns if config.label.columns is not None else _columns(config)
-    for table in read(turn.workspace.root / Path(name).expanduser(), columns, name=name):
+    for table in read(path, columns, name=name):
         for answer, line in zip(table["completion"].to_pylist(), table["line"].to_pylist(), strict=True):
             if known and answer is not None and answer not in known:
                 raise unknown_label(answer, config.task.label_set, name, line).error()
@@ -65,7 +64,7 @@ def label(turn: Turn, selection: Artifact, pool: Artifact) -> Artifact:
 
     inputs = {"selection": selection.id, "pool": pool.id}
     if config.label.annotator == "oracle":
-        inputs["answers"] = _answers_digest(turn)
+        inputs["answers"] = file_digest(_answers(config, turn.workspace.root))
     settings = {
         "annotator": config.label.annotator,
         "error_rate": config.label.error_rate.get(turn.number, 0.0),
@@ -88,7 +87,10 @@ def extend(turn: Turn, parent: str | None, labelled: Artifact, labels: Artifact 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         before = turn.dataset(parent) if parent else None
         version = training_version(
-            before, _new(turn, before, labelled, labels), parent_id=parent, labels=turn.config.task.label_set or None
+            before,
+            _new(turn, before, labelled, labels),
+            parent_id=parent,
+            labels=turn.config.task.label_set or None,
         )
         return write_dataset(out, version.records, version.rejected, version.meta)
 
@@ -121,11 +123,12 @@ def _columns(config: Config) -> dict[str, str] | None:
     return {name: column for name, column in (config.data.columns or {}).items() if name != "group"} or None
 
 
-def _answers_digest(turn: Turn) -> str:
-    name = turn.config.label.file
+def _answers(config: Config, root: Path) -> Path:
+    """The oracle's file."""
+    name = config.label.file
     if not name:
         raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
-    path = turn.workspace.root / Path(name).expanduser()
+    path = root / Path(name).expanduser()
     if not path.is_file():
         raise UserError(f"no such file: {name}", where="label.file")
-    return file_digest(path)
+    return path

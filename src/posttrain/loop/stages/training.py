@@ -15,9 +15,17 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         records = turn.dataset(dataset).records
         return train(
-            turn.path(source), records, turn.config.train, turn.config.task, seed=turn.seed("train"), out=out, scratch=scratch
+            turn.path(source),
+            records,
+            turn.config.train,
+            turn.config.task,
+            seed=turn.seed("train"),
+            out=out,
+            scratch=scratch,
         )
 
     settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint_seconds"})
     inputs = {"source": source, "dataset": dataset}
-    return turn.stage("train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION)
+    return turn.stage(
+        "train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION
+    )

@@ -32,10 +32,11 @@ class CurvePoint:
     high: float | None = None
 
 
-def line_chart(points: Sequence[CurvePoint], title: str, *, percent: bool = True, width: int = 760) -> str:
+def line_chart(points: Sequence[CurvePoint], title: str, *, measure: str = "", percent: bool = True, width: int = 760) -> str:
     """Rounds from left to right; a mark a candidate, a step line for the champion, bars for the intervals.
 
     Args:
+        measure: what the values are, written at the top of their axis.
         percent: show the values, which are shares, as percentages from zero.
         width: of the chart in pixels; the text keeps its size.
     """
@@ -43,7 +44,7 @@ def line_chart(points: Sequence[CurvePoint], title: str, *, percent: bool = True
         return ""
     legend = _Legend(points, width)
     height = (340 if width >= 500 else 280) + legend.height
-    left, right, top = (56 if width >= 500 else 50), width - 28, 26
+    left, right, top = (56 if width >= 500 else 50), width - 28, 34
     bottom = height - 56 - legend.height
     known = [v for p in points for v in (p.value, p.champion, p.low, p.high) if v is not None]
     marks = ticks(0 if percent else min(known), max(known), 5)
@@ -72,7 +73,8 @@ def line_chart(points: Sequence[CurvePoint], title: str, *, percent: bool = True
     line = element("path", d=path, class_="candidates")
     marks_drawn = [_mark(p, x(at), y, percent) for at, p in enumerate(points)]
     steps = _champion_steps(points, x, y, right)
-    content = [*grid, *names, steps, line, *marks_drawn, legend.at(left, bottom + 64)]
+    axis = text(measure, 4, 14, "soft")
+    content = [axis, *grid, *names, steps, line, *marks_drawn, legend.at(left, bottom + 64)]
     return figure(width, height, title, *content)
 
 
@@ -100,6 +102,8 @@ def _mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
         bar = element("line", x1=x, x2=x, y1=ends[0], y2=ends[1], class_="error") + whiskers
         told += f", 95% interval {_value(point.low, percent, 1)} to {_value(point.high, percent, 1)}"
     below = point.decision in ("refuse", "rollback")  # there the champion's line is above
+    # A label that would run into the names below the axis goes above its mark.
+    below = below and lowest + 24 < y(0) - 4
     number = text(value, x, lowest + 24 if below else above - 12, "value", "middle")
     return element("g", tooltip(told), bar, _symbol(point.decision, x, y(point.value)), number)
 

@@ -1,0 +1,84 @@
+"""How much does the label trie save? Scoring every label of a closed set, ours against a plain batched loop.
+
+    python benchmarks/label_scoring.py --model DIR --data FILE.csv --labels labels.txt [--records 32] [--repeats 3]
+
+The plain loop is what one writes with transformers alone: every prompt with every label as one padded row, the full
+logits, the labels' log-probabilities summed. Both run in turn in one process; the table gives medians and their ratio,
+and the largest difference between the two answers.
+"""
+
+import argparse
+import csv
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.likelihood import label_scores
+from posttrain.models.task import TaskConfig, Turns
+
+_ROWS = 64
+
+
+@torch.inference_mode()
+def plain_loop(lm: LanguageModel, prompts: list[Turns], labels: list[str]) -> np.ndarray:
+    """Log-probabilities [N, K], normalised over the labels, one padded row for each prompt and label."""
+    answers = [lm.answer_ids(label) for label in labels]
+    rows = [(lm.prompt_ids(prompt), answer) for prompt in prompts for answer in answers]
+    totals = np.zeros(len(rows))
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS]
+        width = max(len(prompt) + len(answer) for prompt, answer in part)
+        ids = torch.tensor([[*prompt, *answer] + [0] * (width - len(prompt) - len(answer)) for prompt, answer in part])
+        mask = torch.tensor([[1] * (len(p) + len(a)) + [0] * (width - len(p) - len(a)) for p, a in part])
+        logits = lm.model(input_ids=ids, attention_mask=mask).logits.float().log_softmax(-1)
+        for row, (prompt, answer) in enumerate(part):
+            at = torch.arange(len(prompt) - 1, len(prompt) + len(answer) - 1)
+            totals[start + row] = logits[row, at, torch.tensor(answer)].double().sum()
+    scores = totals.reshape(len(prompts), len(labels))
+    return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+
+
+def main() -> None:
+    """Time both and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--column", default="text")
+    parser.add_argument("--labels", type=Path, required=True)
+    parser.add_argument("--system", default="Name the intent of the message.")
+    parser.add_argument("--records", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    arguments = parser.parse_args()
+    lm = load(arguments.model, TaskConfig(system=arguments.system), arguments.dtype)
+    with arguments.data.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    step = max(1, len(rows) // arguments.records)
+    prompts = [[{"role": "user", "content": row[arguments.column]}] for row in rows[::step][: arguments.records]]
+    labels = arguments.labels.read_text(encoding="utf-8").split()
+    ours: list[float] = []
+    plain: list[float] = []
+    label_scores(lm, prompts[:2], labels)
+    for _ in range(arguments.repeats):
+        start = time.perf_counter()
+        scores = label_scores(lm, prompts, labels).log_probabilities
+        ours.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        reference = plain_loop(lm, prompts, labels)
+        plain.append(time.perf_counter() - start)
+    ratio = statistics.median(p / o for p, o in zip(plain, ours, strict=True))
+    difference = np.abs(np.exp(scores.astype(np.float64)) - np.exp(reference)).max()
+    print(f"| records | labels | ours, s | plain loop, s | ratio | largest difference in probability ({arguments.dtype}) |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    print(
+        f"| {len(prompts)} | {len(labels)} | {statistics.median(ours):.2f} | {statistics.median(plain):.2f} "
+        f"| {ratio:.1f} | {difference:.1e} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,454 @@
+"""Every mistake of the user ends in one clear line and 2, and leaves the workspace as it was."""
+
+import errno
+import hashlib
+import json
+import os
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Call = Callable[..., Any]
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Every file and link with its content, but for the database and the lock, which may note the attempt."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_file() and not name.startswith((".posttrain/store.db", ".posttrain/lock")):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def change(root: Path, section: str, **values: Any) -> None:
+    config = yaml.safe_load((root / "posttrain.yaml").read_text())
+    config[section] = {**config.get(section, {}), **values}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def name_file(root: Path, name: str, content: str | bytes | None, section: str = "pool") -> None:
+    if content is not None:
+        (root / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    change(root, "data", **{section: [name]}, columns=None if name.endswith("jsonl") else {"prompt": "text"})
+
+
+Break = Callable[[Path], None]
+GOOD = '{"prompt": "a card", "completion": "card"}\n'
+
+
+def missing_file(root: Path) -> None:
+    (root / "pool.csv").unlink()
+
+
+def missing_test_file(root: Path) -> None:
+    (root / "test.csv").unlink()
+
+
+def missing_answers(root: Path) -> None:
+    (root / "answers.csv").unlink()
+
+
+def missing_labels(root: Path) -> None:
+    change(root, "task", labels="labels.txt")
+
+
+def answers_not_named(root: Path) -> None:
+    change(root, "label", file=None)
+
+
+def empty_file(root: Path) -> None:
+    (root / "pool.csv").write_bytes(b"")
+
+
+def header_alone(root: Path) -> None:
+    (root / "test.csv").write_text("text,label\n")
+
+
+def broken_json(root: Path) -> None:
+    name_file(root, "pool.jsonl", GOOD * 2 + '{"prompt": "a ca\n' + GOOD)
+
+
+def not_utf8(root: Path) -> None:
+    name_file(root, "pool.jsonl", GOOD.encode() + b'{"prompt": "\xff"}\n')
+
+
+def mixed_shapes(root: Path) -> None:
+    name_file(root, "pool.jsonl", GOOD * 3 + '{"text": "plain"}\n')
+
+
+def unknown_columns(root: Path) -> None:
+    (root / "pool.csv").write_text("txet\nhello\n")
+
+
+def label_outside_the_set(root: Path) -> None:
+    with (root / "test.csv").open("a") as file:
+        file.write("which crad,crad\n")
+
+
+def answer_outside_the_set(root: Path) -> None:
+    with (root / "answers.csv").open("a") as file:
+        file.write("which crad,crad\n")
+
+
+def unknown_key(root: Path) -> None:
+    change(root, "train", epoch=3)
+
+
+def unknown_section(root: Path) -> None:
+    change(root, "trian", epochs=3)
+
+
+def wrong_value(root: Path) -> None:
+    change(root, "train", epochs="many")
+
+
+def no_metric(root: Path) -> None:
+    change(root, "gate", deploy=["acuracy >= 0"])
+
+
+def no_name_at_all(root: Path) -> None:
+    change(root, "gate", deploy=["1 >= 0"])
+
+
+def no_rule(root: Path) -> None:
+    change(root, "gate", deploy=["accuracy >="])
+
+
+def no_trigger(root: Path) -> None:
+    change(root, "triggers", any=["new_record > 3"])
+
+
+def no_model(root: Path) -> None:
+    _model(root, "no/such/model")
+
+
+def no_model_in_the_folder(root: Path) -> None:
+    (root / "base").mkdir()
+    (root / "base" / "readme.txt").write_text("nothing")
+    _model(root, "base")
+
+
+def no_gguf(root: Path) -> None:
+    (root / "base.gguf").write_text("nothing")
+    _model(root, "base.gguf")
+
+
+def _model(root: Path, model: str) -> None:
+    config = yaml.safe_load((root / "posttrain.yaml").read_text())
+    (root / "posttrain.yaml").write_text(yaml.safe_dump({**config, "model": model}, sort_keys=False))
+
+
+def broken_yaml(root: Path) -> None:
+    (root / "posttrain.yaml").write_text("model: tiny\ndata: {pool: [pool.csv\n")
+
+
+def no_mapping(root: Path) -> None:
+    (root / "posttrain.yaml").write_text("- model\n")
+
+
+def key_twice(root: Path) -> None:
+    with (root / "posttrain.yaml").open("a") as file:
+        file.write("model: tiny\n")
+
+
+def list_as_key(root: Path) -> None:
+    (root / "posttrain.yaml").write_text("model: tiny\n? [a, b]\n: 1\n")
+
+
+def control_character(root: Path) -> None:
+    (root / "posttrain.yaml").write_bytes(b"model: \x07\n")
+
+
+def yaml_not_utf8(root: Path) -> None:
+    (root / "posttrain.yaml").write_bytes(b"model: \xff\n")
+
+
+MISTAKES: list[tuple[Break, str]] = [
+    (missing_file, "pool.csv: there is no such file"),
+    (missing_test_file, "test.csv: there is no such file"),
+    (missing_answers, "label.file: no such file: answers.csv"),
+    (missing_labels, "task.labels: no such file: labels.txt"),
+    (answers_not_named, "label.file: the oracle needs a file of answers; name it"),
+    (empty_file, "pool.csv: the file holds no records"),
+    (header_alone, "test.csv: the file holds no records"),
+    (broken_json, "pool.jsonl:3: broken JSON: "),
+    (not_utf8, "pool.jsonl:2: holds bytes that are not UTF-8"),
+    (mixed_shapes, "pool.jsonl:4: has the shape `text`, but line 1 has the shape `prompt`"),
+    (unknown_columns, "pool.csv:1: there is no column `text`"),
+    (label_outside_the_set, "test.csv:22: label `crad` is not in the label set; did you mean `card`?"),
+    (answer_outside_the_set, "answers.csv:170: label `crad` is not in the label set; did you mean `card`?"),
+    (unknown_key, "posttrain.yaml: unknown key `train.epoch`; did you mean `epochs`?"),
+    (unknown_section, "posttrain.yaml: unknown key `trian`; did you mean `train`?"),
+    (wrong_value, "posttrain.yaml: `train.epochs`: "),
+    (no_metric, "gate.deploy: rule `acuracy >= 0`: no metric `acuracy`; did you mean `accuracy`?"),
+    (no_name_at_all, "gate.deploy: rule `1 >= 0` names no metric"),
+    (no_rule, "posttrain.yaml: `gate.deploy`: rule `accuracy >=`: something is missing at its end"),
+    (no_trigger, "nothing is called `new_record`; did you mean `new_records`?"),
+    (no_model, "model: `no/such/model` is no model; give a folder, a .gguf file or a Hub id"),
+    (no_model_in_the_folder, "/base: is no model: it holds no config.json"),
+    (no_gguf, "base.gguf: is no GGUF file"),
+    (broken_yaml, "posttrain.yaml:3: broken YAML: "),
+    (no_mapping, "posttrain.yaml: holds no config"),
+    (key_twice, "broken YAML: `model` stands twice"),
+    (list_as_key, "posttrain.yaml:2: broken YAML: a key must be a word"),
+    (control_character, "posttrain.yaml: broken YAML: "),
+    (yaml_not_utf8, "posttrain.yaml: is not UTF-8 text"),
+]
+mistakes = pytest.mark.parametrize(("breaks", "says"), [pytest.param(*one, id=one[0].__name__) for one in MISTAKES])
+
+
+@mistakes
+def test_at_the_first_run(small: Any, posttrain: Call, breaks: Break, says: str) -> None:
+    root = small(rounds=1)
+    breaks(root)
+    before = tree(root)
+    for _ in range(2):
+        assert says in posttrain("run", "-w", root).mistake
+    after = tree(root)
+    after.pop(".posttrain/format.json", None)
+    assert after == before, "no artifact, nothing half-written"
+
+
+@mistakes
+def test_in_a_later_round(
+    small: Any, turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, says: str
+) -> None:
+    import shutil
+
+    root = tmp_path / "mine"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    right = {path: path.read_bytes() for path in root.iterdir() if path.is_file()}
+    breaks(root)
+    before = tree(root)
+    assert says in posttrain("run", "-w", root, "--rounds", "3").mistake
+    assert tree(root) == before
+    for path, content in right.items():
+        path.write_bytes(content)
+    state = posttrain("status", "-w", root, "--json").json
+    assert state["champion"]["round"] == 2
+    assert [entry["decision"] for entry in state["rounds"][:3]] == ["baseline", "deploy", "deploy"]
+
+
+def test_once_mended_the_run_goes_on_as_if_nothing_had_been(
+    small: Any, turned_workspace: Path, posttrain: Call
+) -> None:
+    root = small()
+    right = {path: path.read_bytes() for path in root.iterdir()}
+    for breaks, _ in MISTAKES:
+        breaks(root)
+        assert posttrain("run", "-w", root).code == 2
+        for path, content in right.items():
+            path.write_bytes(content)
+    assert posttrain("run", "-w", root).code == 0
+    states = [posttrain("status", "-w", where, "--json").json for where in (root, turned_workspace)]
+    assert states[0]["champion"]["id"] == states[1]["champion"]["id"]
+
+
+def test_a_model_that_the_hub_does_not_give(
+    small: Any, posttrain: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether a Hub id leads anywhere is found out only by asking; nothing is deployed then."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    root = small(rounds=1)
+    _model(root, "nobody/nothing")
+    ended = posttrain("run", "-w", root)
+    assert ended.code == 2
+    assert "model: `nobody/nothing` is no folder, and the Hub does not give it" in ended.err.splitlines()[-1]
+    state = posttrain("status", "-w", root, "--json").json
+    assert state["champion"] is None
+    _model(root, "tiny")
+    assert posttrain("run", "-w", root).code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "new.jsonl: there is no such file"),
+        ("", "new.jsonl: "),
+        (GOOD + "{\n", "new.jsonl:2: "),
+        (GOOD + '{"text": "plain"}\n', "new.jsonl:2: "),
+        ('{"prompt": "a", "completion": "crad"}\n', "new.jsonl:1: label `crad` is not in the label set"),
+    ],
+)
+def test_data_add_takes_all_files_or_none(
+    small: Any, posttrain: Call, tmp_path: Path, content: str | None, says: str
+) -> None:
+    root = small(data={"columns": None, "pool": ["p.jsonl"], "test": ["t.jsonl"]})
+    (tmp_path / "good.jsonl").write_text(GOOD)
+    if content is not None:
+        (tmp_path / "new.jsonl").write_text(content)
+    files = [tmp_path / "good.jsonl", tmp_path / "new.jsonl"]
+    before = tree(root)
+    assert says in posttrain("data", "add", *files, "--to", "labelled", "-w", root).mistake
+    after = tree(root)
+    after.pop(".posttrain/format.json", None)
+    assert after == before
+
+
+def test_data_add_writes_over_nothing(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    root = small()
+    for name, text in (("a/x.csv", "text\none\n"), ("b/x.csv", "text\ntwo\n"), ("c/.hidden.csv", "text\nthree\n")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    both = posttrain("data", "add", tmp_path / "a/x.csv", tmp_path / "b/x.csv", "-w", root).mistake
+    assert "another file of this name was added before; rename yours" in both
+    assert not (root / "data").exists()
+    assert "only plain files" in posttrain("data", "add", tmp_path / "c/.hidden.csv", "-w", root).mistake
+    assert posttrain("data", "add", tmp_path / "a/x.csv", "-w", root).code == 0
+    assert "rename yours" in posttrain("data", "add", tmp_path / "b/x.csv", "-w", root).mistake
+    assert (root / "data" / "pool" / "x.csv").read_text() == "text\none\n"
+
+
+def newer_folder(root: Path) -> None:
+    (root / ".posttrain" / "format.json").write_text(json.dumps({"format": 99}))
+
+
+def newer_database(root: Path) -> None:
+    with sqlite3.connect(root / ".posttrain" / "store.db") as connection:
+        connection.execute("UPDATE posttrain_version SET version_num = '9999'")
+    connection.close()
+
+
+@pytest.mark.parametrize("breaks", [newer_folder, newer_database])
+@pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["models", "rollback"], ["eval"]])
+def test_a_workspace_of_a_newer_version(
+    turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, verb: list[str]
+) -> None:
+    import shutil
+
+    root = tmp_path / "mine"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    breaks(root)
+    before = tree(root), (root / ".posttrain" / "store.db").read_bytes()
+    assert "newer version" in posttrain(*verb, "-w", root).mistake
+    assert (tree(root), (root / ".posttrain" / "store.db").read_bytes()) == before
+
+
+Mount = Callable[..., bool]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """``mount(folder, *options)``; False where this user may mount nothing. All is unmounted at the end."""
+    with ExitStack() as mounted:
+
+        def mount(folder: Path, *options: str) -> bool:
+            done = subprocess.run(["mount", *options, folder], capture_output=True, check=False).returncode == 0
+            if done and "remount" not in " ".join(options):
+                mounted.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
+            return done
+
+        yield mount
+
+
+@contextmanager
+def refusing(code: int, after: int) -> Iterator[None]:
+    """The disk refuses every flush but the first ``after``."""
+    left = after
+
+    def fsync(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(code, os.strerror(code))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 10, 30, 60, 90])
+def test_a_disk_that_is_full_at_some_point(
+    small: Any, posttrain: Call, turned_workspace: Path, after: int
+) -> None:
+    root = small()
+    with refusing(errno.ENOSPC, after):
+        ended = posttrain("run", "-w", root)
+    assert ended.code == 2
+    assert "no space left on device" in ended.err.splitlines()[-1]
+    assert "Traceback" not in ended.err
+    assert list((root / ".posttrain" / "tmp").rglob("*")) == []
+    assert posttrain("run", "-w", root).code == 0
+    champions = [
+        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
+    ]
+    assert champions[0] == champions[1]
+
+
+def test_a_disk_that_is_really_full(
+    small: Any, posttrain: Call, turned_workspace: Path, tmp_path: Path, mount: Mount
+) -> None:
+    """Growing by little and little, until the run gets through."""
+    disk = tmp_path / "workspace"
+    disk.mkdir()
+    kilobytes = 300
+    real = mount(disk, "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs")
+    root = small()
+    failures = 0
+    while True:
+        with ExitStack() as stack:
+            if not real:  # no right to mount: the same from a patched disk
+                stack.enter_context(refusing(errno.ENOSPC, kilobytes // 30))
+            ended = posttrain("run", "-w", root)
+        if ended.code == 0:
+            break
+        failures += 1
+        assert ended.code == 2, ended
+        assert "no space left on device" in ended.err.splitlines()[-1]
+        assert "Traceback" not in ended.err
+        kilobytes = int(kilobytes * 1.6)
+        if real:
+            assert mount(disk, "-o", f"remount,size={kilobytes}k")
+    assert failures >= 2
+    champions = [
+        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
+    ]
+    assert champions[0] == champions[1]
+
+
+@pytest.fixture
+def read_only(
+    turned_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A workspace that cannot be written to, by a mount, by its rights, or else by what the system says of it."""
+    import shutil
+
+    root = tmp_path / "mine"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    if not (mount(root, "--bind", str(root)) and mount(root, "-o", "remount,ro,bind")):
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    yield root
+
+
+@pytest.mark.parametrize(
+    "verb", [["run"], ["run", "--rounds", "3"], ["models", "rollback"], ["eval"], ["select"], ["data", "add", "x.csv"]]
+)
+def test_a_read_only_workspace(
+    read_only: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.csv").write_text("text\none more\n")
+    before = tree(read_only)
+    line = posttrain(*verb, "-w", read_only).mistake
+    assert "read-only" in line
+    assert str(read_only) in line
+    assert tree(read_only) == before
+
+
+def test_a_read_only_workspace_can_be_read(read_only: Path, posttrain: Call, tmp_path: Path) -> None:
+    assert posttrain("status", "-w", read_only, "--json").json["round"] == 2
+    assert posttrain("show", "champion", "-w", read_only, "--json").json["kind"] == "model"
+    assert posttrain("report", tmp_path / "report.html", "-w", read_only).code == 0
+    assert posttrain("data", "list", "-w", read_only).code == 0
+    assert posttrain("models", "export", "champion", tmp_path / "model", "-w", read_only).code == 0

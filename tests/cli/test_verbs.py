@@ -1,0 +1,298 @@
+"""Every verb does what it says, leaves with the right code, and prints JSON that parses."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain import __version__
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def root(turned_workspace: Path, tmp_path: Path) -> Path:
+    """A workspace of one's own after two rounds."""
+    shutil.copytree(turned_workspace, tmp_path / "mine", symlinks=True)
+    return tmp_path / "mine"
+
+
+def test_run_and_run_again(small: Any, posttrain: Call) -> None:
+    root = small()
+    first = posttrain("run", "-w", root, "--rounds", "1")
+    assert first.code == 0
+    assert [line.split()[0] for line in first.out.splitlines()] == ["round", "0", "1"]
+    assert "round 1" in first.err.splitlines()
+    assert "shards" not in first.err
+    again = posttrain("run", "-w", root, "--rounds", "1")
+    assert (again.code, again.err) == (0, "")
+    assert posttrain("run", "-w", root, "--until", "score").code == 0
+    assert posttrain("run", "--workspace", root).code == 0
+    assert len(posttrain("status", "-w", root, "--json").json["rounds"]) == 3
+
+
+def test_run_that_waits_leaves_with_0_and_one_line(small: Any, posttrain: Call) -> None:
+    root = small(label={"annotator": "file"})
+    ended = posttrain("run", "-w", root)
+    assert ended.code == 0
+    line = "waiting for labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
+    assert ended.out.splitlines()[-1] == line
+    assert posttrain("status", "-w", root).out.splitlines()[-1] == line
+
+
+def test_labels_out_and_in(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    root = small(rounds=1, label={"annotator": "file"})
+    posttrain("run", "-w", root)
+    batch = tmp_path / "batch.csv"
+    assert posttrain("label", "export", batch, "-w", root).out.startswith("wrote 12 records to ")
+    truth = {row["text"]: row["label"] for row in small.rows()}
+    lines = batch.read_text().splitlines()
+    filled = [f"{line}{truth[line.split(',')[1]]}" for line in lines[1:]]
+    batch.write_text("\n".join([lines[0], *filled[:4], *lines[5:]]))
+    assert posttrain("label", "import", batch, "-w", root).out == "4 of 12 labels are in\n"
+    batch.write_text("\n".join([lines[0], *filled]))
+    assert posttrain("label", "import", batch, "-w", root).out == "12 of 12 labels are in; now: posttrain run\n"
+    assert posttrain("run", "-w", root).code == 0
+    (report,) = posttrain("label", "report", "-w", root, "--json").json
+    assert (report["round"], report["labels"]) == (1, 12)
+    assert "file" in posttrain("label", "report", "-w", root).out
+
+
+def test_status(root: Path, posttrain: Call) -> None:
+    state = posttrain("status", "-w", root, "--json").json
+    assert state.keys() >= {"round", "champion", "waiting", "rounds"}
+    assert state["champion"].keys() >= {"id", "round", "metrics"}
+    assert all(entry.keys() >= {"round", "labels", "metrics", "decision", "seconds"} for entry in state["rounds"])
+    assert (state["round"], state["waiting"]) == (2, None)
+    said = posttrain("status", "-w", root)
+    assert f"champion: {state['champion']['id']} of round 2, at " in said.out
+    assert said.err == ""
+
+
+def test_here_is_the_default(root: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    assert posttrain("status", "--json").json["round"] == 2
+
+
+def test_show(root: Path, posttrain: Call) -> None:
+    champion = posttrain("show", "champion", "-w", root, "--json").json
+    assert champion["kind"] == "model"
+    said = posttrain("show", "champion", "-w", root).out
+    assert "trained on 24 records" in said
+    record = champion["trained_on"]["records"][0]
+    assert record["id"] in said
+    found = posttrain("show", record["id"], "-w", root, "--json").json
+    assert champion["id"] in found["models"]
+    assert f"trained {champion['id']}" in posttrain("show", record["id"], "-w", root).out
+    run = champion["runs"][0]["id"]
+    assert posttrain("show", run, "-w", root, "--json").json["stage"] == "train"
+    assert "stage: train" in posttrain("show", run, "-w", root).out
+    assert posttrain("show", "2", "-w", root, "--json").json["number"] == 2
+    said = posttrain("show", "2", "-w", root).out
+    assert "holds: deploy: accuracy >= 0" in said
+    assert "gain in accuracy: " in said
+    assert posttrain("show", "train@v1", "-w", root, "--json").json["names"] == ["train@v1"]
+    assert "made from" in posttrain("show", "train@v1", "-w", root).out
+
+
+def test_report(root: Path, posttrain: Call, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert posttrain("report", page, "-w", root).code == 0
+    html = page.read_text()
+    champion = posttrain("status", "-w", root, "--json").json["champion"]["id"]
+    assert champion in html
+    assert not re.search(r"""(src|href)=["']?https?://""", html)
+    curve = tmp_path / "curve.svg"
+    assert posttrain("report", curve, "-w", root).code == 0
+    assert curve.read_text().startswith("<svg")
+
+
+def test_report_of_a_workspace_in_its_first_round(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    root = small(label={"annotator": "file"})
+    posttrain("run", "-w", root, "--until", "collect")
+    assert posttrain("report", tmp_path / "early.html", "-w", root).code == 0
+    posttrain("run", "-w", root)
+    assert posttrain("report", tmp_path / "waiting.html", "-w", root).code == 0
+
+
+def test_config(root: Path, posttrain: Call, tmp_path: Path) -> None:
+    import yaml
+
+    shown = posttrain("config", "show", "-w", root, "--json").json
+    assert shown["label"]["per_round"] == 12
+    assert yaml.safe_load(posttrain("config", "show", "-w", root).out) == shown
+    assert posttrain("config", "check", "-w", root).code == 0
+    every = posttrain("config", "show", "--defaults", "-w", tmp_path).out
+    known = yaml.safe_load(every)
+    assert known.keys() == shown.keys()
+    assert known["train"].keys() == shown["train"].keys()
+    assert known["train"]["epochs"] == 6
+    assert all(line.strip() for line in every.splitlines())
+
+
+def test_what_config_show_prints_is_a_config(root: Path, posttrain: Call) -> None:
+    (root / "posttrain.yaml").write_text(posttrain("config", "show", "-w", root).out)
+    again = posttrain("run", "-w", root)
+    assert (again.code, again.err) == (0, ""), "nothing is done again"
+
+
+def test_data(root: Path, posttrain: Call, tmp_path: Path, small: Any) -> None:
+    listed = posttrain("data", "list", "-w", root, "--json").json
+    assert {entry["version"]: entry["records"] for entry in listed} == {
+        "labelled@v1": 0,
+        "pool@v1": 60,
+        "test@v1": 20,
+        "train@v1": 12,
+        "train@v2": 24,
+    }
+    assert "train@v2" in posttrain("data", "list", "-w", root).out
+    shown = posttrain("data", "show", "train@v1", "-w", root, "--json").json
+    assert len(shown["records"]) == 12
+    assert "12 of 12 records" in posttrain("data", "show", "train@v1", "-w", root).out
+    assert posttrain("data", "show", "train", "-w", root, "--json", "--limit", "3").json["counts"]["records"] == 24
+    assert "rejected" in posttrain("data", "show", "pool", "-w", root, "--rejected", "--json").json
+    change = posttrain("data", "diff", "train@v1", "train@v2", "-w", root, "--json").json
+    assert (len(change["came"]), change["went"], change["changed"]) == (12, [], [])
+    assert posttrain("data", "diff", "train@v1", "train@v2", "-w", root).out.startswith("12 came, 0 went, 0 changed")
+    for ending in ("jsonl", "csv", "parquet"):
+        out = tmp_path / f"train.{ending}"
+        assert posttrain("data", "export", "train@v2", out, "-w", root).code == 0
+        assert posttrain("data", "check", out, "-w", tmp_path).code == 0
+    assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 24
+
+
+def test_data_add(root: Path, posttrain: Call, tmp_path: Path, small: Any) -> None:
+    small.write(tmp_path / "more.csv", small.rows()[80:90], ["text"])
+    small.write(tmp_path / "known.csv", small.rows()[90:95])
+    assert posttrain("data", "add", tmp_path / "more.csv", "-w", root).code == 0
+    assert posttrain("data", "add", tmp_path / "more.csv", "-w", root).code == 0
+    assert posttrain("data", "add", tmp_path / "known.csv", "--to", "labelled", "-w", root).code == 0
+    assert (root / "data" / "pool" / "more.csv").read_bytes() == (tmp_path / "more.csv").read_bytes()
+    posttrain("run", "-w", root, "--rounds", "3")
+    listed = {entry["version"]: entry["records"] for entry in posttrain("data", "list", "-w", root, "--json").json}
+    assert (listed["pool@v2"], listed["labelled@v2"], listed["train@v3"]) == (70, 5, 41)
+
+
+def test_data_check(posttrain: Call, tmp_path: Path, small: Any) -> None:
+    root = small()
+    assert posttrain("data", "check", root / "answers.csv", "-w", root).out == "no problem found\n"
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\n{"text": \n{"txt": "b"}\n{"text": "a"}\n')
+    said = posttrain("data", "check", bad, "-w", tmp_path)
+    assert said.code == 2
+    assert [line.split(": ")[0] for line in said.out.splitlines()[:-1]] == [f"{bad}:{line}" for line in (2, 3, 4)]
+    found = posttrain("data", "check", bad, "-w", tmp_path, "--json")
+    assert found.code == 2
+    assert [problem["line"] for problem in found.json["problems"]] == [2, 3, 4]
+    assert sum(found.json["counts"].values()) == 3
+
+
+def test_select(root: Path, posttrain: Call) -> None:
+    chosen = posttrain("select", "-w", root, "--n", "5", "--json").json
+    assert len(chosen) == 5
+    assert chosen[0].keys() >= {"id", "reason", "rank", "input"}
+    assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json) == 12
+    assert "rank" in posttrain("select", "-w", root).out
+    assert posttrain("status", "-w", root, "--json").json["round"] == 2
+
+
+def test_eval(root: Path, posttrain: Call) -> None:
+    state = posttrain("status", "-w", root, "--json").json
+    measured = posttrain("eval", "-w", root, "--json").json
+    assert measured["model"] == state["champion"]["id"]
+    assert measured["metrics"]["accuracy"] == state["champion"]["metrics"]["accuracy"]
+    base = next(entry for entry in posttrain("models", "list", "-w", root, "--json").json if entry["round"] == 0)
+    measured = posttrain("eval", "--model", base["id"][:12], "-w", root, "--json").json
+    assert measured["model"] == base["id"]
+    assert measured["metrics"]["accuracy"] == state["rounds"][0]["metrics"]["accuracy"]
+    assert "accuracy" in posttrain("eval", "-w", root, "--full").out
+
+
+def test_models(root: Path, posttrain: Call, tmp_path: Path) -> None:
+    listed = posttrain("models", "list", "-w", root, "--json").json
+    by_round = {entry["round"]: entry["id"] for entry in listed}
+    assert [entry["id"] for entry in listed if entry["champion"]] == [by_round[2]]
+    assert by_round[1] in posttrain("models", "list", "-w", root).out
+    assert posttrain("models", "show", by_round[1], "-w", root, "--json").json["id"] == by_round[1]
+
+    def champion() -> Any:
+        return posttrain("status", "-w", root, "--json").json["champion"]["id"]
+
+    said = posttrain("models", "rollback", "-w", root, "--reason", "too slow")
+    assert said.out == f"champion: {by_round[1]}, at {root}/.posttrain/champion\n"
+    assert champion() == by_round[1] == (root / ".posttrain" / "champion").resolve().name
+    assert posttrain("models", "promote", by_round[2][:10], "-w", root).code == 0
+    assert champion() == by_round[2]
+    deployments = posttrain("show", by_round[1], "-w", root, "--json").json["deployments"]
+    assert [(entry["action"], entry["reason"]) for entry in deployments][-1] == ("rollback", "too slow")
+    out = tmp_path / "deep" / "model"
+    assert posttrain("models", "export", "champion", out, "-w", root).code == 0
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
+    assert [path.name for path in out.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("template", [None, "classify", "answer"])
+def test_init(posttrain: Call, tmp_path: Path, template: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "new" / "place"
+    assert posttrain("init", root, *(["--template", template] if template else [])).code == 0
+    text = (root / "posttrain.yaml").read_text()
+    assert len(text.splitlines()) < 25
+    assert "here already" in posttrain("init", root).mistake
+    assert "nothing has run here yet" not in posttrain("status", "-w", root).err
+    if template != "answer":
+        (root / "labels.txt").write_text("yes\nno\n")
+    assert posttrain("config", "show", "-w", root, "--json").json["rounds"] == 3
+    assert "inputs" in posttrain("run", "-w", root).mistake
+
+
+def test_version_and_help(posttrain: Call) -> None:
+    assert posttrain("--version").out == f"{__version__}\n"
+    verbs = "demo init run status show report config data select label eval models".split()
+    said = posttrain("--help")
+    assert said.code == 0
+    assert all(re.search(rf"\b{verb}\b", said.out) for verb in verbs)
+    for verb in verbs:
+        assert posttrain(verb, "--help").code == 0
+    for words in ((), ("config",), ("data",), ("label",), ("models",)):
+        said = posttrain(*words)
+        assert said.code == 2
+        assert "Usage:" in said.out
+        assert said.err == ""
+
+
+def test_the_installed_command(turned_workspace: Path) -> None:
+    command = Path(sys.executable).parent / "posttrain"
+    said = subprocess.run(
+        [command, "status", "--json", "-w", turned_workspace], capture_output=True, text=True, check=True
+    )
+    assert json.loads(said.stdout)["round"] == 2
+    assert said.stderr == ""
+
+
+def test_two_at_once(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    """The second says who holds the workspace, and harms nothing."""
+    root = small(deploy={"command": "sh wait.sh", "timeout": 60})
+    (root / "wait.sh").write_text("echo $$ > started; while ! test -e go; do sleep 0.05; done\n")
+    command = Path(sys.executable).parent / "posttrain"
+    first = subprocess.Popen([command, "run", "-w", root, "--rounds", "0"], stderr=subprocess.PIPE)
+    while not (root / "started").exists():
+        assert first.poll() is None
+    try:
+        for verb in (["run"], ["models", "rollback"], ["eval"]):
+            line = posttrain(*verb, "-w", root).mistake
+            assert "another posttrain works in this workspace" in line, verb
+            assert f"process {first.pid} on {os.uname().nodename} since " in line
+        assert posttrain("status", "-w", root).code == 0
+    finally:
+        (root / "go").touch()
+        assert first.wait(60) == 0
+    assert posttrain("run", "-w", root).code == 0

@@ -1,0 +1,106 @@
+"""What tests of several packages share: models, each made once a run, and small workspaces."""
+
+import csv
+import itertools
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from filelock import FileLock
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny Llama; treat it as read-only."""
+    from posttrain.models.tiny import write_tiny_model
+
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the real SmolLM2-135M-Instruct, converted from the packaged GGUF file; read-only."""
+    from posttrain.models.sources import DEMO_MODEL, fetch, locate
+
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = run / DEMO_MODEL
+    with FileLock(run / f"{DEMO_MODEL}.lock"):
+        if not folder.exists():
+            fetch(locate(DEMO_MODEL, run), run / "converting")
+            (run / "converting").rename(folder)
+    return folder
+
+
+class SmallWorkspaces:
+    """Workspaces with the tiny model, four labels, 60 pool and 20 test records: two rounds take a second or two."""
+
+    labels = ("card", "cash", "loan", "rate")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, name: str = "workspace", **changes: Any) -> Path:
+        """A workspace's folder; ``changes`` are merged into the config's sections."""
+        root = self.folder / name
+        rows = self.rows()
+        self.write(root / "pool.csv", rows[:60], ["text"])
+        self.write(root / "answers.csv", rows)
+        self.write(root / "test.csv", rows[60:80])
+        self.configure(root, **changes)
+        return root
+
+    def configure(self, root: Path, **changes: Any) -> None:
+        """Write ``posttrain.yaml`` afresh."""
+        config: dict[str, Any] = {
+            "model": "tiny",
+            "rounds": 2,
+            "task": {"labels": list(self.labels)},
+            "data": {
+                "pool": ["pool.csv"],
+                "test": ["test.csv"],
+                "columns": {"prompt": "text", "completion": "label"},
+                "near_duplicates": None,
+                "leak": None,
+            },
+            "label": {"annotator": "oracle", "file": "answers.csv", "per_round": 12},
+            "train": {"epochs": 2, "learning_rate": 4.0e-3, "precision": "float32"},
+            "evaluate": {"latency": {"prompts": 2, "repeats": 1}, "bootstrap": {"resamples": 200}},
+            # What two epochs teach is little more than chance; whether it is deployed must not be.
+            "gate": {"deploy": ["accuracy >= 0"]},
+        }
+        for key, value in changes.items():
+            config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
+        (root / "posttrain.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+
+    def rows(self) -> list[dict[str, str]]:
+        """168 different messages with their label, always in the same mixed order."""
+        phrases = ("my {} was {}", "the {} is {}", "about a {} that came {}")
+        words = "late lost wrong slow blue high low odd new fine due gone split cut".split()
+        mixed = itertools.product(words, phrases, self.labels)
+        rows = [{"text": phrase.format(label, word), "label": label} for word, phrase, label in mixed]
+        random.Random(0).shuffle(rows)
+        return rows
+
+    def write(self, path: Path, rows: list[dict[str, str]], columns: Sequence[str] = ("text", "label")) -> None:
+        """A CSV file of rows."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallWorkspaces:
+    return SmallWorkspaces(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def small_anywhere() -> type[SmallWorkspaces]:
+    """`small` for fixtures that outlive a test: call it with the folder to work in."""
+    return SmallWorkspaces

@@ -1,0 +1,75 @@
+"""Both READMEs say the same, and what the documents link to is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+OTHER_LANGUAGE = {"README.md", "README.zh-CN.md"}
+
+
+def _read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def _headings(text: str) -> list[int]:
+    return [len(marks) for marks in re.findall(r"^(#+) ", FENCE.sub("", text), re.MULTILINE)]
+
+
+def _code(text: str) -> list[tuple[str, list[str]]]:
+    """Code blocks without their comments, which are translated."""
+    return [
+        (kind, [re.sub(r"\s*# .*", "", line) for line in block.splitlines()]) for kind, block in FENCE.findall(text)
+    ]
+
+
+def _links(text: str) -> list[str]:
+    return [link for link in LINK.findall(text) if link not in OTHER_LANGUAGE]
+
+
+def _inline_code(text: str) -> list[str]:
+    return sorted(re.findall(r"`([^`\n]+)`", FENCE.sub("", text)))
+
+
+def _rows(text: str) -> int:
+    return sum(line.startswith("|") for line in text.splitlines())
+
+
+def _items(text: str) -> int:
+    return sum(line.startswith("- ") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("part", [_headings, _code, _links, _inline_code, _rows, _items])
+def test_both_languages_have_the_same_parts(part) -> None:
+    english, chinese = part(_read("README.md")), part(_read("README.zh-CN.md"))
+    assert english
+    assert english == chinese
+
+
+def test_both_languages_lead_to_each_other() -> None:
+    assert "README.zh-CN.md" in LINK.findall(_read("README.md"))
+    assert "README.md" in LINK.findall(_read("README.zh-CN.md"))
+
+
+def test_the_readme_opens_with_what_it_does_the_two_commands_and_the_picture() -> None:
+    kind, commands = _code(_read("README.md"))[0]
+    assert (kind, commands) == ("sh", ["make demo", "make test"])
+    opening, _, rest = _read("README.md").partition("## ")
+    assert "docs/learning-curve.svg" in opening
+    assert rest
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_local_links_lead_somewhere(document: str) -> None:
+    folder = (ROOT / document).parent
+    for link in LINK.findall(FENCE.sub("", _read(document))):
+        if "://" not in link:
+            assert (folder / link.partition("#")[0]).exists(), f"{document} links to {link}"

@@ -1,0 +1,139 @@
+"""The demo as a user starts it: a process of its own, which can be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+from filelock import FileLock
+
+from posttrain.loop.config import load_config
+from posttrain.loop.status import status
+from posttrain.store.workspace import Workspace
+
+COMMAND = Path(sys.executable).parent / "posttrain"
+# Sums in another order round otherwise: all runs that are compared use one thread.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_TIMED = ("latency", "decision")
+
+
+class Demo:
+    """``posttrain demo --quick`` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [COMMAND, "demo", "--quick", "--dir", self.folder],
+                env=ENVIRONMENT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def finish(self) -> None:
+        process = self.start()
+        assert process.wait(300) == 0, self.log.read_text()
+
+    def kill_after(self, seconds: float) -> bool:
+        """Start it and ``kill -9`` it after a while; False if it was done by then."""
+        process = self.start()
+        try:
+            return process.wait(seconds) != 0
+        except subprocess.TimeoutExpired:
+            return kill(process)
+
+    def done_before_a_kill(self, seconds: float) -> bool:
+        """Start it and ``kill -9`` it once it has held the workspace for a while; True if it was done by then."""
+        process = self.start()
+        while process.poll() is None and not self._held_by(process.pid):
+            time.sleep(0.02)
+        try:
+            assert process.wait(seconds) == 0, self.log.read_text()
+        except subprocess.TimeoutExpired:
+            return not kill(process)
+        return True
+
+    def _held_by(self, pid: int) -> bool:
+        try:
+            return bool(json.loads((self.folder / ".posttrain" / "lock.json").read_bytes())["pid"] == pid)
+        except FileNotFoundError:
+            return False
+
+    def outcome(self) -> dict[str, Any]:
+        """All that two equal runs must share: everything but times."""
+        with Workspace.open(self.folder, load_config(self.folder).store, write=False) as store:
+            state = status(store, load_config(self.folder))
+            assert state["champion"] is not None
+            labels = {}
+            for entry in store.metadata.rounds()[1:]:
+                table = parquet.read_table(store.artifacts.path(entry.detail["labelled"]) / "labels.parquet")
+                answers = zip(table["input_id"].to_pylist(), table["completion"].to_pylist(), strict=True)
+                labels[str(entry.number)] = dict(answers)
+            return {
+                "champion": state["champion"]["id"],
+                "rounds": [
+                    {
+                        "labels": entry["labels"],
+                        "decision": entry["decision"],
+                        "metrics": {name: value for name, value in entry["metrics"].items() if "latency" not in name},
+                    }
+                    for entry in state["rounds"]
+                ],
+                "final": state["final"],
+                "labels": labels,
+                "artifacts": sorted(row.id for row in store.metadata.artifacts() if row.kind not in _TIMED),
+            }
+
+    def check_the_store(self) -> None:
+        """Nothing is half-written, nothing is left over, and no finished work was done a second time."""
+        home = self.folder / ".posttrain"
+        with Workspace.open(self.folder, load_config(self.folder).store, write=False) as store:
+            known = {row.id for row in store.metadata.artifacts()}
+            assert set(store.artifacts.ids()) == known
+            assert all(store.artifacts.verify(id) == [] for id in known)
+            keys = [run.key for run in store.metadata.runs(status="done")]
+            assert len(set(keys)) == len(keys)
+            assert store.metadata.runs(status="running") == []
+        assert [path for name in ("tmp", "scratch") for path in (home / name).iterdir()] == []
+        assert (home / "champion" / "config.json").is_file()
+        assert (self.folder / "report.html").stat().st_size > 0
+
+
+def kill(process: subprocess.Popen[bytes]) -> bool:
+    """``kill -9`` a process and all that it started; whether it was still at work."""
+    os.killpg(process.pid, signal.SIGKILL)
+    return process.wait(60) == -signal.SIGKILL
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Callable[[str], Demo]:
+    return lambda name="demo": Demo(tmp_path / name)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The outcome of a run that nobody interrupted, and its ``seconds``; one for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    said = run / "reference.json"
+    with FileLock(run / "reference.lock"):
+        if not said.exists():
+            demo = Demo(run / "reference")
+            start = time.monotonic()
+            demo.finish()
+            seconds = time.monotonic() - start
+            demo.check_the_store()
+            said.write_text(json.dumps({**demo.outcome(), "seconds": seconds}))
+    found: dict[str, Any] = json.loads(said.read_text())
+    return found

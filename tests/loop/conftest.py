@@ -1,0 +1,82 @@
+"""A loop that reads its config anew at every turn, as the command does."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.loop.config import load_config
+from posttrain.loop.loop import Loop
+from posttrain.loop.registry import Registry
+from posttrain.loop.status import status
+from posttrain.store.workspace import Workspace
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting for the disk, which only a power cut needs, and no threads for a model this small."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    torch.set_num_threads(1)
+
+
+class Turned:
+    """An open workspace and its loop."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Workspace.create(root, load_config(root).store)
+        self.metadata = self.store.metadata
+
+    def run(self, *arguments: Any, **options: Any) -> str | None:
+        return Loop(self.store, load_config(self.root)).run(*arguments, **options)
+
+    @property
+    def champion(self) -> str:
+        deployment = Registry(self.store).champion
+        assert deployment is not None
+        return deployment.model_id
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return status(self.store, load_config(self.root))
+
+    def stages(self, status: str = "done", after: int = 0) -> list[str]:
+        """``round stage`` of all runs of a status in the order of their start, without the first ``after``."""
+        return [f"{run.round} {run.stage}" for run in self.metadata.runs(status=status)][after:]
+
+    def asked(self, round: int) -> list[str]:
+        """Input ids of the records that were labelled in a round."""
+        import pyarrow.parquet as parquet
+
+        labels = self.metadata.rounds()[round].detail["labelled"]
+        return list(parquet.read_table(self.store.artifacts.path(labels) / "labels.parquet")["input_id"].to_pylist())
+
+    def trained_on(self, round: int) -> dict[str, str]:
+        """Answer by input id in a round's training set."""
+        import pyarrow.parquet as parquet
+
+        dataset = self.metadata.rounds()[round].detail["dataset"]
+        table = parquet.read_table(self.store.artifacts.path(dataset) / "records.parquet")
+        return dict(zip(table["input_id"].to_pylist(), table["completion"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def turned() -> Iterator[Callable[[Path], Turned]]:
+    opened: list[Turned] = []
+
+    def turn(root: Path) -> Turned:
+        opened.append(Turned(root))
+        return opened[-1]
+
+    yield turn
+    for one in opened:
+        one.store.close()
+
+
+@pytest.fixture(scope="session")
+def turned_class() -> type[Turned]:
+    """For fixtures that outlive a test."""
+    return Turned

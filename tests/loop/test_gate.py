@@ -1,0 +1,161 @@
+"""What the gate decides, and which rules it takes."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.evaluate.config import EvaluateConfig
+from posttrain.evaluate.names import metric_names
+from posttrain.loop.gate import Decision, GateConfig, decide
+from posttrain.store.errors import UserError
+
+KNOWN = metric_names(
+    EvaluateConfig.model_validate({"suites": {"test": {}, "safety": {"scorer": "exact_match"}}}), has_labels=True
+)
+BETTER = {"accuracy": 0.9, "safety": 0.97, "latency_p99": 1.0}
+CHAMPION = {"accuracy": 0.8, "safety": 0.96, "latency_p99": 1.0}
+GAINS = {"gain.accuracy": 0.1, "gain.accuracy.low": 0.05, "gain.accuracy.high": 0.15}
+ISSUE = GateConfig(
+    deploy=[
+        "accuracy >= champion.accuracy * 1.02",
+        "safety >= 0.95",
+        "latency_p99 <= champion.latency_p99 * 1.1",
+    ],
+    rollback=["safety < 0.9"],
+    collect_more=["accuracy < 0.9"],
+)
+
+
+def judged(
+    gate: GateConfig = ISSUE, champion: dict[str, float] = CHAMPION, **candidate: float
+) -> Decision:
+    gate.check(KNOWN)
+    baseline = {"accuracy": 0.1, "safety": 0.5, "latency_p99": 1.0}
+    return decide(gate, {**BETTER, **candidate}, champion, baseline, GAINS)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "champion", "action", "more"),
+    [
+        ({}, {}, "deploy", False),
+        ({"accuracy": 0.85}, {}, "deploy", True),
+        ({"accuracy": 0.81}, {}, "refuse", True),
+        ({"latency_p99": 1.2}, {}, "refuse", True),
+        ({"safety": 0.94}, {}, "refuse", True),
+        ({"safety": 0.89}, {}, "refuse", True),
+        # The candidate is refused, and the champion it did not beat is good enough.
+        ({"accuracy": 0.5}, {"accuracy": 0.95}, "refuse", False),
+        # A champion unfit for service goes, unless something better takes its place anyway.
+        ({"safety": 0.94}, {"safety": 0.89}, "rollback", True),
+        ({}, {"safety": 0.89}, "deploy", False),
+        # What a roll-back puts in service is not what was measured: rounds go on.
+        ({"accuracy": 0.5}, {"accuracy": 0.95, "safety": 0.8}, "rollback", True),
+    ],
+)
+def test_actions(candidate: dict[str, float], champion: dict[str, float], action: str, more: bool) -> None:
+    decision = judged(champion={**CHAMPION, **champion}, **candidate)
+    assert (decision.action, decision.collect_more) == (action, more)
+
+
+def test_a_rollback_rule_refuses_a_candidate_that_all_deploy_rules_would_take() -> None:
+    gate = GateConfig(deploy=["accuracy > champion.accuracy"], rollback=["safety < 0.9"])
+    decision = judged(gate, safety=0.5)
+    assert decision.action == "refuse"
+    (unfit,) = [verdict for verdict in decision.verdicts if verdict.section == "rollback" and verdict.holds]
+    assert (unfit.rule, unfit.values) == ("safety < 0.9", "safety = 0.5")
+
+
+def test_every_rule_is_recorded_with_its_values() -> None:
+    decision = judged()
+    assert [verdict.as_dict() for verdict in decision.verdicts] == [
+        {
+            "section": "deploy",
+            "rule": "accuracy >= champion.accuracy * 1.02",
+            "values": "accuracy = 0.9, champion.accuracy = 0.8",
+            "holds": True,
+        },
+        {"section": "deploy", "rule": "safety >= 0.95", "values": "safety = 0.97", "holds": True},
+        {
+            "section": "deploy",
+            "rule": "latency_p99 <= champion.latency_p99 * 1.1",
+            "values": "latency_p99 = 1, champion.latency_p99 = 1",
+            "holds": True,
+        },
+        {"section": "rollback", "rule": "safety < 0.9", "values": "safety = 0.97", "holds": False},
+        {"section": "collect_more", "rule": "accuracy < 0.9", "values": "accuracy = 0.9", "holds": False},
+    ]
+
+
+def test_without_rules_to_collect_more_all_rounds_are_turned() -> None:
+    assert judged(GateConfig(deploy=["accuracy > 0"])).collect_more
+
+
+@pytest.mark.parametrize("rule", ["gain.accuracy.low > 0", "accuracy > baseline.accuracy + 50%"])
+def test_gains_and_baseline_are_names(rule: str) -> None:
+    assert judged(GateConfig(deploy=[rule])).action == "deploy"
+    assert judged(GateConfig(deploy=[f"not ({rule})"])).action == "refuse"
+
+
+def test_what_was_not_measured_deploys_nothing_and_rolls_nothing_back() -> None:
+    gate = GateConfig(deploy=["baseline.macro_f1 < 2"], rollback=["baseline.macro_f1 < 2"])
+    decision = judged(gate)
+    assert decision.action == "refuse"
+    assert decision.verdicts[0].values == "baseline.macro_f1 = nan"
+    assert judged(accuracy=math.nan).action == "refuse"
+
+
+@pytest.mark.parametrize("section", ["deploy", "rollback", "collect_more"])
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("acuracy > 0.5", "rule `acuracy > 0.5`: no metric `acuracy`; did you mean `accuracy`?"),
+        ("champoin.accuracy > 1", "rule `champoin.accuracy > 1`: no metric `champoin.accuracy`; did you mean `champion.accuracy`?"),
+        ("gain.safety.hi > 0", "rule `gain.safety.hi > 0`: no metric `gain.safety.hi`; did you mean `gain.safety.high`?"),
+        ("1 > 0", "rule `1 > 0` names no metric"),
+    ],
+)
+def test_rules_that_name_no_metric(section: str, rule: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        GateConfig.model_validate({section: [rule]}).check(KNOWN)
+    assert str(caught.value) == f"gate.{section}: {says}"
+
+
+def test_a_rule_that_is_no_rule() -> None:
+    with pytest.raises(UserError, match=r"posttrain.yaml: `deploy`: rule `accuracy >> 1`: .*`>`"):
+        GateConfig.read({"deploy": ["accuracy >> 1"]}, "posttrain.yaml")
+
+
+def test_the_default_is_a_gain_on_the_first_suite_whatever_the_hash_seed(tmp_path: Path) -> None:
+    """Sets of strings come in another order in each process."""
+    program = """
+import sys, pathlib
+from posttrain.loop.config import load_config
+root = pathlib.Path(sys.argv[1])
+print(load_config(root).gate.deploy)
+"""
+    (tmp_path / "posttrain.yaml").write_text(
+        "model: tiny\ntask: {labels: [x, y]}\ndata: {pool: p.csv}\n"
+        "evaluate: {suites: {a: {scorer: perplexity}, b: {}, c: {}}}\n"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)],
+            env={"PYTHONHASHSEED": str(seed), "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert said == {"['gain.log_likelihood > 0']\n"}
+
+
+def test_default() -> None:
+    gate = GateConfig().with_default("gain.accuracy")
+    assert judged(gate).action == "deploy"
+    decision = decide(gate, BETTER, CHAMPION, {}, {"gain.accuracy": 0.0})
+    assert decision.action == "refuse"
+    assert ISSUE.with_default("gain.accuracy") == ISSUE

@@ -1,0 +1,331 @@
+"""Whole rounds with the tiny model: what is done, what is not done twice, and what comes out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.store.errors import UserError
+
+ROUND = ["score", "select", "label", "dataset", "train", "evaluate", "latency", "decide"]
+BASELINE = ["collect pool", "collect test", "collect labelled", "fetch", "dataset", "evaluate", "latency"]
+Open = Callable[[Path], Any]
+
+
+def expected(rounds: int) -> list[str]:
+    later = [f"{number} {stage}" for number in range(1, rounds + 1) for stage in ROUND]
+    return [f"0 {stage}" for stage in BASELINE] + later
+
+
+def without_times(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("latency")}
+
+
+def test_two_rounds(small: Any, turned: Open) -> None:
+    loop = turned(small())
+    assert loop.run() is None
+    # Nothing is evaluated twice: each candidate once, though it is the next round's champion.
+    assert loop.stages() == expected(2)
+    assert loop.stages("failed") == []
+    rounds = loop.metadata.rounds()
+    assert [entry.status for entry in rounds] == ["done"] * 3
+    assert [entry.decision["action"] for entry in rounds] == ["baseline", "deploy", "deploy"]
+    assert [entry.detail["labels"] for entry in rounds] == [0, 12, 24]
+    assert loop.champion == rounds[2].candidate
+    first, second = loop.asked(1), loop.asked(2)
+    assert len(set(first)) == len(set(second)) == 12
+    assert not set(first) & set(second)
+    assert set(loop.trained_on(2)) == {*first, *second}
+    assert [f"{named.name}@v{named.version}" for named in loop.metadata.names()] == [
+        "labelled@v1",
+        "pool@v1",
+        "test@v1",
+        "train@v1",
+        "train@v2",
+    ]
+
+
+def test_a_second_run_does_nothing(small: Any, turned: Open) -> None:
+    root = small()
+    loop = turned(root)
+    loop.run()
+    before = loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()
+    assert loop.run() is None
+    assert turned(root).run() is None
+    assert (loop.metadata.runs(), loop.metadata.rounds(), loop.metadata.deployments()) == before
+
+
+def test_more_rounds_go_on_from_there(small: Any, turned: Open) -> None:
+    loop = turned(small(rounds=1))
+    loop.run(0)
+    assert loop.stages() == expected(0)
+    loop.run()
+    assert loop.stages() == expected(1)
+    loop.run(2)
+    assert loop.stages() == expected(2)
+    loop.run(1)
+    assert loop.stages() == expected(2)
+
+
+def test_the_same_config_gives_the_same_models_and_labels_anywhere(
+    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one, two, other = turned(small("one")), turned(small("another/place")), turned(small("three", seed=18))
+    one.run()
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "tiny").mkdir(parents=True)  # a folder with the model's name changes nothing
+    (elsewhere / "tiny" / "x").write_text("x")
+    monkeypatch.chdir(elsewhere)
+    two.run(1)
+    two.run()
+    other.run()
+    assert one.champion == two.champion != other.champion
+    assert one.asked(2) == two.asked(2) != other.asked(2)
+    for ours, theirs in zip(one.metadata.rounds(), two.metadata.rounds(), strict=True):
+        assert without_times(ours.detail["metrics"]) == without_times(theirs.detail["metrics"])
+        assert ours.candidate == theirs.candidate
+    timed = ("latency", "decision")
+    ids = [{row.id for row in loop.metadata.artifacts() if row.kind not in timed} for loop in (one, two)]
+    assert ids[0] == ids[1]
+
+
+def test_a_changed_config_affects_the_open_round_alone(small: Any, turned: Open) -> None:
+    root = small()
+    loop = turned(root)
+    loop.run(1)
+    loop.run(2, until="evaluate")
+    done = loop.stages()
+    first, tried = loop.metadata.rounds()[1], loop.metadata.runs(stage="train")[-1].output
+    small.configure(root, train={"epochs": 3}, label={"per_round": 9, "when_refused": "keep"})
+    loop.run()
+    assert loop.metadata.rounds()[1] == first
+    assert loop.stages(after=len(done)) == [f"2 {stage}" for stage in ROUND[1:]]
+    again = loop.metadata.rounds()[2]
+    assert again.detail["labels"] == 21
+    assert again.candidate != tried
+    # Back to the old config: the work of then is found.
+    small.configure(root)
+    before = len(loop.stages())
+    loop.run(3, until="train")
+    assert loop.stages(after=before) == [f"3 {stage}" for stage in ROUND[:5]]
+
+
+@pytest.mark.parametrize(
+    ("until", "rounds_done", "last"),
+    [
+        ("collect", 0, "0 collect labelled"),
+        ("evaluate", 0, "0 latency"),
+        ("deploy", 1, "0 latency"),
+        ("score", 1, "1 score"),
+        ("select", 1, "1 select"),
+        ("label", 1, "1 label"),
+        ("dataset", 1, "1 dataset"),
+        ("train", 1, "1 train"),
+        ("decide", 1, "1 decide"),
+    ],
+)
+def test_until(small: Any, turned: Open, until: str, rounds_done: int, last: str) -> None:
+    loop = turned(small(rounds=1))
+    assert loop.run(until=until) is None
+    assert loop.stages()[-1] == last
+    assert sum(entry.status == "done" for entry in loop.metadata.rounds()) == rounds_done
+    assert loop.run() is None
+    assert loop.stages() == expected(1)
+
+
+def test_until_deploy_stops_after_each_round(small: Any, turned: Open) -> None:
+    loop = turned(small())
+    for done in (1, 2, 3, 3):
+        loop.run(until="deploy")
+        assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * done
+
+
+def test_until_what(small: Any, turned: Open) -> None:
+    with pytest.raises(UserError, match="--until: no stage `trian`; one of collect, score"):
+        turned(small()).run(until="trian")
+
+
+def test_the_champion_is_a_model_for_transformers(small: Any, turned: Open) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loop = turned(small(rounds=1))
+    loop.run()
+    tokenizer = AutoTokenizer.from_pretrained(loop.store.champion_path, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(loop.store.champion_path, local_files_only=True)
+    assert loop.store.champion_path.resolve().name == loop.champion
+    turns = [{"role": "user", "content": "my card was lost"}]
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    written = model.generate(**ids, max_new_tokens=8, do_sample=False)
+    assert written.shape[1] > ids["input_ids"].shape[1]
+    base = AutoModelForCausalLM.from_pretrained(loop.store.artifacts.path(loop.metadata.rounds()[0].candidate))
+    trained = dict(model.named_parameters())
+    assert any((weight != trained[name]).any() for name, weight in base.named_parameters())
+
+
+def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, turned: Open) -> None:
+    root = small(evaluate={"suites": {"test": {"sample": 8}}, "latency": {"prompts": 0}})
+    loop = turned(root)
+    loop.run()
+
+    def scored(evaluation: str) -> int:
+        import pyarrow.parquet as parquet
+
+        files = list(loop.store.artifacts.path(evaluation).rglob("*.parquet"))
+        (predictions,) = [table for file in files if "predicted" in (table := parquet.read_table(file)).column_names]
+        return int(predictions.num_rows)
+
+    *others, last = loop.metadata.rounds()
+    assert all("final" not in entry.detail for entry in others)
+    assert scored(last.detail["evaluation"]) == 8
+    final = last.detail["final"]
+    assert final["model"] == loop.champion
+    assert scored(final["evaluation"]) == 20
+    assert loop.status["final"] == final
+    # Another champion, other figures.
+    from posttrain.loop.registry import Registry
+
+    Registry(loop.store).rollback()
+    before = len(loop.stages())
+    loop.run()
+    assert loop.status["final"]["model"] == loop.champion != final["model"]
+    assert loop.stages(after=before) == ["2 evaluate"]
+
+
+def test_the_final_evaluation_can_be_switched_off(small: Any, turned: Open) -> None:
+    loop = turned(small(rounds=1, evaluate={"suites": {"test": {"sample": 8}}, "final": False}))
+    loop.run()
+    assert loop.status["final"] is None
+
+
+def test_a_new_pool_file_is_picked_up_by_the_next_round(small: Any, turned: Open) -> None:
+    root = small()
+    loop = turned(root)
+    loop.run(1)
+    small.write(root / "data" / "pool" / "more.csv", small.rows()[80:120], ["text"])
+    loop.run(2)
+    pool = loop.metadata.rounds()[2].detail["pool"]
+    assert pool != loop.metadata.rounds()[1].detail["pool"]
+    assert loop.metadata.artifact(pool).meta["counts"]["records"] == 100
+    assert [f"{named.name}@v{named.version}" for named in loop.metadata.names("pool")] == ["pool@v1", "pool@v2"]
+    assert loop.metadata.artifact(loop.metadata.rounds()[2].detail["scores"]).meta["pool"] == 88
+
+
+def test_labelled_files_are_trained_on_from_round_one(small: Any, turned: Open) -> None:
+    root = small(data={"labelled": ["labelled.csv"]})
+    small.write(root / "labelled.csv", small.rows()[80:90])
+    loop = turned(root)
+    loop.run(1)
+    assert [entry.detail["labels"] for entry in loop.metadata.rounds()] == [10, 22]
+    small.write(root / "data" / "labelled" / "more.csv", small.rows()[90:95])
+    loop.run(2)
+    assert loop.metadata.rounds()[2].detail["labels"] == 39
+
+
+def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, turned: Open) -> None:
+    root = small(rounds=3, label={"per_round": 50})
+    loop = turned(root)
+    waits = loop.run()
+    assert waits == "new inputs: every record of the pool is labelled (posttrain data add FILE)"
+    assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [0, 50, 60, None]
+    assert loop.status["waiting"] == "new inputs for the pool"
+    assert loop.run() == waits
+    small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
+    assert loop.run() is None
+    assert loop.metadata.rounds()[3].detail["labels"] == 70
+    assert loop.status["waiting"] is None
+
+
+def test_an_interrupted_round_goes_on_with_the_stage_it_was_in(
+    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception at each stage's end in turn, as a kill would be; no finished work is done again."""
+    from posttrain.loop.turn import Turn
+
+    reference = turned(small("reference", rounds=1))
+    reference.run()
+    loop = turned(small("broken", rounds=1))
+    stage = Turn.stage
+    seen: set[str] = set()
+
+    def fragile(self: Turn, name: str, *arguments: Any, **options: Any) -> Any:
+        artifact = stage(self, name, *arguments, **options)
+        if (place := f"{self.number} {name}") not in seen:
+            seen.add(place)
+            raise KeyboardInterrupt(place)
+        return artifact
+
+    monkeypatch.setattr(Turn, "stage", fragile)
+    interruptions = 0
+    while True:
+        try:
+            loop.run()
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert interruptions == len(seen) == len(expected(1)) + 4  # round 1 finds its data and its base done
+    assert loop.stages() == expected(1)
+    assert loop.champion == reference.champion
+    assert loop.asked(1) == reference.asked(1)
+
+
+def test_a_kill_between_deployment_and_the_rounds_end_changes_nothing(
+    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resumed round still compares with the champion of before, which it has itself replaced."""
+    from posttrain.loop.registry import Registry
+
+    reference = turned(small("reference", rounds=1))
+    reference.run()
+    loop = turned(small("broken", rounds=1))
+    promote = Registry.promote
+
+    def killed(self: Registry, model_id: str, *, round: int | None, **options: Any) -> Any:
+        deployment = promote(self, model_id, round=round, **options)
+        if round == 1:
+            raise KeyboardInterrupt
+        return deployment
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "promote", killed)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run()
+    assert loop.metadata.round(1).status == "open"
+    loop.run()
+    assert [deployment.action for deployment in loop.metadata.deployments()] == ["baseline", "promote"]
+    decisions = [which.metadata.rounds()[1].decision for which in (loop, reference)]
+    assert decisions[0]["intervals"] == decisions[1]["intervals"]
+    assert without_times(decisions[0]["metrics"]["champion"]) == without_times(decisions[1]["metrics"]["champion"])
+    assert loop.champion == reference.champion
+
+
+@pytest.mark.parametrize("method", ["lora", "champion"])
+def test_other_ways_to_train(small: Any, turned: Open, method: str) -> None:
+    train = {"method": "lora", "lora": {"rank": 4}} if method == "lora" else {"start": "champion"}
+    loop = turned(small(train=train))
+    loop.run()
+    rounds = loop.metadata.rounds()
+    (run,) = [run for run in loop.metadata.runs(stage="train") if run.round == 2]
+    assert run.inputs["source"] == rounds[0 if method == "lora" else 1].candidate
+
+
+def test_plain_text_is_scored_by_perplexity(small: Any, turned: Open) -> None:
+    root = small(
+        task={"labels": None},
+        data={"pool": ["pool.jsonl"], "test": ["text.jsonl"], "labelled": ["more.jsonl"], "columns": None},
+        label={"file": "answers.jsonl"},
+        evaluate={"suites": {"text": {"scorer": "perplexity"}}, "latency": {"prompts": 2, "repeats": 1}},
+        gate={"deploy": ["perplexity < champion.perplexity * 10"]},
+    )
+    texts = [row["text"] for row in small.rows()]
+    for name, part in (("text", texts[:10]), ("more", texts[10:30])):
+        lines = [json.dumps({"text": f"{text}, they said"}) for text in part]
+        (root / f"{name}.jsonl").write_text("\n".join(lines))
+    rows = [{"prompt": row["text"], "completion": row["label"]} for row in small.rows()[30:60]]
+    (root / "answers.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (root / "pool.jsonl").write_text("\n".join(json.dumps({"prompt": row["prompt"]}) for row in rows))
+    loop = turned(root)
+    loop.run(1)
+    assert loop.metadata.rounds()[1].decision["action"] == "deploy"
+    assert {"perplexity", "latency_p99"} <= loop.metadata.rounds()[1].detail["metrics"].keys()

@@ -1,0 +1,48 @@
+"""When a round starts."""
+
+import pytest
+
+from posttrain.loop.triggers import NAMES, TriggerConfig, judge
+from posttrain.store.errors import UserError
+
+VALUES = {"new_records": 40.0, "new_labels": 0.0, "days_since_training": 2.5, "degradation": 0.03, "urgent": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("any_of", "all_of", "starts", "why"),
+    [
+        ([], [], True, ""),
+        (["new_records >= 40"], [], True, "new_records >= 40 (new_records = 40)"),
+        (["new_records > 40"], [], False, "new_records > 40 (new_records = 40)"),
+        (["new_records > 40", "urgent"], [], False, "new_records > 40 (new_records = 40); urgent (urgent = 0)"),
+        (["new_records > 40", "degradation > 2%"], [], True, "degradation > 2% (degradation = 0.03)"),
+        ([], ["new_records > 1", "days_since_training > 7"], False, "days_since_training > 7 (days_since_training = 2.5)"),
+        ([], ["new_records > 1", "days_since_training > 2"], True, None),
+        (["urgent", "new_records > 1"], ["days_since_training > 7"], False, None),
+        (["urgent"], ["new_records > 1"], False, "urgent (urgent = 0)"),
+        (["new_records > 1"], ["days_since_training > 1"], True, None),
+    ],
+)
+def test_any_and_all(any_of: list[str], all_of: list[str], starts: bool, why: str | None) -> None:
+    verdict = judge(TriggerConfig(any=any_of, all=all_of), VALUES)
+    assert verdict.starts is starts
+    assert why is None or verdict.why == why
+
+
+def test_every_name_can_be_used() -> None:
+    assert judge(TriggerConfig(all=[f"{name} >= 0" for name in NAMES]), dict.fromkeys(NAMES, 0.0)).starts
+
+
+@pytest.mark.parametrize("section", ["any", "all"])
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("new_record > 3", "nothing is called `new_record`; did you mean `new_records`?"),
+        ("accuracy < 1", "nothing is called `accuracy`; did you mean "),
+        ("new_records >", "something is missing at its end"),
+    ],
+)
+def test_what_is_no_trigger(section: str, rule: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TriggerConfig.read({section: [rule]}, "posttrain.yaml")
+    assert f"rule `{rule}`: {says}" in str(caught.value)

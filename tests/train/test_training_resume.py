@@ -1,0 +1,192 @@
+"""A training that is killed, whenever and however often, ends as if it had not been."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import TaskConfig
+from posttrain.train import trainer
+from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.examples import Batch
+from posttrain.train.sft import Loss, sft
+from posttrain.train.train import train
+
+LORA = {"method": "lora", "lora": LoraConfig(rank=4, dropout=0.3)}
+METHODS = {
+    "float32": {"precision": "float32"},
+    "bfloat16": {"precision": "bfloat16"},
+    "autocast": {"precision": "autocast"},
+    "lora-float32": LORA | {"precision": "float32"},
+    "lora-bfloat16": LORA | {"precision": "bfloat16"},
+}
+TASK = TaskConfig(system="Name the intent.")
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def dies_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next training dies in its first backward pass after so many checkpoints."""
+    saved = 0
+    save = Checkpoints.save
+
+    def counted(self: Checkpoints, step: int, checkpoint: Checkpoint) -> None:
+        nonlocal saved
+        save(self, step, checkpoint)
+        saved += 1
+
+    def killed(lm: LanguageModel, batch: Batch) -> Loss:
+        if saved == steps:
+            raise Killed
+        return sft(lm, batch)
+
+    monkeypatch.setattr(Checkpoints, "save", counted)
+    monkeypatch.setattr(trainer, "sft", killed)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_at_every_step(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, method: str
+) -> None:
+    config = config.model_copy(update=METHODS[method])
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    meta = train(tiny_model, records, config, TASK, seed=3, out=whole, scratch=tmp_path / "a")
+    steps = meta["steps"]
+    assert steps == 6
+    for _ in range(steps - 1):  # each process does one step and dies in the next
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            dies_after(1, patch)
+            train(tiny_model, records, config, TASK, seed=3, out=parts, scratch=tmp_path / "b")
+    torch.manual_seed(99)  # a new process's generators stand anywhere
+    assert train(tiny_model, records, config, TASK, seed=3, out=parts, scratch=tmp_path / "b") == meta
+    assert contents(parts) == contents(whole)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_killed_once(
+    tiny_model: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+) -> None:
+    meta = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "whole", scratch=tmp_path / "a")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        dies_after(step, patch)
+        # The last step is followed by no checkpoint: its death is that of the step before.
+        train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")
+    again = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")
+    assert again == meta
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_finished_steps_are_not_done_again(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        dies_after(4, patch)
+        train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
+    done = 0
+
+    def counted(lm: LanguageModel, batch: Batch) -> Loss:
+        nonlocal done
+        done += 1
+        return sft(lm, batch)
+
+    monkeypatch.setattr(trainer, "sft", counted)
+    train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
+    assert done == 2
+
+
+def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
+    tiny_model: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    meta = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "whole", scratch=tmp_path / "a")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        dies_after(4, patch)
+        train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")
+    file = tmp_path / "b" / "checkpoints" / "step-000000004" / "tensors.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    again = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")
+    assert again == meta
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert "step-000000004 is damaged (tensors.safetensors does not match its checksum)" in caplog.text
+
+
+_SCRIPT = """
+import json, sys
+from pathlib import Path
+import pyarrow.parquet as pq
+from posttrain.models.task import TaskConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.train import train
+
+source, records, config, out, scratch = sys.argv[1:]
+meta = train(Path(source), pq.read_table(records), TrainConfig.model_validate_json(config),
+             TaskConfig(system="Name the intent."), seed=3, out=Path(out), scratch=Path(scratch))
+print(json.dumps(meta))
+"""
+
+
+def test_kill_9_in_another_process(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    """Also between two processes that hash strings differently, as every two do."""
+    config = config.model_copy(update=LORA | {"precision": "bfloat16", "epochs": 100})
+    pq.write_table(records, tmp_path / "records.parquet")
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+
+    def start(hash_seed: str) -> subprocess.Popen[str]:
+        places = [tiny_model, tmp_path / "records.parquet", config.model_dump_json(), tmp_path / "parts", tmp_path / "b"]
+        return subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, *map(str, places)],
+            env=environment | {"PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_a_checkpoint(process: subprocess.Popen[str], after: int) -> int:
+        while process.poll() is None:
+            names = sorted((tmp_path / "b" / "checkpoints").glob("step-*"))
+            if names and (newest := int(names[-1].name.removeprefix("step-"))) >= after:
+                return newest
+            time.sleep(0.005)
+        raise AssertionError(process.communicate()[1])
+
+    first = start("1")
+    reached = wait_for_a_checkpoint(first, 5)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    assert reached < 299
+    assert not (tmp_path / "parts").exists(), "nothing is written before the training is done"
+    second = start("2")
+    printed, complaints = second.communicate()
+    assert second.returncode == 0, complaints
+    meta = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "whole", scratch=tmp_path / "a")
+    assert json.loads(printed.splitlines()[-1]) == meta
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
