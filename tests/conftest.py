@@ -80,7 +80,22 @@ class SmallWorkspaces:
     def rows(self) -> list[dict[str, str]]:
         """168 different messages with their label, always in the same mixed order."""
         phrases = ("my {} was {}", "the {} is {}", "about a {} that came {}")
-        words = "late lost wrong slow blue high low odd new fine due gone split cut".split()
+        words = [
+            "late",
+            "lost",
+            "wrong",
+            "slow",
+            "blue",
+            "high",
+            "low",
+            "odd",
+            "new",
+            "fine",
+            "due",
+            "gone",
+            "split",
+            "cut",
+        ]
         mixed = itertools.product(words, phrases, self.labels)
         rows = [{"text": phrase.format(label, word), "label": label} for word, phrase, label in mixed]
         random.Random(0).shuffle(rows)

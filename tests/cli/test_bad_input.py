@@ -368,9 +368,7 @@ def refusing(code: int, after: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 10, 30, 60, 90])
-def test_a_disk_that_is_full_at_some_point(
-    small: Any, posttrain: Call, turned_workspace: Path, after: int
-) -> None:
+def test_a_disk_that_is_full_at_some_point(small: Any, posttrain: Call, turned_workspace: Path, after: int) -> None:
     root = small()
     with refusing(errno.ENOSPC, after):
         ended = posttrain("run", "-w", root)
@@ -417,9 +415,7 @@ def test_a_disk_that_is_really_full(
 
 
 @pytest.fixture
-def read_only(
-    turned_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def read_only(turned_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace that cannot be written to, by a mount, by its rights, or else by what the system says of it."""
     import shutil
 
@@ -428,7 +424,7 @@ def read_only(
     if not (mount(root, "--bind", str(root)) and mount(root, "-o", "remount,ro,bind")):
         access = os.access
         monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
-    yield root
+    return root
 
 
 @pytest.mark.parametrize(

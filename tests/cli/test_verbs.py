@@ -256,7 +256,7 @@ def test_init(posttrain: Call, tmp_path: Path, template: str | None, monkeypatch
 
 def test_version_and_help(posttrain: Call) -> None:
     assert posttrain("--version").out == f"{__version__}\n"
-    verbs = "demo init run status show report config data select label eval models".split()
+    verbs = ["demo", "init", "run", "status", "show", "report", "config", "data", "select", "label", "eval", "models"]
     said = posttrain("--help")
     assert said.code == 0
     assert all(re.search(rf"\b{verb}\b", said.out) for verb in verbs)

@@ -49,9 +49,10 @@ class Demo:
         """Start it and ``kill -9`` it after a while; False if it was done by then."""
         process = self.start()
         try:
-            return process.wait(seconds) != 0
+            assert process.wait(seconds) == 0, self.log.read_text()
         except subprocess.TimeoutExpired:
             return kill(process)
+        return False
 
     def done_before_a_kill(self, seconds: float) -> bool:
         """Start it and ``kill -9`` it once it has held the workspace for a while; True if it was done by then."""

@@ -32,7 +32,7 @@ def test_kill_again_and_again(demo: Callable[..., Any], reference: dict[str, Any
     patience, kills = 2.0, 0
     while not killed.done_before_a_kill(patience):
         kills += 1
-        patience *= 1.15
+        patience *= 1.3
     assert kills >= 2
     same(killed.outcome(), reference)
     killed.check_the_store()

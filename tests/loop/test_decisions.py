@@ -25,7 +25,9 @@ def planted(small: Any) -> Callable[..., Path]:
     return made
 
 
-def test_a_bad_round_is_refused_and_its_labels_set_aside(planted: Callable[..., Path], turned: Open, small: Any) -> None:
+def test_a_bad_round_is_refused_and_its_labels_set_aside(
+    planted: Callable[..., Path], turned: Open, small: Any
+) -> None:
     loop = turned(planted())
     loop.run()
     good, bad, after = loop.metadata.rounds()[1:]
@@ -52,16 +54,12 @@ def _records(loop: Any, round: int) -> list[dict[str, Any]]:
     import pyarrow.parquet as parquet
 
     dataset = loop.metadata.rounds()[round].detail["dataset"]
-    rows: list[dict[str, Any]] = parquet.read_table(
-        loop.store.artifacts.path(dataset) / "records.parquet"
-    ).to_pylist()
+    rows: list[dict[str, Any]] = parquet.read_table(loop.store.artifacts.path(dataset) / "records.parquet").to_pylist()
     return rows
 
 
 @pytest.mark.parametrize(("policy", "aside"), [("keep", False), ("set_aside", True)])
-def test_what_becomes_of_refused_labels_can_be_said(
-    small: Any, turned: Open, policy: str, aside: bool
-) -> None:
+def test_what_becomes_of_refused_labels_can_be_said(small: Any, turned: Open, policy: str, aside: bool) -> None:
     loop = turned(small(gate={"deploy": ["accuracy > 2"]}, label={"when_refused": policy}))
     loop.run()
     first, second = loop.metadata.rounds()[1:]
@@ -77,7 +75,9 @@ def test_the_gate_rolls_back(small: Any, turned: Open) -> None:
     loop.run(2)
     first, second = loop.metadata.rounds()[1:]
     assert loop.champion == second.candidate
-    small.configure(root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"], "collect_more": ["accuracy > 2"]})
+    small.configure(
+        root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"], "collect_more": ["accuracy > 2"]}
+    )
     loop.run(3)
     third = loop.metadata.rounds()[3]
     assert third.decision["action"] == "rollback"
@@ -92,9 +92,7 @@ def test_the_gate_rolls_back(small: Any, turned: Open) -> None:
     assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
-def test_a_kill_within_a_roll_back_rolls_back_once(
-    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_within_a_roll_back_rolls_back_once(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     root = small(rounds=3)
     loop = turned(root)
     loop.run(2)

@@ -68,7 +68,14 @@ def test_does_not_hold(text: str) -> None:
 @pytest.mark.parametrize("sign", ["<", "<=", ">", ">=", "==", "!="])
 @pytest.mark.parametrize(
     ("left", "right"),
-    [("unknown", "a"), ("a", "unknown"), ("unknown", "unknown"), ("a / zero", "1"), ("1", "-unknown"), ("zero / zero", "0")],
+    [
+        ("unknown", "a"),
+        ("a", "unknown"),
+        ("unknown", "unknown"),
+        ("a / zero", "1"),
+        ("1", "-unknown"),
+        ("zero / zero", "0"),
+    ],
 )
 def test_what_is_no_number_never_holds(left: str, right: str, sign: str) -> None:
     for text in (f"{left} {sign} {right}", f"not {left} {sign} {right}", f"not not {left} {sign} {right}"):
@@ -191,16 +198,16 @@ def _between(signs: list[str], part: st.SearchStrategy[str]) -> st.SearchStrateg
 
 _sums = st.recursive(
     _numbers | st.sampled_from(_NAMES),
-    lambda inner: _between(["+", "-", "*", "/"], inner)
-    | inner.map(lambda text: f"({text})")
-    | inner.map(lambda text: f"-{text}"),
+    lambda inner: (
+        _between(["+", "-", "*", "/"], inner) | inner.map(lambda text: f"({text})") | inner.map(lambda text: f"-{text}")
+    ),
     max_leaves=12,
 )
 _rules = st.recursive(
     _between(["<", "<=", ">", ">=", "==", "!="], _sums),
-    lambda inner: _between(["and", "or"], inner)
-    | inner.map(lambda text: f"({text})")
-    | inner.map(lambda text: f"not {text}"),
+    lambda inner: (
+        _between(["and", "or"], inner) | inner.map(lambda text: f"({text})") | inner.map(lambda text: f"not {text}")
+    ),
     max_leaves=6,
 )
 

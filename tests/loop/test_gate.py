@@ -29,9 +29,7 @@ ISSUE = GateConfig(
 )
 
 
-def judged(
-    gate: GateConfig = ISSUE, champion: dict[str, float] = CHAMPION, **candidate: float
-) -> Decision:
+def judged(gate: GateConfig = ISSUE, champion: dict[str, float] = CHAMPION, **candidate: float) -> Decision:
     gate.check(KNOWN)
     baseline = {"accuracy": 0.1, "safety": 0.5, "latency_p99": 1.0}
     return decide(gate, {**BETTER, **candidate}, champion, baseline, GAINS)
@@ -112,8 +110,14 @@ def test_what_was_not_measured_deploys_nothing_and_rolls_nothing_back() -> None:
     ("rule", "says"),
     [
         ("acuracy > 0.5", "rule `acuracy > 0.5`: no metric `acuracy`; did you mean `accuracy`?"),
-        ("champoin.accuracy > 1", "rule `champoin.accuracy > 1`: no metric `champoin.accuracy`; did you mean `champion.accuracy`?"),
-        ("gain.safety.hi > 0", "rule `gain.safety.hi > 0`: no metric `gain.safety.hi`; did you mean `gain.safety.high`?"),
+        (
+            "champoin.accuracy > 1",
+            "rule `champoin.accuracy > 1`: no metric `champoin.accuracy`; did you mean `champion.accuracy`?",
+        ),
+        (
+            "gain.safety.hi > 0",
+            "rule `gain.safety.hi > 0`: no metric `gain.safety.hi`; did you mean `gain.safety.high`?",
+        ),
         ("1 > 0", "rule `1 > 0` names no metric"),
     ],
 )

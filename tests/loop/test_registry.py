@@ -36,9 +36,7 @@ def model(store: Workspace) -> dict[str, str]:
             (out / "name").write_text(name)
             return {}
 
-        return run_stage(
-            store, name, 1, kind="model", inputs={}, config={}, seed=0, round=None, work=work
-        ).id
+        return run_stage(store, name, 1, kind="model", inputs={}, config={}, seed=0, round=None, work=work).id
 
     return {name: made(name) for name in "abc"}
 
@@ -157,7 +155,8 @@ def hook(root: Path, body: str) -> DeployConfig:
 TELLS = """
 told = {name: value for name, value in os.environ.items() if name.startswith("POSTTRAIN_")}
 with open("told.jsonl", "a") as file:
-    print(json.dumps({**told, "cwd": os.getcwd(), "sees": open(told["POSTTRAIN_CHAMPION"] + "/name").read()}), file=file)
+    sees = open(told["POSTTRAIN_CHAMPION"] + "/name").read()
+    print(json.dumps({**told, "cwd": os.getcwd(), "sees": sees}), file=file)
 """
 
 

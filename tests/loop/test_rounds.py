@@ -187,6 +187,7 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, turne
     from posttrain.loop.registry import Registry
 
     Registry(loop.store).rollback()
+    assert loop.status["final"] is None
     before = len(loop.stages())
     loop.run()
     assert loop.status["final"]["model"] == loop.champion != final["model"]

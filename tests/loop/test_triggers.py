@@ -16,7 +16,12 @@ VALUES = {"new_records": 40.0, "new_labels": 0.0, "days_since_training": 2.5, "d
         (["new_records > 40"], [], False, "new_records > 40 (new_records = 40)"),
         (["new_records > 40", "urgent"], [], False, "new_records > 40 (new_records = 40); urgent (urgent = 0)"),
         (["new_records > 40", "degradation > 2%"], [], True, "degradation > 2% (degradation = 0.03)"),
-        ([], ["new_records > 1", "days_since_training > 7"], False, "days_since_training > 7 (days_since_training = 2.5)"),
+        (
+            [],
+            ["new_records > 1", "days_since_training > 7"],
+            False,
+            "days_since_training > 7 (days_since_training = 2.5)",
+        ),
         ([], ["new_records > 1", "days_since_training > 2"], True, None),
         (["urgent", "new_records > 1"], ["days_since_training > 7"], False, None),
         (["urgent"], ["new_records > 1"], False, "urgent (urgent = 0)"),

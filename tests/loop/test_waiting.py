@@ -32,9 +32,7 @@ def fill(small: Any) -> Callable[..., Path]:
     return filled
 
 
-def test_a_round_labelled_in_the_file_that_was_written(
-    small: Any, turned: Open, fill: Callable[..., Path]
-) -> None:
+def test_a_round_labelled_in_the_file_that_was_written(small: Any, turned: Open, fill: Callable[..., Path]) -> None:
     root = small(rounds=1, label={"annotator": "file"})
     loop = turned(root)
     batch = root / "labels" / "round-1.csv"
@@ -48,7 +46,9 @@ def test_a_round_labelled_in_the_file_that_was_written(
     fill(batch)
     done = len(loop.stages())
     assert loop.run() is None
-    assert loop.stages(after=done) == [f"1 {name}" for name in ("label", "dataset", "train", "evaluate", "latency", "decide")]
+    assert loop.stages(after=done) == [
+        f"1 {name}" for name in ("label", "dataset", "train", "evaluate", "latency", "decide")
+    ]
     assert loop.status["waiting"] is None
     (report,) = label_reports(loop.store)
     assert (report["round"], report["labels"], report["annotators"]) == (1, 12, {"file": 12})

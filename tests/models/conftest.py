@@ -37,9 +37,7 @@ def _sentencepiece() -> Tokenizer:
     """As Llama 2, Mistral and Phi-3 have it: a space is put before every piece of text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     # Merges are learnt within words; nothing splits the text afterwards.
     apart = pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split("▁", "merged_with_next")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(apart))

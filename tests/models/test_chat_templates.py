@@ -38,7 +38,8 @@ CHATML = Family(
 LLAMA3 = Family(
     "{% set loop_messages = messages %}{% for message in loop_messages %}"
     "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + "
-    "'<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+    "'<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
     "<|eot_id|>",
     ("<|start_header_id|>", "<|end_header_id|>"),
@@ -68,10 +69,12 @@ MISTRAL_V3 = Family(
     before=" ",
 )
 GEMMA = Family(
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% else %}{% set role = message['role'] %}{% endif %}"
     "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}",
     "<eos>",
@@ -80,9 +83,11 @@ GEMMA = Family(
     system=False,
 )
 PHI3 = Family(
-    "{% for message in messages %}{% if message['role'] == 'system' %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{'<|system|>\n' + message['content'] + '<|end|>\n'}}"
     "{% elif message['role'] == 'user' %}{{'<|user|>\n' + message['content'] + '<|end|>\n'}}"
-    "{% elif message['role'] == 'assistant' %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}"
+    "{% elif message['role'] == 'assistant' %}{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}"
+    "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
     "<|endoftext|>",
     ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
@@ -92,7 +97,8 @@ PHI3 = Family(
 QWEN3 = Family(
     "{% for message in messages %}{% if message['role'] == 'assistant' and loop.last %}"
     "{{ '<|im_start|>assistant\n<think>\n\n</think>\n\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'].split('</think>')[-1] + '<|im_end|>\n' }}"
+    "{% else %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'].split('</think>')[-1] + '<|im_end|>\n' }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     "<|im_end|>",
     ("<|im_start|>", "<think>", "</think>"),
@@ -178,9 +184,7 @@ def spoken(lm: LanguageModel, turns: Turns, answer: str) -> list[str]:
 def test_the_answer_and_its_stop_token_are_supervised(named: tuple[Family, LanguageModel]) -> None:
     family, lm = named
     # A decoder that drops the space put before a piece drops it before a lone answer too.
-    assert [run.strip(" ") for run in spoken(lm, ASKED, ANSWER)] == [
-        (family.before + ANSWER + family.stop).strip(" ")
-    ]
+    assert [run.strip(" ") for run in spoken(lm, ASKED, ANSWER)] == [(family.before + ANSWER + family.stop).strip(" ")]
 
 
 def test_earlier_answers_are_supervised_where_they_are_served_as_they_were_said(
@@ -195,9 +199,7 @@ def test_earlier_answers_are_supervised_where_they_are_served_as_they_were_said(
 
 @pytest.mark.parametrize("turns", [ASKED, LONGER])
 @pytest.mark.parametrize("answer", [ANSWER, "Paris", "a\n\nb", "", "\n", " x"])
-def test_what_is_trained_is_what_is_served(
-    named: tuple[Family, LanguageModel], turns: Turns, answer: str
-) -> None:
+def test_what_is_trained_is_what_is_served(named: tuple[Family, LanguageModel], turns: Turns, answer: str) -> None:
     _, lm = named
     example = lm.encode(turns, answer)
     asked, said = lm.prompt_ids(turns), lm.answer_ids(answer)
@@ -232,7 +234,8 @@ def test_rendering_is_prefix_preserving(named: tuple[Family, LanguageModel]) -> 
 def test_the_mask_agrees_with_generation_marks(make_tokenizer: MakeTokenizer) -> None:
     """transformers' own mask, for a template that has the marks."""
     marked = (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+        "{% if message['role'] == 'assistant' %}"
         "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
         "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -24,9 +24,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "settings"), FAMILIES)
 @torch.no_grad()
-def test_logits_are_the_models_own(
-    family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any]
-) -> None:
+def test_logits_are_the_models_own(family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any]) -> None:
     lm = family(kind, **settings)
     ids = torch.randint(0, 256, (3, 11), generator=torch.Generator().manual_seed(0))
     own = lm.model(input_ids=ids).logits

@@ -107,8 +107,8 @@ def test_checksums_that_are_none(two: Checkpoints, content: str) -> None:
 
 
 def test_every_byte_of_the_small_files_counts(two: Checkpoints) -> None:
-    for name in ("state.json", "sha256.json"):
-        whole = (two.folder / "step-000000004" / name).read_bytes()
+    files = {name: (two.folder / "step-000000004" / name).read_bytes() for name in ("state.json", "sha256.json")}
+    for name, whole in files.items():
         for position in range(0, len(whole), 3):
             two.save(4, checkpoint(4))
             flipped = bytearray(whole)

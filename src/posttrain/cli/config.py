@@ -18,9 +18,7 @@ app = typer.Typer(name="config", help="Show or check posttrain.yaml.", no_args_i
 @app.command()
 def show(
     workspace: WorkspaceOption = HERE,
-    defaults: Annotated[
-        bool, typer.Option("--defaults", help="Every key with its default and what it means.")
-    ] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Every key with its default and what it means.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the config: what the file says, or every key with its default."""

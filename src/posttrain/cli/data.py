@@ -32,16 +32,11 @@ def check(
     columns = config.data.columns if config else None
     labels = config.task.label_set or None if config else None
     problems = [
-        problem
-        for file in files
-        for problem in find_problems(file, columns, labels, name=str(file), answers=False)
+        problem for file in files for problem in find_problems(file, columns, labels, name=str(file), answers=False)
     ]
     counts = Counter(problem.kind for problem in problems)
     if json:
-        found = [
-            {"file": p.file, "line": p.line, "kind": p.kind, "message": p.message, "fix": p.fix}
-            for p in problems
-        ]
+        found = [{"file": p.file, "line": p.line, "kind": p.kind, "message": p.message, "fix": p.fix} for p in problems]
         print_json({"counts": dict(counts), "problems": found})
     else:
         for problem in problems:
@@ -66,9 +61,7 @@ def add(
     with opened(workspace, write=True) as (_, config):
         labels = config.task.label_set or None
         for file in files:
-            problems = find_problems(
-                file, config.data.columns, labels, name=str(file), answers=to == "labelled"
-            )
+            problems = find_problems(file, config.data.columns, labels, name=str(file), answers=to == "labelled")
             bad = [problem for problem in problems if problem.kind not in ("duplicate", "conflicting labels")]
             if bad:
                 raise bad[0].error()
@@ -80,9 +73,7 @@ def add(
             target, content = folder / file.name, file.read_bytes()
             before = target.read_bytes() if target.exists() else contents.get(target, content)
             if before != content:
-                raise UserError(
-                    "another file of this name was added before", where=str(target), fix="rename yours"
-                )
+                raise UserError("another file of this name was added before", where=str(target), fix="rename yours")
             contents[target] = content
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -112,9 +103,7 @@ def list_versions(workspace: WorkspaceOption = HERE, json: JsonOption = False) -
     if json:
         print_json(rows)
     else:
-        print_table(
-            "", ["version", "records", "rejected", "id", "parent"], [list(row.values())[:5] for row in rows]
-        )
+        print_table("", ["version", "records", "rejected", "id", "parent"], [list(row.values())[:5] for row in rows])
 
 
 @app.command()
@@ -137,9 +126,7 @@ def show(
         ["step", "reason", "records"],
         [[e["step"], e["reason"], e["count"]] for e in dataset.meta["funnel"]],
     )
-    columns = (
-        ["id", "input", "step", "reason", "detail"] if rejected else ["id", "input", "answer", "file", "line"]
-    )
+    columns = ["id", "input", "step", "reason", "detail"] if rejected else ["id", "input", "answer", "file", "line"]
     rows = [_record_row(record, rejected) for record in table.slice(0, limit).to_pylist()]
     print_table(f"{min(limit, table.num_rows)} of {table.num_rows} records", columns, rows)
 
@@ -164,8 +151,7 @@ def diff(older: Version, newer: Version, workspace: WorkspaceOption = HERE, json
         [_record_row(r, True) for r in found.went.to_pylist()],
     )
     changed = [
-        [r["input_id"], r["before"], r["after"], f"{r['source']}:{r['line']}"]
-        for r in found.changed.to_pylist()
+        [r["input_id"], r["before"], r["after"], f"{r['source']}:{r['line']}"] for r in found.changed.to_pylist()
     ]
     print_table("changed", ["input", "before", "after", "where"], changed)
 

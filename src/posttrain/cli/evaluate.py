@@ -27,9 +27,7 @@ def evaluate(
         id = store.metadata.resolve(model) if model else champion.model_id if champion else ""
         row = store.metadata.artifact(id)
         if row is None or row.kind != "model":
-            raise UserError(
-                f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list"
-            )
+            raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
         with store.lock():
             turn = Turn(store, config, len(store.metadata.rounds()))
             evaluation = measure(turn, id, collect(turn).test, full=full)
@@ -37,9 +35,7 @@ def evaluate(
     if json:
         print_json({"model": id, "evaluation": evaluation.id, "metrics": metrics})
     else:
-        print_table(
-            f"{id} ({evaluation.id})", ["metric", "value"], [list(entry) for entry in metrics.items()]
-        )
+        print_table(f"{id} ({evaluation.id})", ["metric", "value"], [list(entry) for entry in metrics.items()])
 
 
 def add_to(app: typer.Typer) -> None:

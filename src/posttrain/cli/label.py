@@ -48,8 +48,5 @@ def report(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
         print_json(reports)
         return
     columns = ["round", "labels", "classes", "annotators", "agreement with the champion"]
-    rows = [
-        [r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"]]
-        for r in reports
-    ]
+    rows = [[r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"]] for r in reports]
     print_table("", columns, rows)

@@ -69,9 +69,7 @@ def promote(
     """Make a model the champion, past the gate."""
     with opened(workspace, write=True) as (store, config), store.lock():
         deployment = Registry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
-        console.print(
-            f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True
-        )
+        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -82,9 +80,7 @@ def rollback(
     """Put the champion before the present one back in service, at once."""
     with opened(workspace, write=True) as (store, config), store.lock():
         deployment = Registry(store, config.deploy).rollback(reason)
-        console.print(
-            f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True
-        )
+        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -97,9 +93,7 @@ def export(
     with opened(workspace) as (store, _):
         source = store.artifacts.path(_resolve(store, model))
         if directory.exists():
-            raise UserError(
-                "the folder exists already", where=str(directory), fix="remove it or name another"
-            )
+            raise UserError("the folder exists already", where=str(directory), fix="remove it or name another")
         partial = directory.with_name(f".{directory.name}.partial")
         with writing(directory):
             remove_tree(partial)

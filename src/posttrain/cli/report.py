@@ -10,9 +10,7 @@ from posttrain.store.errors import UserError
 
 
 def report(
-    out: Annotated[Path, typer.Argument(help="The page; with .svg: the learning curve alone.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[Path, typer.Argument(help="The page; with .svg: the learning curve alone.")] = Path("report.html"),
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Write one self-contained HTML page that works offline."""

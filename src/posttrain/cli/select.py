@@ -11,9 +11,7 @@ from posttrain.store.errors import UserError
 
 def select(
     workspace: WorkspaceOption = HERE,
-    n: Annotated[
-        int | None, typer.Option("--n", min=1, help="Records wanted; label.per_round by default.")
-    ] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Records wanted; label.per_round by default.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -30,9 +28,7 @@ def select(
     if json:
         print_json(chosen)
         return
-    rows = [
-        [r["rank"], r["reason"], r["uncertainty"], r["predicted"], r["id"], r["input"][:70]] for r in chosen
-    ]
+    rows = [[r["rank"], r["reason"], r["uncertainty"], r["predicted"], r["id"], r["input"][:70]] for r in chosen]
     print_table("", ["rank", "reason", "entropy", "predicted", "record", "input"], rows)
     counts = Counter(record["reason"] for record in chosen)
     console.print(", ".join(f"{reason}: {count}" for reason, count in counts.items()), markup=False)

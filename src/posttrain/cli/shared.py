@@ -33,9 +33,7 @@ def opened(root: Path, *, write: bool = False) -> Iterator[tuple[Workspace, Conf
     if not write and not (root / ".posttrain" / "format.json").exists():
         raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
     with (
-        Workspace.create(root, config.store)
-        if write
-        else Workspace.open(root, config.store, write=False) as workspace
+        Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace
     ):
         yield workspace, config
 
@@ -49,17 +47,13 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     """A table on standard output; numbers to the right."""
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
     numeric = [
-        bool(rows) and all(isinstance(row[at], int | float | None) for row in rows)
-        for at in range(len(columns))
+        bool(rows) and all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(columns))
     ]
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(
-            *[
-                "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-                for value in row
-            ]
+            *["" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value) for value in row]
         )
     console.print(table, markup=False)
 

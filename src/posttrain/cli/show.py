@@ -36,10 +36,7 @@ def _artifact(found: dict[str, Any]) -> None:
         print_table("led to", ["depth", "artifact", "by"], _relatives(found["descendants"]))
     if trained := found.get("trained_on"):
         records = trained["records"]
-        rows = [
-            [record["id"], record["source"], record["line"], record["completion"]]
-            for record in records[:_ROWS]
-        ]
+        rows = [[record["id"], record["source"], record["line"], record["completion"]] for record in records[:_ROWS]]
         print_table(
             f"trained on {len(records)} records of {trained['dataset']}",
             ["record", "file", "line", "answer"],

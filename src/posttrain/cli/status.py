@@ -40,9 +40,7 @@ def print_rounds(store: Workspace, config: Config) -> None:
     print_table("", ["round", "labels", *shown, "decision", "seconds"], rows)
     if state["final"]:
         figures = ", ".join(
-            f"{name} {state['final']['metrics'][name]:.3f}"
-            for name in shown
-            if name in state["final"]["metrics"]
+            f"{name} {state['final']['metrics'][name]:.3f}" for name in shown if name in state["final"]["metrics"]
         )
         console.print(f"champion on all test records: {figures}", markup=False)
 

@@ -5,19 +5,21 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.pipeline import build_pool_and_test
 from posttrain.data.config import DataConfig
+from posttrain.data.pipeline import build_pool_and_test
 from posttrain.demo.messages import generate, write
 from posttrain.loop.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically, writing
+from posttrain.store.hashing import file_digest
 from posttrain.store.workspace import Workspace
 
 _PROMPT_COLUMNS = ("text", "message", "utterance", "query", "question", "sentence", "input", "prompt")
 _LABEL_COLUMNS = ("intent", "label", "category", "class", "target", "completion", "output")
 
 _CONFIG = """\
-# The demo: {rounds} rounds of {per_round} labels; a careless annotator, wrong {wrong:.0%} of the time, labels round {careless}.
+# The demo: {rounds} rounds of {per_round} labels.
+# A careless annotator, wrong {wrong:.0%} of the time, labels round {careless}.
 model: {model}
 rounds: {rounds}
 task:
@@ -47,14 +49,14 @@ gate:
 
 _FULL: dict[str, Any] = {
     "model": "smollm2-135m",
-    "rounds": 5,
+    "rounds": 4,
     "per_round": 48,
-    "pool_sample": 400,
+    "pool_sample": 300,
     "sample": 200,
     "careless": 4,
     "wrong": 0.4,
-    "latency": "{prompts: 12, repeats: 6}",
-    "train": "{epochs: 8, learning_rate: 3.0e-4}",
+    "latency": "{prompts: 8, repeats: 6}",
+    "train": "{epochs: 5, learning_rate: 3.0e-4, batch_size: 8}",
 }
 _QUICK = _FULL | {
     "model": "tiny",
@@ -64,7 +66,8 @@ _QUICK = _FULL | {
     "pool_sample": 120,
     "sample": 100,
     "latency": "{prompts: 4, repeats: 2}",
-    "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32, checkpoint_seconds: 1}",
+    "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32,"
+    " checkpoint_seconds: 1}",
 }
 
 
@@ -77,12 +80,14 @@ def prepare(folder: Path, *, quick: bool, data: Path | None) -> None:
     settings = _QUICK if quick else _FULL
     group = ", group: customer" if data is None else ""
     config = _CONFIG.format(**settings, group=group).encode()
+    if data is not None:
+        if not data.is_file():
+            raise UserError("there is no such file", where=str(data), fix="check the path")
+        config += f"# {data.name}, SHA-256 {file_digest(data)}\n".encode()
     path = folder / CONFIG_FILE
     if path.exists():
         if path.read_bytes() != config:
-            raise UserError(
-                "another workspace is here", where=str(folder), fix="name another folder with --dir"
-            )
+            raise UserError("another workspace is here", where=str(folder), fix="name another folder with --dir")
         Workspace.create(folder).close()
         return
     rows = _own_rows(data) if data else None
@@ -128,8 +133,8 @@ def _columns(file: Path) -> dict[str, str] | None:
 
 def _write_own(folder: Path, rows: list[dict[str, str]]) -> None:
     """Hold a quarter out for the test by the text's hash, and hide the others' labels from the pool."""
-    test = [row for row in rows if hashlib.sha256(row["text"].encode()).digest()[0] < 64]
-    pool = [row for row in rows if row not in test]
+    test = [row for row in rows if _held_out(row["text"])]
+    pool = [row for row in rows if not _held_out(row["text"])]
     labels = sorted({row["intent"] for row in rows})
     if len(labels) < 2:
         raise UserError("the demo needs at least two different labels", where="--data")
@@ -143,3 +148,7 @@ def _write_own(folder: Path, rows: list[dict[str, str]]) -> None:
             writer.writeheader()
             writer.writerows(part)
     (folder / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
+
+
+def _held_out(text: str) -> bool:
+    return hashlib.sha256(text.encode()).digest()[0] < 64

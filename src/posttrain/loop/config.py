@@ -87,8 +87,6 @@ class _UniqueKeys(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"`{key.value}` stands twice", key.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` stands twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)

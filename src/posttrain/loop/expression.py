@@ -24,9 +24,7 @@ from dataclasses import dataclass
 
 from posttrain.store.errors import UserError
 
-_TOKEN = re.compile(
-    r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))"
-)
+_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -161,11 +159,7 @@ class _Parser:
             return lambda values: token
         if token is None:
             self.fail("something is missing at its end")
-        if (
-            not isinstance(token, str)
-            or not (token[0].isalpha() or token[0] == "_")
-            or token in ("and", "or", "not")
-        ):
+        if not isinstance(token, str) or not (token[0].isalpha() or token[0] == "_") or token in ("and", "or", "not"):
             self.fail(f"a name or a number is expected where `{token}` stands")
         name = str(token)
         self.names.append(name)

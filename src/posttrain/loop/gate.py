@@ -88,9 +88,7 @@ class Decision:
     verdicts: list[Verdict]
 
 
-def decide(
-    gate: GateConfig, candidate: Values, champion: Values, baseline: Values, gains: Values
-) -> Decision:
+def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Values, gains: Values) -> Decision:
     """Apply the gate.
 
     Args:

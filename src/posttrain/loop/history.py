@@ -19,9 +19,7 @@ def carried_dataset(workspace: Workspace) -> str:
 
 def days_since_training(workspace: Workspace) -> float:
     """Days since the last training ended; infinite before the first."""
-    ends = [
-        run.finished_at for run in workspace.metadata.runs(stage="train", status="done") if run.finished_at
-    ]
+    ends = [run.finished_at for run in workspace.metadata.runs(stage="train", status="done") if run.finished_at]
     if not ends:
         return float("inf")
     return (datetime.now(UTC) - max(ends)).total_seconds() / 86400

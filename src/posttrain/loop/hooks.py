@@ -23,9 +23,7 @@ class DeployConfig(Section):
     command: str | None = Field(
         None, description="Command to run; finds POSTTRAIN_CHAMPION, POSTTRAIN_MODEL, POSTTRAIN_ACTION set."
     )
-    webhook: str | None = Field(
-        None, description="URL that gets a JSON POST with model, action, round, path, reason."
-    )
+    webhook: str | None = Field(None, description="URL that gets a JSON POST with model, action, round, path, reason.")
     timeout: float = Field(60.0, gt=0, description="Seconds that the command or the webhook may take.")
 
     @field_validator("webhook")

@@ -247,18 +247,14 @@ class Loop:
         rounds = finished_rounds(self.workspace)
         now = evaluation.meta["metrics"]
         # A model that was promoted by hand out of an unfinished round has no figures of that time.
-        then = next(
-            (entry.detail["metrics"] for entry in rounds if entry.candidate == champion.model_id), now
-        )
+        then = next((entry.detail["metrics"] for entry in rounds if entry.candidate == champion.model_id), now)
         main = next(iter(rounds[0].detail["metrics"]))
         values = {
             "new_records": float(
                 len(known_inputs(turn, collected.pool.id) - known_inputs(turn, rounds[-1].detail["pool"]))
             ),
             "new_labels": float(
-                len(
-                    known_inputs(turn, collected.labelled.id) - known_inputs(turn, rounds[-1].detail["carry"])
-                )
+                len(known_inputs(turn, collected.labelled.id) - known_inputs(turn, rounds[-1].detail["carry"]))
             ),
             "days_since_training": days_since_training(self.workspace),
             "degradation": then.get(main, math.nan) - now.get(main, math.nan),
@@ -334,9 +330,7 @@ def _ids(**artifacts: Artifact) -> dict[str, str]:
 def _because(found: dict[str, Any]) -> str:
     """The rules that decided, in one line."""
     wanted = found["action"] == "deploy"
-    sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[
-        found["action"]
-    ]
+    sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[found["action"]]
     rules = [rule for rule in found["rules"] if rule["section"] in sections]
     decisive = [rule for rule in rules if rule["holds"] == (wanted or rule["section"] == "rollback")]
     return "; ".join(f"{rule['rule']} ({rule['values']})" for rule in decisive)

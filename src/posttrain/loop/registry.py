@@ -21,9 +21,7 @@ class Registry:
         deployments = self.workspace.metadata.deployments()
         return deployments[-1] if deployments else None
 
-    def promote(
-        self, model_id: str, *, round: int | None, action: str = "promote", reason: str = ""
-    ) -> Deployment:
+    def promote(self, model_id: str, *, round: int | None, action: str = "promote", reason: str = "") -> Deployment:
         """Make a model the champion.
 
         Raises:

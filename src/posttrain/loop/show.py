@@ -43,9 +43,7 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
 def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
     row = workspace.metadata.artifact(id)
     assert row is not None
-    names = [
-        f"{named.name}@v{named.version}" for named in workspace.metadata.names() if named.artifact_id == id
-    ]
+    names = [f"{named.name}@v{named.version}" for named in workspace.metadata.names() if named.artifact_id == id]
     parents = [_relative(relative) for relative in ancestors(workspace.metadata, id)]
     found = {
         "type": "artifact",
@@ -87,18 +85,14 @@ def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
         folder = workspace.artifacts.path(row.id)
         for file, places in ((RECORDS_FILE, held), (REJECTED_FILE, rejected)):
             table = parquet.read_table(folder / file)
-            hit = compute.or_(
-                compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text)
-            )
+            hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
             for record in table.filter(hit).to_pylist():
                 if content is None or (content["completion"] is None and record["completion"]):
                     content = record
                 reason = {key: record[key] for key in ("step", "reason", "detail") if key in record}
                 places.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **reason})
                 if file == RECORDS_FILE:
-                    models += [
-                        run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)
-                    ]
+                    models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
     if content is None:
         return None
     content["meta"] = json.loads(content["meta"] or "{}")

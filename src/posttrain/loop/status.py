@@ -14,18 +14,21 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
     Returns:
         ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics and
         path, or None; ``waiting``: what the loop waits for, or None; ``rounds``: for each its round, status,
-        labels, metrics, decision, seconds, stages (seconds by stage), model_seconds; ``final``: a model and
-        its metrics on all test records; ``rounds_wanted``.
+        labels, metrics, decision, seconds, stages (seconds by stage), model_seconds; ``final``: the champion and
+        its metrics on all test records, or None; ``rounds_wanted``.
     """
     rounds = workspace.metadata.rounds()
     finished = [entry for entry in rounds if entry.status == "done"]
+    champion = _champion(workspace, finished)
+    final = finished[-1].detail.get("final") if finished else None
     return {
         "round": rounds[-1].number if rounds else None,
         "rounds_wanted": config.rounds,
-        "champion": _champion(workspace, finished),
+        "champion": champion,
         "waiting": _waiting(workspace),
         "rounds": [_round(workspace, entry) for entry in rounds],
-        "final": finished[-1].detail.get("final") if finished else None,
+        # Figures of another champion, before a roll-back by hand, are none of this one's.
+        "final": final if final and champion and final.get("model", champion["id"]) == champion["id"] else None,
     }
 
 

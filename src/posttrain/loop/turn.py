@@ -55,9 +55,7 @@ class Turn:
 
     def seed(self, name: str) -> int:
         """The seed of a stage of this round."""
-        return int.from_bytes(
-            hashlib.sha256(f"{self.config.seed}/{self.number}/{name}".encode()).digest()[:4], "big"
-        )
+        return int.from_bytes(hashlib.sha256(f"{self.config.seed}/{self.number}/{name}".encode()).digest()[:4], "big")
 
     def path(self, id: str) -> Path:
         """The folder of an artifact."""

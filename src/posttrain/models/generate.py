@@ -35,7 +35,7 @@ def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | 
     order = sorted(range(len(ids)), key=lambda index: (len(ids[index]), index))
     with task("answering", len(ids), "records") as advance:
         while order:
-            # The prompts' lengths ascend: the widest batch is the one whose last prompt still fits as often as there are rows.
+            # The prompts' lengths ascend, so the last of a batch says how wide all its rows are.
             width = 1
             while width < len(order) and (width + 1) * (len(ids[order[width]]) + limit) <= _BATCH_TOKENS:
                 width += 1

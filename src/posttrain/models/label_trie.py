@@ -50,7 +50,10 @@ class LabelTrie:
         branch = []
         for group in by_token.values():
             end = depth + 1
-            while all(len(sequences[label]) > end for label in group) and len({sequences[label][end] for label in group}) == 1:
+            while (
+                all(len(sequences[label]) > end for label in group)
+                and len({sequences[label][end] for label in group}) == 1
+            ):
                 end += 1
             only = group[0] if len(group) == 1 else None
             edge = Edge(len(self.edges), sequences[group[0]][:end], depth, only, group)

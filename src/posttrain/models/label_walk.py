@@ -148,7 +148,9 @@ class _Walker:
                 edge, count = branch.edge, len(_fed(branch.edge))
                 own = range(offset, offset + count)
                 sees[at, own.start : own.stop, branch.columns] = True
-                sees[at, own.start : own.stop, start + own.start : start + own.stop] = torch.ones(count, count).tril().bool()
+                sees[at, own.start : own.stop, start + own.start : start + own.stop] = (
+                    torch.ones(count, count).tril().bool()
+                )
                 begin = self.prefix + self.lengths[row] + edge.start
                 positions[at, own.start : own.stop] = torch.arange(begin, begin + count)
                 spots += [(at, place) for place in own]

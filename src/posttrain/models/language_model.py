@@ -54,17 +54,19 @@ class LanguageModel:
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return next(self.model.parameters()).device
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @property
     def decoder(self) -> nn.Module:
         """The model without its output head; returns hidden states."""
-        return self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
+        decoder: nn.Module = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
+        return decoder
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] in float32 of hidden states [..., width], as the model's own head gives them."""
         config = self.model.config.get_text_config()
-        logits = self.model.get_output_embeddings()(hidden).float()
+        logits: Tensor = self.model.get_output_embeddings()(hidden).float()
         if scale := getattr(config, "logit_scale", None):  # Cohere multiplies
             logits = logits * scale
         if scale := getattr(config, "logits_scaling", None):  # Granite divides
@@ -99,13 +101,14 @@ def load(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageMod
     check_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=DTYPES[dtype],
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
         )
+        model, loading = found
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"no causal language model: {first_line(error)}", where=str(folder)) from None
     check_whole(loading, folder)
@@ -149,7 +152,9 @@ def check_folder(folder: Path) -> None:
     if not kind:
         raise UserError("is no model: config.json names no model_type", where=str(folder))
     if not any(folder.glob("*.safetensors")):
-        raise UserError("holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded")
+        raise UserError(
+            "holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded"
+        )
 
 
 def first_line(error: Exception) -> str:

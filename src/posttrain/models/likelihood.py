@@ -174,7 +174,9 @@ def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
     order = sorted(range(len(own)), key=lambda index: (len(own[index]), index))
     for rows in _by_tokens(order, [len(tokens) for tokens in own]):
         batch, lengths = _pad([own[row] for row in rows], lm)
-        mask = torch.cat([torch.ones(len(rows), shared, dtype=torch.long, device=lm.device), _mask(lengths, batch.shape[1])], 1)
+        mask = torch.cat(
+            [torch.ones(len(rows), shared, dtype=torch.long, device=lm.device), _mask(lengths, batch.shape[1])], 1
+        )
         cache = copy.deepcopy(prefix_cache)
         if shared:
             cache.batch_repeat_interleave(len(rows))

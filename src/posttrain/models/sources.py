@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 from posttrain.models.language_model import DTYPES, check_folder, check_whole, first_line
 from posttrain.models.tiny import write_tiny_model
@@ -39,7 +40,7 @@ def locate(model: str, root: Path) -> str:
     if path.is_dir():
         check_folder(path)
         return str(path)
-    looks_like_a_hub_id = model.count("/") == 1 and not model.startswith((".", "~", "/")) and not path.suffix == ".gguf"
+    looks_like_a_hub_id = model.count("/") == 1 and not model.startswith((".", "~", "/")) and path.suffix != ".gguf"
     if path.exists() or not looks_like_a_hub_id:
         raise UserError(f"`{model}` is no model", where="model", fix="give a folder, a .gguf file or a Hub id")
     return model
@@ -56,7 +57,9 @@ def fetch(source: str, folder: Path) -> None:
     elif source.endswith(".gguf"):
         _convert_gguf(Path(source), folder)
     elif Path(source).is_dir():
-        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "*.bin", "*.pt", "*.gguf"))
+        shutil.copytree(
+            source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "*.bin", "*.pt", "*.gguf")
+        )
     else:
         _download(source, folder)
 
@@ -79,12 +82,13 @@ def _convert_gguf(file: Path, folder: Path) -> None:
     arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments)
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             **arguments,
             dtype=DTYPES["bfloat16"],
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
+        model, loading = found
     except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
         line = first_line(error)
         raise UserError(f"this GGUF file holds no causal language model: {line}", where=str(file)) from None
@@ -102,7 +106,9 @@ def _download(hub_id: str, folder: Path) -> None:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        snapshot = Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
+        snapshot = Path(
+            snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"])
+        )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         line = first_line(error)
         raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {line}", where="model") from None

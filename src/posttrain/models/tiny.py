@@ -20,7 +20,8 @@ def byte_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in _SPECIAL])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=_SPECIAL[0], eos_token=_SPECIAL[1])
+    wrap: Any = PreTrainedTokenizerFast
+    fast = wrap(tokenizer_object=tokenizer, pad_token=_SPECIAL[0], eos_token=_SPECIAL[1])
     fast.chat_template = _TEMPLATE
     return fast
 
@@ -55,8 +56,8 @@ def write_tiny_model(folder: Path, seed: int = 0, width: int = 96, layers: int =
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model: Any = LlamaForCausalLM(config)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

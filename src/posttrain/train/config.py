@@ -35,5 +35,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.01, ge=0, description="Decoupled decay; not on norms, biases and embeddings.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Adam's moment decay rates.")
     clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
-    checkpoint_seconds: float = Field(60.0, gt=0, description="Seconds between checkpoints: the most work a kill can cost.")
+    checkpoint_seconds: float = Field(
+        60.0, gt=0, description="Seconds between checkpoints: the most work a kill can cost."
+    )
     lora: LoraConfig = Field(LoraConfig(), description="LoRA's settings, with method lora.")

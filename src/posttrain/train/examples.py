@@ -47,8 +47,8 @@ def encode(lm: LanguageModel, records: pa.Table, max_length: int) -> tuple[list[
     examples: list[Encoded] = []
     cut = 0
     for record in records.select(["id", "prompt", "completion", "text"]).to_pylist():
-        if (record["text"] if record["prompt"] is None else record["completion"]) is None:
-            raise UserError(f"record {record['id']}: it has no answer to learn")
+        if not record["text"] if record["prompt"] is None else record["completion"] is None:
+            raise UserError(f"record {record['id']}: it has no answer and no text to learn")
         if record["prompt"] is None:
             ids = lm.chat.tokenizer(record["text"])["input_ids"] + [lm.tokenizer.eos_token_id]
             example = Encoded(ids, [True] * len(ids))

@@ -37,8 +37,8 @@ def fold(adapted: LanguageModel, adapter: Path) -> LanguageModel:
 def _make_portable(adapter: Path) -> None:
     """Take out of the folder what is not the adapter's content, so that the same training writes the same bytes.
 
-    peft notes the base model's path, in its settings and in a form for a model card, and writes a set of module names in
-    an order that changes from process to process.
+    peft notes the base model's path, in its settings and in a form for a model card, and writes a set of module names
+    in an order that changes from process to process.
     """
     (adapter / "README.md").unlink(missing_ok=True)
     file = adapter / "adapter_config.json"

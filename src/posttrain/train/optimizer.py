@@ -1,6 +1,7 @@
 """AdamW on float32 master weights, gradients summed in float32."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,14 @@ class MasterAdamW:
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = torch.zeros_like(master)
             if weight is not master:
-                self._hooks.append(weight.register_post_accumulate_grad_hook(_add_to(master)))
+                self._hooks.append(weight.register_post_accumulate_grad_hook(_add_to(master)))  # type: ignore[no-untyped-call]
         decayed = set(_decayed(model))
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [m for n, m in zip(self.names, self.masters, strict=True) if n in decayed]},
-            {"params": [m for n, m in zip(self.names, self.masters, strict=True) if n not in decayed], "weight_decay": 0.0},
+            {
+                "params": [m for n, m in zip(self.names, self.masters, strict=True) if n not in decayed],
+                "weight_decay": 0.0,
+            },
         ]
         self.adam = torch.optim.AdamW(
             [group for group in groups if group["params"]],
@@ -87,9 +91,10 @@ class MasterAdamW:
             torch._foreach_copy_([weight for weight, _ in rounded], [master for _, master in rounded])
 
 
-def _add_to(master: Tensor):  # type: ignore[no-untyped-def]
+def _add_to(master: Tensor) -> Callable[[Tensor], None]:
     def add(weight: Tensor) -> None:
-        assert master.grad is not None and weight.grad is not None
+        assert master.grad is not None
+        assert weight.grad is not None
         master.grad.add_(weight.grad)
         weight.grad = None
 

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: cross-entropy over the supervised tokens."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as functional
 from torch import Tensor
@@ -25,14 +26,17 @@ def sft(lm: LanguageModel, batch: Batch) -> Loss:
     supervised token go through the output head.
     """
     hidden = lm.decoder(
-        input_ids=batch.inputs, attention_mask=batch.mask, past_key_values=_read_prefix(lm, batch), use_cache=len(batch.prefix) > 0
+        input_ids=batch.inputs,
+        attention_mask=batch.mask,
+        past_key_values=_read_prefix(lm, batch),
+        use_cache=len(batch.prefix) > 0,
     ).last_hidden_state
     supervised = batch.targets != IGNORED
     logits = lm.logits(hidden[supervised])
     return Loss(functional.cross_entropy(logits, batch.targets[supervised], reduction="sum"), batch.count)
 
 
-def _read_prefix(lm: LanguageModel, batch: Batch):  # type: ignore[no-untyped-def]
+def _read_prefix(lm: LanguageModel, batch: Batch) -> Any:
     """The key-value cache of the shared beginning, one copy a row, or None where there is none."""
     from transformers import DynamicCache
 

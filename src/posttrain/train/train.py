@@ -52,7 +52,7 @@ def train(
         lm.model.set_attn_implementation("eager")
     if config.method == "lora":
         lm = adapt(lm, config.lora)
-    steps, seconds = fit(lm, examples, config, seed, scratch)
+    steps, _ = fit(lm, examples, config, seed, scratch)
     if config.method == "lora":
         lm = fold(lm, out / "adapter")
     save(lm, out)

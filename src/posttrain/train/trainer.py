@@ -48,9 +48,7 @@ def fit(
     """
     lengths = [len(example.ids) for example in examples]
     batches = [
-        (epoch, rows)
-        for epoch in range(config.epochs)
-        for rows in epoch_order(lengths, config.batch_size, seed, epoch)
+        (epoch, rows) for epoch in range(config.epochs) for rows in epoch_order(lengths, config.batch_size, seed, epoch)
     ]
     optimizer = MasterAdamW(lm.model, config)
     checkpoints = Checkpoints(scratch / "checkpoints")
@@ -87,7 +85,7 @@ def _accumulate(
     for batch in batches:
         with _autocast(lm, config):
             loss = sft(lm, batch)
-        (loss.sum / max(count, 1)).backward()
+        (loss.sum / max(count, 1)).backward()  # type: ignore[no-untyped-call]
         total += loss.sum.item()
     return total / max(count, 1), count
 

@@ -67,9 +67,7 @@ def _round(workspace: Workspace, entry: Round) -> page.RoundRow:
         decision=decision.get("action"),
         metrics=entry.detail["metrics"],
         interval=page.Interval(**interval) if interval else None,
-        rules=tuple(
-            page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])
-        ),
+        rules=tuple(page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, entry),
@@ -80,11 +78,9 @@ def _note(workspace: Workspace, entry: Round) -> str:
     notes = []
     scores = workspace.metadata.artifact(entry.detail.get("scores", ""))
     if scores and scores.meta["sampled"] < scores.meta["pool"]:
-        notes.append(
-            f"Scored a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records."
-        )
+        notes.append(f"Scored a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records.")
     if entry.detail.get("set_aside"):
-        notes.append("Its labels are set aside: the model trained on them was worse beyond doubt.")
+        notes.append("Its model was refused, and its labels are set aside.")
     return " ".join(notes)
 
 
@@ -123,9 +119,7 @@ def _datasets(workspace: Workspace) -> tuple[page.DatasetRow, ...]:
         artifact = workspace.metadata.artifact(named.artifact_id)
         if artifact:
             rows.append(
-                page.DatasetRow(
-                    named.name, named.version, named.artifact_id, named.parent, artifact.meta["counts"]
-                )
+                page.DatasetRow(named.name, named.version, named.artifact_id, named.parent, artifact.meta["counts"])
             )
     return tuple(rows)
 

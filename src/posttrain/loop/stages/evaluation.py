@@ -32,8 +32,7 @@ def evaluate(turn: Turn, model: str, test: Artifact, *, full: bool = False) -> A
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         lm = turn.model(model)
         results = {
-            name: run_suite(lm, _records(turn, suite, test), suite, name, full=full)
-            for name, suite in suites.items()
+            name: run_suite(lm, _records(turn, suite, test), suite, name, full=full) for name, suite in suites.items()
         }
         write_evaluation(out, results)
         return {"metrics": flat_metrics(results), "full": full}

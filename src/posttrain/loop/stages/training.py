@@ -26,6 +26,4 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
 
     settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint_seconds"})
     inputs = {"source": source, "dataset": dataset}
-    return turn.stage(
-        "train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION
-    )
+    return turn.stage("train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION)

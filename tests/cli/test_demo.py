@@ -1,0 +1,61 @@
+"""The demo on the user's own file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def own(small: Any, tmp_path: Path) -> Callable[..., Path]:
+    """A CSV file of labelled messages whose columns have other names."""
+
+    def made(name: str = "own.csv", count: int = 168, columns: tuple[str, str] = ("message", "category")) -> Path:
+        rows = [dict(zip(columns, row.values(), strict=True)) for row in small.rows()[:count]]
+        small.write(tmp_path / name, rows, columns)
+        return tmp_path / name
+
+    return made
+
+
+def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_path: Path) -> None:
+    root = tmp_path / "demo"
+    ended = posttrain("demo", "--quick", "--data", own(), "--dir", root)
+    assert ended.code == 0
+    assert f"report: {root}/report.html" in ended.out
+    assert (root / "report.html").is_file()
+    assert (root / "labels.txt").read_text().split() == ["card", "cash", "loan", "rate"]
+    state = posttrain("status", "-w", root, "--json").json
+    assert state["round"] == state["rounds_wanted"] or state["waiting"]
+    assert state["champion"]["round"] > 0
+    test, pool = ((root / name).read_text().splitlines()[1:] for name in ("test.csv", "pool.csv"))
+    assert not {line.rpartition(",")[0] for line in test} & set(pool), "the test is held out"
+    assert len(test) + len(pool) > 100
+    again = posttrain("demo", "--quick", "--data", own(), "--dir", root)
+    assert again.code == 0
+    assert "round 1" not in again.err
+    other = posttrain("demo", "--quick", "--data", own("other.csv", 150), "--dir", root)
+    assert "another workspace is here" in other.mistake
+    assert "another workspace is here" in posttrain("demo", "--quick", "--dir", root).mistake
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.csv", None, "none.csv: there is no such file"),
+        ("empty.csv", "", "empty.csv"),
+        ("odd.csv", "a,b\n1,2\n", "cannot tell text and label apart in the columns a, b; call them `text` and `label`"),
+        ("one.csv", "text,label\na,x\nb,x\nc,x\n", "at least two different labels"),
+        ("broken.jsonl", '{"prompt": "a", "completion": "x"}\n{"prompt"\n', "broken.jsonl:2: broken JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_used(posttrain: Call, tmp_path: Path, name: str, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    root = tmp_path / "demo"
+    assert says in posttrain("demo", "--quick", "--data", tmp_path / name, "--dir", root).mistake
+    assert not (root / "posttrain.yaml").exists()
+    assert "no posttrain.yaml here" in posttrain("status", "-w", root).mistake

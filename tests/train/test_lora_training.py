@@ -1,0 +1,123 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from posttrain.models.chat import Encoded
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.lora import adapt, fold
+from posttrain.train.train import train
+from posttrain.train.trainer import fit
+
+Fresh = Callable[..., LanguageModel]
+LORA = LoraConfig(rank=4, alpha=16)
+IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    return model.eval()(input_ids=IDS).logits.float()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_only_the_adapter_trains(
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, dtype: str
+) -> None:
+    torch.manual_seed(0)
+    plain = fresh(dtype)
+    lm = adapt(fresh(dtype), LORA)
+    assert torch.equal(logits(lm.model), logits(plain.model)), "a fresh adapter changes nothing"
+    before = {name: weight.detach().clone() for name, weight in lm.model.named_parameters()}
+    trainable = {name for name, weight in lm.model.named_parameters() if weight.requires_grad}
+    assert trainable == {name for name in before if "lora_" in name}
+    assert {before[name].dtype for name in trainable} == {torch.float32}
+    steps, _ = fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path)
+    moved = {name for name, weight in lm.model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved == trainable
+    assert steps[-1].loss < steps[0].loss
+
+
+def test_the_folded_model_is_the_adapted_one(
+    fresh: Fresh, tiny_model: Path, examples: list[Encoded], config: TrainConfig, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    torch.manual_seed(0)
+    lm = adapt(fresh(), LORA)
+    fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path / "scratch")
+    adapted = logits(lm.model)
+    folded = fold(lm, tmp_path / "adapter")
+    assert not any("lora" in name for name, _ in folded.model.named_parameters())
+    torch.testing.assert_close(logits(folded.model), adapted, atol=1e-5, rtol=1e-5)
+    assert (adapted - logits(fresh().model)).abs().max() > 0.1
+    # What was saved is the adapter, as peft reads it.
+    loaded = PeftModel.from_pretrained(fresh().model, tmp_path / "adapter")
+    torch.testing.assert_close(logits(loaded), adapted, atol=1e-5, rtol=1e-5)
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len(weights) == 2 * 2 * 7  # two matrices for each of seven linear layers in each of two blocks
+    names = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    assert str(tiny_model) not in (tmp_path / "adapter" / "adapter_config.json").read_text()
+
+
+def test_folding_rounds_once(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    lm = adapt(fresh("bfloat16"), LORA)
+    fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path / "scratch")
+    layer = lm.model.base_model.model.model.layers[1].mlp.up_proj
+    low, high = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    expected = (layer.base_layer.weight.double() + 16 / 4 * high.double() @ low.double()).float()
+    folded = fold(lm, tmp_path / "adapter")
+    weight = folded.model.model.layers[1].mlp.up_proj.weight
+    assert weight.dtype == torch.float32
+    torch.testing.assert_close(weight, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_whole_training_ends_in_a_plain_model_and_its_adapter(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    config = config.model_copy(update={"method": "lora", "lora": LORA, "learning_rate": 1e-2})
+    meta = train(tiny_model, records, config, TaskConfig(), seed=1, out=tmp_path / "out", scratch=tmp_path / "s")
+    assert meta["last_loss"] < meta["first_loss"]
+    served = load(tmp_path / "out", TaskConfig(), "float32")
+    base = load(tiny_model, TaskConfig(), "float32")
+    adapted = PeftModel.from_pretrained(base.model, tmp_path / "out" / "adapter")
+    torch.testing.assert_close(logits(served.model), logits(adapted), atol=0.1, rtol=0.05)  # saved in bfloat16
+    settings = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["lora_dropout"]) == (4, 16, 0.0)
+    assert settings["target_modules"] == sorted(settings["target_modules"])
+
+
+def test_named_targets(fresh: Fresh) -> None:
+    lm = adapt(fresh(), LoraConfig(targets=["q_proj", "v_proj"]))
+    adapted = {name.split(".lora_")[0].split(".")[-1] for name, w in lm.model.named_parameters() if w.requires_grad}
+    assert adapted == {"q_proj", "v_proj"}
+
+
+def test_targets_that_the_model_does_not_have(fresh: Fresh) -> None:
+    with pytest.raises(UserError, match="no_such_layer") as caught:
+        adapt(fresh(), LoraConfig(targets=["no_such_layer"]))
+    assert caught.value.where == "train.lora.targets"
+    assert "\n" not in str(caught.value)
+
+
+def test_another_seed_is_another_adapter(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"method": "lora", "lora": LORA, "epochs": 1})
+    written = [
+        (train(tiny_model, records, config, TaskConfig(), seed=seed, out=out, scratch=tmp_path / f"s{run}"), out)
+        for run, seed in enumerate((1, 1, 2))
+        for out in [tmp_path / f"out{run}"]
+    ]
+    adapters = [(out / "adapter" / "adapter_model.safetensors").read_bytes() for _, out in written]
+    assert adapters[0] == adapters[1] != adapters[2]

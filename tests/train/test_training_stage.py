@@ -1,0 +1,174 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+
+from posttrain.models.generate import generate
+from posttrain.models.language_model import load
+from posttrain.models.likelihood import answer_log_likelihoods
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.train.config import TrainConfig
+from posttrain.train.train import train
+
+MakeRecords = Callable[..., pa.Table]
+TASK = TaskConfig(system="Name the intent.", max_new_tokens=12)
+
+
+def test_a_candidate_in_hugging_face_layout(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = config.model_copy(update={"epochs": 25})
+    meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
+    assert plain.dtype == torch.bfloat16
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    lm = load(tmp_path / "out", TASK)
+    asked = [record["prompt"] for record in records.to_pylist()]
+    answers = [answer.text for answer in generate(lm, asked)]
+    assert answers == records["completion"].to_pylist(), "it learnt what it was shown"
+    log = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert [step["step"] for step in log] == list(range(75))
+    assert meta["first_loss"] == log[0]["loss"]
+
+
+def test_the_counts_are_those_of_the_work_done(
+    tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path
+) -> None:
+    rows = make_records([("hi", "x"), ("my card is gone", "card lost"), ("long " * 40, "refund")])
+    config = config.model_copy(update={"max_length": 100, "batch_size": 2, "epochs": 3})
+    meta = train(tiny_model, rows, config, TaskConfig(), seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    # A turn is its mark, its bytes and its stop token; the assistant's mark belongs to the prompt.
+    lengths = [1 + 2 + 1 + 1 + 1 + 1, 1 + 15 + 1 + 1 + 9 + 1, 100]
+    log = json.loads((tmp_path / "out" / "training.json").read_text())
+    last = [step for step in log if step["epoch"] == 2]
+    assert meta == {
+        "examples": 3,
+        "cut": 1,
+        "steps": 6,
+        "tokens": 3 * sum(lengths),
+        "supervised_tokens": 3 * (2 + 10 + 7),
+        "first_loss": log[0]["loss"],
+        "last_loss": pytest.approx(sum(step["loss"] * step["supervised_tokens"] for step in last) / 19),
+    }
+
+
+def test_the_first_loss_is_the_models_likelihood_of_the_answers(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    """Training and evaluation read one and the same model."""
+    config = config.model_copy(update={"batch_size": 100, "epochs": 1})
+    meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    lm = load(tiny_model, TASK, "float32")
+    rows = records.to_pylist()
+    sums, counts = answer_log_likelihoods(lm, [row["prompt"] for row in rows], [row["completion"] for row in rows])
+    assert meta["first_loss"] == pytest.approx(-sums.sum() / counts.sum(), rel=1e-5)
+    assert meta["supervised_tokens"] == counts.sum()
+
+
+def test_seed_and_records_decide(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
+    def weights(name: str, seed: int) -> bytes:
+        train(tiny_model, records, config, TASK, seed=seed, out=tmp_path / name, scratch=tmp_path / f"{name}-s")
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    first = weights("a", 0)
+    torch.manual_seed(12345)
+    assert weights("b", 0) == first
+    assert weights("c", 1) != first
+
+
+def test_plain_texts(tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path) -> None:
+    rows = make_records([(None, "to be or not to be"), (None, "ab"), ("hi", "x")])
+    meta = train(tiny_model, rows, config, TaskConfig(), seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    # A text's first token has nothing before it to be predicted from; its stop token is predicted.
+    assert meta["supervised_tokens"] == 2 * (18 + 2 + 2)
+    assert meta["last_loss"] < meta["first_loss"]
+
+
+def test_long_records(tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path) -> None:
+    """Long enough for the fused attention, and for rows that fill a micro-batch alone."""
+    rows = make_records([("word " * length, "refund") for length in (3, 60, 70)])
+    config = config.model_copy(update={"micro_batch_tokens": 300})
+    meta = train(tiny_model, rows, config, TaskConfig(), seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    assert meta["cut"] == 0
+    assert meta["last_loss"] < meta["first_loss"]
+
+
+def test_nothing_to_train_on(tiny_model: Path, make_records: MakeRecords, config: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no labelled record to train on"):
+        train(tiny_model, make_records([]), config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "words"),
+    [
+        ([("hi", "x"), ("hi", None)], {}, "it has no answer"),
+        ([("hi", "x"), ("hi", "refund please")], {"max_length": 10}, "its answer leaves no room"),
+        ([("hi", "x")], {"method": "lora", "lora": {"targets": ["nothing"]}}, "nothing"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    tiny_model: Path, make_records: MakeRecords, tmp_path: Path, rows: object, settings: dict[str, object], words: str
+) -> None:
+    config = TrainConfig.read(settings, "posttrain.yaml")
+    with pytest.raises(UserError, match=words) as caught:
+        train(tiny_model, make_records(rows), config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epochs", 0), ("learning_rate", 0), ("warmup", 1.0), ("precision", "int8"), ("clip", 0), ("max_length", 7)],
+)
+def test_settings_out_of_range(key: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"`{key}`"):
+        TrainConfig.read({key: value}, "posttrain.yaml")
+
+
+def test_the_real_model_learns(smollm2: Path, make_records: MakeRecords, tmp_path: Path) -> None:
+    """Its first loss is the one that transformers computes from the tokens of the whole conversation."""
+    pairs = [
+        ("I lost my card", "lost_or_stolen_card"),
+        ("Where is my refund?", "request_refund"),
+        ("My card has not arrived", "card_arrival"),
+        ("How do I top up?", "top_up_by_card_charge"),
+        ("Somebody stole my card", "lost_or_stolen_card"),
+        ("I want my money back", "request_refund"),
+        ("When will the card come?", "card_arrival"),
+        ("Can I top up by card?", "top_up_by_card_charge"),
+    ]
+    task = TaskConfig(system="Name the intent.")
+    config = TrainConfig(
+        epochs=3, batch_size=8, learning_rate=1e-4, warmup=0.0, precision="float32", schedule="constant"
+    )
+    meta = train(smollm2, make_records(pairs), config, task, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    log = [step["loss"] for step in json.loads((tmp_path / "out" / "training.json").read_text())]
+    assert meta["steps"] == len(log) == 3
+    assert log[0] > log[1] > log[2]
+    assert log[2] < 0.8 * log[0]
+    lm = load(smollm2, task, "float32")
+    total, count = 0.0, 0
+    for asked, said in pairs:
+        turns = [{"role": "system", "content": "Name the intent."}, {"role": "user", "content": asked}]
+        whole = [*turns, {"role": "assistant", "content": said}]
+        start, end = (
+            lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (
+                lm.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True),
+                lm.tokenizer.apply_chat_template(whole, tokenize=False).rstrip("\n"),
+            )
+        )
+        ids = torch.tensor([end])
+        labels = torch.tensor([[-100] * len(start) + end[len(start) :]])
+        with torch.no_grad():
+            total += float(lm.model(input_ids=ids, labels=labels).loss) * (len(end) - len(start))
+        count += len(end) - len(start)
+    assert meta["supervised_tokens"] == 3 * count
+    assert log[0] == pytest.approx(total / count, abs=1e-3)
