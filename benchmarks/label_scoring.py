@@ -72,7 +72,7 @@ def main() -> None:
         plain.append(time.perf_counter() - start)
     ratio = statistics.median(p / o for p, o in zip(plain, ours, strict=True))
     difference = np.abs(np.exp(scores.astype(np.float64)) - np.exp(reference)).max()
-    print(f"| records | labels | ours, s | plain loop, s | ratio | largest difference in probability ({arguments.dtype}) |")
+    print(f"| records | labels | ours, s | plain loop, s | ratio | largest probability difference, {arguments.dtype} |")
     print("| --- | --- | --- | --- | --- | --- |")
     print(
         f"| {len(prompts)} | {len(labels)} | {statistics.median(ours):.2f} | {statistics.median(plain):.2f} "

@@ -139,9 +139,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "columns", "line"), BAD, ids=[case[3][:50] for case in BAD])
-def test_one_clear_line(
-    tmp_path: Path, name: str, content: bytes, columns: dict[str, str] | None, line: str
-) -> None:
+def test_one_clear_line(tmp_path: Path, name: str, content: bytes, columns: dict[str, str] | None, line: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
@@ -178,9 +176,7 @@ def test_a_folder_whose_state_points_outside(tmp_path: Path) -> None:
 
 
 def test_numbers_in_parquet_are_not_text(tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(
-        pa.table({"prompt": ["a", "b"], "completion": [1, 2]}), tmp_path / "a.parquet"
-    )
+    pyarrow.parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"^a\.parquet:1: `completion` is not text but int 1$"):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
 
@@ -212,9 +208,7 @@ def test_check_finds_every_planted_problem(tmp_path: Path) -> None:
 
 def test_check_names_the_nearest_label_and_the_first_of_duplicates(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt,completion\nx,crad\ny,card\ny,card\ny,cash\n")
-    found = [
-        str(problem.error()) for problem in check(tmp_path / "a.csv", labels=["cash", "card"], name="a.csv")
-    ]
+    found = [str(problem.error()) for problem in check(tmp_path / "a.csv", labels=["cash", "card"], name="a.csv")]
     assert found == [
         "a.csv:2: label `crad` is not in the label set; did you mean `card`?",
         "a.csv:4: the same record as line 3; only the first is used",

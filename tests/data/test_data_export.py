@@ -36,14 +36,11 @@ words = st.one_of(
 answers = st.none() | words
 groups = st.none() | words
 json_values = st.none() | st.booleans() | st.integers(-5, 5) | words | st.lists(words, max_size=2)
-metas = st.dictionaries(
-    words.filter(lambda key: key not in RECORD.names and key != "chosen"), json_values, max_size=2
-)
+metas = st.dictionaries(words.filter(lambda key: key not in RECORD.names and key != "chosen"), json_values, max_size=2)
 single = words.map(lambda text: [{"role": "user", "content": text}])
 several = st.tuples(words, words, words).map(
     lambda said: [
-        {"role": role, "content": text}
-        for role, text in zip(("user", "assistant", "tool"), said, strict=True)
+        {"role": role, "content": text} for role, text in zip(("user", "assistant", "tool"), said, strict=True)
     ]
 )
 contents: dict[str, st.SearchStrategy[dict[str, Any]]] = {

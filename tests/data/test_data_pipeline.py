@@ -74,9 +74,7 @@ def accounts(built: Built) -> None:
         assert entries[0]["count"] == sum(entry["count"] for entry in entries[1:])
         counted = {(e["step"], e["reason"]): e["count"] for e in entries[1:-1] if e["step"] != "split"}
         rejected = built.rejected[name]
-        assert counted == Counter(
-            zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True)
-        )
+        assert counted == Counter(zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True))
 
 
 def test_every_planted_fault_is_found(folder: Path) -> None:

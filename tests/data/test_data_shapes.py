@@ -112,8 +112,7 @@ def test_what_turns_say_besides_is_not_lost(tmp_path: Path) -> None:
 
 def test_identity_ignores_whitespace_and_unicode_form_only(tmp_path: Path) -> None:
     same = [
-        one(tmp_path, {"prompt": text, "completion": "a"})
-        for text in ("Caf\u00e9  au lait ", "Cafe\u0301 au\nlait")
+        one(tmp_path, {"prompt": text, "completion": "a"}) for text in ("Caf\u00e9  au lait ", "Cafe\u0301 au\nlait")
     ]
     assert same[0]["id"] == same[1]["id"]
     assert same[0]["prompt"][0]["content"] == "Caf\u00e9  au lait "
@@ -145,9 +144,7 @@ def test_every_format_gives_the_same_records(tmp_path: Path) -> None:
         with pyarrow.ipc.new_stream(saved / name, table.schema) as writer:
             writer.write_table(table.slice(3 * part, 3))
     (saved / "cache-1.arrow").write_bytes(b"")
-    (saved / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": "z.arrow"}, {"filename": "b.arrow"}]})
-    )
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "z.arrow"}, {"filename": "b.arrow"}]}))
     plain = tmp_path / "plain"
     plain.mkdir()
     with pyarrow.ipc.new_file(plain / "all.arrow", table.schema) as writer:
@@ -191,8 +188,6 @@ def test_batches_bound_the_tables_and_change_nothing(tmp_path: Path) -> None:
 def test_a_pool_may_lack_the_answer_column(tmp_path: Path) -> None:
     (tmp_path / "pool.csv").write_text("text\nhello\n")
     columns = {"prompt": "text", "completion": "category"}
-    assert concat(list(read(tmp_path / "pool.csv", columns, answers=False)))["completion"].to_pylist() == [
-        None
-    ]
+    assert concat(list(read(tmp_path / "pool.csv", columns, answers=False)))["completion"].to_pylist() == [None]
     with pytest.raises(UserError, match="no column `category`"):
         list(read(tmp_path / "pool.csv", columns))

@@ -29,8 +29,7 @@ def brute_force(texts: list[str], threshold: float, ngram: int) -> list[int]:
             front += [
                 other
                 for other in range(len(texts))
-                if clusters[other] < 0
-                and len(sets[row] & sets[other]) / len(sets[row] | sets[other]) >= threshold
+                if clusters[other] < 0 and len(sets[row] & sets[other]) / len(sets[row] | sets[other]) >= threshold
             ]
     return clusters
 
@@ -47,9 +46,7 @@ def test_clusters_equal_brute_force(texts: list[str], threshold: float, ngram: i
 
 def messages(count: int) -> list[str]:
     draws = np.random.default_rng(3)
-    vocabulary = [
-        "".join(draws.choice(list("abcdefgh"), size=length)) for length in draws.integers(2, 9, size=150)
-    ]
+    vocabulary = ["".join(draws.choice(list("abcdefgh"), size=length)) for length in draws.integers(2, 9, size=150)]
     texts = [" ".join(draws.choice(vocabulary, size=10)) for _ in range(count // 2)]
     for text in list(texts):
         letters = list(text)

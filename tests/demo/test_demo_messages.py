@@ -29,9 +29,7 @@ def _rows(task: Generated, *faults: str) -> set[int]:
 def _similarities(texts: list[str]) -> np.ndarray:
     """Jaccard similarity of every two texts' five-character runs, by matrix product: float64 [N, N]."""
     plain = [" ".join(re.findall(r"[^\W_]+", text.casefold())) for text in texts]
-    runs = CountVectorizer(analyzer="char", ngram_range=(5, 5), lowercase=False, binary=True).fit_transform(
-        plain
-    )
+    runs = CountVectorizer(analyzer="char", ngram_range=(5, 5), lowercase=False, binary=True).fit_transform(plain)
     shared = (runs.astype(np.float64) @ runs.T.astype(np.float64)).toarray()
     sizes = shared.diagonal()
     return shared / (sizes[:, None] + sizes[None, :] - shared)
@@ -129,11 +127,7 @@ def test_wrong_labels_are_exactly_those_planted(task: Generated) -> None:
 def test_typos_are_exactly_those_planted(task: Generated) -> None:
     known = load_phrases().vocabulary()
     copies = _rows(task, "exact_duplicates", "near_duplicates", "leaked_exact", "leaked_near")
-    mistyped = [
-        at
-        for at, row in enumerate(task.pool)
-        if at not in copies and not known.issuperset(words(row["text"]))
-    ]
+    mistyped = [at for at, row in enumerate(task.pool) if at not in copies and not known.issuperset(words(row["text"]))]
     assert mistyped == task.planted_rows["typos"]
 
 

@@ -53,9 +53,7 @@ def test_loss_is_likelihood_where_known_else_what_is_missing_to_a_full_score() -
 
 
 def test_hard_cases_are_wrong_and_hardest_first() -> None:
-    table = predictions(
-        ("a", 1.0, -9.0), ("b", 0.0, -2.0), ("c", 0.0, -5.0), ("e", 0.0, -2.0), ("d", 1.0, -0.1)
-    )
+    table = predictions(("a", 1.0, -9.0), ("b", 0.0, -2.0), ("c", 0.0, -5.0), ("e", 0.0, -2.0), ("d", 1.0, -0.1))
     assert hard_cases(table) == ["c", "b", "e"]
     assert hard_cases(table, n=1) == ["c"]
     assert hard_cases(predictions()) == []

@@ -82,9 +82,7 @@ def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
     assert result.predictions["predicted"].to_pylist() == predicted
     assert result.metrics["accuracy"] == pytest.approx(np.mean(right))
     assert result.metrics["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
-    assert result.metrics["log_likelihood_sum"] == pytest.approx(
-        sum(found[row, row % 3] for row in range(12))
-    )
+    assert result.metrics["log_likelihood_sum"] == pytest.approx(sum(found[row, row % 3] for row in range(12)))
     assert result.metrics["log_likelihood"] * 12 == pytest.approx(result.metrics["log_likelihood_sum"])
     assert result.metrics["invalid_rate"] == 0
     assert result.counts == {
@@ -201,9 +199,7 @@ def test_python_function_by_dotted_path(
     answers([("ok", True), ("ok", True), ("x" * 99, True)])
 
     def run(path: str) -> SuiteResult:
-        return run_suite(
-            writer, records(["yes", "no", "yes"]), SuiteConfig(scorer="python", function=path), "mine"
-        )
+        return run_suite(writer, records(["yes", "no", "yes"]), SuiteConfig(scorer="python", function=path), "mine")
 
     assert run("my_scores:shorter").predictions["score"].to_pylist() == [1, 0, 0]
     with pytest.raises(WorkError, match=r"my_scores:broken failed on test.csv:2: ZeroDivisionError"):

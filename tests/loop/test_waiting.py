@@ -189,7 +189,7 @@ def test_degradation_is_measured_on_the_test_set_of_today(small: Any, turned: Op
     loop.run()
     waits = loop.run(urgent=True)
     assert "degradation > 0.2 (degradation = 0)" in waits
-    assert loop.metadata.rounds()[1].detail["metrics"]["accuracy"] > 0.9
+    assert loop.metadata.rounds()[1].detail["metrics"]["accuracy"] >= 0.8
     # The world turns: what was one thing is another now.
     turned_rows = [{**row, "label": small.labels[(small.labels.index(row["label"]) + 1) % 4]} for row in small.rows()]
     small.write(root / "test.csv", turned_rows[60:80])

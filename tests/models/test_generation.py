@@ -70,15 +70,18 @@ def test_an_answer_that_is_cut_off_says_so(taught: Taught) -> None:
     assert (whole.text, whole.finished) == (said, True)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("do_sample", True), ("repetition_penalty", 9.0), ("no_repeat_ngram_size", 1), ("num_beams", 3)]
+)
 def test_the_models_generation_config_does_not_make_it_less_greedy(
-    taught: Taught, monkeypatch: pytest.MonkeyPatch
+    taught: Taught, monkeypatch: pytest.MonkeyPatch, key: str, value: object
 ) -> None:
     lm, answers = taught
-    prompts = [ask(text) for text in answers]
-    config = lm.model.generation_config
-    for key, value in {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "num_beams": 3}.items():
-        monkeypatch.setattr(config, key, value)
-    assert [answer.text for answer in generate(lm, prompts)] == list(answers.values())
+    prompts = [ask(text) for text in [*answers, "never seen before", "nor this"]]
+    expected = [one_token_at_a_time(lm, prompt, 8)[0] for prompt in prompts]
+    for name, setting in {key: value, "temperature": 5.0, "top_k": 0}.items():
+        monkeypatch.setattr(lm.model.generation_config, name, setting)
+    assert [answer.text for answer in generate(lm, prompts, 8)] == expected
 
 
 def test_no_prompts(tiny: LanguageModel) -> None:

@@ -62,9 +62,7 @@ def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> No
     config = SelectConfig(strategy=strategy, cold_start=strategy)
     scores = score_table(80)
     shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
-    first, second = (
-        choose(config, table, 16, 3, worst_classes=["class 1"], cold=cold) for table in (scores, shuffled)
-    )
+    first, second = (choose(config, table, 16, 3, worst_classes=["class 1"], cold=cold) for table in (scores, shuffled))
     assert first.equals(second)
 
 
@@ -99,9 +97,7 @@ def test_hard_cases_draw_their_neighbours() -> None:
     near = near_hard_cases(vectors, vectors[17:18], neighbours=5)
     assert near.sum() == 5
     assert near[17]
-    batch = choose(
-        SelectConfig(explore=0.0), scores, 20, 0, hard_cases=vectors[17:18], cold=False
-    ).to_pylist()
+    batch = choose(SelectConfig(explore=0.0), scores, 20, 0, hard_cases=vectors[17:18], cold=False).to_pylist()
     focused = {row["id"] for row in batch if row["reason"] == "focus"}
     assert len(focused) == 5
     pool = np.array(scores["id"].to_pylist())

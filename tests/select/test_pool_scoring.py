@@ -39,10 +39,7 @@ def pool(count: int) -> pa.Table:
 
 def test_scores_are_the_models_label_probabilities(model: LanguageModel) -> None:
     scores = score_pool(model, pool(9), LABELS, SelectConfig(), seed=0)
-    prompts = [
-        [{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}]
-        for row in pool(9).to_pylist()
-    ]
+    prompts = [[{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}] for row in pool(9).to_pylist()]
     found = label_scores(model, prompts, LABELS, embeddings=True)
     p = np.exp(found.log_probabilities.astype(np.float64))
     np.testing.assert_allclose(scores["entropy"], uncertainty.entropy(p), atol=1e-5)
@@ -79,10 +76,7 @@ def test_free_text_is_scored_by_the_answers_likelihood(model: LanguageModel) -> 
     from posttrain.models.likelihood import answer_log_likelihoods
 
     scores = score_pool(model, pool(4), None, SelectConfig(), seed=0)
-    prompts = [
-        [{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}]
-        for row in pool(4).to_pylist()
-    ]
+    prompts = [[{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}] for row in pool(4).to_pylist()]
     answers = [answer.text for answer in generate(model, prompts)]
     sums, counts = answer_log_likelihoods(model, prompts, answers)
     assert scores["predicted"].to_pylist() == answers

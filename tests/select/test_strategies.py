@@ -77,9 +77,7 @@ def test_uncertain_diverse_stays_among_the_uncertain_and_covers_them() -> None:
 def test_uncertain_diverse_by_margin_takes_small_margins() -> None:
     embeddings, _ = blobs(4, 10)
     margin = np.linspace(0, 1, 40)
-    chosen = select(
-        "uncertain_diverse", {"embeddings": embeddings, "margin": margin}, 5, by="margin", pool_factor=2
-    )
+    chosen = select("uncertain_diverse", {"embeddings": embeddings, "margin": margin}, 5, by="margin", pool_factor=2)
     assert chosen.max() < 10
 
 

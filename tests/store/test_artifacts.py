@@ -18,9 +18,7 @@ CONTENT = {"weights.bin": bytes(range(256)) * 40, "config.json": b"{}", "deep/er
 Reopen = Callable[[], ArtifactStore]
 
 
-def commit(
-    store: ArtifactStore, content: dict[str, bytes] = CONTENT, kind: str = "model", **meta: Any
-) -> Artifact:
+def commit(store: ArtifactStore, content: dict[str, bytes] = CONTENT, kind: str = "model", **meta: Any) -> Artifact:
     with store.stage() as folder:
         for name, data in content.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +108,7 @@ class ArtifactStoreContract:
         assert len(store.verify("model-0123456789abcdef")) == 1
         store.delete("model-0123456789abcdef")
 
-    @pytest.mark.parametrize(
-        "id", ["", ".", "..", "../secret", "model-x/../../y", "/etc", "model-0123456789abcdef/a"]
-    )
+    @pytest.mark.parametrize("id", ["", ".", "..", "../secret", "model-x/../../y", "/etc", "model-0123456789abcdef/a"])
     def test_no_id_leads_out_of_the_store(self, store: ArtifactStore, id: str) -> None:
         assert not store.exists(id)
         store.delete(id)
@@ -223,9 +219,7 @@ class TestLocalArtifacts(ArtifactStoreContract):
             artifact = store.commit(folder, "model", {})
         assert (store.path(artifact.id) / "a").stat().st_ino == inode
 
-    def test_all_is_on_the_disk_before_it_is_visible(
-        self, store: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_all_is_on_the_disk_before_it_is_visible(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """A power cut loses nothing: every file and folder is synced, then the rename, then the root."""
         rename, events = os.rename, []
 
@@ -250,9 +244,7 @@ class TestLocalArtifacts(ArtifactStoreContract):
         """A store that is a link to another file system stages there, as a rename does not cross over."""
         home = tmp_path / "home"
         home.mkdir()
-        (home / "artifacts").symlink_to(
-            Path(os.environ.get("POSTTRAIN_TEST_DISK", "/dev/shm")) / uuid.uuid4().hex
-        )
+        (home / "artifacts").symlink_to(Path(os.environ.get("POSTTRAIN_TEST_DISK", "/dev/shm")) / uuid.uuid4().hex)
         target = (home / "artifacts").readlink()
         target.mkdir()
         try:

@@ -29,9 +29,7 @@ class DatabaseContract:
     def url(self) -> str:
         raise NotImplementedError
 
-    def test_a_transaction_is_all_or_nothing(
-        self, metadata: Metadata, connect: Callable[..., Metadata]
-    ) -> None:
+    def test_a_transaction_is_all_or_nothing(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
         other = connect()
         run = metadata.start_run("s", "k")
 
@@ -74,9 +72,7 @@ class DatabaseContract:
             options = {"version_table": VERSION_TABLE, "compare_type": True}
             assert compare_metadata(MigrationContext.configure(connection, opts=options), schema) == []
             tables = inspect(connection)
-            checks = {
-                check["name"] for table in schema.tables for check in tables.get_check_constraints(table)
-            }
+            checks = {check["name"] for table in schema.tables for check in tables.get_check_constraints(table)}
         assert checks == {
             "ck_runs_status",
             "ck_rounds_status",
@@ -103,9 +99,7 @@ class DatabaseContract:
         with metadata.transaction() as connection:
             connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
         for write in (True, False):
-            with pytest.raises(
-                UserError, match=r"newer version of posttrain.*pip install --upgrade posttrain"
-            ):
+            with pytest.raises(UserError, match=r"newer version of posttrain.*pip install --upgrade posttrain"):
                 connect(write=write)
 
     def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
@@ -120,8 +114,7 @@ class TestSQLite(DatabaseContract):
     def test_pragmas(self, metadata: Metadata) -> None:
         with metadata.reading() as connection:
             values = [
-                connection.scalar(text(f"PRAGMA {name}"))
-                for name in ("journal_mode", "foreign_keys", "synchronous")
+                connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "foreign_keys", "synchronous")
             ]
         assert values == ["wal", 1, 2]
 

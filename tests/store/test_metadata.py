@@ -76,9 +76,7 @@ class MetadataContract:
         assert metadata.run("run-none") is None
 
     def test_runs_by_what_they_are(self, metadata: Metadata) -> None:
-        made = [
-            metadata.start_run(stage, "k", round=number) for number in (0, 1) for stage in ("score", "train")
-        ]
+        made = [metadata.start_run(stage, "k", round=number) for number in (0, 1) for stage in ("score", "train")]
         metadata.finish_run(made[3].id)
         assert [run.id for run in metadata.runs()] == [run.id for run in made]
         assert [run.id for run in metadata.runs(round=0)] == [made[0].id, made[1].id]
@@ -86,9 +84,7 @@ class MetadataContract:
         assert [run.id for run in metadata.runs(round=1, stage="train", status="done")] == [made[3].id]
         assert metadata.runs(round=7) == []
 
-    def test_order_does_not_follow_the_clock(
-        self, metadata: Metadata, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_order_does_not_follow_the_clock(self, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
         times = iter(datetime(2030 - year, 1, 1, tzinfo=UTC) for year in range(30))
         for module in ("run_rows", "round_rows", "artifact_rows", "name_rows"):
             monkeypatch.setattr(f"posttrain.store.{module}.now", lambda: next(times))

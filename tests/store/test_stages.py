@@ -109,9 +109,7 @@ def test_waiting(workspace: Workspace) -> None:
     for _ in range(2):
         with pytest.raises(Waiting):
             run(workspace, wait)
-    assert [(one.status, one.error) for one in workspace.metadata.runs()] == [
-        ("waiting", "labels for round 2")
-    ] * 2
+    assert [(one.status, one.error) for one in workspace.metadata.runs()] == [("waiting", "labels for round 2")] * 2
     assert workspace.scratch(workspace.metadata.runs()[0].key).joinpath("batch").exists()
     assert run(workspace).kind == "dataset"
 

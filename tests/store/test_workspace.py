@@ -39,9 +39,7 @@ def test_create_and_open(tmp_path: Path) -> None:
             assert opened.artifacts.path(id).joinpath("file").read_bytes() == b"1"
 
 
-def test_relative_root_does_not_follow_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_root_does_not_follow_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Workspace.create(Path("here")) as workspace:
         monkeypatch.chdir("/")
@@ -134,9 +132,7 @@ def test_scratch_of_finished_work_is_removed(workspace: Workspace) -> None:
         assert [path.name for path in (workspace.home / "scratch").iterdir()] == ["failed"]
 
 
-def test_children_of_a_killed_process_do_not_keep_the_lock(
-    workspace: Workspace, in_process: InProcess
-) -> None:
+def test_children_of_a_killed_process_do_not_keep_the_lock(workspace: Workspace, in_process: InProcess) -> None:
     """A data loader's workers may outlive the process that forked them."""
     pid_file = workspace.root / "worker"
 

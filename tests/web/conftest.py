@@ -66,9 +66,7 @@ _CONFUSED = [
 ]
 
 
-def _round(
-    number: int, labels: int, new: int, decision: str, accuracy: float, gain: Interval | None
-) -> RoundRow:
+def _round(number: int, labels: int, new: int, decision: str, accuracy: float, gain: Interval | None) -> RoundRow:
     rules: tuple[Rule, ...] = ()
     if gain:
         champion = accuracy - gain.difference

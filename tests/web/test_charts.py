@@ -73,9 +73,7 @@ def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed() -
 
 
 def test_the_curve_takes_a_single_round_and_equal_values() -> None:
-    svg = line_chart(
-        [CurvePoint("round 0", "", 3.0, 3.0, "baseline")], "perplexity", percent=False, width=340
-    )
+    svg = line_chart([CurvePoint("round 0", "", 3.0, 3.0, "baseline")], "perplexity", percent=False, width=340)
     assert "3" in _words(svg)
     assert "nan" not in svg
     assert line_chart([], "nothing") == ""
@@ -96,9 +94,7 @@ def test_a_funnel_loses_what_is_rejected_and_ends_in_what_is_kept() -> None:
 
 
 def test_stacked_bars_add_up_to_their_total() -> None:
-    svg = stacked_bars(
-        [("r0", {"train": 30.0}), ("r1", {"score": 20.0, "train": 40.0})], ["score", "train"], "time"
-    )
+    svg = stacked_bars([("r0", {"train": 30.0}), ("r1", {"score": 20.0, "train": 40.0})], ["score", "train"], "time")
     score = _numbers(_shapes(svg, "rect", "series-0"), "width")
     train = _numbers(_shapes(svg, "rect", "series-1"), "width")
     assert train[1] == pytest.approx(2 * score[0], rel=1e-2)

@@ -23,9 +23,7 @@ class Opened:
 
 
 @pytest.fixture(params=[(1100, "light"), (400, "light"), (400, "dark")], ids=["desk", "phone", "dark phone"])
-def opened(
-    request: pytest.FixtureRequest, browser: Browser, report: Report, tmp_path: Path
-) -> Iterator[Opened]:
+def opened(request: pytest.FixtureRequest, browser: Browser, report: Report, tmp_path: Path) -> Iterator[Opened]:
     width, scheme = request.param
     write(report, tmp_path / "report.html")
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -134,9 +132,7 @@ def test_the_same_report_gives_the_same_page(report: Report) -> None:
     assert render(report) == render(report)
 
 
-def test_writing_is_whole_or_not_at_all(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_is_whole_or_not_at_all(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     path.write_text("before")
 

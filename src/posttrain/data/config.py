@@ -19,12 +19,8 @@ Threshold = Annotated[float, Field(gt=0, le=1)]
 class DataConfig(Section):
     """Files are relative to the workspace; one file may stand without a list."""
 
-    pool: Files = Field(
-        default=[], description="files of inputs that have no label yet (answers in them are hidden)"
-    )
-    labelled: Files = Field(
-        default=[], description="files of labelled records, part of training from round 1"
-    )
+    pool: Files = Field(default=[], description="files of inputs that have no label yet (answers in them are hidden)")
+    labelled: Files = Field(default=[], description="files of labelled records, part of training from round 1")
     test: float | Files | None = Field(
         default=None, description="file(s) of labelled test records, or the share of `labelled` to hold out"
     )

@@ -29,9 +29,7 @@ def export(records: pa.Table, path: Path) -> None:
     """
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
-        raise UserError(
-            f"`{path.suffix}` is not a format we write", where=str(path), fix=f"use {', '.join(_WRITERS)}"
-        )
+        raise UserError(f"`{path.suffix}` is not a format we write", where=str(path), fix=f"use {', '.join(_WRITERS)}")
     if path.exists():
         raise UserError("the file exists already", where=str(path), fix="remove it or name another")
     if not path.parent.is_dir():

@@ -43,9 +43,7 @@ def rows(path: Path, name: str) -> Rows:
     reader = _arrow_folder if path.is_dir() else READERS.get(path.suffix.lower())
     if reader is None:
         known = ", ".join(READERS)
-        yield Problem(
-            name, None, "unknown format", f"`{path.suffix}` is not a format we read", f"use one of {known}"
-        )
+        yield Problem(name, None, "unknown format", f"`{path.suffix}` is not a format we read", f"use one of {known}")
         return
     try:
         yield from reader(path, name)
@@ -122,8 +120,7 @@ def _delimited(path: Path, name: str) -> Rows:
             return
         file.seek(0)
         lines = (
-            raw.decode("utf-8-sig" if line == 0 else "utf-8", errors="surrogateescape")
-            for line, raw in enumerate(file)
+            raw.decode("utf-8-sig" if line == 0 else "utf-8", errors="surrogateescape") for line, raw in enumerate(file)
         )
         reader = csv.reader(lines, delimiter=DELIMITERS[path.suffix.lower()], strict=True)
         header: list[str] | None = None
@@ -144,9 +141,7 @@ def _delimited(path: Path, name: str) -> Rows:
             if header is None:
                 header = cells
                 if repeated := next((cell for cell in header if header.count(cell) > 1), None):
-                    yield Problem(
-                        name, line, "repeated column", f"column `{repeated}` stands in the header twice"
-                    )
+                    yield Problem(name, line, "repeated column", f"column `{repeated}` stands in the header twice")
                     return
             elif len(cells) != len(header):
                 message = f"{len(cells)} fields where the header names {len(header)}"
@@ -167,9 +162,7 @@ def _arrow_folder(path: Path, name: str) -> Rows:
     if (path / "dataset_dict.json").exists() and splits:
         if len(splits) > 1:
             message = f"holds the splits {', '.join(splits)}"
-            yield Problem(
-                name, None, "several splits", message, f"name one of them, such as {name}/{splits[0]}"
-            )
+            yield Problem(name, None, "several splits", message, f"name one of them, such as {name}/{splits[0]}")
             return
         path = path / splits[0]
     files = _arrow_files(path)
@@ -214,9 +207,7 @@ def _row(value: Any, name: str, line: int) -> Row | Problem:
     if not isinstance(value, dict):
         return Problem(name, line, "not an object", "a record must be a JSON object")
     if not _encodable(value):
-        return Problem(
-            name, line, "encoding", "holds bytes or characters that are not UTF-8", "save the file as UTF-8"
-        )
+        return Problem(name, line, "encoding", "holds bytes or characters that are not UTF-8", "save the file as UTF-8")
     return Row(line, value)
 
 

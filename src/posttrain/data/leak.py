@@ -19,9 +19,7 @@ def leaks(test: pa.Table, threshold: float | None = 0.9) -> Step:
     where = places(test)
     groups: dict[str, int] = {}
     inputs: dict[str, int] = {}
-    for row, (group, identity) in enumerate(
-        zip(test["group"].to_pylist(), test["input_id"].to_pylist(), strict=True)
-    ):
+    for row, (group, identity) in enumerate(zip(test["group"].to_pylist(), test["input_id"].to_pylist(), strict=True)):
         inputs.setdefault(identity, row)
         if group is not None:
             groups.setdefault(group, row)
@@ -32,17 +30,13 @@ def leaks(test: pa.Table, threshold: float | None = 0.9) -> Step:
         pairs = zip(table["input_id"].to_pylist(), table["group"].to_pylist(), strict=True)
         for row, (identity, group) in enumerate(pairs):
             if identity in inputs:
-                rejections[row] = Rejection(
-                    "equals a test input", f"the same input as {where[inputs[identity]]}"
-                )
+                rejections[row] = Rejection("equals a test input", f"the same input as {where[inputs[identity]]}")
             elif group in groups:
                 detail = f"group `{group}` is also that of {where[groups[group]]}"
                 rejections[row] = Rejection("group of a test record", detail)
             elif row in alike:
                 other, similarity = alike[row]
-                rejections[row] = Rejection(
-                    "like a test input", f"similarity {similarity:.2f} to {where[other]}"
-                )
+                rejections[row] = Rejection("like a test input", f"similarity {similarity:.2f} to {where[other]}")
         return part(table, "leak", rejections)
 
     return step

@@ -27,9 +27,7 @@ def near_duplicates(
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold must lie in (0, 1], not {threshold}")
     first: dict[str, int] = {}
-    owner = np.array(
-        [first.setdefault(comparable(text), row) for row, text in enumerate(texts)], dtype=np.int64
-    )
+    owner = np.array([first.setdefault(comparable(text), row) for row, text in enumerate(texts)], dtype=np.int64)
     distinct = np.array(list(first.values()), dtype=np.int64)
     parent = np.arange(len(distinct))
     rows = shingle_rows([texts[row] for row in distinct], ngram)

@@ -21,9 +21,7 @@ def input_id(prompt: Sequence[Turn] | None, text: str | None) -> str:
     return _digest([_turns(prompt), _normal(text)])
 
 
-def record_id(
-    prompt: Sequence[Turn] | None, completion: str | None, rejected: str | None, text: str | None
-) -> str:
+def record_id(prompt: Sequence[Turn] | None, completion: str | None, rejected: str | None, text: str | None) -> str:
     """20 hex characters that two records share exactly when their normalised contents are equal."""
     return _digest([_turns(prompt), _normal(completion), _normal(rejected), _normal(text)])
 

@@ -103,11 +103,7 @@ def _place(root: Path, name: str) -> Path:
 
 def _records(files: Sequence[str], config: DataConfig, root: Path, *, answers: bool) -> pa.Table:
     return concat(
-        [
-            table
-            for name in files
-            for table in read(_place(root, name), config.columns, name=name, answers=answers)
-        ]
+        [table for name in files for table in read(_place(root, name), config.columns, name=name, answers=answers)]
     )
 
 

@@ -145,13 +145,9 @@ def _turns(
     turns: list[Turn] = []
     extras: list[dict[str, Any]] = []
     for number, turn in enumerate(value, 1):
-        others = {
-            key: said for key, said in turn.items() if key not in (role_key, text_key) and said is not None
-        }
+        others = {key: said for key, said in turn.items() if key not in (role_key, text_key) and said is not None}
         if called := next((key for key in ("tool_calls", "function_call") if others.get(key)), None):
-            raise BadRecord(
-                "tool calls", f"turn {number} of `{column}` has `{called}`, which records cannot hold"
-            )
+            raise BadRecord("tool calls", f"turn {number} of `{column}` has `{called}`, which records cannot hold")
         role = turn.get(role_key)
         if not isinstance(role, str) or role not in names:
             fix = did_you_mean(role, names) if isinstance(role, str) else f"use one of {', '.join(names)}"
@@ -168,9 +164,7 @@ def _checked(prompt: list[Turn]) -> list[Turn]:
     if any(turn["role"] == "system" for turn in prompt[1:]):
         raise BadRecord("wrong role", "a system turn can only be the first")
     if any(not turn["content"].strip() for turn in prompt if turn["role"] != "system"):
-        raise BadRecord(
-            "empty prompt", "the prompt is empty" if len(prompt) == 1 else "a turn of the prompt is empty"
-        )
+        raise BadRecord("empty prompt", "the prompt is empty" if len(prompt) == 1 else "a turn of the prompt is empty")
     return prompt
 
 

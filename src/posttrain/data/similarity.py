@@ -40,9 +40,7 @@ def shingle_rows(texts: Sequence[str], ngram: int) -> Any:
     members: list[int] = []
     starts = [0]
     for text in texts:
-        members += [
-            numbers.setdefault(shingle, len(numbers)) for shingle in sorted(shingles(comparable(text), ngram))
-        ]
+        members += [numbers.setdefault(shingle, len(numbers)) for shingle in sorted(shingles(comparable(text), ngram))]
         starts.append(len(members))
     columns = np.array(members, dtype=np.int64)
     frequency = np.bincount(columns, minlength=len(numbers))

@@ -39,8 +39,7 @@ def part(table: pa.Table, step: str, rejections: Mapping[int, Rejection]) -> tup
 def places(table: pa.Table) -> list[str]:
     """``file:line`` of every record."""
     return [
-        f"{source}:{line}"
-        for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
+        f"{source}:{line}" for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
     ]
 
 

@@ -128,9 +128,7 @@ def training_version(
         filters.append(f"near duplicates {near_duplicates:g}")
     inherited = set(before["id"].to_pylist())
     added: dict[str, list[str]] = {}
-    for identity, source in zip(
-        flow.records["id"].to_pylist(), flow.records["source"].to_pylist(), strict=True
-    ):
+    for identity, source in zip(flow.records["id"].to_pylist(), flow.records["source"].to_pylist(), strict=True):
         if identity not in inherited:
             added.setdefault(source, []).append(identity)
     meta = {
@@ -149,11 +147,7 @@ def diff(older: Dataset, newer: Dataset) -> Diff:
     came = _without(newer.records, set(older.records["id"].to_pylist()))
     went = _without(older.records, set(newer.records["id"].to_pylist()))
     arrived, left = _single_inputs(came), _single_inputs(went)
-    both = {
-        identity
-        for identity in left
-        if identity in arrived and _text(left[identity]) == _text(arrived[identity])
-    }
+    both = {identity for identity in left if identity in arrived and _text(left[identity]) == _text(arrived[identity])}
     changed = [
         {
             "input_id": identity,

@@ -44,7 +44,7 @@ evaluate:
     test: {{sample: {sample}}}
   latency: {latency}
 gate:
-  deploy: [accuracy >= champion.accuracy * 1.02, latency_p99 <= champion.latency_p99 * 1.5]
+  deploy: [{deploy}]
 """
 
 _FULL: dict[str, Any] = {
@@ -57,6 +57,7 @@ _FULL: dict[str, Any] = {
     "wrong": 0.4,
     "latency": "{prompts: 8, repeats: 6}",
     "train": "{epochs: 5, learning_rate: 3.0e-4, batch_size: 8}",
+    "deploy": "accuracy >= champion.accuracy * 1.02, latency_p99 <= champion.latency_p99 * 1.5",
 }
 _QUICK = _FULL | {
     "model": "tiny",
@@ -66,6 +67,8 @@ _QUICK = _FULL | {
     "pool_sample": 120,
     "sample": 100,
     "latency": "{prompts: 4, repeats: 2}",
+    # Ten milliseconds of a tiny model, asked so few times, are the machine's noise: they decide nothing.
+    "deploy": "accuracy >= champion.accuracy * 1.02",
     "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32,"
     " checkpoint_seconds: 1}",
 }

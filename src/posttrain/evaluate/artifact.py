@@ -22,8 +22,7 @@ def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
         results: by suite name, in the config's order.
     """
     suites = [
-        {"name": name, **{field: getattr(result, field) for field in _FIELDS}}
-        for name, result in results.items()
+        {"name": name, **{field: getattr(result, field) for field in _FIELDS}} for name, result in results.items()
     ]
     text = json.dumps({"suites": suites}, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / _INDEX).write_text(text + "\n", encoding="utf-8")

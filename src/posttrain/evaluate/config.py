@@ -13,9 +13,7 @@ ScorerName = Literal["exact_match", "label_likelihood", "regex", "token_f1", "pe
 class SuiteConfig(Section):
     """One suite: a set of records with answers, and how the model's answers are scored."""
 
-    data: str = Field(
-        default="test", description="The records: `test` for the workspace's test split, or a file."
-    )
+    data: str = Field(default="test", description="The records: `test` for the workspace's test split, or a file.")
     scorer: ScorerName | None = Field(
         default=None,
         description="How answers are scored; empty: label_likelihood with a label set, else exact_match.",
@@ -30,9 +28,7 @@ class SuiteConfig(Section):
     function: str | None = Field(
         default=None, description="Of scorer python: the function, as package.module:function."
     )
-    columns: dict[str, str] | None = Field(
-        default=None, description="Column names of the file, by our name for each."
-    )
+    columns: dict[str, str] | None = Field(default=None, description="Column names of the file, by our name for each.")
 
     @field_validator("pattern")
     @classmethod
@@ -81,9 +77,7 @@ class EvaluateConfig(Section):
         description="Suites by name; the first one's metrics have bare names.",
     )
     latency: LatencyConfig = Field(default=LatencyConfig(), description="Latency of single requests.")
-    bootstrap: BootstrapConfig = Field(
-        default=BootstrapConfig(), description="Interval against the champion."
-    )
+    bootstrap: BootstrapConfig = Field(default=BootstrapConfig(), description="Interval against the champion.")
     final: bool = Field(
         default=True, description="After the last round, score the champion on all records, not the sample."
     )

@@ -46,9 +46,7 @@ class Examples:
         answers: list[str] = []
         for answer, place in zip(self.expected, self.places, strict=True):
             if answer is None:
-                raise UserError(
-                    f"{place} has no answer to compare with", where=where, fix="add the right answer"
-                )
+                raise UserError(f"{place} has no answer to compare with", where=where, fix="add the right answer")
             answers.append(answer)
         return answers
 

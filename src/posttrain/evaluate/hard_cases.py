@@ -50,9 +50,7 @@ def hard_cases(predictions: pa.Table, n: int = 50) -> list[str]:
     if len(score) == 0:
         return []
     bar = 1.0 if score.max() >= 0 and score.min() >= 0 else float(np.median(score))
-    ranked = sorted(
-        (-loss[row], id) for row, id in enumerate(predictions["id"].to_pylist()) if score[row] < bar
-    )
+    ranked = sorted((-loss[row], id) for row, id in enumerate(predictions["id"].to_pylist()) if score[row] < bar)
     return [id for _, id in ranked[:n]]
 
 

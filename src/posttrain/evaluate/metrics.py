@@ -49,10 +49,7 @@ def per_class(expected: Sequence[str], predicted: Sequence[Label]) -> list[Class
     """
     support, answered = Counter(expected), Counter(label for label in predicted if label is not None)
     correct = Counter(want for want, got in zip(expected, predicted, strict=True) if want == got)
-    return [
-        ClassRow(label, support[label], answered[label], correct[label])
-        for label in sorted({*support, *answered})
-    ]
+    return [ClassRow(label, support[label], answered[label], correct[label]) for label in sorted({*support, *answered})]
 
 
 def macro_f1(rows: Sequence[ClassRow]) -> float:
@@ -83,7 +80,5 @@ def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins
     if len(confidence) == 0:
         return 0.0
     index = np.clip(np.ceil(np.asarray(confidence, np.float64) * bins).astype(int) - 1, 0, bins - 1)
-    gaps = np.bincount(
-        index, np.asarray(confidence, np.float64) - np.asarray(correct, np.float64), minlength=bins
-    )
+    gaps = np.bincount(index, np.asarray(confidence, np.float64) - np.asarray(correct, np.float64), minlength=bins)
     return float(np.abs(gaps).sum() / len(confidence))

@@ -120,17 +120,13 @@ def _metrics(scorer: Scorer, scored: Scored, counts: dict[str, float]) -> dict[s
     if "perplexity" in names:
         counts["tokens"] = values["tokens"] = int(scored.tokens.sum())
         # exp(709) is the largest power that a float64 holds.
-        values["perplexity"] = math.exp(
-            min(709.0, -counts["log_likelihood_sum"] / max(1.0, counts["tokens"]))
-        )
+        values["perplexity"] = math.exp(min(709.0, -counts["log_likelihood_sum"] / max(1.0, counts["tokens"])))
     if "ece" in names:
         values["ece"] = metrics.expected_calibration_error(scored.confidence, scored.score)
     return values
 
 
-def _labels(
-    lm: LanguageModel, found: Examples, scored: Scored, where: str
-) -> tuple[list[str], list[metrics.Label]]:
+def _labels(lm: LanguageModel, found: Examples, scored: Scored, where: str) -> tuple[list[str], list[metrics.Label]]:
     """Expected and answered labels as the label set spells them; None for an answer outside it."""
     spelled = {normalised(label): label for label in lm.task.label_set}
     expected = [spelled.get(normalised(answer), answer) for answer in found.answers(where)]

@@ -69,9 +69,7 @@ def answered(
 
 
 def _with(meta: str | None, provenance: Mapping[str, Any]) -> str:
-    return json.dumps(
-        {**json.loads(meta or "{}"), "labelled_by": provenance}, ensure_ascii=False, sort_keys=True
-    )
+    return json.dumps({**json.loads(meta or "{}"), "labelled_by": provenance}, ensure_ascii=False, sort_keys=True)
 
 
 def _replace(table: pa.Table, column: str, values: list[str]) -> pa.Table:

@@ -56,9 +56,7 @@ def import_labels(
         identity, label = values["id"].strip(), values["label"].strip()
         if identity not in asked:
             fix = f"if the round's batch has changed, move {source} away and run again"
-            problems.append(
-                UserError(f"no record with the id `{identity}` was asked for", where=where, fix=fix)
-            )
+            problems.append(UserError(f"no record with the id `{identity}` was asked for", where=where, fix=fix))
         elif identity in seen:
             problems.append(UserError(f"`{identity}` stands on line {seen[identity]} already", where=where))
         elif label and labels is not None and label not in labels:
@@ -95,9 +93,7 @@ def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            "holds bytes that are not UTF-8", where=f"{source}:{line}", fix="save as UTF-8"
-        ) from None
+        raise UserError("holds bytes that are not UTF-8", where=f"{source}:{line}", fix="save as UTF-8") from None
     header_line = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=header_line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)

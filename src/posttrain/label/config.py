@@ -14,9 +14,7 @@ class LabelConfig(Section):
         default="file",
         description="who answers: a file of known answers (oracle) or people by an exported CSV (file)",
     )
-    file: str | None = Field(
-        default=None, description="oracle: the file of answers, relative to the workspace"
-    )
+    file: str | None = Field(default=None, description="oracle: the file of answers, relative to the workspace")
     columns: dict[str, str] | None = Field(
         default=None, description="oracle: which column of the file holds what; null: as in `data.columns`"
     )

@@ -35,7 +35,5 @@ def summary(labelled: pa.Table, suggestions: Sequence[str | None] | None = None)
         "annotators": dict(Counter(source.get("annotator", "unknown") for source in sources)),
         "seconds": sum(times) if times else None,
         "compared": len(pairs),
-        "agreement": sum(answer == suggestion for answer, suggestion in pairs) / len(pairs)
-        if pairs
-        else None,
+        "agreement": sum(answer == suggestion for answer, suggestion in pairs) / len(pairs) if pairs else None,
     }

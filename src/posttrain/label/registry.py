@@ -12,9 +12,7 @@ from posttrain.store.errors import UserError
 Make = Callable[[LabelConfig, Path, Read, Mapping[str, str] | None], Annotator]
 
 
-def annotator(
-    config: LabelConfig, root: Path, read: Read, columns: Mapping[str, str] | None = None
-) -> Annotator:
+def annotator(config: LabelConfig, root: Path, read: Read, columns: Mapping[str, str] | None = None) -> Annotator:
     """The annotator that ``config`` names.
 
     Args:

@@ -1,5 +1,6 @@
 """What is told when the champion changes: a command is run, a webhook is called."""
 
+import http.client
 import json
 import logging
 import os
@@ -86,6 +87,6 @@ def _webhook(config: DeployConfig, deployment: Deployment, champion: Path) -> bo
         )
         with urllib.request.urlopen(request, timeout=config.timeout):
             return True
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         log.warning("deploy.webhook failed: %s", error)
         return False

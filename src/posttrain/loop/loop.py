@@ -74,8 +74,8 @@ class Loop:
             try:
                 if not finished_rounds(self.workspace):
                     self._baseline()
-                if (done := len(finished_rounds(self.workspace))) > last:
-                    log.info("%d of %d rounds are done; raise `rounds` for more", done - 1, last)
+                if len(finished_rounds(self.workspace)) > last:
+                    log.info("%d of %d rounds are done; raise `rounds` for more", last, last)
                 while (number := len(finished_rounds(self.workspace))) <= last:
                     if reason := self._enough(number):
                         log.info(reason)

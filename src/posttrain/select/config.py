@@ -19,9 +19,7 @@ class SelectConfig(Section):
         default="diverse",
         description="Strategy while no champion has been trained, so its probabilities say little.",
     )
-    pool_sample: int = Field(
-        default=2000, ge=1, description="At most so many pool records are scored, drawn by seed."
-    )
+    pool_sample: int = Field(default=2000, ge=1, description="At most so many pool records are scored, drawn by seed.")
     explore: float = Field(default=0.1, ge=0, le=1, description="Share of the batch that is drawn at random.")
     focus: float = Field(
         default=0.25, ge=0, le=1, description="Share of the batch kept for what evaluation found weakest."

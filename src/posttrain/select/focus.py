@@ -9,9 +9,7 @@ from posttrain.select.diversity import DIMENSIONS, whiten
 _NEIGHBOURS = 10  # pool records that one hard case points at
 
 
-def of_worst_classes(
-    predicted: np.ndarray, runner_up: np.ndarray, worst_classes: Iterable[str]
-) -> np.ndarray:
+def of_worst_classes(predicted: np.ndarray, runner_up: np.ndarray, worst_classes: Iterable[str]) -> np.ndarray:
     """Records whose most probable or second most probable label is one of the worst classes.
 
     A class with poor recall is seldom predicted, so its records mostly show up as the runner-up.

@@ -129,9 +129,7 @@ def _unscored(lm: LanguageModel, prompts: list[Turns]) -> tuple[dict[str, object
     return columns, embeddings(lm, prompts, progress="embedding the pool")
 
 
-def _closed(
-    lm: LanguageModel, prompts: list[Turns], labels: Sequence[str]
-) -> tuple[dict[str, object], np.ndarray]:
+def _closed(lm: LanguageModel, prompts: list[Turns], labels: Sequence[str]) -> tuple[dict[str, object], np.ndarray]:
     from posttrain.models.likelihood import label_scores
 
     scores = label_scores(lm, prompts, labels, embeddings=True, progress="scoring the pool")

@@ -54,7 +54,8 @@ class ArtifactRows(Database):
         """
         found = self._named(text) or self._beginning(text)
         if not found:
-            raise UserError(f"nothing here is called `{text}`", fix="posttrain models list, posttrain data list or posttrain show N (a round) say what there is")
+            fix = "posttrain models list, posttrain data list and posttrain show N (a round) say what there is"
+            raise UserError(f"nothing here is called `{text}`", fix=fix)
         if len(found) > 1:
             shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
             raise UserError(f"`{text}` could be {shown}", fix="give more of the id")

@@ -192,12 +192,7 @@ def find_problems(folder: Path, artifact: Artifact) -> list[str]:
             problems.append(f"{name} differs from its checksum")
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if (
-            path.is_file()
-            and name not in artifact.files
-            and name != MANIFEST
-            and not path.name.startswith(".")
-        ):
+        if path.is_file() and name not in artifact.files and name != MANIFEST and not path.name.startswith("."):
             problems.append(f"{name} does not belong to it")
     return problems
 
@@ -232,9 +227,7 @@ def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
         return LocalArtifacts(home / "artifacts", home / "tmp")
     protocol, separator, path = url.partition("://")
     if not separator or not path:
-        raise UserError(
-            f"`{url}` is no artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix"
-        )
+        raise UserError(f"`{url}` is no artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix")
     if protocol in ("file", "local"):
         root = home.parent / path  # an absolute path stands for itself
         return LocalArtifacts(root, root / ".tmp")

@@ -25,8 +25,7 @@ class StoreConfig(Section):
     )
     artifacts: str | None = Field(
         default=None,
-        description="URL of the artifact store, such as s3://bucket/prefix; empty: the folder "
-        ".posttrain/artifacts",
+        description="URL of the artifact store, such as s3://bucket/prefix; empty: the folder .posttrain/artifacts",
     )
 
 
@@ -43,9 +42,7 @@ def expand(url: str, where: str) -> str:
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
         if name not in os.environ:
-            raise UserError(
-                f"environment variable `{name}` is not set", where=where, fix=f"export {name}=..."
-            )
+            raise UserError(f"environment variable `{name}` is not set", where=where, fix=f"export {name}=...")
         return os.environ[name]
 
     return _VARIABLE.sub(value, url)

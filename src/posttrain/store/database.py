@@ -142,9 +142,7 @@ class Database:
             if "disk is full" in words or "No space left on device" in words:
                 raise UserError("no space left on device", where=self.place, fix="free some space") from error
             if "readonly database" in words or "read-only transaction" in words:
-                raise UserError(
-                    "read-only database", where=self.place, fix="use one that can be written to"
-                ) from error
+                raise UserError("read-only database", where=self.place, fix="use one that can be written to") from error
             if error.connection_invalidated:
                 raise WorkError(f"{self.place}: the connection was lost ({words})") from error
             if "unable to open database" in words or _no_connection(error):
@@ -217,9 +215,7 @@ def _parse(url: str) -> URL:
         raise UserError("no database URL", where=_WHERE, fix="such as postgresql://user@host/name") from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
-        raise UserError(
-            f"`{backend}` is not supported", where=_WHERE, fix="use postgresql:// or sqlite:///"
-        ) from None
+        raise UserError(f"`{backend}` is not supported", where=_WHERE, fix="use postgresql:// or sqlite:///") from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     return parsed
@@ -247,9 +243,7 @@ def _engine(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
-    connection.isolation_level = (
-        None  # `_begin_sqlite` begins; the driver would not do so before a CREATE TABLE
-    )
+    connection.isolation_level = None  # `_begin_sqlite` begins; the driver would not do so before a CREATE TABLE
     try:
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")

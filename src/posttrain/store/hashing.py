@@ -17,9 +17,7 @@ def canonical_json(value: Any) -> bytes:
         ValueError: a number is not finite.
     """
     _check(value, "value")
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:

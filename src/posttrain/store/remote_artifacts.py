@@ -97,9 +97,7 @@ class RemoteArtifacts(ArtifactStore):
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
                 return []
-        return [
-            id for id in each_id(name.rstrip("/").rpartition("/")[2] for name in found) if self.exists(id)
-        ]
+        return [id for id in each_id(name.rstrip("/").rpartition("/")[2] for name in found) if self.exists(id)]
 
     def delete(self, id: str) -> None:
         self._copies.delete(id)
@@ -135,9 +133,7 @@ class RemoteArtifacts(ArtifactStore):
         """What is missing or has the wrong size, found without reading the files."""
         with self._reaching():
             found = self._files.find(f"{self._root}/{artifact.id}", detail=True)
-        sizes = {
-            name.removeprefix(f"{self._root}/{artifact.id}/"): info["size"] for name, info in found.items()
-        }
+        sizes = {name.removeprefix(f"{self._root}/{artifact.id}/"): info["size"] for name, info in found.items()}
         if sizes.get(MANIFEST) != len(artifact.manifest):
             return [f"{MANIFEST} is missing"]
         problems = []
@@ -146,9 +142,7 @@ class RemoteArtifacts(ArtifactStore):
                 problems.append(f"{name} is missing")
             elif sizes[name] != entry.size:
                 problems.append(f"{name} has {sizes[name]} bytes instead of {entry.size}")
-        problems += [
-            f"{name} does not belong to it" for name in sizes if name not in {MANIFEST, *artifact.files}
-        ]
+        problems += [f"{name} does not belong to it" for name in sizes if name not in {MANIFEST, *artifact.files}]
         return problems
 
     def _download(self, artifact: Artifact, folder: Path) -> None:
@@ -171,9 +165,7 @@ class RemoteArtifacts(ArtifactStore):
         try:
             yield
         except PermissionError as error:
-            raise UserError(
-                f"access denied ({error})", where=self.url, fix="check the credentials"
-            ) from error
+            raise UserError(f"access denied ({error})", where=self.url, fix="check the credentials") from error
         except FileNotFoundError as error:
             raise UserError(f"not found ({error})", where=self.url, fix="make the bucket first") from error
         except self._errors as error:
@@ -193,9 +185,7 @@ def _file_system(protocol: str) -> Any:
             fix=_INSTALL.get(protocol, f"install the fsspec package for {protocol}"),
         ) from None
     except ValueError:
-        raise UserError(
-            f"`{protocol}://` is not known", where="store.artifacts", fix="such as s3://bucket"
-        ) from None
+        raise UserError(f"`{protocol}://` is not known", where="store.artifacts", fix="such as s3://bucket") from None
 
 
 def _errors(protocol: str) -> tuple[type[Exception], ...]:

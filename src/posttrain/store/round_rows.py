@@ -93,7 +93,5 @@ class DeploymentRows(Database):
             LookupError: there is no such deployment.
         """
         with self.transaction() as connection:
-            if not connection.execute(
-                update(deployments).where(deployments.c.id == id).values(hook=status)
-            ).rowcount:
+            if not connection.execute(update(deployments).where(deployments.c.id == id).values(hook=status)).rowcount:
                 raise LookupError(f"no deployment {id}")

@@ -57,11 +57,7 @@ class RunRows(Database):
         """Runs under ``key`` that sealed an artifact (their output) and did not finish, latest first."""
         unfinished = (runs.c.key == key) & runs.c.sealed.is_not(None) & (runs.c.status != "done")
         with self.reading() as connection:
-            rows = (
-                connection.execute(select(runs).where(unfinished).order_by(runs.c.number.desc()))
-                .mappings()
-                .all()
-            )
+            rows = connection.execute(select(runs).where(unfinished).order_by(runs.c.number.desc())).mappings().all()
             return _with_inputs(connection, [{**row, "output": row["sealed"]} for row in rows])
 
     def finish_run(
@@ -99,9 +95,7 @@ class RunRows(Database):
         found = self._select(runs.c.id == id)
         return found[0] if found else None
 
-    def runs(
-        self, *, round: int | None = None, stage: str | None = None, status: str | None = None
-    ) -> list[Run]:
+    def runs(self, *, round: int | None = None, stage: str | None = None, status: str | None = None) -> list[Run]:
         """Runs, oldest first, of a round, a stage and a status where given."""
         given = {"round": round, "stage": stage, "status": status}
         return self._select(*(runs.c[name] == value for name, value in given.items() if value is not None))
@@ -117,9 +111,7 @@ class RunRows(Database):
 
     def _select(self, *conditions: ColumnElement[bool]) -> list[Run]:
         with self.reading() as connection:
-            rows = (
-                connection.execute(select(runs).where(*conditions).order_by(runs.c.number)).mappings().all()
-            )
+            rows = connection.execute(select(runs).where(*conditions).order_by(runs.c.number)).mappings().all()
             return _with_inputs(connection, rows)
 
     def _end(self, run_id: str, status: str, **values: Any) -> Run:

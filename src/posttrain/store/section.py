@@ -39,9 +39,7 @@ def _first_problem(section: type[BaseModel], error: ValidationError, where: str)
     if problem["type"] == "extra_forbidden":
         known = _known_keys(section, path[:-1])
         nearest = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)
-        return UserError(
-            f"unknown key `{key}`", where=where, fix=f"did you mean `{nearest[0]}`?" if nearest else None
-        )
+        return UserError(f"unknown key `{key}`", where=where, fix=f"did you mean `{nearest[0]}`?" if nearest else None)
     message = problem["msg"].removeprefix("Value error, ")
     return UserError(f"`{key}`: {message}" if key else message, where=where)
 

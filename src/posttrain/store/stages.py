@@ -19,9 +19,7 @@ log = logging.getLogger("posttrain")
 Work = Callable[[Path, Path], Mapping[str, Any]]
 
 
-def stage_key(
-    stage: str, version: int, inputs: Mapping[str, str], config: Mapping[str, Any], seed: int
-) -> str:
+def stage_key(stage: str, version: int, inputs: Mapping[str, str], config: Mapping[str, Any], seed: int) -> str:
     """What a stage's outcome depends on, as 64 hex characters.
 
     Args:

@@ -54,9 +54,7 @@ class Workspace:
         metadata = Metadata(_database_url(home, config), create=True)
         if not (home / "format.json").exists():
             # The last file to be written: before it there is no workspace.
-            write_atomically(
-                home / "format.json", json.dumps({"format": FORMAT, "made_by": __version__}).encode()
-            )
+            write_atomically(home / "format.json", json.dumps({"format": FORMAT, "made_by": __version__}).encode())
         return Workspace(root, metadata, artifacts)
 
     @staticmethod

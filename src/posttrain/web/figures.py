@@ -116,9 +116,7 @@ def funnels(report: Report) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys(row.set for row in report.funnel):
         rows = [row for row in report.funnel if row.set == name]
         start = sum(row.count for row in rows if row.step == "in")
-        rejected = [
-            (reason_text(row.reason or row.step), row.count) for row in rows if row.step not in ("in", "kept")
-        ]
+        rejected = [(reason_text(row.reason or row.step), row.count) for row in rows if row.step not in ("in", "kept")]
         title = f"records of {name}: in, rejected by reason, kept"
         yield name, at_both_widths(partial(_funnel, start, rejected, title))
 
@@ -130,9 +128,7 @@ def _funnel(start: int, rejected: list[tuple[str, int]], title: str, width: int)
 def time_by_stage(report: Report, width: int) -> str:
     fullest_first = sorted(report.rounds, key=lambda row: -len(row.seconds))
     stages = list(dict.fromkeys(stage for row in fullest_first for stage in row.seconds))
-    rows = [
-        (f"round {row.number}" if width >= 500 else f"r{row.number}", row.seconds) for row in report.rounds
-    ]
+    rows = [(f"round {row.number}" if width >= 500 else f"r{row.number}", row.seconds) for row in report.rounds]
     return stacked_bars([row for row in rows if row[1]], stages, "time by stage in each round", width=width)
 
 

@@ -22,8 +22,7 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
     written = [normalised(answer.text) for answer in answers]
     right = [float(text == normalised(answer)) for text, answer in zip(written, expected, strict=True)]
     valid = [
-        answer.finished and (not allowed or text in allowed)
-        for answer, text in zip(answers, written, strict=True)
+        answer.finished and (not allowed or text in allowed) for answer, text in zip(answers, written, strict=True)
     ]
     return from_answers(answers, right, valid)
 

@@ -49,7 +49,5 @@ LABEL_LIKELIHOOD = Scorer(
     score,
     main="accuracy",
     paired="accuracy",
-    metrics=frozenset(
-        {"accuracy", "macro_f1", "invalid_rate", "log_likelihood", "log_likelihood_sum", "ece"}
-    ),
+    metrics=frozenset({"accuracy", "macro_f1", "invalid_rate", "log_likelihood", "log_likelihood_sum", "ece"}),
 )

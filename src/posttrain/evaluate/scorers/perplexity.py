@@ -39,9 +39,7 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
     )
 
 
-def text_log_likelihoods(
-    lm: LanguageModel, texts: Sequence[str], window: int = 2048
-) -> tuple[np.ndarray, np.ndarray]:
+def text_log_likelihoods(lm: LanguageModel, texts: Sequence[str], window: int = 2048) -> tuple[np.ndarray, np.ndarray]:
     """Log-likelihood of plain texts, without any chat template.
 
     A text longer than the window, or than the model's context, is read in windows that share one token, so

@@ -31,9 +31,7 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
     function = load_function(suite.function or "", where)
     answers = generate(lm, examples.prompts)
     values = []
-    for answer, want, prompt, place in zip(
-        answers, examples.expected, examples.prompts, examples.places, strict=True
-    ):
+    for answer, want, prompt, place in zip(answers, examples.expected, examples.prompts, examples.places, strict=True):
         try:
             value = float(function(answer.text, want, prompt))
         except Exception as error:  # the user's code may raise anything

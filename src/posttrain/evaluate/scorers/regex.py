@@ -34,8 +34,7 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
     picked = [_last_group(pattern, answer.text) for answer in answers]
     wanted = [_last_group(pattern, answer) or answer for answer in expected]
     right = [
-        part is not None and normalised(part) == normalised(want)
-        for part, want in zip(picked, wanted, strict=True)
+        part is not None and normalised(part) == normalised(want) for part, want in zip(picked, wanted, strict=True)
     ]
     return from_answers(answers, right, [part is not None for part in picked])
 

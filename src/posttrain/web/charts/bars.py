@@ -68,9 +68,7 @@ def stacked_bars(
         for number, stage in enumerate(series):
             length = parts.get(stage, 0.0) * scale
             told = tooltip(f"{name}, {stage}: {seconds(parts.get(stage, 0.0))}")
-            box = element(
-                "rect", told, x=x, y=y, width=length, height=22, class_=f"series-{min(number, SERIES - 1)}"
-            )
+            box = element("rect", told, x=x, y=y, width=length, height=22, class_=f"series-{min(number, SERIES - 1)}")
             drawn += [box] if length > 0 else []
             x += length
         drawn.append(text(seconds(total), x + 8, y + 16, "strong"))
@@ -97,9 +95,7 @@ def _legend(series: Sequence[str], top: float, width: float) -> tuple[str, float
         if x and x + room > width:
             x, y = 0.0, y + 22
         drawn.append(
-            element(
-                "rect", x=x, y=y - 10, width=12, height=12, rx=2, class_=f"series-{min(number, SERIES - 1)}"
-            )
+            element("rect", x=x, y=y - 10, width=12, height=12, rx=2, class_=f"series-{min(number, SERIES - 1)}")
         )
         drawn.append(text(name, x + 18, y, "soft"))
         x += room

@@ -28,22 +28,16 @@ def heat_map(
     lean = over * math.cos(math.radians(55))
     size = max(min((width - names - lean) / len(columns), 64.0), 16.0)
     tall = min(size, 34.0)
-    most = (
-        max([counts.get((row, column), 0) for row in rows for column in columns if row != column] or [1]) or 1
-    )
+    most = max([counts.get((row, column), 0) for row in rows for column in columns if row != column] or [1]) or 1
     drawn = []
     for at, column in enumerate(columns):
         x, y = names + at * size + size / 2, head - 6
-        drawn.append(
-            text(shortened(column, over), x, y, "soft", "start", transform=f"rotate(-55 {x:.1f} {y:.1f})")
-        )
+        drawn.append(text(shortened(column, over), x, y, "soft", "start", transform=f"rotate(-55 {x:.1f} {y:.1f})"))
     for down, row in enumerate(rows):
         y = head + down * tall
         drawn.append(text(shortened(row, names - 4), names - 8, y + tall / 2 + 4, "", "end"))
         for at, column in enumerate(columns):
-            drawn.append(
-                _cell(row, column, counts.get((row, column), 0), most, names + at * size, y, size, tall)
-            )
+            drawn.append(_cell(row, column, counts.get((row, column), 0), most, names + at * size, y, size, tall))
     return figure(width, head + len(rows) * tall + 4, title, *drawn)
 
 

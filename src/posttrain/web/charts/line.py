@@ -32,7 +32,9 @@ class CurvePoint:
     high: float | None = None
 
 
-def line_chart(points: Sequence[CurvePoint], title: str, *, measure: str = "", percent: bool = True, width: int = 760) -> str:
+def line_chart(
+    points: Sequence[CurvePoint], title: str, *, measure: str = "", percent: bool = True, width: int = 760
+) -> str:
     """Rounds from left to right; a mark a candidate, a step line for the champion, bars for the intervals.
 
     Args:
@@ -64,8 +66,7 @@ def line_chart(points: Sequence[CurvePoint], title: str, *, measure: str = "", p
     ]
     every = max(1, -(-len(points) // max(int((right - left) / (84 if width >= 500 else 48)), 1)))
     names = [
-        text(p.name, x(at), bottom + 20, "strong", "middle")
-        + text(p.detail, x(at), bottom + 37, "soft", "middle")
+        text(p.name, x(at), bottom + 20, "strong", "middle") + text(p.detail, x(at), bottom + 37, "soft", "middle")
         for at, p in enumerate(points)
         if at % every == 0
     ]
@@ -96,9 +97,7 @@ def _mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
     if point.low is not None and point.high is not None:
         ends = y(point.low), y(point.high)
         above, lowest = min(above, ends[1]), max(lowest, ends[0])
-        whiskers = "".join(
-            element("line", x1=x - 5, x2=x + 5, y1=end, y2=end, class_="error") for end in ends
-        )
+        whiskers = "".join(element("line", x1=x - 5, x2=x + 5, y1=end, y2=end, class_="error") for end in ends)
         bar = element("line", x1=x, x2=x, y1=ends[0], y2=ends[1], class_="error") + whiskers
         told += f", 95% interval {_value(point.low, percent, 1)} to {_value(point.high, percent, 1)}"
     below = point.decision in ("refuse", "rollback")  # there the champion's line is above

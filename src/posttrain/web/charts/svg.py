@@ -19,9 +19,7 @@ def element(tag: str, *content: str, **attributes: object) -> str:
     return f"<{tag}{written}>{''.join(content)}</{tag}>"
 
 
-def text(
-    words: str, x: float, y: float, class_: str = "", anchor: str = "start", **attributes: object
-) -> str:
+def text(words: str, x: float, y: float, class_: str = "", anchor: str = "start", **attributes: object) -> str:
     """Text with its baseline at ``y``."""
     return element("text", escape(words), x=x, y=y, class_=class_ or None, text_anchor=anchor, **attributes)
 

@@ -82,9 +82,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("hook", sa.String(10), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_deployments"),
-        sa.CheckConstraint(
-            "action IN ('baseline', 'promote', 'rollback')", name=op.f("ck_deployments_action")
-        ),
+        sa.CheckConstraint("action IN ('baseline', 'promote', 'rollback')", name=op.f("ck_deployments_action")),
         sa.CheckConstraint("hook IN ('pending', 'done', 'failed', 'none')", name=op.f("ck_deployments_hook")),
     )
 
