@@ -12,6 +12,10 @@ import pytest
 import yaml
 from filelock import FileLock
 
+# Set before torch is loaded: one thread a worker, or the workers' threads wait for each other's cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
