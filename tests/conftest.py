@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 import yaml
 from filelock import FileLock
+from hypothesis import settings
 
 # Set before torch is loaded: one thread a worker, or the workers' threads wait for each other's cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A slow machine is no fault of an example.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

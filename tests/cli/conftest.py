@@ -1,5 +1,6 @@
 """The command line, called in this process, and workspaces for it."""
 
+import hashlib
 import json
 import logging
 import os
@@ -74,3 +75,23 @@ def turned_workspace(small_anywhere: Any, tmp_path_factory: pytest.TempPathFacto
     with pytest.raises(SystemExit, match="0"):
         main(["run", "-w", str(root)])
     return root
+
+
+Tree = Callable[[Path], dict[str, str]]
+
+
+@pytest.fixture(scope="session")
+def tree() -> Tree:
+    """``tree(folder)``: every file and link with its content, but for the database and the lock."""
+
+    def found_in(root: Path) -> dict[str, str]:
+        found = {}
+        for path in sorted(root.rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if path.is_symlink():
+                found[name] = f"-> {os.readlink(path)}"
+            elif path.is_file() and not name.startswith((".posttrain/store.db", ".posttrain/lock")):
+                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return found
+
+    return found_in

@@ -1,13 +1,7 @@
 """Every mistake of the user ends in one clear line and 2, and leaves the workspace as it was."""
 
-import errno
-import hashlib
-import json
-import os
-import sqlite3
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +9,7 @@ import pytest
 import yaml
 
 Call = Callable[..., Any]
-
-
-def tree(root: Path) -> dict[str, str]:
-    """Every file and link with its content, but for the database and the lock, which may note the attempt."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root).as_posix()
-        if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
-        elif path.is_file() and not name.startswith((".posttrain/store.db", ".posttrain/lock")):
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+Tree = Callable[[Path], dict[str, str]]
 
 
 def change(root: Path, section: str, **values: Any) -> None:
@@ -207,7 +190,7 @@ mistakes = pytest.mark.parametrize(("breaks", "says"), [pytest.param(*one, id=on
 
 
 @mistakes
-def test_at_the_first_run(small: Any, posttrain: Call, breaks: Break, says: str) -> None:
+def test_at_the_first_run(tree: Tree, small: Any, posttrain: Call, breaks: Break, says: str) -> None:
     root = small(rounds=1)
     breaks(root)
     before = tree(root)
@@ -220,10 +203,8 @@ def test_at_the_first_run(small: Any, posttrain: Call, breaks: Break, says: str)
 
 @mistakes
 def test_in_a_later_round(
-    small: Any, turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, says: str
+    tree: Tree, small: Any, turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, says: str
 ) -> None:
-    import shutil
-
     root = tmp_path / "mine"
     shutil.copytree(turned_workspace, root, symlinks=True)
     right = {path: path.read_bytes() for path in root.iterdir() if path.is_file()}
@@ -281,7 +262,7 @@ def test_a_model_that_the_hub_does_not_give(
     ],
 )
 def test_data_add_takes_all_files_or_none(
-    small: Any, posttrain: Call, tmp_path: Path, content: str | None, says: str
+    tree: Tree, small: Any, posttrain: Call, tmp_path: Path, content: str | None, says: str
 ) -> None:
     root = small(data={"columns": None, "pool": ["p.jsonl"], "test": ["t.jsonl"]})
     (tmp_path / "good.jsonl").write_text(GOOD)
@@ -307,144 +288,3 @@ def test_data_add_writes_over_nothing(small: Any, posttrain: Call, tmp_path: Pat
     assert posttrain("data", "add", tmp_path / "a/x.csv", "-w", root).code == 0
     assert "rename yours" in posttrain("data", "add", tmp_path / "b/x.csv", "-w", root).mistake
     assert (root / "data" / "pool" / "x.csv").read_text() == "text\none\n"
-
-
-def newer_folder(root: Path) -> None:
-    (root / ".posttrain" / "format.json").write_text(json.dumps({"format": 99}))
-
-
-def newer_database(root: Path) -> None:
-    with sqlite3.connect(root / ".posttrain" / "store.db") as connection:
-        connection.execute("UPDATE posttrain_version SET version_num = '9999'")
-    connection.close()
-
-
-@pytest.mark.parametrize("breaks", [newer_folder, newer_database])
-@pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["models", "rollback"], ["eval"]])
-def test_a_workspace_of_a_newer_version(
-    turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, verb: list[str]
-) -> None:
-    import shutil
-
-    root = tmp_path / "mine"
-    shutil.copytree(turned_workspace, root, symlinks=True)
-    breaks(root)
-    before = tree(root), (root / ".posttrain" / "store.db").read_bytes()
-    assert "newer version" in posttrain(*verb, "-w", root).mistake
-    assert (tree(root), (root / ".posttrain" / "store.db").read_bytes()) == before
-
-
-Mount = Callable[..., bool]
-
-
-@pytest.fixture
-def mount() -> Iterator[Mount]:
-    """``mount(folder, *options)``; False where this user may mount nothing. All is unmounted at the end."""
-    with ExitStack() as mounted:
-
-        def mount(folder: Path, *options: str) -> bool:
-            done = subprocess.run(["mount", *options, folder], capture_output=True, check=False).returncode == 0
-            if done and "remount" not in " ".join(options):
-                mounted.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
-            return done
-
-        yield mount
-
-
-@contextmanager
-def refusing(code: int, after: int) -> Iterator[None]:
-    """The disk refuses every flush but the first ``after``."""
-    left = after
-
-    def fsync(descriptor: int) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(code, os.strerror(code))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        yield
-
-
-@pytest.mark.parametrize("after", [0, 1, 3, 10, 30, 60, 90])
-def test_a_disk_that_is_full_at_some_point(small: Any, posttrain: Call, turned_workspace: Path, after: int) -> None:
-    root = small()
-    with refusing(errno.ENOSPC, after):
-        ended = posttrain("run", "-w", root)
-    assert ended.code == 2
-    assert "no space left on device" in ended.err.splitlines()[-1]
-    assert "Traceback" not in ended.err
-    assert list((root / ".posttrain" / "tmp").rglob("*")) == []
-    assert posttrain("run", "-w", root).code == 0
-    champions = [
-        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
-    ]
-    assert champions[0] == champions[1]
-
-
-def test_a_disk_that_is_really_full(
-    small: Any, posttrain: Call, turned_workspace: Path, tmp_path: Path, mount: Mount
-) -> None:
-    """Growing by little and little, until the run gets through."""
-    disk = tmp_path / "workspace"
-    disk.mkdir()
-    kilobytes = 300
-    real = mount(disk, "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs")
-    root = small()
-    failures = 0
-    while True:
-        with ExitStack() as stack:
-            if not real:  # no right to mount: the same from a patched disk
-                stack.enter_context(refusing(errno.ENOSPC, kilobytes // 30))
-            ended = posttrain("run", "-w", root)
-        if ended.code == 0:
-            break
-        failures += 1
-        assert ended.code == 2, ended
-        assert "no space left on device" in ended.err.splitlines()[-1]
-        assert "Traceback" not in ended.err
-        kilobytes = int(kilobytes * 1.6)
-        if real:
-            assert mount(disk, "-o", f"remount,size={kilobytes}k")
-    assert failures >= 2
-    champions = [
-        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
-    ]
-    assert champions[0] == champions[1]
-
-
-@pytest.fixture
-def read_only(turned_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace that cannot be written to, by a mount, by its rights, or else by what the system says of it."""
-    import shutil
-
-    root = tmp_path / "mine"
-    shutil.copytree(turned_workspace, root, symlinks=True)
-    if not (mount(root, "--bind", str(root)) and mount(root, "-o", "remount,ro,bind")):
-        access = os.access
-        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
-    return root
-
-
-@pytest.mark.parametrize(
-    "verb", [["run"], ["run", "--rounds", "3"], ["models", "rollback"], ["eval"], ["select"], ["data", "add", "x.csv"]]
-)
-def test_a_read_only_workspace(
-    read_only: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.csv").write_text("text\none more\n")
-    before = tree(read_only)
-    line = posttrain(*verb, "-w", read_only).mistake
-    assert "read-only" in line
-    assert str(read_only) in line
-    assert tree(read_only) == before
-
-
-def test_a_read_only_workspace_can_be_read(read_only: Path, posttrain: Call, tmp_path: Path) -> None:
-    assert posttrain("status", "-w", read_only, "--json").json["round"] == 2
-    assert posttrain("show", "champion", "-w", read_only, "--json").json["kind"] == "model"
-    assert posttrain("report", tmp_path / "report.html", "-w", read_only).code == 0
-    assert posttrain("data", "list", "-w", read_only).code == 0
-    assert posttrain("models", "export", "champion", tmp_path / "model", "-w", read_only).code == 0

@@ -160,13 +160,24 @@ def test_other_families(family: Callable[..., LanguageModel], kind: str, setting
 
 @torch.no_grad()
 def mean_states(lm: LanguageModel, prompts: Sequence[Turns]) -> np.ndarray:
-    """Means of the last hidden states over the tokens after those that all prompts begin with, one prompt at a time."""
-    ids = [lm.prompt_ids(prompt) for prompt in prompts]
-    shortest = min(len(tokens) for tokens in ids)
-    shared = next((i for i in range(shortest) if len({tokens[i] for tokens in ids}) > 1), shortest)
-    shared = min(shared, shortest - 1)
-    states = [lm.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0] for tokens in ids]
-    return torch.stack([state[shared:].mean(0) for state in states]).numpy()
+    """Means of the last hidden states over the tokens from the user's words on, one prompt at a time."""
+    means = []
+    for prompt in prompts:
+        ids = lm.prompt_ids(prompt)
+        states = lm.model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
+        start = len(lm.tokenizer("<|user|>", add_special_tokens=False)["input_ids"])
+        means.append(states[start:].mean(0))
+    return torch.stack(means).numpy()
+
+
+def test_embeddings_do_not_depend_on_the_prompts_beside(tiny: LanguageModel) -> None:
+    """Those of hard cases are compared with those of the pool, which another call made."""
+    prompts = [ask(text) for text in ("my card is gone", "my card is lost", "my card", "hello")]
+    together = embeddings(tiny, prompts)
+    np.testing.assert_allclose(embeddings(tiny, prompts[:2]), together[:2], atol=1e-5)
+    for row, prompt in enumerate(prompts):
+        np.testing.assert_allclose(embeddings(tiny, [prompt])[0], together[row], atol=1e-5)
+    np.testing.assert_allclose(embeddings(tiny, [prompts[0]] * 3), together[[0, 0, 0]], atol=1e-5)
 
 
 def test_embeddings_are_mean_hidden_states(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,8 @@ _FULL: dict[str, Any] = {
     "sample": 200,
     "careless": 4,
     "wrong": 0.4,
-    "latency": "{prompts: 8, repeats: 6}",
-    "train": "{epochs: 5, learning_rate: 3.0e-4, batch_size: 8}",
+    "latency": "{prompts: 6, repeats: 4}",
+    "train": "{epochs: 6, learning_rate: 3.0e-4, batch_size: 16}",
     "deploy": "accuracy >= champion.accuracy * 1.02, latency_p99 <= champion.latency_p99 * 1.5",
 }
 _QUICK = _FULL | {

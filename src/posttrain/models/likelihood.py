@@ -86,7 +86,7 @@ def _score_each(
 
 @torch.inference_mode()
 def embeddings(lm: LanguageModel, prompts: Sequence[Turns], progress: str | None = None) -> np.ndarray:
-    """Mean of the last hidden states over each prompt's own tokens: float32 [N, D]."""
+    """Mean of the last hidden states over each prompt's own tokens, after the template's beginning: float32 [N, D]."""
     vectors = np.zeros((len(prompts), lm.model.config.get_text_config().hidden_size), np.float32)
     with task(progress or "embedding", len(prompts), "records") as advance:
         for batch in _read(lm, prompts):
@@ -164,12 +164,15 @@ def _new_cache(lm: LanguageModel) -> Any:
 
 
 def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
-    """Read all prompts, longest last, in batches of similar length, sharing the cache of their common beginning."""
+    """Read all prompts, longest last, in batches of similar length, sharing the cache of the template's beginning."""
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
-    shared = _shared_prefix(ids)
+    # With two prompts that share nothing, only what the template puts first is taken out: what counts as a prompt's own
+    # tokens must not depend on the prompts beside it, as embeddings of several calls are compared.
+    others = [lm.prompt_ids([{"role": "user", "content": word}]) for word in ("x", "y")]
+    shared = _shared_prefix([*ids, *others])
     prefix_cache = _new_cache(lm)
     if shared:
-        lm.decoder(input_ids=torch.tensor([ids[0][:shared]], device=lm.device), past_key_values=prefix_cache)
+        lm.decoder(input_ids=torch.tensor([others[0][:shared]], device=lm.device), past_key_values=prefix_cache)
     own = [tokens[shared:] for tokens in ids]
     order = sorted(range(len(own)), key=lambda index: (len(own[index]), index))
     for rows in _by_tokens(order, [len(tokens) for tokens in own]):
@@ -197,8 +200,6 @@ def _mean_states(batch: Read) -> np.ndarray:
 
 def _shared_prefix(ids: Sequence[list[int]]) -> int:
     """Tokens that all prompts begin with; at least one token of each prompt stays its own."""
-    if not ids:
-        return 0
     low, high = min(ids), max(ids)  # in lexicographic order the extremes differ first
     shared = 0
     while shared < min(len(low), len(high)) - 1 and low[shared] == high[shared]:

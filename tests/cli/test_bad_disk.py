@@ -1,0 +1,155 @@
+"""A full disk, a read-only one, a workspace of a newer version: one clear line and 2, and nothing is harmed."""
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+Tree = Callable[[Path], dict[str, str]]
+Break = Callable[[Path], None]
+
+
+def newer_folder(root: Path) -> None:
+    (root / ".posttrain" / "format.json").write_text(json.dumps({"format": 99}))
+
+
+def newer_database(root: Path) -> None:
+    with sqlite3.connect(root / ".posttrain" / "store.db") as connection:
+        connection.execute("UPDATE posttrain_version SET version_num = '9999'")
+    connection.close()
+
+
+@pytest.mark.parametrize("breaks", [newer_folder, newer_database])
+@pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["models", "rollback"], ["eval"]])
+def test_a_workspace_of_a_newer_version(
+    tree: Tree, turned_workspace: Path, posttrain: Call, tmp_path: Path, breaks: Break, verb: list[str]
+) -> None:
+    root = tmp_path / "mine"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    breaks(root)
+    before = tree(root), (root / ".posttrain" / "store.db").read_bytes()
+    assert "newer version" in posttrain(*verb, "-w", root).mistake
+    assert (tree(root), (root / ".posttrain" / "store.db").read_bytes()) == before
+
+
+Mount = Callable[..., bool]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """``mount(folder, *options)``; False where this user may mount nothing. All is unmounted at the end."""
+    with ExitStack() as mounted:
+
+        def mount(folder: Path, *options: str) -> bool:
+            done = subprocess.run(["mount", *options, folder], capture_output=True, check=False).returncode == 0
+            if done and "remount" not in " ".join(options):
+                mounted.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
+            return done
+
+        yield mount
+
+
+@contextmanager
+def refusing(code: int, after: int) -> Iterator[None]:
+    """The disk refuses every flush but the first ``after``."""
+    left = after
+
+    def fsync(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(code, os.strerror(code))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 10, 30, 60, 90])
+def test_a_disk_that_is_full_at_some_point(small: Any, posttrain: Call, turned_workspace: Path, after: int) -> None:
+    root = small()
+    with refusing(errno.ENOSPC, after):
+        ended = posttrain("run", "-w", root)
+    assert ended.code == 2
+    assert "no space left on device" in ended.err.splitlines()[-1]
+    assert "Traceback" not in ended.err
+    assert list((root / ".posttrain" / "tmp").rglob("*")) == []
+    assert posttrain("run", "-w", root).code == 0
+    champions = [
+        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
+    ]
+    assert champions[0] == champions[1]
+
+
+def test_a_disk_that_is_really_full(
+    small: Any, posttrain: Call, turned_workspace: Path, tmp_path: Path, mount: Mount
+) -> None:
+    """Growing by little and little, until the run gets through."""
+    disk = tmp_path / "workspace"
+    disk.mkdir()
+    kilobytes = 300
+    real = mount(disk, "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs")
+    root = small()
+    failures = 0
+    while True:
+        with ExitStack() as stack:
+            if not real:  # no right to mount: the same from a patched disk
+                stack.enter_context(refusing(errno.ENOSPC, kilobytes // 30))
+            ended = posttrain("run", "-w", root)
+        if ended.code == 0:
+            break
+        failures += 1
+        assert ended.code == 2, ended
+        assert "no space left on device" in ended.err.splitlines()[-1]
+        assert "Traceback" not in ended.err
+        kilobytes = int(kilobytes * 1.6)
+        if real:
+            assert mount(disk, "-o", f"remount,size={kilobytes}k")
+    assert failures >= 2
+    champions = [
+        posttrain("status", "-w", where, "--json").json["champion"]["id"] for where in (root, turned_workspace)
+    ]
+    assert champions[0] == champions[1]
+
+
+@pytest.fixture
+def read_only(turned_workspace: Path, tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace that cannot be written to, by a mount, by its rights, or else by what the system says of it."""
+    root = tmp_path / "mine"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    if not (mount(root, "--bind", str(root)) and mount(root, "-o", "remount,ro,bind")):
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    return root
+
+
+@pytest.mark.parametrize(
+    "verb", [["run"], ["run", "--rounds", "3"], ["models", "rollback"], ["eval"], ["select"], ["data", "add", "x.csv"]]
+)
+def test_a_read_only_workspace(
+    tree: Tree, read_only: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.csv").write_text("text\none more\n")
+    before = tree(read_only)
+    line = posttrain(*verb, "-w", read_only).mistake
+    assert "read-only" in line
+    assert str(read_only) in line
+    assert tree(read_only) == before
+
+
+def test_a_read_only_workspace_can_be_read(read_only: Path, posttrain: Call, tmp_path: Path) -> None:
+    assert posttrain("status", "-w", read_only, "--json").json["round"] == 2
+    assert posttrain("show", "champion", "-w", read_only, "--json").json["kind"] == "model"
+    assert posttrain("report", tmp_path / "report.html", "-w", read_only).code == 0
+    assert posttrain("data", "list", "-w", read_only).code == 0
+    assert posttrain("models", "export", "champion", tmp_path / "model", "-w", read_only).code == 0
