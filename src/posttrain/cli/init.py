@@ -35,6 +35,7 @@ def init(
     console.print(
         f"made {directory}; put your files in place as {config} says, then: posttrain run -w {directory}",
         markup=False,
+        soft_wrap=True,
     )
 
 
