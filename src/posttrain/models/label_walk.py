@@ -61,16 +61,14 @@ _Wave = dict[int, list[_Open]]
 def walk(lm: LanguageModel, batch: Read, trie: LabelTrie, tolerance: float) -> np.ndarray:
     """Log-probabilities of the labels, normalised over them: float32 [B, K].
 
-    First the most probable branches are followed to their ends, then every branch that may still hold more than its
-    share of the tolerance. What is left is given its bound, so a prompt's error in probability mass is at most the
-    tolerance.
+    The most probable branches are followed first, and no more once all that are left hold at most the tolerance
+    together. Those are given their bounds, so a prompt's error in probability mass is at most the tolerance.
     """
     walker = _Walker(lm, batch, trie)
-    share = math.log(tolerance / trie.labels)
     pending = [walker]
     while pending:
         part = pending.pop()
-        for group, wave in part.split(part.next_wave(share)):
+        for group, wave in part.split(part.next_wave(tolerance)):
             group.follow(wave)
             pending.append(group)
     return walker.scores()
@@ -93,18 +91,22 @@ class _Walker:
         for row in self.rows:
             self._settle(row)
 
-    def next_wave(self, share: float) -> _Wave:
+    def next_wave(self, tolerance: float) -> _Wave:
         """The branches of this part's prompts that are to be followed now."""
         wave = {}
         for row in self.rows:
-            branches = self.open[row]
+            branches = sorted(self.open[row], key=lambda branch: -branch.bound)
             if not branches:
                 continue
+            bounds = np.array([branch.bound for branch in branches])
             known = np.logaddexp.reduce(self.done[row])
-            # Nothing is known yet: what may hold a hundredth of the best comes first.
-            floor = known + share if known > -np.inf else max(branch.bound for branch in branches) - math.log(100)
-            if due := sorted((branch for branch in branches if branch.bound >= floor), key=lambda b: -b.bound):
-                wave[row] = due
+            if known > -np.inf:
+                left = np.logaddexp.accumulate(bounds[::-1])[::-1]  # in this branch and all after it
+                due = left > known + math.log(tolerance)
+            else:  # what may hold a hundredth of the best comes first
+                due = bounds >= bounds[0] - math.log(100)
+            if due.any():
+                wave[row] = branches[: int(due.sum())]
         for row, due in wave.items():
             total = np.cumsum([len(branch.edge.tokens) for branch in due])
             wave[row] = [b for b, tokens in zip(due, total, strict=True) if tokens <= _WAVE_TOKENS] or due[:1]

@@ -14,7 +14,7 @@ class MasterAdamW:
 
     The optimiser steps float32 copies of the weights and rounds them back, so that updates smaller than a bfloat16
     step are not lost. Each micro-batch's gradient is added to a float32 sum as soon as it is ready, and its low
-    precision original freed.
+    precision original freed. Embeddings give the gradients of the rows that they read, not of their whole vocabulary.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
@@ -22,11 +22,15 @@ class MasterAdamW:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.masters = [weight if weight.dtype == torch.float32 else weight.detach().float() for weight in self.weights]
         self.clip = config.clip
+        self._embeddings = [module for module in model.modules() if type(module) is nn.Embedding and not module.sparse]
+        for embedding in self._embeddings:
+            embedding.sparse = True
         self._hooks = []
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = torch.zeros_like(master)
             if weight is not master:
-                self._hooks.append(weight.register_post_accumulate_grad_hook(_add_to(master)))  # type: ignore[no-untyped-call]
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master)))  # type: ignore[no-untyped-call]
+        self._stale: set[Tensor] = set()  # sums that still hold the last step's gradient
         decayed = set(_decayed(model))
         groups: list[dict[str, Any]] = [
             {"params": [m for n, m in zip(self.names, self.masters, strict=True) if n in decayed]},
@@ -50,21 +54,29 @@ class MasterAdamW:
         Returns:
             The gradient's norm before clipping.
         """
-        gradients = [master.grad for master in self.masters if master.grad is not None]
+        for master in self._stale:
+            _sum(master).zero_()
+        gradients = [_sum(master) for master in self.masters]
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if norm > self.clip:
             torch._foreach_mul_(gradients, self.clip / (norm + 1e-6))
         for group in self.adam.param_groups:
             group["lr"] = rate
         self.adam.step()
-        torch._foreach_zero_(gradients)
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if weight is master:  # autograd adds to it by itself
+                _sum(master).zero_()
+            else:
+                self._stale.add(master)
         self._round_back()
         return norm
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Leave the model as it was, but for its weights."""
         for hook in self._hooks:
             hook.remove()
+        for embedding in self._embeddings:
+            embedding.sparse = False
 
     def state(self) -> dict[str, Tensor]:
         """Master weights and moments by parameter name, as they are (no copy)."""
@@ -84,6 +96,20 @@ class MasterAdamW:
             }
         self._round_back()
 
+    def _add_to(self, master: Tensor) -> Callable[[Tensor], None]:
+        def add(weight: Tensor) -> None:
+            assert weight.grad is not None
+            if master in self._stale and not weight.grad.is_sparse:
+                _sum(master).copy_(weight.grad)
+            else:
+                if master in self._stale:
+                    _sum(master).zero_()
+                _sum(master).add_(weight.grad.float() if weight.grad.is_sparse else weight.grad)
+            self._stale.discard(master)
+            weight.grad = None
+
+        return add
+
     @torch.no_grad()
     def _round_back(self) -> None:
         rounded = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
@@ -91,14 +117,9 @@ class MasterAdamW:
             torch._foreach_copy_([weight for weight, _ in rounded], [master for _, master in rounded])
 
 
-def _add_to(master: Tensor) -> Callable[[Tensor], None]:
-    def add(weight: Tensor) -> None:
-        assert master.grad is not None
-        assert weight.grad is not None
-        master.grad.add_(weight.grad)
-        weight.grad = None
-
-    return add
+def _sum(master: Tensor) -> Tensor:
+    assert master.grad is not None
+    return master.grad
 
 
 def _decayed(model: nn.Module) -> Iterable[str]:
