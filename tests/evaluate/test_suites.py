@@ -75,7 +75,7 @@ def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
     expected = [LABELS[row % 3] for row in range(12)]
     result = run_suite(classifier, records(expected), SuiteConfig(), "test")
     prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(12)]
-    found = label_scores(classifier, prompts, LABELS).log_probabilities.astype(np.float64)
+    found = label_scores(classifier, prompts, LABELS, exact=[row % 3 for row in range(12)]).log_probabilities.astype(np.float64)
     predicted = [LABELS[row] for row in found.argmax(axis=1)]
     right = [want == got for want, got in zip(expected, predicted, strict=True)]
     assert result.scorer == "label_likelihood"

@@ -116,6 +116,19 @@ def test_labels_that_are_not_walked_hold_no_more_than_the_tolerance(
     assert 0 < sum(walked) < everything * share, "a model that knows the task leaves most branches alone"
 
 
+def test_a_named_label_is_exact_however_improbable(taught: tuple[LanguageModel, dict[str, str]]) -> None:
+    lm, answers = taught
+    labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
+    prompts = [ask(asked) for asked in answers]
+    expected = normalised(reference(lm, prompts, labels))
+    worst = expected.argmin(axis=1)
+    rows = np.arange(len(prompts))
+    found = label_scores(lm, prompts, labels, tolerance=1e-3, exact=worst.tolist()).log_probabilities
+    np.testing.assert_allclose(found[rows, worst], expected[rows, worst], atol=2e-3)
+    guessed = label_scores(lm, prompts, labels, tolerance=1e-3).log_probabilities
+    assert (np.abs(guessed[rows, worst] - expected[rows, worst]) > 0.1).any(), "the tolerance leaves some out"
+
+
 def test_bfloat16_is_close(tiny_model: Path, tiny: LanguageModel) -> None:
     low = load(tiny_model, TaskConfig())
     assert low.model.dtype == torch.bfloat16

@@ -7,6 +7,7 @@ the beginning that labels share is read once, and no cache is copied.
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from posttrain.models.language_model import LanguageModel
 
 _WAVE_TOKENS = 6144
 _HEAD_ROWS = 256
-_FEW = 8
+_PADDING = 256  # tokens that cost no more than another forward pass
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,16 @@ class _Open:
 _Wave = dict[int, list[_Open]]
 
 
-def walk(lm: LanguageModel, batch: Read, trie: LabelTrie, tolerance: float) -> np.ndarray:
+def walk(
+    lm: LanguageModel, batch: Read, trie: LabelTrie, tolerance: float, exact: Sequence[int] | None = None
+) -> np.ndarray:
     """Log-probabilities of the labels, normalised over them: float32 [B, K].
 
     The most probable branches are followed first, and no more once all that are left hold at most the tolerance
-    together. Those are given their bounds, so a prompt's error in probability mass is at most the tolerance.
+    together. Those are given their bounds, so a prompt's error in probability mass is at most the tolerance. ``exact``
+    names, for each of the caller's prompts, a label that is followed to its end all the same.
     """
-    walker = _Walker(lm, batch, trie)
+    walker = _Walker(lm, batch, trie, [exact[index] for index in batch.indices] if exact is not None else None)
     pending = [walker]
     while pending:
         part = pending.pop()
@@ -75,8 +79,9 @@ def walk(lm: LanguageModel, batch: Read, trie: LabelTrie, tolerance: float) -> n
 
 
 class _Walker:
-    def __init__(self, lm: LanguageModel, batch: Read, trie: LabelTrie) -> None:
+    def __init__(self, lm: LanguageModel, batch: Read, trie: LabelTrie, exact: list[int] | None) -> None:
         self.lm = lm
+        self.exact = exact
         self.lengths = batch.lengths.tolist()
         self.cache = batch.cache
         self.prefix = batch.mask.shape[1] - batch.hidden.shape[1]
@@ -105,8 +110,10 @@ class _Walker:
                 due = left > known + math.log(tolerance)
             else:  # what may hold a hundredth of the best comes first
                 due = bounds >= bounds[0] - math.log(100)
+            if self.exact is not None:
+                due |= np.array([self.exact[row] in branch.edge.labels_below for branch in branches])
             if due.any():
-                wave[row] = branches[: int(due.sum())]
+                wave[row] = [branch for branch, follow in zip(branches, due, strict=True) if follow]
         for row, due in wave.items():
             total = np.cumsum([len(branch.edge.tokens) for branch in due])
             wave[row] = [b for b, tokens in zip(due, total, strict=True) if tokens <= _WAVE_TOKENS] or due[:1]
@@ -122,13 +129,15 @@ class _Walker:
         """
         size = {row: sum(len(_fed(branch.edge)) for branch in branches) for row, branches in wave.items()}
         groups: list[list[int]] = []
+        padding = 0
         for row in sorted(size, key=lambda row: -size[row]):
-            if groups:
-                most = size[groups[-1][0]]
-                if (len(groups[-1]) + 1) * most <= _WAVE_TOKENS and (size[row] * 2 >= most or len(groups[-1]) < _FEW):
-                    groups[-1].append(row)
-                    continue
-            groups.append([row])
+            most = size[groups[-1][0]] if groups else 0
+            padding += most - size[row]
+            if groups and (len(groups[-1]) + 1) * most <= _WAVE_TOKENS and padding <= _PADDING:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+                padding = 0
         return [(self._part(sorted(rows)), {row: wave[row] for row in sorted(rows)}) for rows in groups]
 
     def follow(self, wave: _Wave) -> None:

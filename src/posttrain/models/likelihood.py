@@ -34,7 +34,8 @@ def label_scores(
     labels: Sequence[str],
     *,
     embeddings: bool = False,
-    tolerance: float = 1e-4,
+    tolerance: float = 1e-3,
+    exact: Sequence[int] | None = None,
     progress: str | None = None,
 ) -> LabelScores:
     """Probability of every label as the answer to every prompt.
@@ -49,7 +50,9 @@ def label_scores(
         prompts: N conversations.
         labels: K distinct answers.
         embeddings: also return the mean of the last hidden states over each prompt's own tokens.
-        tolerance: bound on the probability mass, per prompt, of labels that are not walked to the end.
+        tolerance: bound on the probability mass, per prompt, of labels that are not walked to the end; they share
+            what they may have.
+        exact: for each prompt a label that is walked to its end, however improbable.
         progress: what to call the work while it runs.
 
     Raises:
@@ -64,7 +67,7 @@ def label_scores(
     vectors = np.zeros((len(prompts), lm.model.config.get_text_config().hidden_size), np.float32)
     with task(progress or "scoring labels", len(prompts), "records") as advance:
         for batch in _read(lm, prompts):
-            scores[batch.indices] = walk(lm, batch, trie, tolerance)
+            scores[batch.indices] = walk(lm, batch, trie, tolerance, exact)
             if embeddings:
                 vectors[batch.indices] = _mean_states(batch)
             advance(len(batch.indices))
@@ -170,27 +173,29 @@ def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
     # tokens must not depend on the prompts beside it, as embeddings of several calls are compared.
     others = [lm.prompt_ids([{"role": "user", "content": word}]) for word in ("x", "y")]
     shared = _shared_prefix([*ids, *others])
+    cached = shared if len(prompts) > 1 else 0  # for one prompt, reading in two parts costs more than it saves
     prefix_cache = _new_cache(lm)
-    if shared:
-        lm.decoder(input_ids=torch.tensor([others[0][:shared]], device=lm.device), past_key_values=prefix_cache)
-    own = [tokens[shared:] for tokens in ids]
-    order = sorted(range(len(own)), key=lambda index: (len(own[index]), index))
-    for rows in _by_tokens(order, [len(tokens) for tokens in own]):
-        batch, lengths = _pad([own[row] for row in rows], lm)
+    if cached:
+        lm.decoder(input_ids=torch.tensor([others[0][:cached]], device=lm.device), past_key_values=prefix_cache)
+    rest = [tokens[cached:] for tokens in ids]
+    order = sorted(range(len(rest)), key=lambda index: (len(rest[index]), index))
+    for rows in _by_tokens(order, [len(tokens) for tokens in rest]):
+        batch, lengths = _pad([rest[row] for row in rows], lm)
         mask = torch.cat(
-            [torch.ones(len(rows), shared, dtype=torch.long, device=lm.device), _mask(lengths, batch.shape[1])], 1
+            [torch.ones(len(rows), cached, dtype=torch.long, device=lm.device), _mask(lengths, batch.shape[1])], 1
         )
         cache = copy.deepcopy(prefix_cache)
-        if shared:
+        if cached:
             cache.batch_repeat_interleave(len(rows))
         output = lm.decoder(
             input_ids=batch,
             attention_mask=mask,
-            position_ids=torch.arange(shared, shared + batch.shape[1], device=lm.device)[None].expand(len(rows), -1),
+            position_ids=torch.arange(cached, cached + batch.shape[1], device=lm.device)[None].expand(len(rows), -1),
             past_key_values=cache,
             use_cache=True,
         )
-        yield Read(rows, output.last_hidden_state, lengths, cache, mask)
+        skipped = shared - cached
+        yield Read(rows, output.last_hidden_state[:, skipped:], lengths - skipped, cache, mask)
 
 
 def _mean_states(batch: Read) -> np.ndarray:

@@ -32,7 +32,7 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
         if normalised(answer) not in position:
             raise UserError(f"{place}: label `{answer}` is not in task.labels", where=where)
     truth = np.array([position[normalised(answer)] for answer in answers])
-    found = label_scores(lm, examples.prompts, labels).log_probabilities.astype(np.float64)
+    found = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities.astype(np.float64)
     best = found.argmax(axis=1)
     rows = np.arange(len(truth))
     return Scored(
