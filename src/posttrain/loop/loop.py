@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,7 @@ class Loop:
     config: Config
     registry: Registry = field(init=False)
     _until: str | None = None
+    _note_time: Callable[[], None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.registry = Registry(self.workspace, self.config.deploy)
@@ -240,7 +241,7 @@ class Loop:
         triggers = self.config.triggers
         if self.workspace.metadata.round(number) or not (triggers.any or triggers.all):
             return None
-        turn = Turn(self.workspace, self.config, number)
+        turn = Turn(self.workspace, self.config, number, in_round=False)
         collected = collect(turn)
         champion = self._champion()
         evaluation = evaluate(turn, champion.model_id, collected.test)
@@ -276,15 +277,21 @@ class Loop:
         champion = self._champion().model_id
         if rounds[-1].detail.get("final", {}).get("model") == champion:
             return
-        turn = Turn(self.workspace, self.config, rounds[-1].number)
+        turn = Turn(self.workspace, self.config, rounds[-1].number, in_round=False)
         test = self.workspace.artifacts.get(rounds[-1].detail["test"])
+        start = time.monotonic()
         evaluation = evaluate(turn, champion, test, full=True)
         log.info(
             "champion on all %d test records: %s",
             test.meta["counts"]["records"],
             _shown(evaluation.meta["metrics"]),
         )
-        final = {"model": champion, "evaluation": evaluation.id, "metrics": evaluation.meta["metrics"]}
+        final = {
+            "model": champion,
+            "evaluation": evaluation.id,
+            "metrics": evaluation.meta["metrics"],
+            "seconds": time.monotonic() - start,
+        }
         self.workspace.metadata.update_round(rounds[-1].number, detail={**rounds[-1].detail, "final": final})
 
     def _champion(self) -> Deployment:
@@ -298,6 +305,7 @@ class Loop:
         return others[-1].model_id
 
     def _after(self, stage: str) -> None:
+        self._note_time()
         if stage == self._until:
             raise _Stopped
 
@@ -306,6 +314,12 @@ class Loop:
         """Keep the round's row: open, waiting or done, and the time that it was worked on."""
         before = self.workspace.metadata.open_round(turn.number, champion)
         start = time.monotonic()
+
+        def note_time() -> None:
+            worked = (before.seconds or 0.0) + time.monotonic() - start
+            self.workspace.metadata.update_round(turn.number, seconds=worked)
+
+        self._note_time = note_time
         status = before.status
         if status == "waiting":
             self.workspace.metadata.update_round(turn.number, status="open")
@@ -315,12 +329,10 @@ class Loop:
             status = "waiting"
             raise
         finally:
-            worked = (before.seconds or 0.0) + time.monotonic() - start
+            note_time()
             now = self.workspace.metadata.round(turn.number)
-            fields: dict[str, Any] = {"seconds": worked}
             if now is not None and now.status != "done":
-                fields["status"] = status
-            self.workspace.metadata.update_round(turn.number, **fields)
+                self.workspace.metadata.update_round(turn.number, status=status)
 
 
 def _ids(**artifacts: Artifact) -> dict[str, str]:

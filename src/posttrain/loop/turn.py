@@ -18,11 +18,16 @@ Work = Callable[[Path, Path], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Turn:
-    """One round: its number, and the workspace and config that it runs in."""
+    """One round: its number, and the workspace and config that it runs in.
+
+    Args:
+        in_round: False for work beside the rounds, which is none of a round's time.
+    """
 
     workspace: Workspace
     config: Config
     number: int
+    in_round: bool = True
 
     def stage(
         self,
@@ -49,7 +54,7 @@ class Turn:
             inputs=inputs,
             config=config,
             seed=self.seed(name) if seeded else 0,
-            round=self.number,
+            round=self.number if self.in_round else None,
             work=work,
         )
 
