@@ -36,7 +36,10 @@ class Outcome:
 
     @property
     def json(self) -> Any:
-        return json.loads(self.out)
+        def refuse(name: str) -> None:
+            raise ValueError(f"{name} is no JSON")
+
+        return json.loads(self.out, parse_constant=refuse)
 
     @property
     def mistake(self) -> str:

@@ -44,6 +44,29 @@ def missing_labels(root: Path) -> None:
     change(root, "task", labels="labels.txt")
 
 
+def labels_not_utf8(root: Path) -> None:
+    (root / "labels.txt").write_bytes(b"card\ncaf\xe9\n")
+    change(root, "task", labels="labels.txt")
+
+
+def labels_not_text(root: Path) -> None:
+    change(root, "task", labels=[True, False])
+
+
+def likelihood_of_free_text(root: Path) -> None:
+    change(root, "task", labels=None)
+    change(root, "evaluate", suites={"test": {"scorer": "label_likelihood"}})
+
+
+def margin_of_free_text(root: Path) -> None:
+    change(root, "task", labels=None)
+    change(root, "select", strategy="margin")
+
+
+def unsure_before_it_is_trained(root: Path) -> None:
+    change(root, "select", cold_start="entropy")
+
+
 def answers_not_named(root: Path) -> None:
     change(root, "label", file=None)
 
@@ -159,7 +182,12 @@ MISTAKES: list[tuple[Break, str]] = [
     (missing_file, "pool.csv: there is no such file"),
     (missing_test_file, "test.csv: there is no such file"),
     (missing_answers, "label.file: no such file: answers.csv"),
-    (missing_labels, "task.labels: no such file: labels.txt"),
+    (missing_labels, "task.labels: no such file: labels.txt; make it, one label a line"),
+    (labels_not_utf8, "labels.txt:2: holds bytes that are not UTF-8; save as UTF-8"),
+    (labels_not_text, "posttrain.yaml: `task.labels`: label 1 is read as True, not as text; put it in quotes"),
+    (likelihood_of_free_text, "evaluate.suites.test.scorer: scorer label_likelihood needs a label set"),
+    (margin_of_free_text, "select.strategy: strategy `margin` goes by the two most probable labels"),
+    (unsure_before_it_is_trained, "posttrain.yaml: `select.cold_start`: strategy `entropy` goes by what"),
     (answers_not_named, "label.file: the oracle needs a file of answers; name it"),
     (empty_file, "pool.csv: the file holds no records"),
     (header_alone, "test.csv: the file holds no records"),
@@ -178,7 +206,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (no_trigger, "nothing is called `new_record`; did you mean `new_records`?"),
     (no_model, "model: `no/such/model` is no model; give a folder, a .gguf file or a Hub id"),
     (no_model_in_the_folder, "/base: is no model: it holds no config.json"),
-    (no_gguf, "base.gguf: is no GGUF file"),
+    (no_gguf, "base.gguf: is no GGUF file; give another .gguf file, a folder or a Hub id"),
     (broken_yaml, "posttrain.yaml:3: broken YAML: "),
     (no_mapping, "posttrain.yaml: holds no config"),
     (key_twice, "broken YAML: `model` stands twice"),

@@ -25,6 +25,10 @@ def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_pa
     root = tmp_path / "demo"
     ended = posttrain("demo", "--quick", "--data", own(), "--dir", root)
     assert ended.code == 0
+    waiting = posttrain("status", "-w", root, "--json").json["waiting"]
+    assert waiting, "the file holds fewer records than its rounds would label"
+    assert f"waiting for {waiting}" in ended.out.splitlines()
+    assert "done in" not in ended.out
     assert f"report: {root}/report.html" in ended.out
     assert (root / "report.html").is_file()
     assert (root / "labels.txt").read_text().split() == ["card", "cash", "loan", "rate"]
@@ -48,14 +52,28 @@ def test_on_a_file_of_ones_own(posttrain: Call, own: Callable[..., Path], tmp_pa
         ("none.csv", None, "none.csv: there is no such file"),
         ("empty.csv", "", "empty.csv"),
         ("odd.csv", "a,b\n1,2\n", "cannot tell text and label apart in the columns a, b; call them `text` and `label`"),
-        ("one.csv", "text,label\na,x\nb,x\nc,x\n", "at least two different labels"),
+        ("one.csv", "text,label\na,x\nb,x\nc,x\n", "at least two different labels; name another file"),
+        ("odd.jsonl", '\n{"text": "a", "topic": "x"}\n', "odd.jsonl:2: cannot tell text and label apart"),
+        ("latin.csv", b"text,label\ncaf\xe9,x\n", "latin.csv:2: holds bytes or characters that are not UTF-8"),
+        ("header.csv", b"text,\xe9tiquette\na,x\n", "header.csv:2: holds bytes or characters that are not UTF-8"),
         ("broken.jsonl", '{"prompt": "a", "completion": "x"}\n{"prompt"\n', "broken.jsonl:2: broken JSON"),
     ],
 )
-def test_a_file_that_cannot_be_used(posttrain: Call, tmp_path: Path, name: str, content: str | None, says: str) -> None:
+def test_a_file_that_cannot_be_used(
+    posttrain: Call, tmp_path: Path, name: str, content: str | bytes | None, says: str
+) -> None:
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     root = tmp_path / "demo"
     assert says in posttrain("demo", "--quick", "--data", tmp_path / name, "--dir", root).mistake
     assert not (root / "posttrain.yaml").exists()
     assert "no posttrain.yaml here" in posttrain("status", "-w", root).mistake
+
+
+@pytest.mark.parametrize("verb", [["init"], ["demo", "--quick", "--dir"]])
+@pytest.mark.parametrize("place", ["taken", "taken/below"])
+def test_a_file_where_a_folder_is_to_be_made(posttrain: Call, tmp_path: Path, verb: list[str], place: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    line = posttrain(*verb, tmp_path / place).mistake
+    assert line == f"{tmp_path / place}: a file is where a folder is to be made; name another"
+    assert (tmp_path / "taken").read_text() == "mine"

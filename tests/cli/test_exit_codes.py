@@ -51,6 +51,7 @@ def test_a_wrong_call(posttrain: Call, arguments: list[str], says: str) -> None:
         (["data", "export", "pool@v1", "x.docx"], "`.docx` is not a format we write"),
         (["report", "nowhere/x.html"], "nowhere: there is no such folder; make it first"),
         (["report", "nowhere/x.svg"], "nowhere: there is no such folder; make it first"),
+        (["report", "."], ".: is a folder; name a file, such as report.html"),
         (["label", "export", "x.csv"], "no round waits for labels; posttrain status"),
         (["label", "import", "x.csv"], "no round waits for labels; posttrain status"),
     ],
@@ -107,7 +108,7 @@ def test_work_that_fails(posttrain: Call, small: Any, monkeypatch: pytest.Monkey
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.loop.train_candidate", fails)
+        patch.setattr("posttrain.loop.round_stages.train_candidate", fails)
         ended = posttrain("run", "-w", root)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.splitlines()[-1] == "posttrain: training diverged at step 3"
@@ -145,7 +146,7 @@ def test_ctrl_c(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.loop.train_candidate", stopped)
+        patch.setattr("posttrain.loop.round_stages.train_candidate", stopped)
         ended = posttrain("run", "-w", root)
     assert ended.code == 130
     assert "Traceback" not in ended.err

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from posttrain import __version__
+from posttrain.store.workspace import Workspace
 
 Call = Callable[..., Any]
 
@@ -73,6 +75,15 @@ def test_status(root: Path, posttrain: Call) -> None:
     said = posttrain("status", "-w", root)
     assert f"champion: {state['champion']['id']} of round 2, at " in said.out
     assert said.err == ""
+
+
+def test_status_shows_the_score_of_a_function(small: Any, posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    suites = {"test": {"scorer": "python", "function": "length_of_answers:length", "sample": 2}}
+    root = small(task={"max_new_tokens": 2}, evaluate={"suites": suites}, gate={"deploy": ["score > 0"]})
+    (root / "length_of_answers.py").write_text("def length(answer, expected, prompt):\n    return len(answer) + 7\n")
+    monkeypatch.syspath_prepend(root)
+    assert posttrain("run", "-w", root, "--rounds", "0").code == 0
+    assert posttrain("status", "-w", root).out.split()[:3] == ["round", "labels", "score"]
 
 
 def test_here_is_the_default(root: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +204,32 @@ def test_data_check(posttrain: Call, tmp_path: Path, small: Any) -> None:
     assert sum(found.json["counts"].values()) == 3
 
 
+def test_answers_in_a_pool_are_hidden_and_need_not_fit(posttrain: Call, tmp_path: Path, small: Any) -> None:
+    root = small()
+    rows = [{"text": "my crad is late", "label": "crad"}, {"text": "my crad is late", "label": "card"}]
+    small.write(tmp_path / "inputs.csv", rows)
+    (root / "pool.csv").write_bytes((tmp_path / "inputs.csv").read_bytes())
+    assert posttrain("data", "check", root / "pool.csv", "-w", root).code == 0
+    assert posttrain("data", "add", tmp_path / "inputs.csv", "-w", root).code == 0
+    assert posttrain("data", "check", root / "data" / "pool" / "inputs.csv", "-w", root).code == 0
+    assert posttrain("run", "-w", root, "--until", "collect").code == 0
+    says = "inputs.csv:2: label `crad` is not in the label set"
+    assert says in posttrain("data", "add", tmp_path / "inputs.csv", "--to", "labelled", "-w", root).mistake
+    assert says in posttrain("data", "check", tmp_path / "inputs.csv", "-w", root).out
+    small.configure(root, data={"labelled": ["pool.csv"]})
+    assert "pool.csv:2: label `crad`" in posttrain("data", "check", root / "pool.csv", "-w", root).out
+
+
+def test_select_goes_by_what_the_champion_knows(small: Any, posttrain: Call) -> None:
+    root = small()
+    assert posttrain("run", "-w", root, "--rounds", "0").code == 0
+    for strategy in ("entropy", "margin", "uncertain_diverse"):
+        ended = posttrain("select", "-w", root, "--strategy", strategy)
+        assert ended.mistake.startswith(f"--strategy: `cold_start`: strategy `{strategy}` goes by what the champion is")
+        assert ended.mistake.endswith("none has been trained yet; use diverse or random")
+    assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json) == 12
+
+
 def test_select(root: Path, posttrain: Call) -> None:
     chosen = posttrain("select", "-w", root, "--n", "5", "--json").json
     assert len(chosen) == 5
@@ -200,6 +237,14 @@ def test_select(root: Path, posttrain: Call) -> None:
     assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json) == 12
     assert "rank" in posttrain("select", "-w", root).out
     assert posttrain("status", "-w", root, "--json").json["round"] == 2
+
+
+def test_select_while_the_model_knows_nothing(small: Any, posttrain: Call) -> None:
+    root = small()
+    posttrain("run", "-w", root, "--rounds", "0")
+    chosen = posttrain("select", "-w", root, "--json").json
+    assert len(chosen) == 12
+    assert {(row["uncertainty"], row["predicted"]) for row in chosen} == {(None, None)}
 
 
 def test_eval(root: Path, posttrain: Call) -> None:
@@ -242,7 +287,10 @@ def test_models(root: Path, posttrain: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize("template", [None, "classify", "answer"])
 def test_init(posttrain: Call, tmp_path: Path, template: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "new" / "place"
-    assert posttrain("init", root, *(["--template", template] if template else [])).code == 0
+    made = posttrain("init", root, *(["--template", template] if template else []))
+    assert made.code == 0
+    files = "inputs.jsonl, test.jsonl" if template == "answer" else "labels.txt, inputs.csv, test.csv"
+    assert made.out == f"made {root}; put {files} in it as posttrain.yaml says, then: posttrain run -w {root}\n"
     text = (root / "posttrain.yaml").read_text()
     assert len(text.splitlines()) < 25
     assert "here already" in posttrain("init", root).mistake
@@ -277,6 +325,23 @@ def test_the_installed_command(turned_workspace: Path) -> None:
     assert said.stderr == ""
 
 
+def test_a_roll_back_does_not_wait_for_a_run(root: Path, posttrain: Call) -> None:
+    with Workspace.open(root) as store, store.lock():
+        assert posttrain("eval", "-w", root).code == 2
+        assert posttrain("models", "rollback", "-w", root).code == 0
+        assert [entry.action for entry in store.metadata.deployments()][-1] == "rollback"
+
+
+def test_what_the_config_names_may_be_gone(root: Path, posttrain: Call) -> None:
+    """Neither looking nor going back needs the base model or the labels' file."""
+    config = yaml.safe_load((root / "posttrain.yaml").read_text())
+    config |= {"model": "./gone", "task": {"labels": "gone.txt"}}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump(config))
+    assert posttrain("run", "-w", root).code == 2
+    for verb in (["status"], ["show", "champion"], ["models", "list"], ["data", "list"], ["models", "rollback"]):
+        assert posttrain(*verb, "-w", root).code == 0, verb
+
+
 def test_two_at_once(small: Any, posttrain: Call, tmp_path: Path) -> None:
     """The second says who holds the workspace, and harms nothing."""
     root = small(deploy={"command": "sh wait.sh", "timeout": 60})
@@ -286,7 +351,7 @@ def test_two_at_once(small: Any, posttrain: Call, tmp_path: Path) -> None:
     while not (root / "started").exists():
         assert first.poll() is None
     try:
-        for verb in (["run"], ["models", "rollback"], ["eval"]):
+        for verb in (["run"], ["run", "--rounds", "3"]):
             line = posttrain(*verb, "-w", root).mistake
             assert "another posttrain works in this workspace" in line, verb
             assert f"process {first.pid} on {os.uname().nodename} since " in line

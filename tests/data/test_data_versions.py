@@ -7,15 +7,28 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from posttrain.data.leak import leaks
 from posttrain.data.normalise import without_answers
 from posttrain.data.schema import RECORD, REJECTED, concat
-from posttrain.data.version import Dataset, diff, merge, read_dataset, training_version, write_dataset
+from posttrain.data.version import Dataset, diff, read_dataset, training_version, write_dataset
 
 Make = Callable[..., pa.Table]
 
 
+def answered(table: pa.Table, answers: list[str], annotator: str, round: int) -> pa.Table:
+    """The records as an annotator gives them back."""
+    at = RECORD.get_field_index("meta")
+    meta = [f'{{"labelled_by": {{"annotator": "{annotator}", "round": {round}}}}}'] * len(answers)
+    filled = table.set_column(RECORD.get_field_index("completion"), "completion", pa.array(answers))
+    return filled.set_column(at, "meta", pa.array(meta))
+
+
+def rows(table: pa.Table, *columns: str) -> list[tuple[object, ...]]:
+    return list(zip(*(table[column].to_pylist() for column in columns), strict=True))
+
+
 def test_a_written_version_reads_back(tmp_path: Path, make: Make) -> None:
-    version = training_version(None, make(("a", "x"), ("a", "x"), ("b", "y", "g")), name="support")
+    version = training_version(None, make(("a", "x"), ("a", "x"), ("b", "y", "g")))
     meta = write_dataset(tmp_path, version.records, version.rejected, version.meta)
     again = read_dataset(tmp_path)
     assert again.records.equals(version.records)
@@ -60,14 +73,35 @@ def test_versions_grow_and_record_the_increment_by_source(make: Make) -> None:
     ]
 
 
-def test_near_duplicates_of_an_increment(make: Make) -> None:
-    first = training_version(None, make(("where is my parcel this morning", "x")))
-    more = make(("where is my parcel this morning?", "x"), source="g")
-    assert training_version(first, more).records.num_rows == 2
-    filtered = training_version(first, more, near_duplicates=0.9)
-    assert filtered.records.equals(first.records)
-    assert filtered.rejected["detail"].to_pylist() == ["in one cluster with f:1"]
-    assert filtered.meta["filters"][-1] == "near duplicates 0.9"
+def test_what_the_labelled_files_say_now_counts(make: Make) -> None:
+    labels = ["x", "y"]
+    first = training_version(None, make(("kept", "x"), ("corrected", "x"), ("removed", "x"), source="old"))
+    asked = answered(make(("asked", None), ("asked and in a file", None), source="pool"), ["x", "y"], "file", 1)
+    second = training_version(first, asked, labels=labels, labelled=first.records)
+    assert second.records.num_rows == 5
+    now = make(("kept", "x"), ("corrected", "y"), ("asked and in a file", "x"), source="new")
+    came = now.filter(pa.array([False, True, True]))
+    third = training_version(second, came, parent_id="dataset-2", labels=labels, labelled=now)
+    found = [(turns[0]["content"], answer) for turns, answer in rows(third.records, "prompt", "completion")]
+    assert found == [("kept", "x"), ("asked", "x"), ("corrected", "y"), ("asked and in a file", "x")]
+    assert sorted(rows(third.rejected, "line", "source", "reason", "detail")) == [
+        (2, "old", "answered anew", "another answer stands at new:2"),
+        (2, "pool", "answered anew", "another answer stands at new:3"),
+        (3, "old", "left the files", "no labelled file holds it any more"),
+    ]
+    assert third.meta["filters"] == ["labelled files", "answers", "duplicates", "conflicts"]
+    (change, other) = diff(second, third).changed.to_pylist()
+    assert (change["before"], change["after"]) == ("x", "y")
+    assert (other["before"], other["after"]) == ("y", "x")
+
+
+def test_the_test_set_of_today_takes_the_parents_records(make: Make) -> None:
+    first = training_version(None, make(("where is my parcel this morning", "x"), ("b", "y")))
+    test = make(("where is my parcel this morning?", "x"), source="test")
+    second = training_version(first, RECORD.empty_table(), leak=leaks(test, 0.8))
+    assert second.records["line"].to_pylist() == [2]
+    assert second.rejected["reason"].to_pylist() == ["like a test input"]
+    assert second.meta["filters"][-1] == "leak"
 
 
 def test_a_contradicting_label_takes_the_parents_record_too(make: Make) -> None:
@@ -79,12 +113,6 @@ def test_a_contradicting_label_takes_the_parents_record_too(make: Make) -> None:
     assert [(row["line"], row["step"], row["reason"], row["detail"]) for row in changes.went.to_pylist()] == [
         (1, "conflicts", "conflicting labels", "`x` at f:1; `y` at new:1")
     ]
-
-
-def test_merge_keeps_the_parents_record(make: Make) -> None:
-    merged, rejected = merge(make(("a", "x")), make(("a", "x"), ("b", "y"), source="new"))
-    assert merged["source"].to_pylist() == ["f", "new"]
-    assert rejected["detail"].to_pylist() == ["the same as f:1"]
 
 
 def test_diff_tells_came_went_and_changed(make: Make) -> None:
@@ -104,7 +132,7 @@ def test_diff_tells_came_went_and_changed(make: Make) -> None:
 
 @pytest.mark.parametrize("parent", [None, Dataset(RECORD.empty_table())])
 def test_an_empty_increment(parent: Dataset | None) -> None:
-    version = training_version(parent, RECORD.empty_table(), labels=["x"], near_duplicates=0.9)
+    version = training_version(parent, RECORD.empty_table(), labels=["x"])
     assert version.records.schema == RECORD
     assert version.records.num_rows == 0
     assert version.meta["increment"] == {}

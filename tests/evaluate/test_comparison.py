@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap, norm
 
-from posttrain.evaluate.compare import mcnemar, paired_bootstrap, paired_scores
+from posttrain.evaluate.compare import paired_bootstrap, paired_scores
 from posttrain.store.errors import WorkError
 
 
@@ -95,14 +95,6 @@ def test_wrong_input_is_refused() -> None:
         paired_bootstrap(np.empty(0), np.empty(0), seed=0)
     with pytest.raises(ValueError, match="finite"):
         paired_bootstrap(np.array([np.nan]), np.ones(1), seed=0)
-
-
-def test_mcnemar_by_hand() -> None:
-    # One win and five losses: 2 * (C(6,0) + C(6,1)) / 2^6.
-    ours, theirs = np.array([1, 0, 0, 0, 0, 0, 1, 0]), np.array([0, 1, 1, 1, 1, 1, 1, 0])
-    assert mcnemar(ours, theirs) == pytest.approx(2 * (1 + 6) / 64)
-    assert mcnemar(theirs, ours) == pytest.approx(2 * (1 + 6) / 64)
-    assert mcnemar(ours, ours) == 1.0
 
 
 def table(scores: dict[str, float]) -> pa.Table:

@@ -1,6 +1,6 @@
 import pyarrow as pa
 
-from posttrain.evaluate.hard_cases import hard_cases, losses, regressions, worst_classes
+from posttrain.evaluate.hard_cases import hard_cases, losses, worst_classes
 from posttrain.evaluate.metrics import ClassRow
 from posttrain.evaluate.suite import PREDICTIONS
 
@@ -62,10 +62,3 @@ def test_hard_cases_are_wrong_and_hardest_first() -> None:
 def test_hard_cases_of_likelihood_scores() -> None:
     table = predictions(("a", -9.0, -9.0), ("b", -2.0, -2.0), ("c", -5.0, -5.0), ("d", -1.0, -1.0))
     assert hard_cases(table) == ["a", "c"]
-
-
-def test_regressions_are_paired_by_id() -> None:
-    ours = predictions(("a", 0.0, None), ("b", 1.0, None), ("c", 0.5, None), ("new", 0.0, None))
-    theirs = predictions(("c", 0.75, None), ("b", 0.0, None), ("a", 1.0, None))
-    assert regressions(ours, theirs) == ["a", "c"]
-    assert regressions(theirs, ours) == ["b"]

@@ -16,6 +16,7 @@ from posttrain.evaluate.examples import sample_records
 from posttrain.evaluate.latency import answer_of, measure_latency, pick_label, write_answer
 from posttrain.evaluate.names import flat_gains, flat_metrics, gains, metric_names
 from posttrain.evaluate.scorers.perplexity import text_log_likelihoods
+from posttrain.evaluate.scorers.python_function import load_function
 from posttrain.evaluate.scorers.token_f1 import token_f1
 from posttrain.evaluate.suite import SuiteResult, run_suite
 from posttrain.models.generate import Generation
@@ -75,7 +76,8 @@ def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
     expected = [LABELS[row % 3] for row in range(12)]
     result = run_suite(classifier, records(expected), SuiteConfig(), "test")
     prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(12)]
-    found = label_scores(classifier, prompts, LABELS, exact=[row % 3 for row in range(12)]).log_probabilities.astype(np.float64)
+    scores = label_scores(classifier, prompts, LABELS, exact=[row % 3 for row in range(12)])
+    found = scores.log_probabilities.astype(np.float64)
     predicted = [LABELS[row] for row in found.argmax(axis=1)]
     right = [want == got for want, got in zip(expected, predicted, strict=True)]
     assert result.scorer == "label_likelihood"
@@ -209,8 +211,42 @@ def test_python_function_by_dotted_path(
     with pytest.raises(UserError, match=r"evaluate.suites.mine: cannot import `no_such_module"):
         run("no_such_module:shorter")
     for missing in ("my_scores:longer", "my_scores:number"):
-        with pytest.raises(UserError, match=r"module `my_scores` has no function"):
+        with pytest.raises(UserError, match=r"module `my_scores` has no function `\w+`; add it to .*my_scores\.py"):
             run(missing)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("def score(answer:\n", "SyntaxError: '(' was never closed ({file}:1); mend it"),
+        ("limit = 3\nscore = undefined\n", "NameError: name 'undefined' is not defined ({file}:2); mend it"),
+        ("import no_such\n", "ModuleNotFoundError: No module named 'no_such' ({file}:1); mend it"),
+        ("import json\n\nscore = json.loads('{')\n", "({file}:3); mend it"),
+        ("raise SystemExit(3)\n", "SystemExit: 3 ({file}:1); mend it"),
+    ],
+)
+def test_a_module_that_fails_is_the_users_mistake_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, says: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_scores.py").write_text(content)
+    with pytest.raises(UserError) as caught:
+        load_function("broken_scores:score", "evaluate.suites.mine.function")
+    assert str(caught.value).startswith("evaluate.suites.mine.function: cannot import `broken_scores`: ")
+    assert says.format(file=tmp_path / "broken_scores.py") in str(caught.value)
+
+
+def test_modules_are_looked_for_in_the_given_folder_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "scores_of_this_test.py").write_text("def score(answer, expected, prompt):\n    return 1\n")
+    (tmp_path / "statistics.py").write_text("raise ImportError")
+    monkeypatch.delitem(sys.modules, "statistics", raising=False)
+    with pytest.raises(UserError, match="put it in the workspace's folder or on PYTHONPATH"):
+        load_function("scores_of_this_test:score", "evaluate.suites.mine.function")
+    for _ in range(2):
+        assert load_function("scores_of_this_test:score", "evaluate.suites.mine.function", tmp_path)("", "", []) == 1
+    assert sys.path.count(str(tmp_path)) == 1
+    assert load_function("statistics:mean", "evaluate.suites.mine.function", tmp_path)([1, 3]) == 2
 
 
 def test_bad_records_are_named(classifier: LanguageModel, writer: LanguageModel) -> None:
@@ -324,7 +360,8 @@ def test_config_mistakes(values: dict[str, Any], message: str) -> None:
 def test_latency_of_a_real_model(kind: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(kind)
     prompts = [[{"role": "user", "content": "hello " * size}] for size in (1, 3)]
-    found = measure_latency({"candidate": model, "champion": model}, prompts, 2)
+    answer = pick_label if kind == "classifier" else write_answer
+    found = measure_latency({"candidate": model, "champion": model}, prompts, 2, answer=answer)
     for times in found.values():
         assert 0 < times["latency_p50"] <= times["latency_p90"] <= times["latency_p99"]
 

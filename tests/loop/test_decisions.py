@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from posttrain.loop.registry import Registry
+from posttrain.loop.stages.evaluation import measure
 
 Open = Callable[[Path], Any]
 # Enough for the tiny model to learn the four labels by heart.
-LEARNS: dict[str, Any] = {"epochs": 12, "learning_rate": 4.0e-3, "precision": "float32"}
+LEARNS: dict[str, Any] = {"epochs": 20, "learning_rate": 4.0e-3, "precision": "float32"}
 
 
 @pytest.fixture
@@ -128,6 +129,45 @@ def test_the_candidate_has_to_beat_whom_the_user_put_in_service_meanwhile(small:
     assert third.detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]
     assert "3 label" not in loop.stages(after=len(asked)), "people are not asked twice"
     assert base != first != second
+
+
+def test_a_roll_back_during_the_judgement_counts(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = turned(small(rounds=3))
+    loop.run(2)
+    first, second = (entry.candidate for entry in loop.metadata.rounds()[1:])
+    opponents = []
+
+    def timed(turn: Any, candidate: str, champion: str, test: Any) -> Any:
+        opponents.append(champion)
+        if len(opponents) == 1:
+            Registry(loop.store).rollback("found bad in service")
+        return measure(turn, candidate, champion, test)
+
+    monkeypatch.setattr("posttrain.loop.round_stages.measure", timed)
+    loop.run(3)
+    assert opponents == [second, first]
+    assert loop.metadata.rounds()[3].detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]
+
+
+def test_what_was_rolled_back_before_the_round_ended_stays_back(
+    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = turned(small(rounds=1))
+    promote = Registry.promote
+
+    def killed(self: Registry, *arguments: Any, **options: Any) -> Any:
+        promote(self, *arguments, **options)
+        if options["round"] == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "promote", killed)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run()
+    Registry(loop.store).rollback("found bad in service")
+    loop.run()
+    assert [entry.action for entry in loop.metadata.deployments()] == ["baseline", "promote", "rollback"]
+    assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
 def test_good_enough(small: Any, turned: Open) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.registry import Registry
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, WorkError
 from posttrain.store.stages import run_stage
 from posttrain.store.workspace import Workspace
 
@@ -68,6 +68,19 @@ def test_only_models_can_be_promoted(store: Workspace, model: dict[str, str]) ->
             registry.promote(id, round=None)
     assert registry.champion is None
     assert not store.champion_path.exists()
+
+
+def test_a_damaged_champion_names_the_way_back(store: Workspace, model: dict[str, str]) -> None:
+    registry = Registry(store)
+    registry.promote(model[A], round=0)
+    registry.promote(model[B], round=1)
+    (store.artifacts.path(model[B]) / "name").write_text("flipped")
+    with Workspace.open(store.root) as later:  # what a process has verified it trusts
+        registry = Registry(later)
+        with pytest.raises(WorkError, match=r"the champion: .*`posttrain models rollback` takes the one before"):
+            registry.settle()
+        registry.rollback()
+        assert in_service(later) == A
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,22 @@ def test_at_the_end_the_champion_is_scored_on_all_test_records(small: Any, turne
     before = len(loop.stages())
     loop.run()
     assert loop.status["final"]["model"] == loop.champion != final["model"]
-    assert loop.stages(after=before) == ["2 evaluate"]
+    assert loop.stages(after=before) == ["None evaluate"], "it is none of round 2's time"
+
+
+def test_the_order_of_the_suites_decides_which_needs_no_prefix(small: Any, turned: Open) -> None:
+    likely, exact = {"scorer": "label_likelihood"}, {"scorer": "exact_match"}
+    root = small(rounds=1, evaluate={"suites": {"one": likely, "two": exact}, "latency": {"prompts": 0}})
+    loop = turned(root)
+    loop.run(0)
+    before = loop.metadata.rounds()[0].detail["metrics"]
+    small.configure(root, rounds=1, evaluate={"suites": {"two": exact, "one": likely}, "latency": {"prompts": 0}})
+    loop.run(1)
+    assert next(iter(before)) == "accuracy"
+    evaluations = loop.metadata.runs(stage="evaluate", status="done")
+    metrics = [loop.metadata.artifact(run.output).meta["metrics"] for run in evaluations]
+    assert "one.accuracy" not in metrics[0]
+    assert all("two.accuracy" not in found and "one.accuracy" in found for found in metrics[1:])
 
 
 def test_the_final_evaluation_can_be_switched_off(small: Any, turned: Open) -> None:
@@ -230,7 +245,7 @@ def test_when_every_record_is_labelled_the_loop_waits_for_new_ones(small: Any, t
     waits = loop.run()
     assert waits == "new inputs: every record of the pool is labelled (posttrain data add FILE)"
     assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [0, 50, 60, None]
-    assert loop.status["waiting"] == "new inputs for the pool"
+    assert loop.status["waiting"] == waits
     assert loop.run() == waits
     small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
     assert loop.run() is None

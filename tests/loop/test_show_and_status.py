@@ -88,13 +88,29 @@ def test_the_champion_reaches_its_records(done: Any, small: Any) -> None:
 def test_a_record_reaches_the_models_that_saw_it(done: Any) -> None:
     models = [entry.candidate for entry in done.metadata.rounds()]
     for round, seen_by in ((1, models[1:]), (2, models[2:])):
-        for text in (done.asked(round)[0], done.asked(round)[0][:10]):
+        (pool_id,) = _pool_ids(done, done.asked(round)[:1])
+        for text in (done.asked(round)[0], done.asked(round)[0][:10], pool_id, pool_id[:10]):
             found = show(done.store, text)
             assert found["type"] == "record"
             assert found["record"]["input_id"] == done.asked(round)[0]
             assert found["record"]["completion"] is not None
             assert found["models"] == seen_by
             assert {place["name"] for place in found["in"]} == {"pool", "train"}
+
+
+def test_of_several_answers_to_an_input_the_one_asked_for_is_shown(small: Any, turned: Open) -> None:
+    root = small(rounds=1, data={"labelled": ["more.csv"]}, task={"labels": None}, label={"per_round": 2})
+    text = small.rows()[0]["text"]
+    small.write(root / "more.csv", [{"text": text, "label": answer} for answer in ("cash", "a loan")])
+    loop = turned(root)
+    loop.run(1)
+    labelled = loop.store.artifacts.path(loop.metadata.named("labelled")) / "records.parquet"
+    import pyarrow.parquet as parquet
+
+    for record in parquet.read_table(labelled).to_pylist():
+        found = show(loop.store, record["id"])
+        assert (found["record"]["id"], found["record"]["completion"]) == (record["id"], record["completion"])
+        assert found["models"] == [loop.metadata.rounds()[1].candidate]
 
 
 def test_a_record_nobody_labelled_has_no_models(done: Any) -> None:

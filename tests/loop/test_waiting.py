@@ -13,6 +13,7 @@ from posttrain.loop.label_batches import export_batch, import_batch, label_repor
 from posttrain.store.errors import UserError
 
 Open = Callable[[Path], Any]
+SAMPLED = {"suites": {"test": {"sample": 10}}, "latency": {"prompts": 0}}
 
 
 @pytest.fixture
@@ -120,10 +121,69 @@ def test_a_round_that_goes_on_waits_no_longer(
         seen.append(loop.status["waiting"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("posttrain.loop.loop.train_candidate", train)
+    monkeypatch.setattr("posttrain.loop.round_stages.train_candidate", train)
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     assert seen == [None]
+
+
+def test_a_batch_that_is_out_stays_as_it_is(small: Any, turned: Open, fill: Callable[..., Path]) -> None:
+    root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
+    loop = turned(root)
+    loop.run()
+    batch = root / "labels" / "round-1.csv"
+    asked = batch.read_text()
+    small.write(root / "data" / "pool" / "more.csv", small.rows()[80:90], ["text"])
+    small.configure(root, rounds=1, label={"annotator": "file", "per_round": 5}, select={"strategy": "random"})
+    assert "0 of 12 are filled" in loop.run()
+    fill(batch)
+    # Killed after the labels were taken in, and more inputs since: still the same batch.
+    loop.run(until="dataset")
+    assert loop.status["waiting"] is None
+    small.write(root / "data" / "pool" / "again.csv", small.rows()[90:95], ["text"])
+    assert loop.run() is None
+    assert [row.split(",")[0] for row in asked.splitlines()] == [
+        row.split(",")[0] for row in batch.read_text().splitlines()
+    ]
+    assert len(loop.asked(1)) == 12
+    assert loop.status["rounds"][1]["labels"] == 12
+
+
+def test_a_failed_round_says_what_it_waits_for(
+    small: Any, turned: Open, fill: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = small(rounds=1, label={"annotator": "file"}, train={"epochs": 1})
+    loop = turned(root)
+    loop.run()
+    batch = root / "labels" / "round-1.csv"
+    right = fill(batch, tmp_path / "right.csv")
+    batch.write_text(right.read_text().replace(",card", ",crad", 1))
+    with pytest.raises(UserError):
+        loop.run()
+    assert "fill the label column" in loop.status["waiting"]
+    import_batch(loop.store, load_config(root), right)
+    loop.run(until="train")
+    assert loop.status["waiting"] is None
+
+
+def test_labelled_records_alone_turn_a_round(small: Any, turned: Open) -> None:
+    root = small(rounds=5, train={"epochs": 1}, data={"pool": [], "labelled": ["labelled.csv"]})
+    small.write(root / "labelled.csv", small.rows()[:20])
+    loop = turned(root)
+    waits = "new inputs: every record of the pool is labelled (posttrain data add FILE)"
+    assert loop.run() == waits
+    assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done", "waiting"]
+    assert loop.status["waiting"] == waits
+    assert loop.run() == waits
+    small.write(root / "data" / "labelled" / "more.csv", small.rows()[20:30])
+    assert loop.run() == waits
+    assert [entry.detail.get("labels") for entry in loop.metadata.rounds()] == [20, 20, 30, None]
+
+
+def test_a_pool_that_is_used_up_ends_with_the_final_score(small: Any, turned: Open) -> None:
+    loop = turned(small(rounds=9, train={"epochs": 1}, label={"per_round": 60}, evaluate=SAMPLED))
+    assert "every record of the pool is labelled" in loop.run()
+    assert loop.status["final"]["model"] == loop.champion
 
 
 def test_a_trigger_waits_for_new_records(small: Any, turned: Open) -> None:

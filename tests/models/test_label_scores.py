@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from posttrain.store.errors import UserError
 # Labels that share beginnings, one the beginning of another, one of a single byte, one of nothing.
 LABELS = ["card", "card lost", "card lost abroad", "card stolen", "refund", "refunds", "x", "y", "", "Überweisung"]
 
-EXACT = 1e-200  # a tolerance under which every label is walked to its end
+EXACT = 0.0  # a tolerance under which every label is walked to its end
 
 
 def ask(text: str) -> Turns:
@@ -114,6 +115,26 @@ def test_labels_that_are_not_walked_hold_no_more_than_the_tolerance(
     label_scores(lm, prompts[: len(answers)], labels, tolerance=tolerance)
     everything = len(answers) * len(LabelTrie([lm.answer_ids(label) for label in labels]).edges)
     assert 0 < sum(walked) < everything * share, "a model that knows the task leaves most branches alone"
+
+
+def test_without_a_tolerance_the_work_is_the_same_for_every_model(
+    taught: tuple[LanguageModel, dict[str, str]], tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A latency that hung on how sure a model is would decide gates by chance."""
+    labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
+    shapes: list[list[torch.Size]] = []
+    for lm in (taught[0], tiny):
+        shapes.append([])
+        forward = lm.decoder.forward
+
+        def noted(*arguments: Any, forward: Any = forward, **options: Any) -> Any:
+            shapes[-1].append(options["input_ids"].shape)
+            return forward(*arguments, **options)
+
+        monkeypatch.setattr(lm.decoder, "forward", noted)
+        label_scores(lm, PROMPTS[:1], labels, tolerance=0)
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0]) > 1
 
 
 def test_a_named_label_is_exact_however_improbable(taught: tuple[LanguageModel, dict[str, str]]) -> None:

@@ -8,7 +8,7 @@ from posttrain.select.batch import BATCH, choose
 from posttrain.select.config import SelectConfig
 from posttrain.select.focus import near_hard_cases, of_worst_classes
 from posttrain.select.score import score_schema
-from posttrain.select.strategies import STRATEGIES
+from posttrain.select.strategies import FIT_FOR_COLD_START, STRATEGIES
 from posttrain.store.errors import UserError
 
 LABELS = [f"class {number}" for number in range(5)]
@@ -56,10 +56,12 @@ def test_cold_batch_is_the_cold_strategys() -> None:
     assert batch.num_rows == 20
 
 
-@pytest.mark.parametrize("cold", [True, False])
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize(
+    ("strategy", "cold"),
+    [*((name, False) for name in sorted(STRATEGIES)), *((name, True) for name in FIT_FOR_COLD_START)],
+)
 def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> None:
-    config = SelectConfig(strategy=strategy, cold_start=strategy)
+    config = SelectConfig.model_validate({"cold_start" if cold else "strategy": strategy})
     scores = score_table(80)
     shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
     first, second = (choose(config, table, 16, 3, worst_classes=["class 1"], cold=cold) for table in (scores, shuffled))
@@ -121,6 +123,13 @@ def test_focus_without_anything_to_focus_on() -> None:
 def test_config_refuses_what_cannot_work() -> None:
     with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
         SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
+    for strategy in set(STRATEGIES) - set(FIT_FOR_COLD_START):
+        with pytest.raises(UserError, match=f"`cold_start`: strategy `{strategy}` .*; use diverse or random$"):
+            SelectConfig.read({"cold_start": strategy}, "posttrain.yaml")
+    with pytest.raises(UserError, match=r"^--strategy: strategy `margin` .* free text has none; use entropy"):
+        SelectConfig(strategy="margin").check(False, "--strategy")
+    SelectConfig(strategy="margin").check(True)
+    SelectConfig(strategy="entropy").check(False)
     with pytest.raises(UserError, match="exceed the whole batch"):
         SelectConfig.read({"explore": 0.7, "focus": 0.5}, "posttrain.yaml")
     with pytest.raises(UserError, match="did you mean `explore`"):

@@ -182,6 +182,21 @@ def before_each(calls: tuple[str, ...], act: Callable[[], None]) -> Iterator[Non
         yield
 
 
+def test_scratch_of_a_finished_round_is_removed(workspace: Workspace) -> None:
+    def stopped(out: Path, scratch: Path) -> Mapping[str, Any]:
+        (scratch / "checkpoint").write_text("half")
+        raise KeyboardInterrupt
+
+    for round, config in ((1, {"epochs": 1}), (2, {"epochs": 2})):
+        workspace.metadata.open_round(round, None)
+        with pytest.raises(KeyboardInterrupt):
+            run(workspace, stopped, config=config, round=round)
+    workspace.metadata.update_round(1, status="done")
+    first, second = (run.key for run in workspace.metadata.runs())
+    with workspace.lock():
+        assert [folder.name for folder in (workspace.home / "scratch").iterdir()] == [second] != [first]
+
+
 @pytest.fixture
 def memory_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder in memory where there is such a thing."""

@@ -136,7 +136,7 @@ def test_a_half_written_checkpoint_is_none(two: Checkpoints) -> None:
 
 def test_a_kill_while_writing(two: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever writing stops, the checkpoint before is found."""
-    for name in ("save_file", "_sha256", "_flush"):
+    for name in ("save_file", "file_digest", "sync_file", "sync_folder"):
         with monkeypatch.context() as patch:
 
             def killed(*_: object) -> None:

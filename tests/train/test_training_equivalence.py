@@ -203,7 +203,7 @@ def test_training_follows_the_canonical_trajectory(
     expected = canonical(reference, examples, config, seed=7)
     lm = fresh()
     lm.model.set_attn_implementation(attention)
-    steps, _ = fit(lm, examples, config.model_copy(update={"micro_batch_tokens": tokens}), 7, tmp_path)
+    steps = fit(lm, examples, config.model_copy(update={"micro_batch_tokens": tokens}), 7, tmp_path)
     assert not lm.model.training
     agree(steps, expected, 1e-5)
     assert expected[0][1] > config.clip, "the first step is clipped"
@@ -218,14 +218,14 @@ def test_low_precision_stays_near_the_canonical_trajectory(
 ) -> None:
     expected = canonical(fresh(), examples, config, seed=7)
     lm = fresh("bfloat16" if precision == "bfloat16" else "float32")
-    steps, _ = fit(lm, examples, config.model_copy(update={"precision": precision}), 7, tmp_path)
+    steps = fit(lm, examples, config.model_copy(update={"precision": precision}), 7, tmp_path)
     agree(steps, expected, 0.1)
     assert steps[0].loss != expected[0][0], "it was low precision"
     assert lm.model.dtype == (torch.bfloat16 if precision == "bfloat16" else torch.float32)
 
 
 def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path) -> None:
-    steps, _ = fit(fresh(), examples, config, 7, tmp_path)
+    steps = fit(fresh(), examples, config, 7, tmp_path)
     assert [(step.step, step.epoch) for step in steps] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
     assert [step.rate for step in steps] == [rate(config, number, 6) for number in range(6)]
     for epoch in (0, 1):

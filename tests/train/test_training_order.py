@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from posttrain.data.schema import RECORD
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
@@ -61,7 +62,7 @@ def test_micro_batches_hold_every_row_once_within_their_limit(
 def test_records_become_examples_in_their_order(fresh: Fresh, make_records: MakeRecords) -> None:
     lm = fresh()
     found, cut = encode(lm, make_records([("hi", "x"), (None, "plain text"), ("card", "refund")]), 1024)
-    assert cut == 0
+    assert cut == []
     assert [found[0], found[2]] == [
         lm.encode([{"role": "user", "content": asked}], said) for asked, said in (("hi", "x"), ("card", "refund"))
     ]
@@ -69,12 +70,21 @@ def test_records_become_examples_in_their_order(fresh: Fresh, make_records: Make
     assert all(found[1].supervised)
 
 
+def test_a_labelled_text_is_learned_as_it_is_asked(fresh: Fresh, make_records: MakeRecords) -> None:
+    """What people answered to a plain text is the answer to a question, as in scoring and evaluation."""
+    lm = fresh()
+    (row,) = make_records([(None, "my card is gone")]).to_pylist()
+    labelled = pa.Table.from_pylist([{**row, "completion": "card"}], schema=RECORD)
+    (found,), _ = encode(lm, labelled, 1024)
+    assert found == lm.encode([{"role": "user", "content": "my card is gone"}], "card")
+
+
 def test_long_records_are_cut_at_their_beginning_and_counted(fresh: Fresh, make_records: MakeRecords) -> None:
     lm = fresh()
     rows = make_records([("short", "x"), ("long " * 30, "refund"), (None, "plain " * 30)])
     whole, none = encode(lm, rows, 1024)
     found, cut = encode(lm, rows, 60)
-    assert (none, cut) == (0, 2)
+    assert (none, cut) == ([], [rows["id"][1].as_py(), rows["id"][2].as_py()])
     assert found[0] == whole[0]
     for short, long in zip(found[1:], whole[1:], strict=True):
         assert (short.ids, short.supervised) == (long.ids[-60:], long.supervised[-60:])
@@ -88,7 +98,7 @@ def test_an_answer_that_leaves_no_room_for_its_prompt(fresh: Fresh, make_records
     ) as caught:
         encode(fresh(), rows, 25)
     assert caught.value.where == "train.max_length"
-    assert encode(fresh(), rows, 26)[1] == 1
+    assert encode(fresh(), rows, 26)[1] == [f"{2:020x}"]
 
 
 @pytest.mark.parametrize("row", [("hi", None), (None, None), (None, "")])

@@ -50,6 +50,7 @@ def test_the_counts_are_those_of_the_work_done(
     assert meta == {
         "examples": 3,
         "cut": 1,
+        "cut_records": [rows["id"][2].as_py()],
         "steps": 6,
         "tokens": 3 * sum(lengths),
         "supervised_tokens": 3 * (2 + 10 + 7),

@@ -20,8 +20,9 @@ from posttrain.web.charts import (
     stacked_bars,
 )
 from posttrain.web.charts.svg import ticks
-from posttrain.web.figures import champion_values, learning_curve_svg
-from posttrain.web.report_data import Report
+from posttrain.web.figures import learning_curve_svg
+from posttrain.web.report import render
+from posttrain.web.report_data import Interval, Report
 from posttrain.web.wording import metric_text, points_text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,15 +53,16 @@ def test_bars_are_as_long_as_their_values() -> None:
 
 def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed() -> None:
     points = [
-        CurvePoint("round 0", "", 0.1, 0.1, "baseline"),
-        CurvePoint("round 1", "", 0.8, 0.8, "deploy", 0.7, 0.9),
-        CurvePoint("round 2", "", 0.5, 0.8, "refuse"),
-        CurvePoint("round 3", "", 0.85, 0.8, "collect_more"),
-        CurvePoint("round 4", "", 0.3, 0.1, "rollback"),
+        CurvePoint("round 0", "", 0.1, (0.1,), "baseline"),
+        CurvePoint("round 1", "", 0.8, (0.8,), "deploy", "better", (0.7, 0.9)),
+        CurvePoint("round 2", "", 0.5, (0.8,), "refuse"),
+        CurvePoint("round 3", "", 0.85, (0.8,), "refuse"),
+        CurvePoint("round 4", "", 0.3, (0.1,), "rollback"),
     ]
     svg = line_chart(points, "accuracy")
-    for tag, class_ in (("rect", "baseline"), ("circle", "deploy"), ("path", "refuse"), ("path", "rollback")):
-        assert len(_shapes(svg, tag, class_)) == 2, class_  # once in the chart, once in the legend
+    marks = (("rect", "baseline", 1), ("circle", "deploy", 1), ("path", "refuse", 2), ("path", "rollback", 1))
+    for tag, class_, count in marks:
+        assert len(_shapes(svg, tag, class_)) == count + 1, class_  # and once in the legend
     (step,) = _shapes(svg, "path", "champion")
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)H", step.attrib["d"])]
     assert heights[1] == heights[2] == heights[3] < heights[0] == heights[4]
@@ -72,8 +74,54 @@ def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed() -
     assert {"10.0%", "80.0%", "50.0%", "85.0%", "30.0%", "refused", "rolled back"} <= set(_words(svg))
 
 
+def test_the_champions_line_moves_between_rounds_too_and_is_open_where_nothing_is_known() -> None:
+    points = [
+        CurvePoint("round 0", "", 0.1, (0.1,), "baseline"),
+        CurvePoint("round 1", "", 0.8, (0.8, 0.1), "deploy"),
+        CurvePoint("round 2", "", 0.5, (0.1, None), "refuse"),
+        CurvePoint("round 3", "", 0.5, (), "refuse"),
+        CurvePoint("round 4", "", 0.9, (0.9,), "deploy"),
+    ]
+    (step,) = _shapes(line_chart(points, "accuracy"), "path", "champion")
+    pieces = re.findall(r"([ML])([\d.]+) ([\d.]+)H([\d.]+)", step.attrib["d"])
+    assert [pen for pen, *_ in pieces] == ["M", "L", "L", "L", "M"]
+    starts, heights, ends = ([float(piece[at]) for piece in pieces] for at in (1, 2, 3))
+    assert heights[0] == heights[2] == heights[3] > heights[1] > heights[4]
+    room = starts[1] - starts[0]
+    widths = [end - start for start, end in zip(starts, ends, strict=True)]
+    assert widths == pytest.approx([room, room / 2, room / 2, room / 2, room / 2], abs=0.2)
+    assert starts[4] == pytest.approx(starts[0] + 4 * room, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("plotted", "paired", "shown", "drawn"),
+    [
+        ("accuracy", "accuracy", "accuracy over the champion: +43.4 points (90% interval +37.1 to +49.7", True),
+        ("token_f1", "token_f1", "token F1 over the champion: +43.4 points (90% interval +37.1 to +49.7", True),
+        ("score", "score", "score over the champion: +0.434 (90% interval +0.371 to +0.497", True),
+        ("perplexity", "log_likelihood", "log likelihood over the champion: +0.434 (90% interval +0.371", False),
+    ],
+)
+def test_a_gain_is_told_in_its_own_unit_and_drawn_over_its_own_metric_alone(
+    report: Report, plotted: str, paired: str, shown: str, drawn: bool
+) -> None:
+    gain = Interval(0.434, 0.371, 0.497, 300, paired, 0.9)
+    before, after = (
+        dataclasses.replace(row, metrics={plotted: value}, interval=interval)
+        for row, value, interval in zip(report.rounds, (0.113, 0.547), (None, gain), strict=False)
+    )
+    changed = dataclasses.replace(report, metric=plotted, rounds=(before, after))
+    curve = learning_curve_svg(changed)
+    assert f"deployed, gain in {shown}" in curve
+    assert len(_shapes(curve, "line", "error")) == (3 if drawn else 0)
+    page = render(changed)
+    assert page.count(f"gain in {shown}") == 3, "at both widths of the curve, and in the list of decisions"
+    assert ("90% paired bootstrap interval" in page) is drawn
+    assert "95% interval" not in page
+
+
 def test_the_curve_takes_a_single_round_and_equal_values() -> None:
-    svg = line_chart([CurvePoint("round 0", "", 3.0, 3.0, "baseline")], "perplexity", percent=False, width=340)
+    svg = line_chart([CurvePoint("round 0", "", 3.0, (3.0,), "baseline")], "perplexity", percent=False, width=340)
     assert "3" in _words(svg)
     assert "nan" not in svg
     assert line_chart([], "nothing") == ""
@@ -127,14 +175,6 @@ def test_lineage_puts_parents_left_of_their_children() -> None:
         lineage(nodes, [("f", "gone")], "lineage")
     with pytest.raises(ValueError, match="no known kind"):
         lineage([Node("x", "x", "planet")], [], "lineage")
-
-
-def test_a_rollback_returns_to_the_champion_before(report: Report) -> None:
-    rolled = dataclasses.replace(
-        report,
-        rounds=(*report.rounds, dataclasses.replace(report.rounds[3], number=5, decision="rollback")),
-    )
-    assert champion_values(rolled) == {0: 0.113, 1: 0.547, 2: 0.763, 3: 0.763, 4: 0.853, 5: 0.763}
 
 
 def test_the_curve_is_a_picture_of_its_own(report: Report, browser: Browser, tmp_path: Path) -> None:

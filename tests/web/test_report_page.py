@@ -141,11 +141,9 @@ def test_writing_is_whole_or_not_at_all(report: Report, tmp_path: Path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        with pytest.raises(UserError, match=r"report\.html.*No space left"):
+        with pytest.raises(UserError, match=r"report\.html: no space left on device; free some space"):
             write(report, path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
     write(report, path)
     assert path.read_text().startswith("<!doctype html>")
-    with pytest.raises(UserError, match="cannot be written"):
-        write(report, tmp_path / "missing" / "report.html")

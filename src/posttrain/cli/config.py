@@ -7,6 +7,7 @@ import yaml
 
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
 from posttrain.data.pipeline import input_digests
+from posttrain.loop.check import check_suites
 from posttrain.loop.config import CONFIG_FILE, Config, load_config, read_yaml
 from posttrain.loop.config_reference import reference
 from posttrain.loop.stages.collect import with_added_files
@@ -39,4 +40,5 @@ def check(workspace: WorkspaceOption = HERE) -> None:
     config = load_config(workspace)
     input_digests(with_added_files(config.data, workspace), workspace)
     check_answers(config, workspace)
+    check_suites(config, workspace)
     console.print("the config is right")

@@ -11,7 +11,8 @@ from posttrain.data.check import check as find_problems
 from posttrain.data.export import export as export_records
 from posttrain.data.version import Dataset, read_dataset
 from posttrain.data.version import diff as difference
-from posttrain.loop.config import CONFIG_FILE, load_config
+from posttrain.loop.config import CONFIG_FILE, Config, load_config
+from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically, writing
 from posttrain.store.workspace import Workspace
@@ -31,9 +32,11 @@ def check(
     config = load_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
     columns = config.data.columns if config else None
     labels = config.task.label_set or None if config else None
-    problems = [
-        problem for file in files for problem in find_problems(file, columns, labels, name=str(file), answers=False)
-    ]
+    unanswered = _pool_files(config, workspace) if config else set()
+    problems = []
+    for file in files:
+        allowed = None if file.resolve() in unanswered else labels
+        problems += find_problems(file, columns, allowed, name=str(file), answers=False)
     counts = Counter(problem.kind for problem in problems)
     if json:
         found = [{"file": p.file, "line": p.line, "kind": p.kind, "message": p.message, "fix": p.fix} for p in problems]
@@ -59,9 +62,10 @@ def add(
     if to not in ("pool", "labelled"):
         raise UserError(f"no set `{to}`", where="--to", fix="pool or labelled")
     with opened(workspace, write=True) as (_, config):
-        labels = config.task.label_set or None
+        answers = to == "labelled"
+        labels = (config.task.label_set or None) if answers else None
         for file in files:
-            problems = find_problems(file, config.data.columns, labels, name=str(file), answers=to == "labelled")
+            problems = find_problems(file, config.data.columns, labels, name=str(file), answers=answers)
             bad = [problem for problem in problems if problem.kind not in ("duplicate", "conflicting labels")]
             if bad:
                 raise bad[0].error()
@@ -85,7 +89,7 @@ def add(
 @app.command(name="list")
 def list_versions(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     """All dataset versions."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         rows: list[dict[str, Any]] = []
         for named in store.metadata.names():
             artifact = store.metadata.artifact(named.artifact_id)
@@ -115,7 +119,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """A version's funnel and records, or what was rejected on the way to it."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         dataset = _version(store, version)
     table = dataset.rejected if rejected else dataset.records
     if json:
@@ -134,7 +138,7 @@ def show(
 @app.command()
 def diff(older: Version, newer: Version, workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     """What came and what went between two versions, and why."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         found = difference(_version(store, older), _version(store, newer))
     if json:
         print_json({name: getattr(found, name).to_pylist() for name in ("came", "went", "changed")})
@@ -163,10 +167,19 @@ def export(
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Write a version's records to a new file."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         dataset = _version(store, version)
     export_records(dataset.records, file)
     console.print(f"wrote {dataset.records.num_rows} records to {file}", markup=False)
+
+
+def _pool_files(config: Config, root: Path) -> set[Path]:
+    """The files that are in the pool alone: the loop hides whatever answers they hold."""
+    data = with_added_files(config.data, root)
+    pool, answered = (
+        {(root / Path(name).expanduser()).resolve() for name in names} for names in (data.pool, data.answered_files)
+    )
+    return pool - answered
 
 
 def _version(store: Workspace, text: str) -> Dataset:

@@ -26,12 +26,12 @@ def demo(
     start = time.monotonic()
     prepare(dir, quick=quick, data=data)
     with opened(dir, write=True) as (store, config):
-        Loop(store, config).run()
+        waiting = Loop(store, config).run()
         print_rounds(store, config)
         report = dir / "report.html"
         write(gather(store, config), report)
     lines = [
-        f"done in {time.monotonic() - start:.0f} s",
+        f"waiting for {waiting}" if waiting else f"done in {time.monotonic() - start:.0f} s",
         f"report: {report}",
         f"champion: {dir}/.posttrain/champion (Hugging Face layout)",
         f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",

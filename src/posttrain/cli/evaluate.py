@@ -15,6 +15,7 @@ def evaluate(
     json: JsonOption = False,
 ) -> None:
     """Measure a model on the suites of the config."""
+    from posttrain.loop.check import check_suites
     from posttrain.loop.registry import Registry
     from posttrain.loop.stages.collect import collect
     from posttrain.loop.stages.evaluation import evaluate as measure
@@ -28,8 +29,9 @@ def evaluate(
         row = store.metadata.artifact(id)
         if row is None or row.kind != "model":
             raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
+        check_suites(config, workspace)
         with store.lock():
-            turn = Turn(store, config, len(store.metadata.rounds()))
+            turn = Turn(store, config, len(store.metadata.rounds()), in_round=False)
             evaluation = measure(turn, id, collect(turn).test, full=full)
     metrics = evaluation.meta["metrics"]
     if json:

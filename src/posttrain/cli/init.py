@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from posttrain.cli.shared import console
-from posttrain.loop.config import CONFIG_FILE
+from posttrain.loop.config import CONFIG_FILE, Config, read_yaml
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically, writing
+from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.workspace import Workspace
 
 
@@ -28,15 +28,21 @@ def init(
     config = directory / CONFIG_FILE
     if config.exists():
         raise UserError("a workspace is here already", where=str(config), fix="posttrain run")
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     Workspace.create(directory).close()
     write_atomically(config, source.read_bytes())
     console.print(
-        f"made {directory}; put your files in place as {config} says, then: posttrain run -w {directory}",
+        f"made {directory}; put {', '.join(_named_files(config))} in it as {CONFIG_FILE} says, "
+        f"then: posttrain run -w {directory}",
         markup=False,
         soft_wrap=True,
     )
+
+
+def _named_files(config: Path) -> list[str]:
+    values = Config.read(read_yaml(config), CONFIG_FILE)
+    labels = [values.task.labels] if isinstance(values.task.labels, str) else []
+    return [*labels, *values.data.files]
 
 
 def add_to(app: typer.Typer) -> None:

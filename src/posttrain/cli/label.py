@@ -42,7 +42,7 @@ def import_(
 @app.command()
 def report(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     """Counts, annotators and agreement with the model, by round."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         reports = label_reports(store)
     if json:
         print_json(reports)

@@ -21,7 +21,7 @@ Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one
 @app.command(name="list")
 def list_models(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     """All models, with the round that made them and where they were deployed."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         champion = Registry(store).champion
         candidates = {entry.candidate: entry for entry in store.metadata.rounds() if entry.candidate}
         rows: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ def promote(
     reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
 ) -> None:
     """Make a model the champion, past the gate."""
-    with opened(workspace, write=True) as (store, config), store.lock():
+    with opened(workspace, write=True, checked=False) as (store, config):
         deployment = Registry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
         console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
 
@@ -78,7 +78,7 @@ def rollback(
     reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
 ) -> None:
     """Put the champion before the present one back in service, at once."""
-    with opened(workspace, write=True) as (store, config), store.lock():
+    with opened(workspace, write=True, checked=False) as (store, config):
         deployment = Registry(store, config.deploy).rollback(reason)
         console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
 
@@ -90,7 +90,7 @@ def export(
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Copy a model, in Hugging Face layout, into a new folder."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         source = store.artifacts.path(_resolve(store, model))
         if directory.exists():
             raise UserError("the folder exists already", where=str(directory), fix="remove it or name another")

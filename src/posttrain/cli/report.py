@@ -21,6 +21,8 @@ def report(
 
     if not out.absolute().parent.is_dir():
         raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
+    if out.is_dir():
+        raise UserError("is a folder", where=str(out), fix=f"name a file, such as {out / 'report.html'}")
     with opened(workspace) as (store, config):
         gathered = gather(store, config)
     if out.suffix == ".svg":

@@ -19,10 +19,8 @@ def select(
     from posttrain.loop.preview import preview_selection
 
     with opened(workspace, write=True) as (store, config):
-        changes = {"strategy": strategy, "cold_start": strategy} if strategy else {}
-        section = config.select.read({**config.select.model_dump(), **changes}, "--strategy")
         label = config.label.model_copy(update={"per_round": n} if n else {})
-        chosen = preview_selection(store, config.model_copy(update={"select": section, "label": label}))
+        chosen = preview_selection(store, config.model_copy(update={"label": label}), strategy)
     if not chosen:
         raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
     if json:

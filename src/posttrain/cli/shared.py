@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from posttrain.loop.config import Config, load_config
+from posttrain.loop.config import Config, load_config, read_config
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
@@ -26,9 +27,13 @@ HERE = Path(".")
 
 
 @contextmanager
-def opened(root: Path, *, write: bool = False) -> Iterator[tuple[Workspace, Config]]:
-    """The workspace in ``root`` and its config, checked; closed at the end."""
-    config = load_config(root)
+def opened(root: Path, *, write: bool = False, checked: bool = True) -> Iterator[tuple[Workspace, Config]]:
+    """The workspace in ``root`` and its config; closed at the end.
+
+    Args:
+        checked: False for verbs that need nothing of what the config names: they work where that is gone.
+    """
+    config = load_config(root) if checked else read_config(root)
     # A folder with a config is a workspace: whoever writes makes the store at the first run.
     if not write and not (root / ".posttrain" / "format.json").exists():
         raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
@@ -39,8 +44,16 @@ def opened(root: Path, *, write: bool = False) -> Iterator[tuple[Workspace, Conf
 
 
 def print_json(value: Any) -> None:
-    """JSON on standard output, and nothing else."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """JSON on standard output, and nothing else; numbers that JSON has no word for (NaN, infinity) are null."""
+    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
@@ -63,6 +76,8 @@ def setup_logging(debug: bool) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not errors.is_terminal:
+        os.environ.setdefault("TQDM_DISABLE", "1")
     handler: logging.Handler = logging.StreamHandler()
     if errors.is_terminal:
         handler = RichHandler(

@@ -14,7 +14,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Any artifact, run, round or record, with its lineage."""
-    with opened(workspace) as (store, _):
+    with opened(workspace, checked=False) as (store, _):
         found = find(store, id)
     if json:
         print_json(found)

@@ -12,7 +12,7 @@ from posttrain.store.workspace import Workspace
 
 def status(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     """Where the loop stands and what it waits for."""
-    with opened(workspace) as (store, config):
+    with opened(workspace, checked=False) as (store, config):
         state = loop_status(store, config)
         if json:
             print_json(state)
@@ -45,7 +45,7 @@ def print_rounds(store: Workspace, config: Config) -> None:
         console.print(f"champion on all test records: {figures}", markup=False)
 
 
-_SHOWN = ("accuracy", "macro_f1", "token_f1", "exact_match", "perplexity", "latency_p50")
+_SHOWN = ("accuracy", "macro_f1", "token_f1", "score", "perplexity", "latency_p50")
 
 
 def _row(entry: dict[str, Any], shown: list[str]) -> list[Any]:

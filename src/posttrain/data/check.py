@@ -17,6 +17,8 @@ def check(
 ) -> list[Problem]:
     """All problems of a file in the order of its lines; never stops at the first.
 
+    ``labels`` is None for open-ended answers, and for a pool, whose answers are hidden.
+
     Besides what :func:`posttrain.data.read.read` refuses: answers outside ``labels``, records that stand in
     the file twice (the later one is the problem) and, where ``labels`` is given, inputs with two answers.
     """

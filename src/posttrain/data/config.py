@@ -40,6 +40,16 @@ class DataConfig(Section):
         default=0, description="seed of the hash that draws the test records when `test` is a share"
     )
 
+    @property
+    def files(self) -> list[str]:
+        """Every file and folder that is named, once each, the pool's first."""
+        return list(dict.fromkeys([*self.pool, *self.answered_files]))
+
+    @property
+    def answered_files(self) -> list[str]:
+        """Those whose answers are used: labelled and test records."""
+        return [*self.labelled, *(self.test if isinstance(self.test, list) else [])]
+
     @field_validator("test")
     @classmethod
     def _share(cls, value: Any) -> Any:

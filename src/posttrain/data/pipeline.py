@@ -78,23 +78,13 @@ def build_pool_and_test(config: DataConfig, root: Path, labels: Sequence[str] | 
     )
 
 
-def input_files(config: DataConfig, root: Path) -> list[Path]:
-    """Every file and folder that ``config`` names, once each, in the order of the config."""
-    return [_place(root, name) for name in _named(config)]
-
-
 def input_digests(config: DataConfig, root: Path) -> dict[str, str]:
     """SHA-256 of the content of every file that ``config`` names, by its name in the config.
 
     Raises:
         UserError: when one is missing or cannot be read.
     """
-    return {name: _digest(_place(root, name), name) for name in _named(config)}
-
-
-def _named(config: DataConfig) -> list[str]:
-    test = config.test if isinstance(config.test, list) else []
-    return list(dict.fromkeys([*config.pool, *config.labelled, *test]))
+    return {name: _digest(_place(root, name), name) for name in config.files}
 
 
 def _place(root: Path, name: str) -> Path:

@@ -1,10 +1,10 @@
 """What is wrong with one place of a file."""
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,6 @@ class Problem:
         """The problem as the error that ends a command."""
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         return UserError(self.message, where=where, fix=self.fix)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A question naming the known word nearest to ``word``; None when nothing is known."""
-    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)
-    return f"did you mean `{nearest[0]}`?" if nearest else None
 
 
 def unknown_label(label: str, labels: Iterable[str], file: str, line: int) -> Problem:

@@ -1,6 +1,5 @@
 """From a file in any accepted format and shape to tables of RECORD."""
 
-import difflib
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -11,9 +10,10 @@ import pyarrow as pa
 
 from posttrain.data.files import DELIMITERS, rows, uniform
 from posttrain.data.normalise import input_id, record_id
-from posttrain.data.problem import Problem, did_you_mean
+from posttrain.data.problem import Problem
 from posttrain.data.schema import records
 from posttrain.data.shapes import SHAPES, BadRecord, Shape, shape_of
+from posttrain.store.nearest import did_you_mean, nearest
 
 BATCH_RECORDS = 8192
 
@@ -112,8 +112,8 @@ def _shape(values: Record, given: Record, columns: Mapping[str, str] | None) -> 
 
 def _suggestion(given: Collection[str], wanted: Collection[str]) -> str:
     for column in given:
-        if near := difflib.get_close_matches(column, sorted(wanted), n=1, cutoff=0.75):
-            return f"did you mean `{near[0]}` by `{column}`?"
+        if near := nearest(column, wanted, likeness=0.75):
+            return f"did you mean `{near}` by `{column}`?"
     return "say in `columns` which column holds what, such as {prompt: question, completion: answer}"
 
 

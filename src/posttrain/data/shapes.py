@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.data.normalise import Turn
-from posttrain.data.problem import did_you_mean
+from posttrain.store.nearest import did_you_mean
 
 TARGETS = ("prompt", "completion", "chosen", "rejected", "text", "messages", "conversations", "group")
 """What a column can be mapped to in the config."""

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from posttrain.data.duplicates import conflicting_answers, exact_duplicates, unanswered
-from posttrain.data.near_duplicates import near_duplicate_records
 from posttrain.data.normalise import identify
+from posttrain.data.outdated import outdated
 from posttrain.data.schema import RECORD, REJECTED, concat
-from posttrain.data.steps import Flow
+from posttrain.data.steps import Flow, Step
 from posttrain.store.files import writing
 
 RECORDS_FILE = "records.parquet"
@@ -91,21 +91,16 @@ def read_dataset(folder: Path) -> Dataset:
     )
 
 
-def merge(parent: pa.Table, increment: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """``parent`` and below it what ``increment`` adds; records that stand there already are rejected."""
-    return exact_duplicates(concat([parent, increment]))
-
-
 def training_version(
     parent: Dataset | None,
     increment: pa.Table,
     *,
-    name: str = "train",
     parent_id: str | None = None,
     labels: Sequence[str] | None = None,
-    near_duplicates: float | None = None,
+    labelled: pa.Table | None = None,
+    leak: Step | None = None,
 ) -> Dataset:
-    """The next training set: the parent's records and newly labelled ones.
+    """The next training set: the parent's records and newly labelled ones, as far as they still hold.
 
     Args:
         increment: RECORD table with answers; ids are computed anew, so records labelled from the pool may
@@ -113,29 +108,32 @@ def training_version(
         parent_id: the parent's artifact id.
         labels: the closed label set. Where it is given, an input with two answers loses all its records,
             the parent's too.
-        near_duplicates: Jaccard similarity from which an input is a near duplicate; None keeps all.
+        labelled: RECORD table of what the labelled files hold now; what they answer otherwise, or no longer hold,
+            leaves (see `outdated`). None leaves the parent's records as they are.
+        leak: takes out what the present test set gives away (see `leaks`); it may have changed since the parent.
     """
     before = parent.records if parent is not None else RECORD.empty_table()
-    flow = Flow(name, concat([before, identify(increment)]))
-    flow.through(unanswered)
-    flow.through(exact_duplicates)
-    filters: list[str] = ["answers", "duplicates"]
-    if labels is not None:
-        flow.through(conflicting_answers)
-        filters.append("conflicts")
-    if near_duplicates is not None:
-        flow.through(near_duplicate_records(near_duplicates))
-        filters.append(f"near duplicates {near_duplicates:g}")
+    steps: dict[str, Step | None] = {
+        "labelled files": outdated(labelled) if labelled is not None else None,
+        "answers": unanswered,
+        "duplicates": exact_duplicates,
+        "conflicts": conflicting_answers if labels is not None else None,
+        "leak": leak,
+    }
+    flow = Flow("train", concat([before, identify(increment)]))
+    for step in steps.values():
+        if step is not None:
+            flow.through(step)
     inherited = set(before["id"].to_pylist())
     added: dict[str, list[str]] = {}
     for identity, source in zip(flow.records["id"].to_pylist(), flow.records["source"].to_pylist(), strict=True):
         if identity not in inherited:
             added.setdefault(source, []).append(identity)
     meta = {
-        "name": name,
+        "name": flow.name,
         "parent": parent_id,
         "increment": added,
-        "filters": filters,
+        "filters": [name for name, step in steps.items() if step is not None],
         "funnel": flow.close(),
         "counts": {"records": flow.records.num_rows, "rejected": flow.rejected.num_rows},
     }

@@ -12,6 +12,7 @@ import numpy as np
 from posttrain.demo.phrases import compose, load_phrases, words
 from posttrain.demo.typos import add_typo
 from posttrain.store.errors import UserError
+from posttrain.store.files import make_folder, writing
 
 EXACT_DUPLICATES = 0.04
 NEAR_DUPLICATES = 0.04
@@ -130,17 +131,16 @@ def write(folder: Path, generated: Generated) -> None:
         UserError: the folder cannot be written.
     """
     answers = {row["text"]: row for row in generated.pool}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_csv(folder / "pool.csv", ["text", "customer"], generated.pool)
-        _write_csv(folder / "answers.csv", ["text", "intent"], answers.values())
-        _write_csv(folder / "test.csv", ["text", "intent", "customer"], generated.test)
+    make_folder(folder)
+    with writing(folder):
+        write_csv(folder / "pool.csv", ["text", "customer"], generated.pool)
+        write_csv(folder / "answers.csv", ["text", "intent"], answers.values())
+        write_csv(folder / "test.csv", ["text", "intent", "customer"], generated.test)
         (folder / "labels.txt").write_text("\n".join(generated.labels) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(error.strerror or str(error), where=str(error.filename or folder)) from None
 
 
-def _write_csv(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+def write_csv(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """A CSV file with these columns of the rows."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()

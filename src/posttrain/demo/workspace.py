@@ -1,16 +1,18 @@
 """The demo's workspace: the bundled task or the user's own labelled file, and a config that shows every stage."""
 
-import csv
 import hashlib
 from pathlib import Path
 from typing import Any
 
 from posttrain.data.config import DataConfig
+from posttrain.data.files import rows, uniform
 from posttrain.data.pipeline import build_pool_and_test
-from posttrain.demo.messages import generate, write
+from posttrain.data.problem import Problem
+from posttrain.data.shapes import shape_of
+from posttrain.demo.messages import generate, write, write_csv
 from posttrain.loop.config import CONFIG_FILE
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically, writing
+from posttrain.store.files import make_folder, write_atomically, writing
 from posttrain.store.hashing import file_digest
 from posttrain.store.workspace import Workspace
 
@@ -49,20 +51,18 @@ gate:
 
 _FULL: dict[str, Any] = {
     "model": "smollm2-135m",
-    "rounds": 4,
-    "per_round": 48,
+    "rounds": 3,
+    "per_round": 64,
     "pool_sample": 300,
     "sample": 200,
-    "careless": 4,
+    "careless": 3,
     "wrong": 0.4,
-    "latency": "{prompts: 6, repeats: 4}",
+    "latency": "{prompts: 4, repeats: 3}",
     "train": "{epochs: 6, learning_rate: 3.0e-4, batch_size: 16}",
-    "deploy": "accuracy >= champion.accuracy * 1.02, latency_p99 <= champion.latency_p99 * 1.5",
+    "deploy": "gain.accuracy.low > 0, latency_p99 <= champion.latency_p99 * 1.5",
 }
 _QUICK = _FULL | {
     "model": "tiny",
-    "rounds": 3,
-    "careless": 3,
     "per_round": 80,
     "pool_sample": 120,
     "sample": 100,
@@ -78,7 +78,7 @@ def prepare(folder: Path, *, quick: bool, data: Path | None) -> None:
     """Make the demo's workspace, or leave the one that is there, so that a killed demo goes on.
 
     Raises:
-        UserError: if another workspace is there, or the user's file does not hold two columns we know.
+        UserError: if another workspace is there, or the user's file holds no texts with two different labels.
     """
     settings = _QUICK if quick else _FULL
     group = ", group: customer" if data is None else ""
@@ -93,14 +93,13 @@ def prepare(folder: Path, *, quick: bool, data: Path | None) -> None:
             raise UserError("another workspace is here", where=str(folder), fix="name another folder with --dir")
         Workspace.create(folder).close()
         return
-    rows = _own_rows(data) if data else None
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    own = _own_rows(data) if data else None
+    make_folder(folder)
     Workspace.create(folder).close()
-    if rows is None:
+    if own is None:
         write(folder, generate())
     else:
-        _write_own(folder, rows)
+        _write_own(folder, own)
     write_atomically(path, config)  # last: with it the workspace is complete
 
 
@@ -109,48 +108,49 @@ def _own_rows(file: Path) -> list[dict[str, str]]:
     built = build_pool_and_test(
         DataConfig(labelled=[str(file.absolute())], test=0.25, columns=_columns(file)), Path("/")
     )
-    rows = []
+    own = []
     for name in ("labelled", "test"):
         for record in getattr(built, name).to_pylist():
             text = record["text"] or " ".join(turn["content"] for turn in record["prompt"])
-            rows.append({"text": text, "intent": record["completion"]})
-    return rows
+            own.append({"text": text, "intent": record["completion"]})
+    if len({row["intent"] for row in own}) < 2:
+        raise UserError("the demo needs at least two different labels", where=str(file), fix="name another file")
+    return own
 
 
 def _columns(file: Path) -> dict[str, str] | None:
-    """Which columns of a CSV hold the text and the label; None for shapes that the reader knows by itself."""
-    if file.suffix not in (".csv", ".tsv") or not file.is_file():
+    """Which columns hold the text and the label; None for shapes whose answers the reader finds by itself."""
+    first = next(rows(file, str(file)), None)
+    if first is None:
+        return None  # the reader says that the file is empty
+    if isinstance(first, Problem):
+        raise first.error()
+    header = first.values
+    shape = shape_of(header)
+    answerless = ("text",) if "completion" in header else ("text", "prompt")
+    if shape is not None and shape.name not in answerless:
         return None
-    with file.open(encoding="utf-8", newline="") as lines:
-        header = next(csv.reader(lines, delimiter="\t" if file.suffix == ".tsv" else ","), [])
     prompt = next((name for name in _PROMPT_COLUMNS if name in header), None)
     label = next((name for name in _LABEL_COLUMNS if name in header), None)
     if prompt is None or label is None:
         raise UserError(
             f"cannot tell text and label apart in the columns {', '.join(header)}",
-            where=f"{file}:1",
+            where=f"{file}:{1 if uniform(file) else first.line}",
             fix="call them `text` and `label`",
         )
     return {"prompt": prompt, "completion": label}
 
 
-def _write_own(folder: Path, rows: list[dict[str, str]]) -> None:
+def _write_own(folder: Path, own: list[dict[str, str]]) -> None:
     """Hold a quarter out for the test by the text's hash, and hide the others' labels from the pool."""
-    test = [row for row in rows if _held_out(row["text"])]
-    pool = [row for row in rows if not _held_out(row["text"])]
-    labels = sorted({row["intent"] for row in rows})
-    if len(labels) < 2:
-        raise UserError("the demo needs at least two different labels", where="--data")
-    for name, columns, part in (
-        ("pool.csv", ["text"], pool),
-        ("answers.csv", ["text", "intent"], pool),
-        ("test.csv", ["text", "intent"], test),
-    ):
-        with (folder / name).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(part)
-    (folder / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
+    labels = sorted({row["intent"] for row in own})
+    test = [row for row in own if _held_out(row["text"])]
+    pool = [row for row in own if not _held_out(row["text"])]
+    with writing(folder):
+        write_csv(folder / "pool.csv", ["text"], pool)
+        write_csv(folder / "answers.csv", ["text", "intent"], pool)
+        write_csv(folder / "test.csv", ["text", "intent"], test)
+        (folder / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
 
 
 def _held_out(text: str) -> bool:

@@ -1,8 +1,7 @@
 """Is the candidate better than the champion? Statistics of paired scores.
 
-Sources: B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 for percentile
-intervals; Q. McNemar, Note on the sampling error of the difference between correlated proportions,
-Psychometrika 12 (1947).
+Source: B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 for percentile
+intervals.
 """
 
 from dataclasses import dataclass
@@ -63,22 +62,6 @@ def paired_bootstrap(
         means = np.concatenate([ordered[generator.integers(0, n, (size, n))].mean(axis=1) for size in blocks])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(values.mean()), float(low), float(high), n)
-
-
-def mcnemar(candidate: np.ndarray, champion: np.ndarray) -> float:
-    """Exact two-sided McNemar p-value of right-or-wrong answers; 1 where the models never differ.
-
-    Args:
-        candidate: bool or 0/1 [N].
-        champion: bool or 0/1 [N].
-    """
-    from scipy.stats import binomtest
-
-    values = _differences(candidate, champion)
-    won, lost = int((values > 0).sum()), int((values < 0).sum())
-    if won + lost == 0:
-        return 1.0
-    return float(binomtest(won, won + lost, 0.5).pvalue)
 
 
 def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 
 ScorerName = Literal["exact_match", "label_likelihood", "regex", "token_f1", "perplexity", "python"]
@@ -95,3 +96,10 @@ class EvaluateConfig(Section):
             if position > 0 and name in RESERVED:
                 raise ValueError(f"suite name `{name}` is also the name of a metric; choose another")
         return suites
+
+    def check(self, has_labels: bool) -> None:
+        """Raise a UserError if a suite's scorer needs a closed label set and the task has none."""
+        for name, suite in self.suites.items():
+            if suite.scorer == "label_likelihood" and not has_labels:
+                where = f"evaluate.suites.{name}.scorer"
+                raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")

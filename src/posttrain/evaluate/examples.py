@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from posttrain.models.request import request
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
 
@@ -69,7 +70,7 @@ def examples(records: pa.Table, where: str) -> Examples:
     found = Examples([], [], [], [], [])
     for row in records.select([name for name in _COLUMNS if name in names]).to_pylist():
         found.ids.append(row["id"])
-        found.prompts.append(_turns(row))
+        found.prompts.append([] if _is_text(row) else request({"text": None, **row}))
         found.expected.append(row.get("text") if _is_text(row) else row["completion"])
         found.meta.append(row.get("meta"))
         found.places.append(_place(row))
@@ -93,14 +94,6 @@ _COLUMNS = ("id", "prompt", "completion", "text", "source", "line", "meta")
 
 def _is_text(row: dict[str, Any]) -> bool:
     return not row.get("prompt") and row["completion"] is None and row.get("text") is not None
-
-
-def _turns(row: dict[str, Any]) -> Turns:
-    if row.get("prompt"):
-        return [{"role": turn["role"], "content": turn["content"]} for turn in row["prompt"]]
-    if row["completion"] is not None and row.get("text"):
-        return [{"role": "user", "content": row["text"]}]
-    return []
 
 
 def _place(row: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the model is worst at: classes, records, and records that the champion got right."""
+"""What the model is worst at: classes and records."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,14 +52,3 @@ def hard_cases(predictions: pa.Table, n: int = 50) -> list[str]:
     bar = 1.0 if score.max() >= 0 and score.min() >= 0 else float(np.median(score))
     ranked = sorted((-loss[row], id) for row, id in enumerate(predictions["id"].to_pylist()) if score[row] < bar)
     return [id for _, id in ranked[:n]]
-
-
-def regressions(candidate: pa.Table, champion: pa.Table) -> list[str]:
-    """Ids of the records on which the candidate scores lower than the champion, largest fall first."""
-    theirs = dict(zip(champion["id"].to_pylist(), champion["score"].to_pylist(), strict=True))
-    falls = [
-        (score - theirs[id], id)
-        for id, score in zip(candidate["id"].to_pylist(), candidate["score"].to_pylist(), strict=True)
-        if id in theirs and score < theirs[id]
-    ]
-    return [id for _, id in sorted(falls)]

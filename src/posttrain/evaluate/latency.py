@@ -33,15 +33,13 @@ def write_answer(lm: LanguageModel, prompt: Turns) -> None:
 
 
 def pick_label(lm: LanguageModel, prompt: Turns) -> None:
-    """One request that is answered with the most probable label of the task's closed set."""
+    """One request that is answered with the most probable label of the task's closed set.
+
+    Every label is scored, so that the time tells of the model's size and not of how sure it is of this prompt.
+    """
     from posttrain.models.likelihood import label_scores
 
-    label_scores(lm, [prompt], lm.task.label_set)
-
-
-def answer(lm: LanguageModel, prompt: Turns) -> None:
-    """One request in the way that fits the task: a label where it has a closed set, else a written answer."""
-    (pick_label if lm.task.label_set else write_answer)(lm, prompt)
+    label_scores(lm, [prompt], lm.task.label_set, tolerance=0)
 
 
 def answer_of(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], None]:
@@ -54,7 +52,7 @@ def measure_latency(
     prompts: Sequence[Turns],
     repeats: int,
     *,
-    answer: Callable[[Model, Turns], Any] = answer,  # type: ignore[assignment]
+    answer: Callable[[Model, Turns], Any],
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
     """Latency percentiles of single requests.
@@ -74,7 +72,7 @@ def measure_latency(
         models: by name, such as ``{"candidate": ..., "champion": ...}``.
         prompts: P conversations.
         repeats: greatest number of A B B A repeats of a prompt.
-        answer: asks one model one prompt.
+        answer: asks one model one prompt, as `answer_of` says.
         clock: seconds, monotonic.
 
     Returns:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from posttrain.label.label_set import did_you_mean
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
+from posttrain.store.text import read_text
 
 _DELIMITERS = ",;\t"
 
@@ -88,12 +89,7 @@ def _harmless(text: str) -> str:
 
 
 def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
-    raw = _bytes(path, source)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError("holds bytes that are not UTF-8", where=f"{source}:{line}", fix="save as UTF-8") from None
+    text = read_text(path, source)
     header_line = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=header_line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -129,12 +125,3 @@ def _check_header(header: Sequence[str], source: str) -> None:
             raise UserError(
                 f"there is {how} column `{column}`; the columns are {', '.join(header)}", where=f"{source}:1"
             )
-
-
-def _bytes(path: Path, source: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise UserError("there is no such file", where=source, fix="check the path") from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=source) from None

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.label.annotator import Annotator, Read, Request, answered
-from posttrain.label.label_set import did_you_mean
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
 
 
 class Oracle(Annotator):

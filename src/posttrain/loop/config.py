@@ -43,8 +43,8 @@ class Config(Section):
     store: StoreConfig = Field(StoreConfig(), description="Where metadata and artifacts lie.")
 
 
-def load_config(root: Path) -> Config:
-    """Read and check ``posttrain.yaml`` in ``root``, labels and all; loads no model.
+def read_config(root: Path) -> Config:
+    """Read ``posttrain.yaml`` in ``root`` by itself: nothing that it names is looked at.
 
     Raises:
         UserError: on the first thing that is wrong, with its key or line.
@@ -52,12 +52,23 @@ def load_config(root: Path) -> Config:
     path = root / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"no {CONFIG_FILE} here", where=str(root), fix=f"posttrain init {root}")
-    config = Config.read(read_yaml(path), CONFIG_FILE)
+    return Config.read(read_yaml(path), CONFIG_FILE)
+
+
+def load_config(root: Path) -> Config:
+    """Read and check ``posttrain.yaml`` in ``root``, labels and all; loads no model.
+
+    Raises:
+        UserError: on the first thing that is wrong, with its key or line.
+    """
+    config = read_config(root)
     task = config.task.with_labels_from(root)
-    metrics = metric_names(config.evaluate, bool(task.label_set))
-    config.gate.check(metrics)
+    has_labels = bool(task.label_set)
+    config.evaluate.check(has_labels)
+    config.select.check(has_labels)
+    config.gate.check(metric_names(config.evaluate, has_labels))
     locate(config.model, root)
-    main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), bool(task.label_set))]
+    main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
     return config.model_copy(update={"task": task, "gate": config.gate.with_default(f"gain.{main.paired}")})
 
 

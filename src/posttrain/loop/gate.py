@@ -1,6 +1,5 @@
 """The gate: rules by which a candidate becomes the champion, and what they found."""
 
-import difflib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pydantic import Field, field_validator
 
 from posttrain.loop.expression import Rule, Values, parse
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
 from posttrain.store.section import Section
 
 _RULES = ("deploy", "rollback", "collect_more")
@@ -23,7 +23,7 @@ class GateConfig(Section):
 
     deploy: list[str] = Field(
         [],
-        description="All must hold for a candidate to become champion; empty: the main suite's gain > 0.",
+        description="All must hold for a candidate to become champion; empty: gain.METRIC.low > 0 on the main suite.",
     )
     rollback: list[str] = Field(
         [],
@@ -45,8 +45,11 @@ class GateConfig(Section):
         return rules
 
     def with_default(self, gain: str) -> "GateConfig":
-        """The same gate; without a rule for deployment, the main suite's ``gain`` must be positive."""
-        return self if self.deploy else self.model_copy(update={"deploy": [f"{gain} > 0"]})
+        """The same gate; without a rule for deployment, the lower end of the main suite's ``gain`` must be positive.
+
+        The gain itself is above 0 by luck about every second time where nothing was learned.
+        """
+        return self if self.deploy else self.model_copy(update={"deploy": [f"{gain}.low > 0"]})
 
     def check(self, known: Collection[str]) -> None:
         """Raise a UserError if a rule names no metric, or one that is not measured."""
@@ -57,11 +60,10 @@ class GateConfig(Section):
                     raise UserError(f"rule `{text}` names no metric", where=f"gate.{section}")
                 for name in rule.names:
                     if name not in known:
-                        nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
                         raise UserError(
                             f"rule `{text}`: no metric `{name}`",
                             where=f"gate.{section}",
-                            fix=f"did you mean `{nearest[0]}`?" if nearest else None,
+                            fix=did_you_mean(name, known),
                         )
 
 

@@ -62,10 +62,9 @@ def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
 
 def _open_batch(workspace: Workspace, config: Config) -> tuple[Turn, pa.Table, list[str] | None]:
     waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
-    runs = workspace.metadata.runs(round=waiting[-1].number, stage="label") if waiting else []
-    if not runs:
+    asked = waiting[-1].detail if waiting else {}
+    if "selection" not in asked:
         raise UserError("no round waits for labels", fix="posttrain status")
     turn = Turn(workspace, config, waiting[-1].number)
-    selection = workspace.artifacts.get(runs[-1].inputs["selection"])
-    pool = workspace.artifacts.get(runs[-1].inputs["pool"])
-    return turn, *chosen_records(turn, selection, pool)
+    get = workspace.artifacts.get
+    return turn, *chosen_records(turn, get(asked["selection"]), get(asked["asked"]))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from posttrain.loop.hooks import DeployConfig, call
-from posttrain.store.errors import UserError
+from posttrain.store.errors import DamagedArtifact, UserError, WorkError
 from posttrain.store.records import Deployment
 from posttrain.store.workspace import Workspace
 
@@ -21,6 +21,13 @@ class Registry:
         deployments = self.workspace.metadata.deployments()
         return deployments[-1] if deployments else None
 
+    @property
+    def in_service(self) -> str:
+        """The champion's model; there is one once round 0 is done."""
+        champion = self.champion
+        assert champion is not None, "round 0 deploys the baseline"
+        return champion.model_id
+
     def promote(self, model_id: str, *, round: int | None, action: str = "promote", reason: str = "") -> Deployment:
         """Make a model the champion.
 
@@ -30,18 +37,19 @@ class Registry:
         row = self.workspace.metadata.artifact(model_id)
         if row is None or row.kind != "model":
             raise UserError(f"`{model_id}` is no model of this workspace", fix="posttrain models list")
-        current = self.champion
-        if current is None or current.model_id != model_id or action == "rollback":
-            self.workspace.metadata.add_deployment(
-                model_id,
-                round=round,
-                action=action,
-                reason=reason,
-                hook="pending" if self.hooks.wanted else "none",
-            )
-        self.settle()
-        assert self.champion is not None
-        return self.champion
+        with self.workspace.deploying():
+            current = self.champion
+            if current is None or current.model_id != model_id or action == "rollback":
+                self.workspace.metadata.add_deployment(
+                    model_id,
+                    round=round,
+                    action=action,
+                    reason=reason,
+                    hook="pending" if self.hooks.wanted else "none",
+                )
+            self._settle()
+            assert self.champion is not None
+            return self.champion
 
     def rollback(self, reason: str = "", round: int | None = None) -> Deployment:
         """Put the champion before the present one back in service.
@@ -65,12 +73,24 @@ class Registry:
         return line[-2] if len(line) > 1 else None
 
     def settle(self) -> None:
-        """Bring the stable path and the hook in line with the registry, after a kill at any moment too."""
+        """Bring the stable path and the hook in line with the registry, after a kill at any moment too.
+
+        Raises:
+            WorkError: the champion is missing or damaged.
+        """
+        if self.champion is not None:
+            with self.workspace.deploying():
+                self._settle()
+
+    def _settle(self) -> None:
         champion = self.champion
-        if champion is None:
-            return
+        assert champion is not None
         path = self.workspace.champion_path
-        if not path.exists() or path.resolve() != self.workspace.artifacts.path(champion.model_id).resolve():
+        try:
+            folder = self.workspace.artifacts.path(champion.model_id)
+        except DamagedArtifact as error:
+            raise WorkError(f"the champion: {error}; `posttrain models rollback` takes the one before") from None
+        if not path.exists() or path.resolve() != folder.resolve():
             self.workspace.link_champion(champion.model_id)
         if champion.hook in ("pending", "failed") and self.hooks.wanted:
             done = call(self.hooks, champion, path, self.workspace.root)

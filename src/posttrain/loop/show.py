@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as compute
@@ -74,35 +75,50 @@ def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
 
 
 def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
-    """A record by its id or its input's: the versions that hold or rejected it, the models that saw it."""
+    """A record by its id or its input's: the versions that hold or reject its input, the models that saw it.
+
+    A label gives a record another id than the pool's, so that only its input is the same in all sets.
+    """
     if len(text) < 8 or not all(character in "0123456789abcdef" for character in text):
         return None
-    content: dict[str, Any] | None = None
-    held: list[dict[str, Any]] = []
-    rejected: list[dict[str, Any]] = []
-    models: list[str | None] = []
-    for row in sorted(workspace.metadata.artifacts("dataset"), key=lambda row: row.created_at):
-        folder = workspace.artifacts.path(row.id)
-        for file, places in ((RECORDS_FILE, held), (REJECTED_FILE, rejected)):
-            table = parquet.read_table(folder / file)
-            hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
-            for record in table.filter(hit).to_pylist():
-                if content is None or (content["completion"] is None and record["completion"]):
-                    content = record
-                reason = {key: record[key] for key in ("step", "reason", "detail") if key in record}
-                places.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **reason})
-                if file == RECORDS_FILE:
-                    models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
-    if content is None:
+    rows = sorted(workspace.metadata.artifacts("dataset"), key=lambda row: row.created_at)
+    sets = [(row, file, workspace.artifacts.path(row.id) / file) for row in rows for file in _RECORD_FILES]
+    if (input_id := _input_id([path for _, _, path in sets], text)) is None:
         return None
-    content["meta"] = json.loads(content["meta"] or "{}")
+    records: list[dict[str, Any]] = []
+    places: dict[str, list[dict[str, Any]]] = {file: [] for file in _RECORD_FILES}
+    models: list[str | None] = []
+    for row, file, path in sets:
+        for record in parquet.read_table(path, filters=compute.field("input_id") == input_id).to_pylist():
+            records.append(record)
+            reason = {key: record[key] for key in ("step", "reason", "detail") if key in record}
+            places[file].append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **reason})
+            if file == RECORDS_FILE:
+                models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
+    # Of several answers the one that was asked for, and an answer rather than none.
+    shown = max(records, key=lambda record: (bool(record["completion"]), record["id"].startswith(text)))
     return {
         "type": "record",
-        "record": content,
-        "in": held,
-        "rejected_from": rejected,
+        "record": {**shown, "meta": json.loads(shown["meta"] or "{}")},
+        "in": places[RECORDS_FILE],
+        "rejected_from": places[REJECTED_FILE],
         "models": list(dict.fromkeys(model for model in models if model)),
     }
+
+
+_RECORD_FILES = (RECORDS_FILE, REJECTED_FILE)
+
+
+def _input_id(files: list[Path], text: str) -> str | None:
+    """The input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
+    found: set[str] = set()
+    for file in files:
+        table = parquet.read_table(file, columns=["id", "input_id"])
+        hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
+        found.update(table["input_id"].filter(hit).to_pylist())
+    if len(found) > 1:
+        raise UserError(f"`{text}` could be records of {len(found)} inputs", fix="give more of the id")
+    return found.pop() if found else None
 
 
 def _is_training(run: Any) -> bool:

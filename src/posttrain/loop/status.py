@@ -64,11 +64,8 @@ def _waiting(workspace: Workspace) -> str | None:
     rounds = workspace.metadata.rounds()
     if not rounds or rounds[-1].status == "open":
         return None
-    if rounds[-1].status == "done":
-        waits: str | None = rounds[-1].detail.get("waits")
-        return waits
-    runs = workspace.metadata.runs(round=rounds[-1].number)
-    return runs[-1].error if runs[-1].status == "waiting" else "new inputs for the pool"
+    waits: str | None = rounds[-1].detail.get("waits")
+    return waits
 
 
 def _round(workspace: Workspace, entry: Round) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Triggers: when a new round starts."""
 
-import difflib
 from dataclasses import dataclass
 
 from pydantic import Field, model_validator
 
 from posttrain.loop.expression import Values, parse
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
 from posttrain.store.section import Section
 
 NAMES = {
@@ -33,8 +33,7 @@ class TriggerConfig(Section):
                 raise ValueError(error.what) from None
             for name in rule.names:
                 if name not in NAMES:
-                    nearest = difflib.get_close_matches(name, list(NAMES), n=1, cutoff=0.0)[0]
-                    raise ValueError(f"rule `{text}`: nothing is called `{name}`; did you mean `{nearest}`?")
+                    raise ValueError(f"rule `{text}`: nothing is called `{name}`; {did_you_mean(name, NAMES)}")
         return self
 
 

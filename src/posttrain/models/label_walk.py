@@ -19,7 +19,7 @@ from posttrain.models.label_trie import Edge, LabelTrie
 from posttrain.models.language_model import LanguageModel
 
 _WAVE_TOKENS = 6144
-_HEAD_ROWS = 256
+_HEAD_ROWS = 128
 _PADDING = 256  # tokens that cost no more than another forward pass
 
 
@@ -68,6 +68,7 @@ def walk(
     together. Those are given their bounds, so a prompt's error in probability mass is at most the tolerance. ``exact``
     names, for each of the caller's prompts, a label that is followed to its end all the same.
     """
+    tolerance = min(tolerance, 0.5 / trie.labels)  # the most probable label has more, so it is walked to its end
     walker = _Walker(lm, batch, trie, [exact[index] for index in batch.indices] if exact is not None else None)
     pending = [walker]
     while pending:
@@ -104,16 +105,11 @@ class _Walker:
             if not branches:
                 continue
             bounds = np.array([branch.bound for branch in branches])
-            known = np.logaddexp.reduce(self.done[row])
-            if known > -np.inf:
-                left = np.logaddexp.accumulate(bounds[::-1])[::-1]  # in this branch and all after it
-                due = left > known + math.log(tolerance)
-            else:  # what may hold a hundredth of the best comes first
-                due = bounds >= bounds[0] - math.log(100)
+            follow = _worth_following(bounds, float(np.logaddexp.reduce(self.done[row])), tolerance)
             if self.exact is not None:
-                due |= np.array([self.exact[row] in branch.edge.labels_below for branch in branches])
-            if due.any():
-                wave[row] = [branch for branch, follow in zip(branches, due, strict=True) if follow]
+                follow |= np.array([self.exact[row] in branch.edge.labels_below for branch in branches])
+            if follow.any():
+                wave[row] = [branch for branch, worth in zip(branches, follow, strict=True) if worth]
         for row, due in wave.items():
             total = np.cumsum([len(branch.edge.tokens) for branch in due])
             wave[row] = [b for b, tokens in zip(due, total, strict=True) if tokens <= _WAVE_TOKENS] or due[:1]
@@ -229,6 +225,16 @@ class _Walker:
         return part
 
 
+def _worth_following(bounds: np.ndarray, known: float, tolerance: float) -> np.ndarray:
+    """Which branches, given from the most probable on, are followed next: bool, as many as bounds."""
+    if tolerance <= 0:
+        return np.ones(len(bounds), bool)
+    if known == -math.inf:  # what may hold a hundredth of the best comes first
+        return np.asarray(bounds >= bounds[0] - math.log(100))
+    left = np.logaddexp.accumulate(bounds[::-1])[::-1]  # in this branch and all after it
+    return np.asarray(left > known + math.log(tolerance))
+
+
 def _fed(edge: Edge) -> list[int]:
     """The edge's tokens that are read: not the last of a label, after which nothing is predicted."""
     return edge.tokens if edge.children else edge.tokens[:-1]
@@ -245,9 +251,12 @@ def _log_probabilities(lm: LanguageModel, states: Tensor, tokens: list[list[int]
     for start in range(0, len(states), _HEAD_ROWS):
         part = tokens[start : start + _HEAD_ROWS]
         logits = lm.logits(states[start : start + _HEAD_ROWS])
-        total = logits.logsumexp(-1).double()
         rows = [row for row, wanted in enumerate(part) for _ in wanted]
-        values = logits[rows, [token for wanted in part for token in wanted]].double() - total[rows]
+        values = logits[rows, [token for wanted in part for token in wanted]].double()
+        # In place, step by step: torch's own logsumexp is forty times slower on a CPU.
+        largest = logits.amax(-1, keepdim=True)
+        total = logits.sub_(largest).exp_().sum(-1).log_() + largest[:, 0]
+        values -= total.double()[rows]
         flat = iter(values.tolist())
         picked += [[next(flat) for _ in wanted] for wanted in part]
     return picked

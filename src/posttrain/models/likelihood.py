@@ -34,7 +34,7 @@ def label_scores(
     labels: Sequence[str],
     *,
     embeddings: bool = False,
-    tolerance: float = 1e-3,
+    tolerance: float = 1e-2,
     exact: Sequence[int] | None = None,
     progress: str | None = None,
 ) -> LabelScores:
@@ -51,7 +51,7 @@ def label_scores(
         labels: K distinct answers.
         embeddings: also return the mean of the last hidden states over each prompt's own tokens.
         tolerance: bound on the probability mass, per prompt, of labels that are not walked to the end; they share
-            what they may have.
+            what they may have. With 0 all are walked, in passes that hang on prompt and labels alone.
         exact: for each prompt a label that is walked to its end, however improbable.
         progress: what to call the work while it runs.
 

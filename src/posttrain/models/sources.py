@@ -35,7 +35,7 @@ def locate(model: str, root: Path) -> str:
     if path.is_file() and path.suffix == ".gguf":
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise UserError("is no GGUF file", where=model)
+                raise UserError("is no GGUF file", where=model, fix="give another .gguf file, a folder or a Hub id")
         return str(path)
     if path.is_dir():
         check_folder(path)

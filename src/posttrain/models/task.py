@@ -1,11 +1,13 @@
 """What the model is asked to do: how a record becomes a prompt and which answers are allowed."""
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
+from posttrain.store.text import read_text
 
 Turns = list[dict[str, str]]
 """A conversation: ``[{"role": "user", "content": "..."}]``."""
@@ -28,24 +30,33 @@ class TaskConfig(Section):
             raise ValueError("must contain {prompt}")
         return template
 
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _labels_are_text(cls, labels: Any) -> Any:
+        """YAML takes ``yes``, ``no``, ``on``, ``off``, numbers and dates for something else than words."""
+        for place, label in enumerate(labels if isinstance(labels, list) else [], 1):
+            if not isinstance(label, str):
+                raise ValueError(f"label {place} is read as {label!r}, not as text; put it in quotes")
+        return labels
+
     def with_labels_from(self, root: Path) -> "TaskConfig":
         """The same task with ``labels`` read from their file, relative to ``root``.
 
         Raises:
-            UserError: if the file is missing or empty, or a label stands twice.
+            UserError: if the file is missing, empty or not UTF-8, or a label stands twice.
         """
         labels = self.labels
         if isinstance(labels, str):
             path = root / labels
             if not path.is_file():
-                raise UserError(f"no such file: {labels}", where="task.labels")
-            labels = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+                raise UserError(f"no such file: {labels}", where="task.labels", fix="make it, one label a line")
+            labels = [line.strip() for line in read_text(path, labels).splitlines() if line.strip()]
         if labels is not None:
             if len(labels) < 2:
-                raise UserError("a label set needs at least two labels", where="task.labels")
+                raise UserError("a label set needs at least two labels", where="task.labels", fix="add one")
             twice = sorted({label for label in labels if labels.count(label) > 1})
             if twice:
-                raise UserError(f"label `{twice[0]}` stands twice", where="task.labels")
+                raise UserError(f"label `{twice[0]}` stands twice", where="task.labels", fix="take one out")
         return self.model_copy(update={"labels": labels})
 
     @property

@@ -4,7 +4,9 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.select.strategies import STRATEGIES, nearest_strategy
+from posttrain.select.strategies import FIT_FOR_COLD_START, STRATEGIES
+from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
 from posttrain.store.section import Section
 
 
@@ -17,7 +19,9 @@ class SelectConfig(Section):
     )
     cold_start: str = Field(
         default="diverse",
-        description="Strategy while no champion has been trained, so its probabilities say little.",
+        description="Strategy while no champion has been trained, so its probabilities say nothing: "
+        + " or ".join(FIT_FOR_COLD_START)
+        + ".",
     )
     pool_sample: int = Field(default=2000, ge=1, description="At most so many pool records are scored, drawn by seed.")
     explore: float = Field(default=0.1, ge=0, le=1, description="Share of the batch that is drawn at random.")
@@ -29,7 +33,17 @@ class SelectConfig(Section):
     @classmethod
     def _strategy_is_known(cls, name: str) -> str:
         if name not in STRATEGIES:
-            raise ValueError(f"no strategy `{name}`; did you mean `{nearest_strategy(name)}`?")
+            raise ValueError(f"no strategy `{name}`; {did_you_mean(name, STRATEGIES)}")
+        return name
+
+    @field_validator("cold_start")
+    @classmethod
+    def _cold_start_asks_no_model(cls, name: str) -> str:
+        if name not in FIT_FOR_COLD_START:
+            raise ValueError(
+                f"strategy `{name}` goes by what the champion is unsure of, and none has been trained yet; "
+                f"use {' or '.join(FIT_FOR_COLD_START)}"
+            )
         return name
 
     @model_validator(mode="after")
@@ -37,3 +51,17 @@ class SelectConfig(Section):
         if self.explore + self.focus > 1:
             raise ValueError("explore and focus together exceed the whole batch (1.0)")
         return self
+
+    def check(self, has_labels: bool, where: str = "select.strategy") -> None:
+        """Raise a UserError if the strategy cannot work on this task.
+
+        Args:
+            has_labels: whether the task has a closed label set.
+            where: what the error names.
+        """
+        if self.strategy == "margin" and not has_labels:
+            raise UserError(
+                "strategy `margin` goes by the two most probable labels, and free text has none",
+                where=where,
+                fix="use entropy or least_confidence, or set `task.labels`",
+            )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from posttrain.models.request import request
 from posttrain.models.task import Turns
 from posttrain.select import uncertainty
 from posttrain.select.config import SelectConfig
@@ -111,12 +112,10 @@ def sample_note(scores: pa.Table) -> dict[str, int]:
 def _prompts(pool: pa.Table) -> list[Turns]:
     prompts: list[Turns] = []
     for row in pool.select(["id", "prompt", "text"]).to_pylist():
-        if row["prompt"]:
-            prompts.append([{"role": turn["role"], "content": turn["content"]} for turn in row["prompt"]])
-        elif row["text"]:
-            prompts.append([{"role": "user", "content": row["text"]}])
-        else:
+        prompt = request(row)
+        if not prompt:
             raise UserError("has neither a prompt nor a text", where=f"pool record {row['id']}")
+        prompts.append(prompt)
     return prompts
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.select.strategies import STRATEGIES, Scores, nearest_strategy
+from posttrain.select.strategies import STRATEGIES, Scores
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
 
 
 def select(
@@ -33,7 +34,7 @@ def select(
             0.
     """
     if strategy not in STRATEGIES:
-        raise UserError(f"no strategy `{strategy}`", fix=f"did you mean `{nearest_strategy(strategy)}`?")
+        raise UserError(f"no strategy `{strategy}`", fix=did_you_mean(strategy, STRATEGIES))
     if n < 0:
         raise UserError(f"cannot select {n} records", fix="ask for none or more")
     free = _free_rows(scores, labelled)

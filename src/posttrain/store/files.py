@@ -57,6 +57,19 @@ def refused(error: BaseException, place: Path) -> UserError | None:
     return UserError(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(place), fix=fix)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless it is there.
+
+    Raises:
+        UserError: a file is in its place, or the disk refused.
+    """
+    with writing(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError("a file is where a folder is to be made", where=str(folder), fix="name another") from None
+
+
 def sync_file(path: Path) -> None:
     """Have the file's bytes on the disk before returning."""
     descriptor = os.open(path, os.O_RDWR)

@@ -15,13 +15,16 @@ from posttrain.store.files import write_atomically, writing
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def exclusive(path: Path, *, wait: float = 0) -> Iterator[None]:
     """Hold the lock file ``path``; who holds it stands in a file of the same name with ``.json``.
+
+    Args:
+        wait: seconds to wait for another process to let go.
 
     Raises:
         UserError: another process holds it; names its id, its host and since when.
     """
-    lock = FileLock(path, timeout=0, thread_local=False)
+    lock = FileLock(path, timeout=wait, thread_local=False)
     note = path.with_name(f"{path.name}.json")
     try:
         with writing(path):

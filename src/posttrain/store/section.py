@@ -1,6 +1,5 @@
 """The base of every config section: strict keys, and errors that name the key and the nearest known one."""
 
-import difflib
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin
@@ -8,6 +7,7 @@ from typing import Any, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
 
 
 class Section(BaseModel):
@@ -38,8 +38,7 @@ def _first_problem(section: type[BaseModel], error: ValidationError, where: str)
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         known = _known_keys(section, path[:-1])
-        nearest = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)
-        return UserError(f"unknown key `{key}`", where=where, fix=f"did you mean `{nearest[0]}`?" if nearest else None)
+        return UserError(f"unknown key `{key}`", where=where, fix=did_you_mean(path[-1], known))
     message = problem["msg"].removeprefix("Value error, ")
     return UserError(f"`{key}`: {message}" if key else message, where=where)
 

@@ -102,8 +102,24 @@ class Workspace:
             with writing(self.home):
                 self.artifacts.remove_abandoned()
                 for folder in self._scratch.glob("*"):
-                    if self.metadata.finished_run(folder.name):
+                    if not self._may_go_on(folder.name):
                         remove_tree(folder)
+            yield
+
+    def _may_go_on(self, key: str) -> bool:
+        """Whether the work under ``key`` may still be taken up: it is not done, and neither is its round."""
+        done = {entry.number for entry in self.metadata.rounds() if entry.status == "done"}
+        runs = [run for run in self.metadata.runs() if run.key == key]
+        return not runs or all(run.status != "done" and run.round not in done for run in runs)
+
+    @contextmanager
+    def deploying(self) -> Iterator[None]:
+        """Hold the choice of the champion, for moments only: work in the workspace may go on meanwhile.
+
+        Raises:
+            UserError: another process has held it for a minute.
+        """
+        with exclusive(self.home / "deploy.lock", wait=60):
             yield
 
     def scratch(self, key: str) -> Path:

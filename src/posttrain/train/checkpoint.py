@@ -1,9 +1,7 @@
 """Checkpoints of a training in progress: written whole or not at all, verified on load, damaged ones stepped over."""
 
-import hashlib
 import json
 import logging
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,9 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from posttrain.store.files import sync_file, sync_folder
+from posttrain.store.hashing import file_digest
 
 log = logging.getLogger("posttrain")
 
@@ -42,13 +43,14 @@ class Checkpoints:
         fresh.mkdir(parents=True)
         save_file({name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}, fresh / _TENSORS)
         (fresh / _STATE).write_text(json.dumps(checkpoint.state), encoding="utf-8")
-        sums = {name: _sha256(fresh / name) for name in (_TENSORS, _STATE)}
+        sums = {name: file_digest(fresh / name) for name in (_TENSORS, _STATE)}
         (fresh / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
-        for path in (*fresh.iterdir(), fresh):
-            _flush(path)
+        for path in fresh.iterdir():
+            sync_file(path)
+        sync_folder(fresh)
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
-        _flush(self.folder)
+        sync_folder(self.folder)
         for old in self._names()[:-_KEEP]:
             shutil.rmtree(old)
 
@@ -57,7 +59,7 @@ class Checkpoints:
         for folder in reversed(self._names()):
             try:
                 sums = json.loads((folder / _SUMS).read_text(encoding="utf-8"))
-                wrong = [name for name in (_TENSORS, _STATE) if _sha256(folder / name) != sums[name]]
+                wrong = [name for name in (_TENSORS, _STATE) if file_digest(folder / name) != sums[name]]
                 if not wrong:
                     state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
                     return Checkpoint(load_file(folder / _TENSORS), state)
@@ -70,16 +72,3 @@ class Checkpoints:
 
     def _names(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

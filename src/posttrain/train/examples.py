@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.request import request
 from posttrain.store.errors import UserError
 
 _BUCKET_BATCHES = 16
@@ -35,29 +36,30 @@ class Batch:
     count: int
 
 
-def encode(lm: LanguageModel, records: pa.Table, max_length: int) -> tuple[list[Encoded], int]:
-    """Token ids of every labelled record.
+def encode(lm: LanguageModel, records: pa.Table, max_length: int) -> tuple[list[Encoded], list[str]]:
+    """Token ids of every labelled record; plain text without an answer is learned as a whole.
 
     Returns:
-        The examples in the records' order, and how many of them were cut to ``max_length``.
+        The examples in the records' order, and the ids of the records that were cut to ``max_length``.
 
     Raises:
         UserError: if a record has no answer, or its answer alone is longer than ``max_length``.
     """
     examples: list[Encoded] = []
-    cut = 0
+    cut: list[str] = []
     for record in records.select(["id", "prompt", "completion", "text"]).to_pylist():
-        if not record["text"] if record["prompt"] is None else record["completion"] is None:
+        prompt = request(record)
+        if not prompt or (record["prompt"] and record["completion"] is None):
             raise UserError(f"record {record['id']}: it has no answer and no text to learn")
-        if record["prompt"] is None:
+        if record["completion"] is None:
             ids = lm.chat.tokenizer(record["text"])["input_ids"] + [lm.tokenizer.eos_token_id]
             example = Encoded(ids, [True] * len(ids))
         else:
-            example = lm.encode(record["prompt"], record["completion"])
+            example = lm.encode(prompt, record["completion"])
         if len(example.ids) > max_length:
-            cut += 1
+            cut.append(record["id"])
             example = Encoded(example.ids[-max_length:], example.supervised[-max_length:])
-            if all(example.supervised) and record["prompt"] is not None:
+            if all(example.supervised) and record["completion"] is not None:
                 raise UserError(
                     f"record {record['id']}: its answer leaves no room for its prompt in {max_length} tokens",
                     where="train.max_length",

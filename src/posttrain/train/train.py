@@ -1,6 +1,7 @@
 """The training stage: a model folder and labelled records in, a candidate in Hugging Face layout out."""
 
 import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.examples import encode
 from posttrain.train.lora import adapt, fold
 from posttrain.train.trainer import fit
+
+log = logging.getLogger("posttrain")
 
 VERSION = 1
 
@@ -37,8 +40,9 @@ def train(
         scratch: where checkpoints lie until the training is done; a killed training goes on from there.
 
     Returns:
-        Counts and losses, the same for the same input: ``examples``, ``cut``, ``steps``, ``tokens``,
-        ``supervised_tokens``, ``first_loss``, ``last_loss`` (mean of the last epoch).
+        Counts and losses, the same for the same input: ``examples``, ``cut`` (how many were longer than
+        ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
+        ``last_loss`` (mean of the last epoch).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
@@ -52,7 +56,9 @@ def train(
         lm.model.set_attn_implementation("eager")
     if config.method == "lora":
         lm = adapt(lm, config.lora)
-    steps, _ = fit(lm, examples, config, seed, scratch)
+    if cut:
+        log.warning("  cut to train.max_length: %d of %d records", len(cut), len(examples))
+    steps = fit(lm, examples, config, seed, scratch)
     if config.method == "lora":
         lm = fold(lm, out / "adapter")
     save(lm, out)
@@ -60,7 +66,8 @@ def train(
     last = [step for step in steps if step.epoch == config.epochs - 1]
     return {
         "examples": len(examples),
-        "cut": cut,
+        "cut": len(cut),
+        "cut_records": cut,
         "steps": len(steps),
         "tokens": sum(step.tokens for step in steps),
         "supervised_tokens": sum(step.supervised_tokens for step in steps),

@@ -33,15 +33,13 @@ class Step:
     supervised_tokens: int
 
 
-def fit(
-    lm: LanguageModel, examples: Sequence[Encoded], config: TrainConfig, seed: int, scratch: Path
-) -> tuple[list[Step], float]:
+def fit(lm: LanguageModel, examples: Sequence[Encoded], config: TrainConfig, seed: int, scratch: Path) -> list[Step]:
     """Train ``lm`` in place, going on from the newest good checkpoint in ``scratch``.
 
     The result does not depend on when or how often the training was killed.
 
     Returns:
-        The log of all steps, and the seconds spent in this process.
+        The log of all steps.
 
     Raises:
         WorkError: if the loss or the gradient is no longer finite.
@@ -55,7 +53,7 @@ def fit(
     torch.manual_seed(seed)
     steps = _resume(optimizer, checkpoints)
     lm.model.train()
-    started = saved = time.monotonic()
+    saved = time.monotonic()
     with task("training", len(batches), "steps") as advance:
         advance(len(steps))
         for number in range(len(steps), len(batches)):
@@ -72,7 +70,7 @@ def fit(
                 saved = time.monotonic()
     optimizer.close()
     lm.model.eval()
-    return steps, time.monotonic() - started
+    return steps
 
 
 def _accumulate(

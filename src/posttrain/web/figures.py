@@ -13,8 +13,8 @@ from posttrain.web.charts import (
     stacked_bars,
     standalone,
 )
-from posttrain.web.report_data import Report, RoundRow
-from posttrain.web.wording import is_share, metric_name, reason_text
+from posttrain.web.report_data import Interval, Report, RoundRow
+from posttrain.web.wording import gain_text, is_share, level_text, metric_name, reason_text
 
 WIDE, NARROW = 760, 340
 """Widths in pixels at which each chart is drawn; the page shows the one that fits."""
@@ -38,16 +38,15 @@ def learning_curve_svg(report: Report) -> str:
 def learning_curve(report: Report, width: int) -> str:
     rounds = evaluated(report)
     values = {row.number: row.metrics[report.metric] for row in rounds}
-    champions = champion_values(report)
     points = [
         CurvePoint(
             name=f"round {row.number}" if width >= 500 else f"r{row.number}",
             detail=f"{row.labels_total:,} labels" if width >= 500 else f"{row.labels_total:,}",
             value=values[row.number],
-            champion=champions[row.number],
+            champions=row.champions,
             decision=row.decision or "open",
-            low=_bound(row, values[row.number], "low"),
-            high=_bound(row, values[row.number], "high"),
+            gain=gain_text(row.interval) if row.interval else "",
+            bar=_bar(report, row),
         )
         for row in rounds
     ]
@@ -57,25 +56,23 @@ def learning_curve(report: Report, width: int) -> str:
     return line_chart(points, title, measure=measure, percent=percent, width=width)
 
 
-def _bound(row: RoundRow, value: float, side: str) -> float | None:
-    """The interval of the gain, moved to where the candidate stands."""
-    if row.interval is None:
+def _bar(report: Report, row: RoundRow) -> tuple[float, float] | None:
+    """The interval of the gain, laid onto the champion's value; None where it is in another metric's unit."""
+    gain = _drawn_gain(report, row)
+    if gain is None:
         return None
-    bound: float = getattr(row.interval, side)
-    return value - row.interval.difference + bound
+    champion = row.metrics[report.metric] - gain.difference
+    return champion + gain.low, champion + gain.high
 
 
-def champion_values(report: Report) -> dict[int, float | None]:
-    """The main metric of the model deployed after each evaluated round, as measured in its own round."""
-    stack: list[float] = []
-    values: dict[int, float | None] = {}
-    for row in evaluated(report):
-        if row.decision in ("baseline", "deploy"):
-            stack.append(row.metrics[report.metric])
-        elif row.decision == "rollback" and len(stack) > 1:
-            stack.pop()
-        values[row.number] = stack[-1] if stack else None
-    return values
+def _drawn_gain(report: Report, row: RoundRow) -> Interval | None:
+    return row.interval if row.interval and row.interval.metric == report.metric else None
+
+
+def levels_of_bars(report: Report) -> str:
+    """The coverage of the learning curve's bars, such as ``95%`` or ``90% or 95%``; empty without bars."""
+    gains = [_drawn_gain(report, row) for row in evaluated(report)]
+    return " or ".join(level_text(level) for level in sorted({gain.level for gain in gains if gain}))
 
 
 def evaluated(report: Report) -> list[RoundRow]:

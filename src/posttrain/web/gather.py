@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.evaluate.artifact import read_evaluation
+from posttrain.evaluate.suite import SuiteResult
 from posttrain.loop.config import Config
+from posttrain.loop.history import finished_rounds
 from posttrain.loop.status import model_seconds, stage_seconds, status
-from posttrain.store.records import Round
+from posttrain.store.records import Deployment, Round
 from posttrain.store.workspace import Workspace
 from posttrain.web import report_data as page
 from posttrain.web.charts.lineage import Node
@@ -18,18 +20,21 @@ _SETS = ("pool", "labelled", "test")
 def gather(workspace: Workspace, config: Config) -> page.Report:
     """The report's content, from the rounds so far."""
     state = status(workspace, config)
-    rounds = [entry for entry in workspace.metadata.rounds() if entry.detail]
+    rounds = finished_rounds(workspace)
     nodes, edges = _lineage(workspace, rounds)
     champion = state["champion"]
-    best = _evaluation_of(workspace, rounds, champion["id"]) if champion else None
-    main = next(iter(best.values())) if best else None
+    main = _main_suite(workspace, rounds, champion["id"]) if champion else None
+    # A model that was promoted by hand out of an unfinished round was measured in none.
+    judged = main or (_main_suite(workspace, rounds, rounds[-1].candidate) if rounds else None)
+    metric = judged.main if judged else "accuracy"
+    champions = _champions(workspace, rounds, metric)
     return page.Report(
         title=f"{workspace.root.name}: {len(rounds)} rounds",
         workspace=workspace.root.name,
         task=_task(config),
         champion=page.Champion(champion["id"], champion["round"], champion["metrics"]) if champion else None,
-        rounds=tuple(_round(workspace, entry) for entry in rounds),
-        metric=main.main if main else "accuracy",
+        rounds=tuple(_round(workspace, entry, champions[entry.number]) for entry in rounds),
+        metric=metric,
         label_counts=_label_counts(workspace, rounds),
         per_class=tuple(
             page.ClassRow(row["label"], row["support"], row["precision"], row["recall"], row["f1"])
@@ -56,22 +61,54 @@ def _task(config: Config) -> str:
     return f"{asked} {len(labels)} labels are allowed." if labels else asked
 
 
-def _round(workspace: Workspace, entry: Round) -> page.RoundRow:
+def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...]) -> page.RoundRow:
     decision = entry.decision or {}
     selection = workspace.metadata.artifact(entry.detail.get("selection", ""))
-    interval = next(iter(decision.get("intervals", {}).values()), None)
     return page.RoundRow(
         number=entry.number,
         labels_total=entry.detail["labels"],
         labels_new=entry.detail.get("labels_new", 0),
         decision=decision.get("action"),
         metrics=entry.detail["metrics"],
-        interval=page.Interval(**interval) if interval else None,
+        champions=champions,
+        interval=_interval(workspace, decision),
         rules=tuple(page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
         note=_note(workspace, entry),
     )
+
+
+def _interval(workspace: Workspace, decision: dict[str, Any]) -> page.Interval | None:
+    """The gain by the main suite's scores, with the level that the config had when it was computed."""
+    if not decision.get("intervals"):
+        return None
+    metric, interval = next(iter(decision["intervals"].items()))
+    run = workspace.metadata.producers(decision["id"])[-1]
+    return page.Interval(**interval, metric=metric, level=run.config["bootstrap"]["level"])
+
+
+def _champions(workspace: Workspace, rounds: list[Round], metric: str) -> dict[int, tuple[float | None, ...]]:
+    """By round, the metric of the models in use from its decision to the next one's; see `RoundRow.champions`."""
+    values = {entry.candidate: entry.detail["metrics"].get(metric) for entry in rounds}
+    deployed: dict[int, list[Deployment]] = {}
+    place = 0
+    for row in workspace.metadata.deployments():
+        place = row.round if row.round is not None else max(place, _last_done(rounds, row.created_at))
+        deployed.setdefault(place, []).append(row)
+    found = {}
+    in_use: list[str] = []
+    for entry in rounds:
+        changes = deployed.get(entry.number, [])
+        decided = bool(changes) and changes[0].round == entry.number
+        in_use = [*([] if decided else in_use[-1:]), *(row.model_id for row in changes)]
+        found[entry.number] = tuple(values.get(model) for model in in_use)
+    return found
+
+
+def _last_done(rounds: list[Round], moment: datetime) -> int:
+    """Number of the last round that was done at a moment; 0 before the first."""
+    return max((entry.number for entry in rounds if entry.finished_at and entry.finished_at <= moment), default=0)
 
 
 def _note(workspace: Workspace, entry: Round) -> str:
@@ -84,10 +121,11 @@ def _note(workspace: Workspace, entry: Round) -> str:
     return " ".join(notes)
 
 
-def _evaluation_of(workspace: Workspace, rounds: list[Round], model: str) -> dict[str, Any] | None:
+def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None) -> SuiteResult | None:
+    """What the main suite found of a model in its own round; None if it had none."""
     for entry in reversed(rounds):
         if entry.candidate == model:
-            return read_evaluation(workspace.artifacts.path(entry.detail["evaluation"]))
+            return next(iter(read_evaluation(workspace.artifacts.path(entry.detail["evaluation"])).values()))
     return None
 
 
@@ -159,4 +197,4 @@ def _files_of(workspace: Workspace, entry: Round) -> list[str]:
 def _timings(workspace: Workspace, rounds: list[Round]) -> dict[str, float]:
     total = sum(entry.seconds or 0.0 for entry in rounds)
     computing = sum(model_seconds(workspace, entry.number) for entry in rounds)
-    return {"all rounds": total, "model compute": computing, "everything else": max(0.0, total - computing)}
+    return {"all rounds": total, "model compute": computing, "everything else": total - computing}

@@ -1,15 +1,12 @@
 """The report: one HTML page that holds everything it shows and loads nothing."""
 
-import os
-import tempfile
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
 from posttrain.web import figures, wording
 from posttrain.web.charts import DECISIONS, chart_style
 from posttrain.web.figures import learning_curve_svg
@@ -28,7 +25,6 @@ def render(report: Report) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= {
-        "points": wording.points_text,
         "duration": wording.duration_text,
         "metric_name": wording.metric_name,
         "words": wording.reason_text,
@@ -48,35 +44,21 @@ def render(report: Report) -> str:
         funnels=[(name, Markup(chart)) for name, chart in figures.funnels(report)],
         style=Markup(environment.get_template("report.css").render() + chart_style()),
         headline=_headline(report),
+        levels_of_bars=figures.levels_of_bars(report),
         metric_text=wording.metric_text,
+        gain_text=wording.gain_text,
         decisions=DECISIONS,
         metrics=_metrics_of_rounds(report),
     )
 
 
 def write(report: Report, path: Path) -> None:
-    """Write the page to ``path``: whole or not at all.
+    """Write the page to ``path``, whose folder exists: whole or not at all.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: the disk refused.
     """
-    page = render(report)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
-        raise UserError(f"cannot be written: {error.strerror or error}", where=str(path)) from None
+    write_atomically(path, render(report).encode())
 
 
 def _headline(report: Report) -> list[tuple[str, str, str]]:

@@ -17,12 +17,18 @@ class Champion:
 
 @dataclass(frozen=True)
 class Interval:
-    """The candidate's gain over the champion in the main metric, with its 95% interval over ``n`` records."""
+    """The candidate's gain over the champion in ``metric`` with its interval, all in the metric's own unit.
+
+    ``metric`` is the mean of the scores of ``n`` records, and need not be the report's main one: models that are
+    judged by perplexity are compared by log likelihood. ``level`` is the interval's coverage, between 0 and 1.
+    """
 
     difference: float
     low: float
     high: float
     n: int
+    metric: str
+    level: float
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One round. ``decision`` is baseline, deploy, refuse, collect_more or rollback; None while it is open.
+    """One round. ``decision`` is baseline, deploy, refuse or rollback; None while it is open.
 
-    ``seconds`` is by stage in the order of the stages; ``reasons`` counts why records were selected.
+    ``champions`` is the main metric, as measured in their own rounds, of the models in use from this round's
+    decision to the next one's: first the one that the decision left in service, then those put there by hand; None
+    for a model that no round measured. ``seconds`` is by stage in the order of the stages; ``reasons`` counts why
+    records were selected.
     """
 
     number: int
@@ -46,6 +55,7 @@ class RoundRow:
     labels_new: int
     decision: str | None
     metrics: Mapping[str, float]
+    champions: tuple[float | None, ...] = ()
     interval: Interval | None = None
     rules: tuple[Rule, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """Numbers as the report writes them."""
 
 from posttrain.web.charts import seconds
+from posttrain.web.report_data import Interval
 
-_SHARES = ("accuracy", "f1", "rate", "precision", "recall", "match", "coverage")
+_SHARES = ("accuracy", "f1", "rate", "precision", "recall")
 
 
 def metric_text(name: str, value: float) -> str:
@@ -31,6 +32,24 @@ def metric_name(name: str) -> str:
 def points_text(difference: float) -> str:
     """A difference of shares in percentage points, with its sign: ``+5.3``."""
     return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def gain_text(gain: Interval) -> str:
+    """A gain with its interval: points for shares, for other metrics their own unit."""
+    share = is_share(gain.metric)
+    difference, low, high = (
+        points_text(value) if share else f"{value:+.3g}".replace("-", "−")
+        for value in (gain.difference, gain.low, gain.high)
+    )
+    return (
+        f"gain in {metric_name(gain.metric)} over the champion: {difference}{' points' if share else ''}"
+        f" ({level_text(gain.level)} interval {low} to {high}, n = {gain.n:,})"
+    )
+
+
+def level_text(level: float) -> str:
+    """An interval's coverage: ``95%``."""
+    return f"{100 * level:g}%"
 
 
 def reason_text(reason: str) -> str:

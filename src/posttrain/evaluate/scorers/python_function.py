@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.evaluate.config import SuiteConfig
@@ -42,25 +45,45 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
     return from_answers(answers, values, [answer.finished for answer in answers])
 
 
-def load_function(path: str, where: str) -> Callable[..., Any]:
+def load_function(path: str, where: str, root: Path | None = None) -> Callable[..., Any]:
     """Import ``package.module:function``.
 
+    Args:
+        path: the function.
+        where: what the error names.
+        root: a folder where modules are looked for too, after all others, from now on.
+
     Raises:
-        UserError: if there is no such module or no such function in it.
+        UserError: if there is no such module or no such function in it, or the module fails, with its line.
     """
+    if root is not None and (folder := str(root.resolve())) not in sys.path:
+        sys.path.append(folder)
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UserError(f"`{path}` is no dotted path", where=where, fix="write package.module:function")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(
-            f"cannot import `{module_name}`: {error}", where=where, fix="check the path and PYTHONPATH"
-        ) from None
+    except (Exception, SystemExit) as error:  # the user's module may do anything
+        place = _place(error)
+        fix = "mend it" if place else "put it in the workspace's folder or on PYTHONPATH"
+        said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+        raise UserError(f"cannot import `{module_name}`: {said}{place}", where=where, fix=fix) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"module `{module_name}` has no function `{name}`", where=where)
+        file = getattr(module, "__file__", None)
+        what = f"module `{module_name}` has no function `{name}`"
+        raise UserError(what, where=where, fix=f"add it to {file}" if file else None)
     return function  # type: ignore[no-any-return]
+
+
+def _place(error: BaseException) -> str:
+    """Where a module failed, as `` (file:line)``: the broken line, or the user's line that led to the error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.name == "<module>":  # what stands before it is the machinery of imports
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
 
 
 PYTHON = Scorer(score, main="score", paired="score", metrics=frozenset({"score", "invalid_rate"}))

@@ -66,6 +66,6 @@ def collect(turn: Turn) -> Collected:
             return write_dataset(out, getattr(built(), name), built().rejected[name], meta)
 
         artifact = turn.stage(f"collect {name}", "dataset", digests, settings, work, seeded=False)
-        turn.workspace.metadata.name_artifact(name, artifact.id)
+        turn.workspace.metadata.name_artifact(name, artifact.id, turn.workspace.metadata.named(name))
         artifacts[name] = artifact
     return Collected(**artifacts)

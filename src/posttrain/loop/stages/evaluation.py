@@ -13,12 +13,12 @@ from posttrain.data.read import read
 from posttrain.evaluate.artifact import read_evaluation, write_evaluation
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.examples import sample_records
-from posttrain.evaluate.latency import measure_latency
+from posttrain.evaluate.latency import answer_of, measure_latency
 from posttrain.evaluate.names import flat_metrics
 from posttrain.evaluate.scorers.python_function import load_function
 from posttrain.evaluate.suite import run_suite
 from posttrain.loop.turn import Turn, task_key
-from posttrain.models.task import Turns
+from posttrain.models.request import request
 from posttrain.store.artifacts import Artifact
 from posttrain.store.hashing import file_digest
 
@@ -37,7 +37,8 @@ def evaluate(turn: Turn, model: str, test: Artifact, *, full: bool = False) -> A
         write_evaluation(out, results)
         return {"metrics": flat_metrics(results), "full": full}
 
-    settings = {name: suite.model_dump(mode="json") for name, suite in suites.items()}
+    # In their order: the first suite's metrics need no prefix.
+    settings = [[name, suite.model_dump(mode="json")] for name, suite in suites.items()]
     digests = _suite_digests(turn)
     inputs = {"model": model, "test": test.id, **digests}
     config = {"suites": settings, "full": full, **task_key(turn.config)}
@@ -54,16 +55,19 @@ def measure(turn: Turn, candidate: str, champion: str, test: Artifact) -> Artifa
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         records = sample_records(turn.dataset(test.id).records, config.prompts)
-        prompts = [_request(record) for record in records.select(["prompt", "text"]).to_pylist()]
+        prompts = [request(record) for record in records.select(["prompt", "text"]).to_pylist()]
         models = {"candidate": turn.model(candidate)}
         if champion != candidate:
             models["champion"] = turn.model(champion)
-        timed = measure_latency(models, prompts, config.repeats)
+        main = next(iter(turn.config.evaluate.suites.values()))
+        answer = answer_of(main, bool(turn.config.task.label_set))
+        timed = measure_latency(models, prompts, config.repeats, answer=answer)
         (out / LATENCY).write_text(json.dumps({"champion": timed["candidate"], **timed}), encoding="utf-8")
         return {}
 
     inputs = {"candidate": candidate, "champion": champion, "test": test.id}
-    settings = {"latency": config.model_dump(mode="json"), **task_key(turn.config)}
+    scorer = next(iter(turn.config.evaluate.suites.values())).scorer
+    settings = {"latency": config.model_dump(mode="json"), "scorer": scorer, **task_key(turn.config)}
     return turn.stage("latency", "latency", inputs, settings, work, seeded=False)
 
 
@@ -81,13 +85,6 @@ def _records(turn: Turn, suite: SuiteConfig, test: Artifact) -> pa.Table:
         return turn.dataset(test.id).records
     path = turn.workspace.root / Path(suite.data).expanduser()
     return pa.concat_tables(read(path, suite.columns or turn.config.data.columns, name=suite.data))
-
-
-def _request(record: dict[str, Any]) -> Turns:
-    """A record as one request; plain text is asked as a question."""
-    if record["prompt"]:
-        return [dict(part) for part in record["prompt"]]
-    return [{"role": "user", "content": record["text"] or ""}]
 
 
 def _suite_digests(turn: Turn) -> dict[str, str]:

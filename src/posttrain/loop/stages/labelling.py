@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from posttrain.data.leak import leaks
 from posttrain.data.problem import unknown_label
 from posttrain.data.read import read
 from posttrain.data.version import Dataset, training_version, write_dataset
@@ -15,6 +16,7 @@ from posttrain.label.quality import summary
 from posttrain.label.registry import annotator
 from posttrain.loop.config import Config
 from posttrain.loop.stages.choose import chosen_records
+from posttrain.loop.stages.collect import Collected
 from posttrain.loop.turn import Turn
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
@@ -74,41 +76,46 @@ def label(turn: Turn, selection: Artifact, pool: Artifact) -> Artifact:
     return turn.stage("label", "labels", inputs, settings, work)
 
 
-def extend(turn: Turn, parent: str | None, labelled: Artifact, labels: Artifact | None) -> Artifact:
-    """The training set: its parent, the labelled files' records and this round's labels.
+def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifact | None) -> Artifact:
+    """The training set: its parent, the labelled files' records as they are now and this round's labels.
+
+    What the present test set gives away is taken out, of the parent's records too.
 
     Args:
         turn: the round.
         parent: the dataset artifact to build on.
-        labelled: records that came with a label.
-        labels: this round's labels; None for the set that stands before the first round.
+        collected: the labelled files' records and the test set.
+        labels: this round's labels; None where nothing was asked for.
     """
+    leak = turn.config.data.leak
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         before = turn.dataset(parent) if parent else None
+        labelled = turn.dataset(collected.labelled.id).records
         version = training_version(
             before,
             _new(turn, before, labelled, labels),
             parent_id=parent,
             labels=turn.config.task.label_set or None,
+            labelled=labelled,
+            leak=leaks(turn.dataset(collected.test.id).records, leak),
         )
         return write_dataset(out, version.records, version.rejected, version.meta)
 
-    inputs = {"labelled": labelled.id}
+    inputs = {"labelled": collected.labelled.id, "test": collected.test.id}
     inputs |= {"labels": labels.id} if labels else {}
     inputs |= {"parent": parent} if parent else {}
-    settings = {"labels": turn.config.task.label_set}
+    settings = {"labels": turn.config.task.label_set, "leak": leak}
     artifact = turn.stage("dataset", "dataset", inputs, settings, work, seeded=False)
-    if labels:
+    if turn.number:
         turn.workspace.metadata.name_artifact("train", artifact.id, parent)
     return artifact
 
 
-def _new(turn: Turn, before: Dataset | None, labelled: Artifact, labels: Artifact | None) -> pa.Table:
+def _new(turn: Turn, before: Dataset | None, labelled: pa.Table, labels: Artifact | None) -> pa.Table:
     """Records that the parent does not hold: of the labelled files, and of this round's batch."""
-    known = pa.array(before.records["input_id"].to_pylist() if before else [], pa.string())
-    came = turn.dataset(labelled.id).records
-    came = came.filter(pa.compute.invert(pa.compute.is_in(came["input_id"], value_set=known)))
+    known = pa.array(before.records["id"].to_pylist() if before else [], pa.string())
+    came = labelled.filter(pa.compute.invert(pa.compute.is_in(labelled["id"], value_set=known)))
     if labels is None:
         return came
     return pa.concat_tables([came, parquet.read_table(turn.path(labels.id) / LABELS, schema=came.schema)])

@@ -9,7 +9,6 @@ DECISIONS = {
     "baseline": "baseline",
     "deploy": "deployed",
     "refuse": "refused",
-    "collect_more": "more labels wanted",
     "rollback": "rolled back",
 }
 """What the gate can say, in the reader's words."""
@@ -20,22 +19,26 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One round. ``value`` is the candidate's, ``champion`` that of the model deployed after the decision;
-    ``low`` and ``high`` bound the value (all in the chart's unit)."""
+    """One round, in the chart's unit.
+
+    ``value`` is the candidate's; ``champions`` are those of the models in use from this round's decision to the
+    next one's, None where it is not known; ``gain`` tells the gain over the champion in words, and ``bar`` is its
+    interval (low, high) laid onto the champion's value.
+    """
 
     name: str
     detail: str
     value: float
-    champion: float | None
+    champions: tuple[float | None, ...]
     decision: str
-    low: float | None = None
-    high: float | None = None
+    gain: str = ""
+    bar: tuple[float, float] | None = None
 
 
 def line_chart(
     points: Sequence[CurvePoint], title: str, *, measure: str = "", percent: bool = True, width: int = 760
 ) -> str:
-    """Rounds from left to right; a mark a candidate, a step line for the champion, bars for the intervals.
+    """Rounds from left to right; a mark a candidate, a step line for the champion, bars for the gain over it.
 
     Args:
         measure: what the values are, written at the top of their axis.
@@ -48,7 +51,7 @@ def line_chart(
     height = (340 if width >= 500 else 280) + legend.height
     left, right, top = (56 if width >= 500 else 50), width - 28, 34
     bottom = height - 56 - legend.height
-    known = [v for p in points for v in (p.value, p.champion, p.low, p.high) if v is not None]
+    known = [value for p in points for value in (p.value, *p.champions, *(p.bar or ())) if value is not None]
     marks = ticks(0 if percent else min(known), max(known), 5)
     low, high = marks[0], marks[-1]
 
@@ -82,11 +85,12 @@ def line_chart(
 def _champion_steps(points: Sequence[CurvePoint], x: Scale, y: Scale, right: float) -> str:
     path, pen = [], "M"
     for at, point in enumerate(points):
-        if point.champion is None:
-            continue
-        end = x(at + 1) if at + 1 < len(points) else right
-        path.append(f"{pen}{x(at):.1f} {y(point.champion):.1f}H{end:.1f}")
-        pen = "L"
+        champions = point.champions or (None,)
+        room = (x(at + 1) if at + 1 < len(points) else right) - x(at)
+        for step, value in enumerate(champions):
+            start, end = (x(at) + room * part / len(champions) for part in (step, step + 1))
+            path += [f"{pen}{start:.1f} {y(value):.1f}H{end:.1f}"] if value is not None else []
+            pen = "M" if value is None else "L"  # what is not known stays open
     return element("path", d=" ".join(path), class_="champion") if path else ""
 
 
@@ -94,12 +98,12 @@ def _mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
     value = _value(point.value, percent, 1)
     told = f"{point.name}: {value}, {DECISIONS.get(point.decision, point.decision)}"
     bar, above, lowest = "", y(point.value), y(point.value)
-    if point.low is not None and point.high is not None:
-        ends = y(point.low), y(point.high)
+    told += f", {point.gain}" if point.gain else ""
+    if point.bar is not None:
+        ends = y(point.bar[0]), y(point.bar[1])
         above, lowest = min(above, ends[1]), max(lowest, ends[0])
         whiskers = "".join(element("line", x1=x - 5, x2=x + 5, y1=end, y2=end, class_="error") for end in ends)
         bar = element("line", x1=x, x2=x, y1=ends[0], y2=ends[1], class_="error") + whiskers
-        told += f", 95% interval {_value(point.low, percent, 1)} to {_value(point.high, percent, 1)}"
     below = point.decision in ("refuse", "rollback")  # there the champion's line is above
     # A label that would run into the names below the axis goes above its mark.
     below = below and lowest + 24 < y(0) - 4
@@ -116,8 +120,6 @@ def _symbol(decision: str, x: float, y: float) -> str:
         return element("circle", cx=x, cy=y, r=9, class_="halo") + element("path", d=cross, class_="refuse")
     if decision == "rollback":
         return element("path", d=f"M{x - 7:.1f} {y - 5:.1f}h14l-7 12z", class_="rollback")
-    if decision == "collect_more":
-        return element("path", d=f"M{x:.1f} {y - 8:.1f}l8 8l-8 8l-8 -8z", class_="collect")
     return element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_="baseline")
 
 

@@ -1,0 +1,56 @@
+"""A suite that cannot be measured ends every verb that measures in one line and 2, before any work."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+Tree = Callable[[Path], dict[str, str]]
+BROKEN = {"scorer": "python", "function": "broken_for_this_test:score"}
+
+
+@pytest.mark.parametrize("verb", [["config", "check"], ["run"], ["eval"], ["select"]])
+@pytest.mark.parametrize(
+    ("suite", "says"),
+    [
+        ({"data": "none.csv"}, "evaluate.suites.extra.data: no such file: none.csv; check the path"),
+        (BROKEN, "NameError: name 'undefined' is not defined ({root}/broken_for_this_test.py:2); mend it"),
+    ],
+)
+def test_a_suite_that_cannot_be_measured(
+    small: Any,
+    turned_workspace: Path,
+    posttrain: Call,
+    tree: Tree,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: list[str],
+    suite: dict[str, Any],
+    says: str,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    root = tmp_path / "mine"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    small.configure(root, evaluate={"suites": {"test": {}, "extra": suite}})
+    (root / "broken_for_this_test.py").write_text("limit = 3\nscore = undefined\n")
+    before = tree(root)
+    assert says.format(root=root) in posttrain(*verb, "-w", root).mistake
+    assert tree(root) == before
+
+
+def test_a_function_of_the_workspace_measures(
+    small: Any, turned_workspace: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    root = tmp_path / "mine"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    suite = {"scorer": "python", "function": "scores_in_the_workspace:length"}
+    small.configure(root, evaluate={"suites": {"test": {}, "extra": suite}})
+    (root / "scores_in_the_workspace.py").write_text("def length(answer, expected, prompt):\n    return len(answer)\n")
+    assert posttrain("config", "check", "-w", root).code == 0
+    assert posttrain("eval", "-w", root, "--json").json["metrics"]["extra"] >= 0

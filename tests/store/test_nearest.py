@@ -1,0 +1,22 @@
+"""One nearest name for every mistyped one."""
+
+import itertools
+
+from posttrain.store.nearest import did_you_mean, nearest
+
+
+def test_the_nearest_name_is_found_in_any_order() -> None:
+    for known in itertools.permutations(["epochs", "epoch_size", "precision"]):
+        assert nearest("epoch", known) == "epochs"
+        assert did_you_mean("epoch", known) == "did you mean `epochs`?"
+
+
+def test_the_least_alike_is_named_too_unless_likeness_is_asked_for() -> None:
+    assert nearest("zzz", {"one": 1}) == "one"
+    assert nearest("zzz", ["one"], likeness=0.75) is None
+    assert nearest("txet", ["text", "prompt"], likeness=0.75) == "text"
+
+
+def test_nothing_is_known() -> None:
+    assert nearest("word", []) is None
+    assert did_you_mean("word", iter(())) is None

@@ -1,0 +1,82 @@
+"""What the report takes from a workspace: the models in use, the gains as they were computed, and the time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.loop.config import load_config
+from posttrain.loop.loop import Loop
+from posttrain.loop.registry import Registry
+from posttrain.store.workspace import Workspace
+from posttrain.web.figures import levels_of_bars
+from posttrain.web.gather import gather
+from posttrain.web.report import render
+from posttrain.web.report_data import Report
+
+# Enough for the tiny model to learn the four labels by heart.
+LEARNS: dict[str, Any] = {
+    "label": {"per_round": 20},
+    "train": {"epochs": 12, "learning_rate": 4.0e-3, "precision": "float32"},
+}
+
+
+class Gathered:
+    """An open workspace: turn its loop, and gather its report."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Workspace.create(root, load_config(root).store)
+
+    def run(self, *arguments: Any, **options: Any) -> None:
+        Loop(self.store, load_config(self.root)).run(*arguments, **options)
+
+    @property
+    def report(self) -> Report:
+        return gather(self.store, load_config(self.root))
+
+
+@pytest.fixture
+def gathered(small: Any) -> Iterator[Gathered]:
+    """A workspace whose first round is deployed and whose second is refused, with a roll-back by hand in between."""
+    root = small(evaluate={"bootstrap": {"level": 0.8}}, **LEARNS)
+    found = Gathered(root)
+    found.run(1)
+    Registry(found.store).rollback("found bad in service")
+    small.configure(root, evaluate={"bootstrap": {"level": 0.9}}, gate={"deploy": ["accuracy > 2"]}, **LEARNS)
+    found.run(2)
+    yield found
+    found.store.close()
+
+
+def test_the_models_in_use_are_those_that_were_deployed(gathered: Gathered) -> None:
+    base, first, second = (entry.detail["metrics"]["accuracy"] for entry in gathered.store.metadata.rounds())
+    assert base < min(first, second)
+    assert [row.champions for row in gathered.report.rounds] == [(base,), (first, base), (base,)]
+    Registry(gathered.store).promote(str(gathered.store.metadata.rounds()[2].candidate), round=None)
+    assert [row.champions for row in gathered.report.rounds] == [(base,), (first, base), (base, second)]
+    # A model out of a round that is not done has no figures, and the page is drawn all the same.
+    gathered.run(3, until="train")
+    trained = gathered.store.metadata.runs(stage="train", status="done")[-1]
+    Registry(gathered.store).promote(str(trained.output), round=None)
+    report = gathered.report
+    assert [row.champions for row in report.rounds] == [(base,), (first, base), (base, second, None)]
+    assert report.metric == "accuracy"
+    assert "accuracy of each round" in render(report)
+
+
+def test_a_gain_keeps_the_level_and_the_metric_that_it_was_computed_with(gathered: Gathered) -> None:
+    intervals = [row.interval for row in gathered.report.rounds]
+    assert intervals[0] is None
+    assert [(gain.metric, gain.level) for gain in intervals if gain] == [("accuracy", 0.8), ("accuracy", 0.9)]
+    assert levels_of_bars(gathered.report) == "80% or 90%"
+
+
+def test_the_times_add_up_whatever_they_are(gathered: Gathered) -> None:
+    timings = gathered.report.timings
+    assert timings["everything else"] > 0
+    assert timings["all rounds"] == pytest.approx(timings["model compute"] + timings["everything else"])
+    for number in range(3):
+        gathered.store.metadata.update_round(number, seconds=0.0)
+    assert gathered.report.timings["everything else"] == -timings["model compute"] < 0
