@@ -1,7 +1,7 @@
 """Evaluate models on the suites, and time candidate and champion side by side."""
 
-import inspect
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ def _suite_digests(turn: Turn) -> dict[str, str]:
     digests = input_digests(DataConfig(pool=files), turn.workspace.root)
     for name, suite in suites.items():
         if suite.function:
-            source = inspect.getsourcefile(load_function(suite.function, f"evaluate.suites.{name}.function"))
+            load_function(suite.function, f"evaluate.suites.{name}.function")
+            source = getattr(sys.modules[suite.function.partition(":")[0]], "__file__", None)
             digests[f"{name}.function"] = file_digest(Path(source)) if source else ""
     return digests
