@@ -91,7 +91,7 @@ class Demo:
                     }
                     for entry in state["rounds"]
                 ],
-                "final": state["final"],
+                "final": {name: value for name, value in (state["final"] or {}).items() if name != "seconds"},
                 "labels": labels,
                 "artifacts": sorted(row.id for row in store.metadata.artifacts() if row.kind not in _TIMED),
             }
