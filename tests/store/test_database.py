@@ -102,9 +102,6 @@ class DatabaseContract:
             with pytest.raises(UserError, match=r"newer version of posttrain.*pip install --upgrade posttrain"):
                 connect(write=write)
 
-    def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
-        raise NotImplementedError
-
 
 class TestSQLite(DatabaseContract):
     @pytest.fixture
@@ -118,9 +115,12 @@ class TestSQLite(DatabaseContract):
             ]
         assert values == ["wal", 1, 2]
 
-    def test_only_one_works_in_a_database(self, connect: Callable[..., Metadata]) -> None:
-        with connect().exclusive(), connect().exclusive():
-            pass  # the lock of the workspace's folder guards the file
+    def test_the_file_itself_is_not_locked(self, connect: Callable[..., Metadata]) -> None:
+        """The lock of the workspace's folder guards it; here a second process may read and write."""
+        first, second = connect(), connect()
+        with first.exclusive(), second.exclusive():
+            second.add_artifact(artifact(1))
+            assert [row.id for row in first.artifacts()] == [artifact(1).id]
 
     def test_full(self, metadata: Metadata) -> None:
         with metadata.engine.connect() as connection:
