@@ -1,12 +1,14 @@
-"""The demo as a user starts it: a process of its own, which can be killed."""
+"""The demo in processes of its own, which can be killed."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,23 @@ import pyarrow.parquet as parquet
 import pytest
 from filelock import FileLock
 
+from posttrain.cli.main import main
 from posttrain.loop.config import load_config
 from posttrain.loop.status import status
 from posttrain.store.workspace import Workspace
 
-COMMAND = Path(sys.executable).parent / "posttrain"
-# Sums in another order round otherwise: all runs that are compared use one thread.
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _TIMED = ("latency", "decision")
+
+# Every run that is to be killed is forked from a process that has imported what takes seconds, and no more than that.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["sklearn.cluster", "transformers.models.llama.modeling_llama", "posttrain.loop.loop"])
+
+
+def _run(folder: Path, log: Path) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    main(["demo", "--quick", "--dir", str(folder)])
 
 
 class Demo:
@@ -31,45 +42,44 @@ class Demo:
         self.folder = folder
         self.log = folder.with_suffix(".log")
 
-    def start(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [COMMAND, "demo", "--quick", "--dir", self.folder],
-                env=ENVIRONMENT,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def start(self) -> BaseProcess:
+        process = _FORKS.Process(target=_run, args=(self.folder, self.log))
+        process.start()
+        return process
 
     def finish(self) -> None:
         process = self.start()
-        assert process.wait(300) == 0, self.log.read_text()
+        process.join(300)
+        assert process.exitcode == 0, self.log.read_text()
 
     def kill_after(self, seconds: float) -> bool:
         """Start it and ``kill -9`` it after a while; False if it was done by then."""
-        process = self.start()
-        try:
-            assert process.wait(seconds) == 0, self.log.read_text()
-        except subprocess.TimeoutExpired:
-            return kill(process)
-        return False
+        return self._killed(self.start(), seconds)
 
     def done_before_a_kill(self, seconds: float) -> bool:
         """Start it and ``kill -9`` it once it has held the workspace for a while; True if it was done by then."""
         process = self.start()
-        while process.poll() is None and not self._held_by(process.pid):
+        while process.is_alive() and not self._held_by(process.pid):
             time.sleep(0.02)
-        try:
-            assert process.wait(seconds) == 0, self.log.read_text()
-        except subprocess.TimeoutExpired:
-            return not kill(process)
-        return True
+        return not self._killed(process, seconds)
 
-    def _held_by(self, pid: int) -> bool:
+    def _killed(self, process: BaseProcess, seconds: float) -> bool:
+        process.join(seconds)
+        process.kill()
+        process.join(60)
+        assert process.exitcode in (0, -signal.SIGKILL), self.log.read_text()
+        return process.exitcode == -signal.SIGKILL
+
+    def _held_by(self, pid: int | None) -> bool:
         try:
             return bool(json.loads((self.folder / ".posttrain" / "lock.json").read_bytes())["pid"] == pid)
         except FileNotFoundError:
             return False
+
+    def seconds(self) -> float:
+        """How long its rounds took."""
+        with Workspace.open(self.folder, load_config(self.folder).store, write=False) as store:
+            return sum(entry.seconds or 0.0 for entry in store.metadata.rounds())
 
     def outcome(self) -> dict[str, Any]:
         """All that two equal runs must share: everything but times."""
@@ -111,12 +121,6 @@ class Demo:
         assert (self.folder / "report.html").stat().st_size > 0
 
 
-def kill(process: subprocess.Popen[bytes]) -> bool:
-    """``kill -9`` a process and all that it started; whether it was still at work."""
-    os.killpg(process.pid, signal.SIGKILL)
-    return process.wait(60) == -signal.SIGKILL
-
-
 @pytest.fixture
 def demo(tmp_path: Path) -> Callable[[str], Demo]:
     return lambda name="demo": Demo(tmp_path / name)
@@ -124,17 +128,16 @@ def demo(tmp_path: Path) -> Callable[[str], Demo]:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The outcome of a run that nobody interrupted, and its ``seconds``; one for all workers."""
+    """The outcome of the command when nobody interrupts it, and its ``seconds``; one for all workers."""
     base = tmp_path_factory.getbasetemp()
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     said = run / "reference.json"
     with FileLock(run / "reference.lock"):
         if not said.exists():
             demo = Demo(run / "reference")
-            start = time.monotonic()
-            demo.finish()
-            seconds = time.monotonic() - start
+            command = Path(sys.executable).parent / "posttrain"
+            subprocess.run([command, "demo", "--quick", "--dir", demo.folder], check=True, capture_output=True)
             demo.check_the_store()
-            said.write_text(json.dumps({**demo.outcome(), "seconds": seconds}))
+            said.write_text(json.dumps({**demo.outcome(), "seconds": demo.seconds()}))
     found: dict[str, Any] = json.loads(said.read_text())
     return found

@@ -1,8 +1,6 @@
 """Rows of a file in any format we read, each with its line; what cannot be read comes as a problem."""
 
-import csv
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from posttrain.data.problem import Problem
+from posttrain.store.text import delimited
 
 BATCH_ROWS = 1024
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -113,7 +112,6 @@ def _json(path: Path, name: str) -> Rows:
 
 def _delimited(path: Path, name: str) -> Rows:
     """CSV with a header. Undecodable bytes pass as lone surrogates, so that only their own row is refused."""
-    csv.field_size_limit(sys.maxsize)
     with path.open("rb") as file:
         if _utf16(file.read(2)):
             yield _not_utf8(b"\xff\xfe", name, 1)
@@ -122,32 +120,20 @@ def _delimited(path: Path, name: str) -> Rows:
         lines = (
             raw.decode("utf-8-sig" if line == 0 else "utf-8", errors="surrogateescape") for line, raw in enumerate(file)
         )
-        reader = csv.reader(lines, delimiter=DELIMITERS[path.suffix.lower()], strict=True)
         header: list[str] | None = None
-        while True:
-            line = reader.line_num + 1
-            try:
-                cells = next(reader, None)
-            except csv.Error as error:
-                message = "a quoted field never closes" if "end of data" in str(error) else str(error)
-                yield Problem(name, line, "broken CSV", f"broken CSV: {message}")
+        for line, cells in delimited(lines, DELIMITERS[path.suffix.lower()]):
+            if isinstance(cells, str):
+                fix = "quote fields that hold the delimiter" if header else None
+                yield Problem(name, line, "broken CSV", f"broken CSV: {cells}", fix)
                 if header is None:
                     return
-                continue
-            if cells is None:
-                return
-            if not cells:
-                continue
-            if header is None:
+            elif header is not None:
+                yield _row(dict(zip(header, cells, strict=True)), name, line)
+            else:
                 header = cells
                 if repeated := next((cell for cell in header if header.count(cell) > 1), None):
                     yield Problem(name, line, "repeated column", f"column `{repeated}` stands in the header twice")
                     return
-            elif len(cells) != len(header):
-                message = f"{len(cells)} fields where the header names {len(header)}"
-                yield Problem(name, line, "broken CSV", message, "quote fields that hold the delimiter")
-            else:
-                yield _row(dict(zip(header, cells, strict=True)), name, line)
 
 
 def _parquet(path: Path, name: str) -> Rows:

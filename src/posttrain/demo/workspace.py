@@ -51,6 +51,7 @@ gate:
 
 _FULL: dict[str, Any] = {
     "model": "smollm2-135m",
+    "messages": {"pool": 1500, "test": 300},
     "rounds": 3,
     "per_round": 64,
     "pool_sample": 300,
@@ -63,10 +64,11 @@ _FULL: dict[str, Any] = {
 }
 _QUICK = _FULL | {
     "model": "tiny",
-    "per_round": 80,
-    "pool_sample": 120,
-    "sample": 100,
-    "latency": "{prompts: 4, repeats: 2}",
+    "messages": {"pool": 600, "test": 150},
+    "per_round": 48,
+    "pool_sample": 96,
+    "sample": 75,
+    "latency": "{prompts: 2, repeats: 2}",
     # Ten milliseconds of a tiny model, asked so few times, are the machine's noise: they decide nothing.
     "deploy": "accuracy >= champion.accuracy * 1.02",
     "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32,"
@@ -97,7 +99,7 @@ def prepare(folder: Path, *, quick: bool, data: Path | None) -> None:
     make_folder(folder)
     Workspace.create(folder).close()
     if own is None:
-        write(folder, generate())
+        write(folder, generate(**settings["messages"]))
     else:
         _write_own(folder, own)
     write_atomically(path, config)  # last: with it the workspace is complete

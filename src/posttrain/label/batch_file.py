@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
-from posttrain.store.text import read_text
+from posttrain.store.text import delimited, read_text
 
 _DELIMITERS = ",;\t"
 
@@ -92,25 +92,16 @@ def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
     text = read_text(path, source)
     header_line = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=header_line.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     rows: list[tuple[int, dict[str, str]]] = []
     header: list[str] | None = None
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise UserError(f"broken CSV: {error}", where=f"{source}:{line}") from None
-        if cells is None:
-            break
+    for line, cells in delimited(io.StringIO(text, newline=""), delimiter):
+        if isinstance(cells, str):
+            raise UserError(f"broken CSV: {cells}", where=f"{source}:{line}")
         if not any(cell.strip() for cell in cells):
             continue
         if header is None:
             header = [cell.strip() for cell in cells]
             _check_header(header, source)
-        elif len(cells) != len(header):
-            message = f"{len(cells)} fields where the header names {len(header)}"
-            raise UserError(message, where=f"{source}:{line}")
         else:
             rows.append((line, dict(zip(header, cells, strict=True))))
     if header is None:

@@ -24,9 +24,7 @@ class Registry:
     @property
     def in_service(self) -> str:
         """The champion's model; there is one once round 0 is done."""
-        champion = self.champion
-        assert champion is not None, "round 0 deploys the baseline"
-        return champion.model_id
+        return self._in_force().model_id
 
     def promote(self, model_id: str, *, round: int | None, action: str = "promote", reason: str = "") -> Deployment:
         """Make a model the champion.
@@ -39,17 +37,10 @@ class Registry:
             raise UserError(f"`{model_id}` is no model of this workspace", fix="posttrain models list")
         with self.workspace.deploying():
             current = self.champion
-            if current is None or current.model_id != model_id or action == "rollback":
-                self.workspace.metadata.add_deployment(
-                    model_id,
-                    round=round,
-                    action=action,
-                    reason=reason,
-                    hook="pending" if self.hooks.wanted else "none",
-                )
+            if current is None or current.model_id != model_id:
+                self._add(model_id, round, action, reason)
             self._settle()
-            assert self.champion is not None
-            return self.champion
+            return self._in_force()
 
     def rollback(self, reason: str = "", round: int | None = None) -> Deployment:
         """Put the champion before the present one back in service.
@@ -57,10 +48,13 @@ class Registry:
         Raises:
             UserError: if there is none.
         """
-        previous = self.previous()
-        if previous is None:
-            raise UserError("there is no earlier champion to go back to", fix="posttrain models list")
-        return self.promote(previous, round=round, action="rollback", reason=reason)
+        with self.workspace.deploying():
+            previous = self.previous()
+            if previous is None:
+                raise UserError("there is no earlier champion to go back to", fix="posttrain models list")
+            self._add(previous, round, "rollback", reason)
+            self._settle()
+            return self._in_force()
 
     def previous(self) -> str | None:
         """The model that a roll-back leads to: the champion before this one; roll-backs undo promotions."""
@@ -82,9 +76,17 @@ class Registry:
             with self.workspace.deploying():
                 self._settle()
 
-    def _settle(self) -> None:
+    def _in_force(self) -> Deployment:
         champion = self.champion
-        assert champion is not None
+        assert champion is not None, "round 0 deploys the baseline"
+        return champion
+
+    def _add(self, model_id: str, round: int | None, action: str, reason: str) -> None:
+        hook = "pending" if self.hooks.wanted else "none"
+        self.workspace.metadata.add_deployment(model_id, round=round, action=action, reason=reason, hook=hook)
+
+    def _settle(self) -> None:
+        champion = self._in_force()
         path = self.workspace.champion_path
         try:
             folder = self.workspace.artifacts.path(champion.model_id)

@@ -1,5 +1,8 @@
-"""A text file of the user's, whole."""
+"""Text files of the user's."""
 
+import csv
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from posttrain.store.errors import UserError
@@ -25,3 +28,26 @@ def read_text(path: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise UserError("holds bytes that are not UTF-8", where=f"{name}:{line}", fix="save as UTF-8") from None
+
+
+def delimited(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
+    """The rows of delimited text, each with the 1-based line that it begins on; empty lines are left out.
+
+    The first row is the header. A row that cannot be read, or is not as long as the header, comes as what is wrong.
+    """
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    width: int | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield line, "a quoted field never closes" if "end of data" in str(error) else str(error)
+            continue
+        if cells is None:
+            return
+        if not cells:
+            continue
+        width = width or len(cells)
+        yield line, cells if len(cells) == width else f"{len(cells)} fields where the header names {width}"

@@ -101,16 +101,16 @@ class Workspace:
             self.metadata.fail_interrupted()
             with writing(self.home):
                 self.artifacts.remove_abandoned()
-                for folder in self._scratch.glob("*"):
-                    if not self._may_go_on(folder.name):
-                        remove_tree(folder)
+                self._remove_finished_scratch()
             yield
 
-    def _may_go_on(self, key: str) -> bool:
-        """Whether the work under ``key`` may still be taken up: it is not done, and neither is its round."""
+    def _remove_finished_scratch(self) -> None:
+        """Remove what work that is done, or whose round is, kept to resume from."""
         done = {entry.number for entry in self.metadata.rounds() if entry.status == "done"}
-        runs = [run for run in self.metadata.runs() if run.key == key]
-        return not runs or all(run.status != "done" and run.round not in done for run in runs)
+        finished = {run.key for run in self.metadata.runs() if run.status == "done" or run.round in done}
+        for folder in self._scratch.glob("*"):
+            if folder.name in finished:
+                remove_tree(folder)
 
     @contextmanager
     def deploying(self) -> Iterator[None]:
