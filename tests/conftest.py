@@ -16,6 +16,7 @@ from hypothesis import settings
 # Set before torch is loaded: one thread a worker, or the workers' threads wait for each other's cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 # A slow machine is no fault of an example.
 settings.register_profile("unhurried", deadline=None)

@@ -10,7 +10,12 @@ from posttrain.data.schema import RECORD
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.task import TaskConfig
+from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
+from posttrain.train.lesson import Lesson
+from posttrain.train.schedule import ScheduleConfig
+from posttrain.train.trainer import Trainer
+from posttrain.train.watch.values import StepValues
 
 ANSWERED = [
     ("my card is gone", "card lost"),
@@ -84,5 +89,22 @@ def examples(fresh: Callable[..., LanguageModel]) -> list[Encoded]:
 def config() -> TrainConfig:
     """Two epochs of three steps (batches of 4, 4 and 2) in float32, a checkpoint after every step."""
     return TrainConfig(
-        epochs=2, batch_size=4, learning_rate=3e-3, precision="float32", checkpoint_seconds=1e-9, warmup=0.3
+        epochs=2,
+        batch_size=4,
+        learning_rate=3e-3,
+        precision="float32",
+        checkpoint=CheckpointConfig(every_seconds=None, every_steps=1, background=False),
+        schedule=ScheduleConfig(warmup=0.3),
     )
+
+
+@pytest.fixture
+def fit() -> Callable[..., list[StepValues]]:
+    """``fit(lm, examples, config, seed, scratch)``: train on sequences that are encoded already."""
+
+    def train(
+        lm: LanguageModel, examples: Sequence[Encoded], config: TrainConfig, seed: int, scratch: Path
+    ) -> list[StepValues]:
+        return Trainer(lm, Lesson([[example] for example in examples], config), config, seed, scratch).fit()
+
+    return train

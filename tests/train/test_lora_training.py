@@ -13,10 +13,11 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig, TrainConfig
 from posttrain.train.lora import adapt, fold
-from posttrain.train.train import train
-from posttrain.train.trainer import fit
+from posttrain.train.stage import train
+from posttrain.train.watch.values import StepValues
 
 Fresh = Callable[..., LanguageModel]
+Fit = Callable[..., list[StepValues]]
 LORA = LoraConfig(rank=4, alpha=16)
 IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
 
@@ -28,7 +29,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_the_adapter_trains(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, dtype: str
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, dtype: str, fit: Fit
 ) -> None:
     torch.manual_seed(0)
     plain = fresh(dtype)
@@ -45,7 +46,7 @@ def test_only_the_adapter_trains(
 
 
 def test_the_folded_model_is_the_adapted_one(
-    fresh: Fresh, tiny_model: Path, examples: list[Encoded], config: TrainConfig, tmp_path: Path
+    fresh: Fresh, tiny_model: Path, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit
 ) -> None:
     from peft import PeftModel
 
@@ -67,7 +68,9 @@ def test_the_folded_model_is_the_adapted_one(
     assert str(tiny_model) not in (tmp_path / "adapter" / "adapter_config.json").read_text()
 
 
-def test_folding_rounds_once(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path) -> None:
+def test_folding_rounds_once(
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit
+) -> None:
     torch.manual_seed(0)
     lm = adapt(fresh("bfloat16"), LORA)
     fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path / "scratch")

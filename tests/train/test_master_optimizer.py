@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.train.config import TrainConfig
-from posttrain.train.optimizer import MasterAdamW
+from posttrain.train.masters import Masters
+from posttrain.train.optimizers.config import OptimizerConfig
 
 Fresh = Callable[..., LanguageModel]
 
@@ -27,6 +27,13 @@ class Model(nn.Module):
         return self.head(self.norm(self.linear(self.embedding(ids)).relu()))
 
 
+def step(masters: Masters, rate: float, clip: float = 1e9) -> float:
+    """Step with clipping; returns the norm before it."""
+    norm = masters.gradient_norm()
+    masters.step(rate, clip / (norm + 1e-6) if norm > clip else 1.0)
+    return norm
+
+
 DECAYED = {"linear.weight", "head.weight", "unused.weight"}
 
 
@@ -37,9 +44,9 @@ def loss(model: Model, step: int) -> Tensor:
 
 @pytest.mark.parametrize("clip", [0.1, 1000.0])
 def test_in_float32_it_is_torchs_adamw(clip: float) -> None:
-    config = TrainConfig(weight_decay=0.1, clip=clip, betas=(0.8, 0.97))
+    config = OptimizerConfig(weight_decay=0.1, betas=(0.8, 0.97))
     ours, theirs = Model(), Model()
-    optimizer = MasterAdamW(ours, config)
+    optimizer = Masters(ours, config)
     named = dict(theirs.named_parameters())
     reference = torch.optim.AdamW(
         [
@@ -50,11 +57,11 @@ def test_in_float32_it_is_torchs_adamw(clip: float) -> None:
     )
     for weight in theirs.parameters():
         weight.grad = torch.zeros_like(weight)
-    for step, rate in enumerate([1e-2, 3e-2, 1e-3, 0.0, 2e-2]):
+    for number, rate in enumerate([1e-2, 3e-2, 1e-3, 0.0, 2e-2]):
         for half in range(2):  # gradients add up over micro-batches
-            loss(ours, 10 * step + half).backward()
-            loss(theirs, 10 * step + half).backward()
-        norm = optimizer.step(rate)
+            loss(ours, 10 * number + half).backward()
+            loss(theirs, 10 * number + half).backward()
+        norm = step(optimizer, rate, clip)
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         assert norm == pytest.approx(float(expected), rel=1e-5)
         for group in reference.param_groups:
@@ -68,7 +75,7 @@ def test_in_float32_it_is_torchs_adamw(clip: float) -> None:
 def test_only_matrices_of_linear_layers_decay() -> None:
     model = Model()
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    MasterAdamW(model, TrainConfig(weight_decay=0.5)).step(0.1)  # no gradient: decay is all there is
+    Masters(model, OptimizerConfig(weight_decay=0.5)).step(0.1)  # no gradient: decay is all there is
     for name, weight in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if name in DECAYED else 1
         torch.testing.assert_close(weight.detach(), before[name] * factor)
@@ -77,7 +84,7 @@ def test_only_matrices_of_linear_layers_decay() -> None:
 def test_what_decays_in_a_language_model(fresh: Fresh) -> None:
     lm = fresh()
     before = {name: weight.detach().clone() for name, weight in lm.model.named_parameters()}
-    MasterAdamW(lm.model, TrainConfig(weight_decay=0.5)).step(0.1)
+    Masters(lm.model, OptimizerConfig(weight_decay=0.5)).step(0.1)
     moved = {name for name, weight in lm.model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == {name for name in before if name.endswith("proj.weight")}
     assert "model.embed_tokens.weight" in before
@@ -93,7 +100,7 @@ class One(nn.Module):
 
 def test_masters_keep_updates_smaller_than_a_bfloat16_step() -> None:
     model, plain = One(), One()
-    optimizer = MasterAdamW(model, TrainConfig(weight_decay=0.0, clip=1e9))
+    optimizer = Masters(model, OptimizerConfig(weight_decay=0.0))
     reference = torch.optim.AdamW(plain.parameters(), lr=1e-4, weight_decay=0.0)
     for _ in range(100):
         model.weight.sum().backward()
@@ -109,22 +116,25 @@ def test_masters_keep_updates_smaller_than_a_bfloat16_step() -> None:
 
 def test_gradients_of_bfloat16_weights_add_up_in_float32() -> None:
     model = One()
-    optimizer = MasterAdamW(model, TrainConfig(clip=1e9))
+    optimizer = Masters(model, OptimizerConfig())
     model.weight.sum().backward()
     for _ in range(256):
         (model.weight.sum() / 512).backward()
     assert model.weight.grad is None, "the low-precision gradient is freed at once"
-    assert optimizer.step(0.0) == 1.5  # in bfloat16, 1 + 1/512 is 1
-    assert optimizer.step(0.0) == 0.0, "a step clears the gradients"
+    assert step(optimizer, 0.0) == 1.5  # in bfloat16, 1 + 1/512 is 1
+    assert step(optimizer, 0.0) == 0.0, "a step clears the gradients"
 
 
 def test_clipping_scales_all_gradients_alike() -> None:
     seen = {}
     for clip in (1e-3, 1e9):
         model = Model()
-        optimizer = MasterAdamW(model, TrainConfig(clip=clip))
+        optimizer = Masters(model, OptimizerConfig())
         loss(model, 0).backward()
-        seen[clip] = optimizer.step(1e-3), [optimizer.adam.state[m]["exp_avg"].clone() for m in optimizer.masters]
+        seen[clip] = (
+            step(optimizer, 1e-3, clip),
+            [optimizer.optimizer.state[m]["exp_avg"].clone() for m in optimizer.masters],
+        )
     assert seen[1e-3][0] == seen[1e9][0], "the norm is that before clipping"
     for clipped, whole in zip(seen[1e-3][1], seen[1e9][1], strict=True):
         torch.testing.assert_close(clipped, whole * 1e-3 / (seen[1e9][0] + 1e-6))
@@ -132,15 +142,16 @@ def test_clipping_scales_all_gradients_alike() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_goes_on_where_it_was(dtype: torch.dtype) -> None:
-    model, config = Model().to(dtype), TrainConfig()
-    optimizer = MasterAdamW(model, config)
+    model, config = Model().to(dtype), OptimizerConfig()
+    optimizer = Masters(model, config)
     for step in range(3):
         loss(model, step).backward()
         optimizer.step(1e-2)
-    state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-    assert {name for name, _ in model.named_parameters()} == {n.split(".", 1)[1] for n in state}
+    state = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
+    names = {name for name, _ in model.named_parameters()}
+    assert {name.removeprefix("master.") for name in state if name.startswith("master.")} == names
     other = Model().to(dtype)
-    resumed = MasterAdamW(other, config)
+    resumed = Masters(other, config)
     resumed.load({name: tensor.clone() for name, tensor in state.items()})
     for step in range(3, 6):
         for one, its in ((model, optimizer), (other, resumed)):
@@ -148,18 +159,18 @@ def test_state_goes_on_where_it_was(dtype: torch.dtype) -> None:
             its.step(1e-2)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, dict(other.named_parameters())[name]), name
-    assert all(torch.equal(resumed.state()[name], tensor) for name, tensor in optimizer.state().items())
+    assert all(torch.equal(resumed.tensors()[name], tensor) for name, tensor in optimizer.tensors().items())
 
 
 def test_what_was_loaded_is_not_changed_by_going_on() -> None:
     model = Model()
-    optimizer = MasterAdamW(model, TrainConfig())
+    optimizer = Masters(model, OptimizerConfig())
     loss(model, 0).backward()
     optimizer.step(1e-2)
-    kept = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    kept = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     given = {name: tensor.clone() for name, tensor in kept.items()}
     other = Model()
-    resumed = MasterAdamW(other, TrainConfig())
+    resumed = Masters(other, OptimizerConfig())
     resumed.load(given)
     loss(other, 1).backward()
     resumed.step(1e-2)
@@ -168,16 +179,16 @@ def test_what_was_loaded_is_not_changed_by_going_on() -> None:
 
 def test_closing_takes_the_hooks_off() -> None:
     model = Model().bfloat16()
-    optimizer = MasterAdamW(model, TrainConfig())
+    optimizer = Masters(model, OptimizerConfig())
     optimizer.close()
     loss(model, 0).backward()
     assert model.linear.weight.grad is not None
-    assert optimizer.step(1e-2) == 0.0
+    assert step(optimizer, 1e-2) == 0.0
 
 
 def test_frozen_weights_stay(fresh: Fresh) -> None:
     lm = fresh()
     for name, weight in lm.model.named_parameters():
         weight.requires_grad_("layers.0" in name)
-    optimizer = MasterAdamW(lm.model, TrainConfig())
+    optimizer = Masters(lm.model, OptimizerConfig())
     assert set(optimizer.names) == {name for name, _ in lm.model.named_parameters() if "layers.0" in name}

@@ -11,16 +11,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel
-from posttrain.store.errors import WorkError
-from posttrain.train import sft as sft_module
-from posttrain.train import trainer
+from posttrain.models.packing import Unit, micro_batches, pack
+from posttrain.models.reading import packing
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import IGNORED, Batch, epoch_order, micro_batches
+from posttrain.train.examples import epoch_order
+from posttrain.train.lesson import Lesson
 from posttrain.train.schedule import rate
-from posttrain.train.sft import sft
-from posttrain.train.trainer import Step, fit
+from posttrain.train.watch.values import StepValues
 
+IGNORED = -100
 Fresh = Callable[..., LanguageModel]
+Fit = Callable[..., list[StepValues]]
 Trajectory = list[tuple[float, float]]
 
 
@@ -49,12 +50,15 @@ def gradients(lm: LanguageModel) -> dict[str, torch.Tensor]:
     return found
 
 
-def by_micro_batches(lm: LanguageModel, examples: Sequence[Encoded], tokens: int) -> tuple[float, int]:
+def by_micro_batches(
+    lm: LanguageModel, examples: Sequence[Encoded], tokens: int, units: Sequence[Unit] | None = None
+) -> tuple[float, int]:
     total, count = 0.0, 0
-    for batch in micro_batches(examples, range(len(examples)), tokens, lm):
-        loss = sft(lm, batch)
-        loss.sum.backward()
-        total, count = total + loss.sum.item(), count + loss.count
+    with packing(lm, max(len(example.ids) for example in examples)) as packs:
+        for part in micro_batches(units or [[example] for example in examples], tokens):
+            loss = Lesson(part, TrainConfig()).loss(lm, pack(part, padded=not packs), range(len(part)))
+            loss.sum.backward()
+            total, count = total + loss.sum.item(), count + int(loss.count)
     return total, count
 
 
@@ -84,19 +88,34 @@ def test_loss_and_gradient_do_not_depend_on_how_rows_are_laid_out(
             assert abs(float((ours[name] - reference).mean() / scale)) < 1e-6
 
 
-def test_the_shared_beginning_is_taken_out_and_read_once(fresh: Fresh, examples: list[Encoded]) -> None:
+def test_the_shared_beginning_is_read_once(fresh: Fresh, examples: list[Encoded]) -> None:
     lm = fresh()
-    (batch,) = micro_batches(examples, range(len(examples)), 100_000, lm)
-    system = "<|system|>Name the intent.<|end|><|user|>"
-    assert lm.tokenizer.decode(batch.prefix) == system
-    assert batch.mask.shape == (10, len(batch.prefix) + batch.inputs.shape[1])
-    assert int(batch.mask.sum()) == sum(len(example.ids) - 1 for example in examples)
+    system = len(lm.tokenizer("<|system|>Name the intent.<|end|><|user|>")["input_ids"])
+    packed = pack([[example] for example in examples])
+    assert packed.ids.shape[1] == sum(len(example.ids) - 1 for example in examples) - 9 * system
+    assert packed.tokens == sum(len(example.ids) for example in examples)
     # With nothing in common, or with nothing but supervised tokens, nothing is taken out.
     for apart in ([examples[0], Encoded(examples[1].ids[1:], examples[1].supervised[1:])], [text(b"ab"), text(b"abc")]):
-        (batch,) = micro_batches(apart, [0, 1], 100_000, lm)
-        assert len(batch.prefix) == 0
-        expected, _ = own_loss(lm, apart)
-        assert sft(lm, batch).sum.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert pack([[example] for example in apart]).ids.shape[1] == sum(len(example.ids) - 1 for example in apart)
+        expected, count = own_loss(lm, apart)
+        assert by_micro_batches(lm, apart, 100_000) == (pytest.approx(expected.item(), rel=1e-5), count)
+
+
+def test_a_pair_shares_its_prompt(fresh: Fresh, examples: list[Encoded]) -> None:
+    lm = fresh()
+    units = [
+        [Encoded(ids + said, [False] * len(ids) + [True] * len(said)) for said in ([70, 71, 257], [72, 257])]
+        for ids in (example.ids[: example.supervised.index(True)] for example in examples)
+    ]
+    sequences = [sequence for unit in units for sequence in unit]
+    once = sum(len(unit[0].ids) for unit in units)
+    assert pack(units).ids.shape[1] < once + 4 * len(units)
+    expected, count = own_loss(lm, sequences)
+    expected.backward()
+    reference = gradients(lm)
+    assert by_micro_batches(lm, sequences, 100_000, units) == (pytest.approx(expected.item(), rel=1e-5), count)
+    for name, gradient in gradients(lm).items():
+        torch.testing.assert_close(gradient, reference[name], atol=2e-5, rtol=1e-3)
 
 
 def text(content: bytes) -> Encoded:
@@ -168,10 +187,14 @@ def canonical(lm: LanguageModel, examples: list[Encoded], config: TrainConfig, s
     """Plain PyTorch: one example after the other, torch's clipping and AdamW."""
     decayed = [weight for name, weight in lm.model.named_parameters() if name.endswith("proj.weight")]
     others = [weight for name, weight in lm.model.named_parameters() if not name.endswith("proj.weight")]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=config.betas)
-    lengths = [len(example.ids) for example in examples]
-    batches = [rows for epoch in range(config.epochs) for rows in epoch_order(lengths, config.batch_size, seed, epoch)]
+    groups = [
+        {"params": decayed, "weight_decay": config.optimizer.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas)
+    batches = [
+        rows for epoch in range(config.epochs) for rows in epoch_order(len(examples), config.batch_size, seed, epoch)
+    ]
     trajectory = []
     for step, rows in enumerate(batches):
         losses = [own_loss(lm, [examples[row]]) for row in rows]
@@ -180,29 +203,27 @@ def canonical(lm: LanguageModel, examples: list[Encoded], config: TrainConfig, s
         mean.backward()
         norm = torch.nn.utils.clip_grad_norm_(lm.model.parameters(), config.clip)
         for group in optimizer.param_groups:
-            group["lr"] = rate(config, step, len(batches))
+            group["lr"] = rate(config.schedule, config.learning_rate, step, len(batches))
         optimizer.step()
         optimizer.zero_grad()
         trajectory.append((mean.item(), float(norm)))
     return trajectory
 
 
-def agree(found: list[Step], expected: Trajectory, tolerance: float) -> None:
+def agree(found: list[StepValues], expected: Trajectory, tolerance: float) -> None:
     """By the largest residual and by the mean signed one, which catches a drift to one side."""
     residuals = np.array([(step.loss, step.grad_norm) for step in found]) / np.array(expected) - 1
     assert np.abs(residuals).max() < tolerance
     assert np.abs(residuals.mean(axis=0)).max() < tolerance / 2
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("tokens", [1, 130, 4096])
 def test_training_follows_the_canonical_trajectory(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, tokens: int, attention: str
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, tokens: int, fit: Fit
 ) -> None:
     reference = fresh()
     expected = canonical(reference, examples, config, seed=7)
     lm = fresh()
-    lm.model.set_attn_implementation(attention)
     steps = fit(lm, examples, config.model_copy(update={"micro_batch_tokens": tokens}), 7, tmp_path)
     assert not lm.model.training
     agree(steps, expected, 1e-5)
@@ -214,7 +235,7 @@ def test_training_follows_the_canonical_trajectory(
 
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
 def test_low_precision_stays_near_the_canonical_trajectory(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, precision: str
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, precision: str, fit: Fit
 ) -> None:
     expected = canonical(fresh(), examples, config, seed=7)
     lm = fresh("bfloat16" if precision == "bfloat16" else "float32")
@@ -224,41 +245,13 @@ def test_low_precision_stays_near_the_canonical_trajectory(
     assert lm.model.dtype == (torch.bfloat16 if precision == "bfloat16" else torch.float32)
 
 
-def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path) -> None:
+def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit) -> None:
     steps = fit(fresh(), examples, config, 7, tmp_path)
     assert [(step.step, step.epoch) for step in steps] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
-    assert [step.rate for step in steps] == [rate(config, number, 6) for number in range(6)]
+    assert [step.lr for step in steps] == [
+        rate(config.schedule, config.learning_rate, number, 6) for number in range(6)
+    ]
     for epoch in (0, 1):
         assert sum(step.tokens for step in steps if step.epoch == epoch) == sum(len(e.ids) for e in examples)
         supervised = sum(sum(e.supervised) for e in examples)
         assert sum(step.supervised_tokens for step in steps if step.epoch == epoch) == supervised
-
-
-@pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_training_that_diverges_says_so(
-    fresh: Fresh,
-    examples: list[Encoded],
-    config: TrainConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: str,
-) -> None:
-    calls = 0
-
-    def spoilt(lm: LanguageModel, batch: Batch) -> sft_module.Loss:
-        nonlocal calls
-        calls += 1
-        loss = sft(lm, batch)
-        if calls < 3:
-            return loss
-        if where == "loss":
-            return sft_module.Loss(loss.sum * float("nan"), loss.count)
-        loss.sum.register_hook(lambda gradient: gradient * float("inf"))
-        return loss
-
-    monkeypatch.setattr(trainer, "sft", spoilt)
-    with pytest.raises(WorkError, match="training diverged at step 2") as caught:
-        fit(fresh(), examples, config, 7, tmp_path)
-    assert "\n" not in str(caught.value)
-    names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step-000000001", "step-000000002"], "no checkpoint holds what diverged"

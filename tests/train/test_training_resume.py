@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
-from posttrain.train import trainer
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.config import LoraConfig, TrainConfig
-from posttrain.train.examples import Batch
-from posttrain.train.sft import Loss, sft
-from posttrain.train.train import train
+from posttrain.train.lesson import Lesson
+from posttrain.train.objectives.loss import Loss
+from posttrain.train.stage import train
 
 LORA = {"method": "lora", "lora": LoraConfig(rank=4, dropout=0.3)}
 METHODS = {
@@ -46,21 +46,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 def killed_after(steps: int, do: Callable[[], object]) -> None:
     """Do the work in a process that dies in its first forward pass after so many checkpoints."""
     saved = 0
-    save = Checkpoints.save
+    save, loss = Checkpoints.save, Lesson.loss
 
-    def counted(self: Checkpoints, step: int, checkpoint: Checkpoint) -> None:
+    def counted(self: Checkpoints, step: int, checkpoint: Checkpoint) -> bool:
         nonlocal saved
         save(self, step, checkpoint)
         saved += 1
+        return True
 
-    def killed(lm: LanguageModel, batch: Batch) -> Loss:
+    def killed(self: Lesson, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         if saved == steps:
             raise Killed
-        return sft(lm, batch)
+        return loss(self, lm, packed, rows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", counted)
-        patch.setattr(trainer, "sft", killed)
+        patch.setattr(Lesson, "loss", killed)
         with pytest.raises(Killed):
             do()
 
@@ -105,13 +106,14 @@ def test_finished_steps_are_not_done_again(
 
     killed_after(4, again)
     done = 0
+    loss = Lesson.loss
 
-    def counted(lm: LanguageModel, batch: Batch) -> Loss:
+    def counted(self: Lesson, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal done
         done += 1
-        return sft(lm, batch)
+        return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(trainer, "sft", counted)
+    monkeypatch.setattr(Lesson, "loss", counted)
     again()
     assert done == 2
 
@@ -135,7 +137,7 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
     file.write_bytes(damaged)
     assert again() == meta
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-    assert "step-000000004 is damaged (tensors.safetensors does not match its checksum)" in caplog.text
+    assert "step-000000004 is damaged (tensors.safetensors does not match its checksums in `" in caplog.text
 
 
 _SCRIPT = """
@@ -144,7 +146,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from posttrain.models.task import TaskConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.train import train
+from posttrain.train.stage import train
 
 source, records, config, out, scratch = sys.argv[1:]
 meta = train(Path(source), pq.read_table(records), TrainConfig.model_validate_json(config),

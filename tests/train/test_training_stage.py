@@ -12,7 +12,7 @@ from posttrain.models.likelihood import answer_log_likelihoods
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
-from posttrain.train.train import train
+from posttrain.train.stage import train
 
 MakeRecords = Callable[..., pa.Table]
 TASK = TaskConfig(system="Name the intent.", max_new_tokens=12)
@@ -56,6 +56,7 @@ def test_the_counts_are_those_of_the_work_done(
         "supervised_tokens": 3 * (2 + 10 + 7),
         "first_loss": log[0]["loss"],
         "last_loss": pytest.approx(sum(step["loss"] * step["supervised_tokens"] for step in last) / 19),
+        "decisions": [],
     }
 
 
@@ -126,7 +127,7 @@ def test_mistakes_are_one_clear_line(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("epochs", 0), ("learning_rate", 0), ("warmup", 1.0), ("precision", "int8"), ("clip", 0), ("max_length", 7)],
+    [("epochs", 0), ("learning_rate", 0), ("precision", "int8"), ("clip", 0), ("max_length", 7)],
 )
 def test_settings_out_of_range(key: str, value: object) -> None:
     with pytest.raises(UserError, match=f"`{key}`"):
@@ -147,7 +148,7 @@ def test_the_real_model_learns(smollm2: Path, make_records: MakeRecords, tmp_pat
     ]
     task = TaskConfig(system="Name the intent.")
     config = TrainConfig(
-        epochs=3, batch_size=8, learning_rate=1e-4, warmup=0.0, precision="float32", schedule="constant"
+        epochs=3, batch_size=8, learning_rate=1e-4, precision="float32", schedule={"name": "constant", "warmup": 0.0}
     )
     meta = train(smollm2, make_records(pairs), config, task, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
     log = [step["loss"] for step in json.loads((tmp_path / "out" / "training.json").read_text())]

@@ -120,7 +120,7 @@ def show(
 ) -> None:
     """A version's funnel and records, or what was rejected on the way to it."""
     with opened(workspace, checked=False) as (store, _):
-        dataset = _version(store, version)
+        dataset = dataset_version(store, version)
     table = dataset.rejected if rejected else dataset.records
     if json:
         print_json({**dataset.meta, "rejected" if rejected else "records": table.slice(0, limit).to_pylist()})
@@ -139,7 +139,7 @@ def show(
 def diff(older: Version, newer: Version, workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     """What came and what went between two versions, and why."""
     with opened(workspace, checked=False) as (store, _):
-        found = difference(_version(store, older), _version(store, newer))
+        found = difference(dataset_version(store, older), dataset_version(store, newer))
     if json:
         print_json({name: getattr(found, name).to_pylist() for name in ("came", "went", "changed")})
         return
@@ -168,7 +168,7 @@ def export(
 ) -> None:
     """Write a version's records to a new file."""
     with opened(workspace, checked=False) as (store, _):
-        dataset = _version(store, version)
+        dataset = dataset_version(store, version)
     export_records(dataset.records, file)
     console.print(f"wrote {dataset.records.num_rows} records to {file}", markup=False)
 
@@ -182,7 +182,8 @@ def _pool_files(config: Config, root: Path) -> set[Path]:
     return pool - answered
 
 
-def _version(store: Workspace, text: str) -> Dataset:
+def dataset_version(store: Workspace, text: str) -> Dataset:
+    """The version that a name, ``name@vN`` or an id says; a UserError if there is none."""
     id = store.metadata.named(text) or store.metadata.resolve(text)
     row = store.metadata.artifact(id)
     if row is None or row.kind != "dataset":

@@ -72,7 +72,7 @@ _QUICK = _FULL | {
     # Ten milliseconds of a tiny model, asked so few times, are the machine's noise: they decide nothing.
     "deploy": "accuracy >= champion.accuracy * 1.02",
     "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32,"
-    " checkpoint_seconds: 1}",
+    " checkpoint: {every_seconds: 1}}",
 }
 
 

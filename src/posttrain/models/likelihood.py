@@ -12,6 +12,7 @@ from torch import Tensor
 from posttrain.models.label_trie import LabelTrie
 from posttrain.models.label_walk import Read, walk
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.layers import only_attention, sees_all
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
 from posttrain.store.progress import task
@@ -60,7 +61,7 @@ def label_scores(
     """
     answers = _distinct(lm, labels)
     longest = max((len(lm.prompt_ids(prompt)) for prompt in prompts), default=0) + max(map(len, answers))
-    if not _sees_all(lm, longest):
+    if not sees_all(lm, longest):
         return _score_each(lm, prompts, labels, embeddings, progress)
     trie = LabelTrie(answers)
     scores = np.zeros((len(prompts), len(labels)), np.float32)
@@ -137,33 +138,11 @@ def _distinct(lm: LanguageModel, labels: Sequence[str]) -> list[list[int]]:
     return [list(tokens) for tokens in seen]
 
 
-def _sees_all(lm: LanguageModel, tokens: int) -> bool:
-    """Whether every layer is attention over all of ``tokens`` tokens, with positions that can be given to it."""
-    config = lm.model.config
-    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
-        return False
-    layers = _layers(lm)
-    return _only_attention(layers) and all(getattr(layer, "sliding_window", tokens) >= tokens for layer in layers)
-
-
-def _layers(lm: LanguageModel) -> list[Any]:
-    """What the model's layers keep of the tokens that they have read."""
-    from transformers import DynamicCache
-
-    return list(DynamicCache(config=lm.model.config).layers)
-
-
-def _only_attention(layers: list[Any]) -> bool:
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
-
-
 def _new_cache(lm: LanguageModel) -> Any:
     """An empty cache; windows are left to the mask, as the branches of a trie stand side by side in it."""
     from transformers import DynamicCache
 
-    return DynamicCache() if _only_attention(_layers(lm)) else DynamicCache(config=lm.model.config)
+    return DynamicCache() if only_attention(lm) else DynamicCache(config=lm.model.config)
 
 
 def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:

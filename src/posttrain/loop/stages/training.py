@@ -5,7 +5,7 @@ from typing import Any
 
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact
-from posttrain.train.train import VERSION, train
+from posttrain.train.stage import VERSION, train
 
 
 def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artifact:
@@ -24,6 +24,6 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
             scratch=scratch,
         )
 
-    settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint_seconds"})
+    settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint", "sinks"})
     inputs = {"source": source, "dataset": dataset}
     return turn.stage("train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION)

@@ -1,8 +1,8 @@
-"""The training stage: a model folder and labelled records in, a candidate in Hugging Face layout out."""
+"""Train a model: a folder and labelled records in, a model in Hugging Face layout out."""
 
 import json
 import logging
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,30 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.examples import encode
+from posttrain.train.lesson import Lesson
 from posttrain.train.lora import adapt, fold
-from posttrain.train.trainer import fit
+from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.trainer import Trainer
+from posttrain.train.watch.sinks.base import Sink
+from posttrain.train.watch.values import StepValues
 
 log = logging.getLogger("posttrain")
 
-VERSION = 1
+VERSION = 2
 
-# Up to this length plain matrix products beat the fused kernel's backward pass on a CPU.
-_SHORT = 256
+_TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu")
 
 
 def train(
-    source: Path, records: pa.Table, config: TrainConfig, task: TaskConfig, *, seed: int, out: Path, scratch: Path
+    source: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    task: TaskConfig,
+    *,
+    seed: int,
+    out: Path,
+    scratch: Path,
+    sink: Sink | None = None,
 ) -> dict[str, Any]:
     """Train a model on labelled records.
 
@@ -36,41 +47,52 @@ def train(
         config: how to train.
         task: what the model is asked to do.
         seed: of the order of the data, dropout and fresh adapters.
-        out: where the trained model and ``training.json`` (one entry an optimiser step) are written.
+        out: where the trained model and ``training.json`` (one entry an optimiser step, without times) are written.
         scratch: where checkpoints lie until the training is done; a killed training goes on from there.
+        sink: what is told of every step.
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (how many were longer than
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
-        ``last_loss`` (mean of the last epoch).
+        ``last_loss`` (mean of the last epoch), ``decisions`` (what was found wrong and done about it).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
+        WorkError: if training went wrong beyond mending.
     """
     if records.num_rows == 0:
         raise UserError("there is no labelled record to train on")
     torch.manual_seed(seed)
     lm = load(source, task, "bfloat16" if config.precision == "bfloat16" else "float32")
-    examples, cut = encode(lm, records, config.max_length)
-    if lm.device.type == "cpu" and max(len(example.ids) for example in examples) <= _SHORT:
-        lm.model.set_attn_implementation("eager")
+    units, cut = encode(lm, records, config.max_length, pairs=OBJECTIVES[config.objective].shape == "pair")
     if config.method == "lora":
         lm = adapt(lm, config.lora)
     if cut:
-        log.warning("  cut to train.max_length: %d of %d records", len(cut), len(examples))
-    steps = fit(lm, examples, config, seed, scratch)
+        log.warning("  cut to train.max_length: %d of %d records", len(cut), len(units))
+    trainer = Trainer(lm, Lesson(units, config), config, seed, scratch, sink)
+    steps = trainer.fit()
     if config.method == "lora":
         lm = fold(lm, out / "adapter")
     save(lm, out)
-    (out / "training.json").write_text(json.dumps([asdict(step) for step in steps], indent=0), encoding="utf-8")
+    (out / "training.json").write_text(json.dumps([_lasting(step) for step in steps], indent=0), encoding="utf-8")
     last = [step for step in steps if step.epoch == config.epochs - 1]
     return {
-        "examples": len(examples),
+        "examples": len(units),
         "cut": len(cut),
         "cut_records": cut,
         "steps": len(steps),
         "tokens": sum(step.tokens for step in steps),
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
         "first_loss": steps[0].loss,
-        "last_loss": sum(s.loss * s.supervised_tokens for s in last) / sum(s.supervised_tokens for s in last),
+        "last_loss": _mean_loss(last),
+        "decisions": trainer.watch.report(),
     }
+
+
+def _lasting(step: StepValues) -> dict[str, Any]:
+    """What is the same whenever the training is done."""
+    return {name: value for name, value in step.to_json().items() if name not in _TIMES}
+
+
+def _mean_loss(steps: Sequence[StepValues]) -> float:
+    return sum(s.loss * s.supervised_tokens for s in steps) / max(1, sum(s.supervised_tokens for s in steps))

@@ -1,0 +1,50 @@
+"""Examples as a model will see them in training, coloured by mask."""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+from rich.text import Text
+
+from posttrain.cli.shared import console
+from posttrain.models.chat import Encoded
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.sources import fetch
+from posttrain.train.alone import AloneConfig
+from posttrain.train.examples import encode
+from posttrain.train.objectives.registry import OBJECTIVES
+
+_STYLES = {"trained": "bold green", "context": "dim", "cut off": "red strike"}
+
+
+def print_examples(config: AloneConfig, source: str, records: pa.Table) -> None:
+    """Print every record's sequences: what is trained, what is context, and what is cut off."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(source)
+        if not folder.is_dir():
+            folder = Path(scratch)
+            fetch(source, folder)
+        lm = load(folder, config.task)
+    pairs = OBJECTIVES[config.train.objective].shape == "pair"
+    limit = config.train.max_length
+    encode(lm, records, limit, pairs=pairs)  # says what is wrong with them
+    whole, _ = encode(lm, records, max(limit, 1 << 30), pairs=pairs)
+    for number, (unit, record) in enumerate(zip(whole, records["id"].to_pylist(), strict=True), 1):
+        for side, sequence in zip(("chosen", "rejected") if pairs else ("",), unit, strict=True):
+            title = f"{number} {side}".rstrip()
+            supervised = sum(sequence.supervised)
+            console.rule(f"{title}  {record}  {len(sequence.ids)} tokens, {supervised} trained", align="left")
+            console.print(_coloured(lm, sequence, max(0, len(sequence.ids) - limit)), soft_wrap=True)
+
+
+def _coloured(lm: LanguageModel, sequence: Encoded, cut: int) -> Text:
+    kinds = ["cut off" if at < cut else "trained" if on else "context" for at, on in enumerate(sequence.supervised)]
+    text = Text()
+    for kind, run in itertools.groupby(zip(kinds, sequence.ids, strict=True), key=lambda pair: pair[0]):
+        words = lm.tokenizer.decode([token for _, token in run])
+        if not console.is_terminal:
+            text.append(f"[{kind}] ")
+            words += "\n"
+        text.append(words, _STYLES[kind])
+    return text

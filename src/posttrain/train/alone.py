@@ -1,0 +1,127 @@
+"""A training outside of a workspace's loop: one folder that holds the model, its config and what was measured."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import yaml
+from pydantic import Field
+
+from posttrain import __version__
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.store.files import make_folder, remove_tree, write_atomically, writing
+from posttrain.store.hashing import digest
+from posttrain.store.section import Section
+from posttrain.train.config import TrainConfig
+
+log = logging.getLogger("posttrain")
+
+CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+_WORK = ".training"
+
+
+class AloneConfig(Section):
+    """All that decides a training outside of a loop."""
+
+    seed: int = Field(17, ge=0, description="Fixes every random choice.")
+    model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
+    data: str = Field(description="A file of records, or a dataset version of the workspace.")
+    columns: dict[str, str] | None = Field(None, description="Which column holds what.")
+    task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
+    train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
+
+
+def train_alone(
+    out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path], *, fork: bool = False
+) -> dict[str, Any]:
+    """Train into ``out``, going on where an earlier call was stopped.
+
+    Args:
+        out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
+            optimiser step, and ``summary.json``.
+        config: how.
+        records: rows of the record schema.
+        fetch: gives the folder of the model to start from; may write it into the folder that it is given.
+        fork: go on although config, data or code have changed since.
+
+    Returns:
+        The summary.
+
+    Raises:
+        UserError: the folder holds something else, or what decides the training has changed since it was begun.
+        WorkError: training went wrong beyond mending.
+    """
+    from posttrain.train.stage import train
+    from posttrain.train.watch.sinks.together import open_sinks
+
+    work, wanted = out / _WORK, _identity(config, records)
+    _begin(out, wanted, fork)
+    write_atomically(out / CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
+    if (out / SUMMARY).exists():
+        log.info("this training is done")
+        return _read(out / SUMMARY)
+    sinks = open_sinks(config.train.sinks, out / METRICS, run=out.name)
+    try:
+        summary = train(
+            fetch(work / "base"),
+            records,
+            config.train,
+            config.task,
+            seed=config.seed,
+            out=work / "model",
+            scratch=work / "scratch",
+            sink=sinks,
+        )
+    finally:
+        sinks.close()
+    with writing(out):
+        for file in (work / "model").iterdir():
+            file.replace(out / file.name)
+    write_atomically(out / SUMMARY, json.dumps(summary, indent=1).encode())
+    for part in ("base", "model", "scratch"):
+        if (work / part).exists():
+            remove_tree(work / part)
+    return summary
+
+
+def _begin(out: Path, wanted: dict[str, Any], fork: bool) -> None:
+    """Note what decides the training, or compare it with what was noted."""
+    started = out / _WORK / "started.json"
+    if started.exists():
+        changes = list(_changes(_read(started), wanted))
+        if changes and not fork:
+            more = f" (and {len(changes) - 1} more changes)" if len(changes) > 1 else ""
+            fix = "take that back, go on all the same with --fork, or name another --out"
+            raise UserError(f"this training was begun otherwise: {changes[0]}{more}", where=str(out), fix=fix)
+        if changes and (out / SUMMARY).exists():
+            raise UserError("this training is done", where=str(out), fix="name another --out")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError("is there and is no training", where=str(out), fix="name another --out")
+    make_folder(started.parent)
+    write_atomically(started, json.dumps(wanted, indent=1).encode())
+
+
+def _identity(config: AloneConfig, records: pa.Table) -> dict[str, Any]:
+    return {
+        **config.model_dump(mode="json", exclude={"train": {"sinks", "checkpoint"}}),
+        "records": digest(records["id"].to_pylist()),
+        "version": __version__,
+    }
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changes(old, new, f"{path}{key}.")
+        elif old != new:
+            yield f"`{path}{key}` was {json.dumps(old)} and is {json.dumps(new)}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_bytes())
+    return found

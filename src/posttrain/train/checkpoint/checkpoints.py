@@ -1,0 +1,166 @@
+"""Save, keep and find checkpoints while training goes on."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from posttrain.store.files import writing
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.contents import Checkpoint, state_bytes
+from posttrain.train.checkpoint.folder import CheckpointFolder
+from posttrain.train.checkpoint.keep import best_first
+from posttrain.train.checkpoint.snapshot import Snapshots, on_host
+from posttrain.train.checkpoint.threads import alongside
+from posttrain.train.checkpoint.write import write
+
+log = logging.getLogger("posttrain")
+
+
+class Checkpoints:
+    """The checkpoints of one training, in one folder.
+
+    Used by one thread. Leaving its context, or ``close``, waits for the checkpoint that is still being written.
+    A kill at any instant, a full disk or another process in the same folder leave the checkpoints before it whole.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig | None = None) -> None:
+        self.folder = folder
+        self.config = config or CheckpointConfig(background=False)  # who gives none does not close either
+        self._folder = CheckpointFolder(folder)
+        self._snapshots = Snapshots()
+        self._writing: Future[None] | None = None
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def due(self, step: int) -> bool:
+        """Whether the config asks for a checkpoint after this many steps, now."""
+        if self.config.every_steps and step % self.config.every_steps == 0:
+            return True
+        return self.config.every_seconds is not None and time.monotonic() - self._last >= self.config.every_seconds
+
+    def save(self, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
+        """Save what the checkpoint holds now; it may be changed as soon as this returns.
+
+        The checkpoints that the config does not keep are removed once the new one is on the disk.
+
+        Args:
+            step: optimiser steps done so far; a checkpoint of the same step is replaced.
+            checkpoint: tensors on any device, contiguous or not, and JSON.
+            metric: what the best checkpoint is chosen by; NaN and infinities count as none.
+
+        Returns:
+            Whether it is being saved, rather than skipped because the one before is still being written.
+
+        Raises:
+            UserError: the disk refused, now or when the checkpoint before was written in the background.
+            WorkError: what was read back is not what was written; likewise.
+            TypeError: the state is no JSON.
+            ValueError: a tensor is sparse, or the step negative.
+        """
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        self._last = time.monotonic()
+        if self._writing and not self._writing.done() and self.config.when_busy == "skip":
+            log.warning("no checkpoint of step %d: the one before is still being written", step)
+            return False
+        self._finish()
+        state = state_bytes(checkpoint.state)
+        score = float(metric) if metric is not None and math.isfinite(metric) else None
+        self._folder.make()
+        if self.config.background:
+            tensors = self._snapshots.take(checkpoint.tensors)
+            self._writing = alongside(lambda: self._write_in_background(step, tensors, state, score))
+        else:
+            self._write(step, on_host(checkpoint.tensors), state, score)
+        return True
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, and give back the memory.
+
+        Raises:
+            UserError, WorkError: it could not be written.
+        """
+        try:
+            self._finish()
+        finally:
+            self._snapshots = Snapshots()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None.
+
+        Damaged ones are named in the log, with what is wrong with them, and put aside.
+        """
+        with self._settled() as folder:
+            return folder.first_good(reversed(folder.steps()))
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the best metric among those that are there and whole, or None."""
+        with self._settled() as folder:
+            return folder.first_good(best_first(folder.saved(), self.config))
+
+    def at(self, step: int) -> Checkpoint | None:
+        """The checkpoint of this step, or None if there is none or it is damaged."""
+        with self._settled() as folder:
+            return folder.first_good(one for one in folder.steps() if one == step)
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that are there, the newest last; damage shows when they are read."""
+        with self._settled() as folder:
+            return folder.steps()
+
+    def rewind(self, step: int) -> Checkpoint | None:
+        """Go back to the newest whole checkpoint of at most this step, and remove the later ones.
+
+        What follows takes another course, so nothing of the one that was given up may be found after a kill.
+        """
+        with self._settled() as folder:
+            found = folder.first_good(one for one in reversed(folder.steps()) if one <= step)
+            for later in reversed(folder.steps()):
+                if found is not None and later > step:
+                    folder.remove(later)
+            return found
+
+    def _write_in_background(
+        self, step: int, tensors: Mapping[str, Tensor], state: bytes, metric: float | None
+    ) -> None:
+        try:
+            self._write(step, tensors, state, metric)
+        except Exception as error:
+            # Said at once, as the training may end before it asks for the outcome.
+            log.warning("saving the checkpoint of step %d failed: %s", step, error)
+            raise
+
+    def _write(self, step: int, tensors: Mapping[str, Tensor], state: bytes, metric: float | None) -> None:
+        with writing(self.folder), self._folder.fresh() as fresh:
+            write(fresh, step, metric, tensors, state)
+            with self._folder.locked():
+                self._folder.commit(fresh, step)
+                self._folder.prune(self.config, step)
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint in flight, and raise what went wrong with it."""
+        if self._writing is not None:
+            wait([self._writing])  # an interrupt leaves it in flight
+            done, self._writing = self._writing, None
+            done.result()
+
+    @contextmanager
+    def _settled(self) -> Iterator[CheckpointFolder]:
+        """The folder, once nothing is being written into it; the next save or close tells what went wrong."""
+        if self._writing is not None:
+            wait([self._writing])
+        with self._folder.locked():
+            yield self._folder

@@ -1,0 +1,24 @@
+"""The config section for checkpoints."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from posttrain.store.section import Section
+
+
+class CheckpointConfig(Section):
+    """When training saves its state, how it is written, and which checkpoints are kept."""
+
+    every_seconds: float | None = Field(
+        60.0, gt=0, description="Seconds between checkpoints: the most work a kill can cost; null: not by the clock."
+    )
+    every_steps: int | None = Field(None, ge=1, description="Optimiser steps between checkpoints; null: by the clock.")
+    keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
+    keep_best: bool = Field(False, description="Also keep the one with the best metric.")
+    mode: Literal["min", "max"] = Field("min", description="Whether the lowest or the highest metric is the best.")
+    keep_every: int | None = Field(None, ge=1, description="Also keep every checkpoint whose step this divides.")
+    background: bool = Field(True, description="Write while training goes on, from a copy of the state in memory.")
+    when_busy: Literal["wait", "skip"] = Field(
+        "wait", description="Wait for a checkpoint that is still being written, or skip the new one."
+    )

@@ -1,0 +1,36 @@
+"""What a checkpoint holds."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """tensors: what the optimiser and the random generators hold, by name; state: everything that is JSON."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def state_bytes(state: dict[str, Any]) -> bytes:
+    """The JSON text of the state as it is now. Tuples become lists; NaN and infinities are kept.
+
+    Raises:
+        TypeError: something in it has no JSON form, or a key is no string and would come back as one.
+    """
+    _check_keys(state, "state")
+    return json.dumps(state).encode()
+
+
+def _check_keys(value: Any, place: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{place}: key {key!r} is no string")
+            _check_keys(inner, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner, f"{place}[]")

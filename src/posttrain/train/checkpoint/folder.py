@@ -1,0 +1,158 @@
+"""The folder that checkpoints lie in: one rename makes one visible, one takes it away."""
+
+import itertools
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from posttrain.store.files import make_folder, sync_folder, writing
+from posttrain.store.staging import claimed_folder, remove_unclaimed
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.contents import Checkpoint
+from posttrain.train.checkpoint.keep import Saved, kept
+from posttrain.train.checkpoint.manifest import Damaged, NewerFormat
+from posttrain.train.checkpoint.read import read, read_manifest
+
+log = logging.getLogger("posttrain")
+
+_NAME = re.compile(r"step-(\d{9,})")
+_REPLACED = ".replaced"
+
+
+class CheckpointFolder:
+    """Checkpoints by step. Every call but ``fresh`` is for those who hold ``locked``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path / "tmp"
+
+    def make(self) -> None:
+        """Make the folder, and have its name on the disk.
+
+        Raises:
+            UserError: the disk refused.
+        """
+        if not self.path.is_dir():
+            make_folder(self.path)
+            sync_folder(self.path.parent)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other threads and processes from changing the folder; what a kill interrupted is put right first.
+
+        Raises:
+            UserError: the disk refused.
+        """
+        if not self.path.is_dir():  # nothing to change
+            yield
+            return
+        lock = FileLock(self.path / ".lock", thread_local=False)
+        with writing(self.path):
+            lock.acquire()
+            try:
+                self._finish_replacing()
+                yield
+            finally:
+                lock.release()
+
+    @contextmanager
+    def fresh(self) -> Iterator[Path]:
+        """An empty folder to write a checkpoint into; gone afterwards unless it was committed."""
+        remove_unclaimed(self._temporary)
+        with claimed_folder(self._temporary) as folder:
+            yield folder
+
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints are there, the newest last; whether they are whole is not looked at."""
+        if not self.path.is_dir():
+            return []
+        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def commit(self, fresh: Path, step: int) -> None:
+        """Give a finished folder its name; an older checkpoint of the same step is there until then."""
+        place = self._place(step)
+        if place.exists():
+            place.rename(self._replaced(place))
+        fresh.rename(place)
+        sync_folder(self.path)
+        self._finish_replacing()
+
+    def first_good(self, steps: Iterable[int]) -> Checkpoint | None:
+        """The first of these checkpoints that is whole; damaged ones before it are named in the log and put aside."""
+        damaged = False
+        for step in steps:
+            try:
+                checkpoint = read(self._place(step), step)
+            except Damaged as damage:
+                self._put_aside(step, damage)
+                damaged = True
+                continue
+            if damaged:
+                log.warning("going back to the checkpoint of step %d", step)
+            return checkpoint
+        if damaged:
+            log.warning("no other checkpoint to go back to")
+        return None
+
+    def saved(self) -> list[Saved]:
+        """Step and metric of the checkpoints whose manifests hold; the others are put aside."""
+        found = []
+        for step in self.steps():
+            try:
+                found.append(Saved(step, read_manifest(self._place(step), step).metric))
+            except Damaged as damage:
+                self._put_aside(step, damage)
+        return found
+
+    def prune(self, config: CheckpointConfig, committed: int) -> None:
+        """Remove what is not to be kept; ``committed`` is, as it is known to be good."""
+        saved = self.saved()
+        keep = kept(saved, config) | {committed}
+        for one in saved:
+            if one.step not in keep:
+                self.remove(one.step)
+        for old in sorted(self.path.glob("damaged-*"))[:-1]:  # the last one stays for whoever wants to look at it
+            self._discard(old)
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of a step."""
+        self._discard(self._place(step))
+
+    def _place(self, step: int) -> Path:
+        return self.path / f"step-{step:09d}"
+
+    def _put_aside(self, step: int, damage: Damaged) -> None:
+        """Rename a checkpoint that cannot be used, so that it takes no good one's place among those kept."""
+        place = self._place(step)
+        # What a newer version wrote is not pruned: only this version cannot read it.
+        name = f"{'newer' if isinstance(damage, NewerFormat) else 'damaged'}-{step:09d}"
+        names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
+        aside = next(self.path / free for free in names if not (self.path / free).exists())
+        place.rename(aside)
+        sync_folder(self.path)
+        state = "cannot be used" if isinstance(damage, NewerFormat) else "is damaged"
+        log.warning("checkpoint %s %s (%s) and was put aside as %s", place.name, state, damage, aside.name)
+
+    def _replaced(self, place: Path) -> Path:
+        return place.with_name(f"{place.name}{_REPLACED}")
+
+    def _finish_replacing(self) -> None:
+        """Between the two renames of ``commit`` the older checkpoint of the step is the one that counts."""
+        for old in self.path.glob(f"step-*{_REPLACED}"):
+            place = old.with_name(old.name.removesuffix(_REPLACED))
+            if place.exists():
+                self._discard(old)
+            else:
+                old.rename(place)
+                sync_folder(self.path)
+
+    def _discard(self, folder: Path) -> None:
+        """Take a folder out of sight by one rename, then remove it: a kill leaves it whole or gone."""
+        with claimed_folder(self._temporary) as trash:
+            folder.rename(trash / folder.name)
+            sync_folder(self.path)

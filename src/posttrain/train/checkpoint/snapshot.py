@@ -1,0 +1,61 @@
+"""Tensors as they are at this moment, in host memory."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Snapshots:
+    """Copies of tensors in buffers that the next copy uses again, so that only the first one has to find memory."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Contiguous copies in host memory, each its own; valid until the next call.
+
+        Raises:
+            ValueError: a tensor is sparse.
+        """
+        check_dense(tensors)
+        buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
+        self._buffers = buffers
+        for name, tensor in tensors.items():
+            buffers[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return buffers
+
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            # Only from pinned memory can an accelerator copy at full speed.
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return buffer
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors themselves where they are contiguous in host memory that no other of them uses, else copies.
+
+    Raises:
+        ValueError: a tensor is sparse.
+    """
+    check_dense(tensors)
+    hosts: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        if host.untyped_storage().data_ptr() in places:
+            host = host.clone()
+        places.add(host.untyped_storage().data_ptr())
+        hosts[name] = host
+    return hosts
+
+
+def check_dense(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ``ValueError`` that names the first tensor which is sparse."""
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"tensor `{name}` is sparse; a checkpoint holds dense ones")

@@ -1,0 +1,1 @@
+"""Training objectives: pure functions from what a model computed to a sum, a count and metrics."""

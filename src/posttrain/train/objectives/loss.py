@@ -1,0 +1,61 @@
+"""What an objective returns: sums and counts, never means, in float32 or better."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Metrics = Mapping[str, tuple[Tensor, float]]
+"""Name to (sum, count): the sum a scalar without graph, on the model's device, so that nothing waits for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """One micro-batch's part of a loss; the mean over several is the sum of sums by the sum of counts.
+
+    Args:
+        sum: scalar float32 with its graph, in nats.
+        count: what the sum is divided by: supervised tokens, pairs, rows, or the rows' weights.
+        metrics: what else was measured.
+    """
+
+    sum: Tensor
+    count: float
+    metrics: Metrics = field(default_factory=dict)
+
+    def plus(self, other: "Loss", weight: float = 1.0) -> "Loss":
+        """This loss and ``weight`` times another over the same rows.
+
+        Raises:
+            ValueError: the counts differ, so that their means do not add.
+        """
+        if self.count != other.count:
+            raise ValueError(f"losses over {self.count:g} and {other.count:g} do not add")
+        return Loss(self.sum + weight * other.sum, self.count, merged([self.metrics, other.metrics]))
+
+
+def merged(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]:
+    """The metrics of several losses as those of one: sums and counts added by name."""
+    total: dict[str, tuple[Tensor, float]] = {}
+    for one in metrics:
+        for name, (value, count) in one.items():
+            before, counted = total.get(name, (torch.zeros_like(value), 0.0))
+            total[name] = before + value, counted + count
+    return total
+
+
+def means(metrics: Metrics) -> dict[str, float]:
+    """Each metric's mean; one that nothing was counted for is left out.
+
+    Rows that are not pairs (KTO) have no margin each: theirs is the difference of the mean rewards.
+    """
+    found = {name: value.item() / count for name, (value, count) in metrics.items() if count}
+    if "rewards/margins" not in found and {"rewards/chosen", "rewards/rejected"} <= found.keys():
+        found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
+    return found
+
+
+def precise(values: Tensor) -> Tensor:
+    """The values in float32, or as they are in float64."""
+    return values if values.dtype == torch.float64 else values.float()

@@ -1,0 +1,88 @@
+"""Objectives over pairs that need no reference model.
+
+Some add the negative log-likelihood of the chosen answers, which is a mean over tokens, to a mean over pairs. To
+keep both in one sum, a pair's likelihood is divided by ``tokens_per_pair``: the tokens of the likelihood in the
+whole optimiser step by its pairs. Left out, it is taken from the pairs at hand, which is right when they are the
+whole step.
+"""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
+from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.pairs import logistic, pair_loss
+from posttrain.train.objectives.sequences import Sequences, same_length
+
+
+def orpo(
+    chosen: Sequences,
+    rejected: Sequences,
+    config: OrpoConfig,
+    *,
+    likelihood: Sequences | None = None,
+    tokens_per_pair: float | None = None,
+) -> Loss:
+    """Odds-ratio preference optimisation: NLL(chosen) - beta ln sigmoid(ln odds(chosen) - ln odds(rejected)).
+
+    J. Hong, N. Lee, J. Thorne, ORPO: Monolithic Preference Optimization without Reference Model, 2024,
+    arXiv:2403.07691, equations 4, 6 and 7. odds = p / (1-p) with p the geometric mean of the tokens' probabilities;
+    beta is the paper's lambda. As in TRL (ORPOTrainer) rewards and ``logps`` are those a token.
+
+    Args:
+        likelihood: the sequences whose likelihood is learned: the chosen texts with their prompts where
+            ``config.likelihood`` is ``text``, as in TRL and the authors' code; the chosen answers when left out.
+        tokens_per_pair: see above.
+    """
+    same_length(chosen, rejected)
+    won, lost = chosen.means, rejected.means
+    apart = _log_odds(won) - _log_odds(lost)
+    odds = pair_loss(-config.beta * functional.logsigmoid(apart), config.beta * won, config.beta * lost, won, lost)
+    odds = Loss(odds.sum, odds.count, {**odds.metrics, "log_odds": (apart.detach().sum(), odds.count)})
+    return _plus_nll(odds, chosen if likelihood is None else likelihood, 1.0, tokens_per_pair)
+
+
+def simpo(chosen: Sequences, rejected: Sequences, config: SimpoConfig, *, tokens_per_pair: float | None = None) -> Loss:
+    """Simple preference optimisation: -ln sigmoid(beta (m(chosen) - m(rejected)) - gamma), m the mean a token.
+
+    Y. Meng, M. Xia, D. Chen, SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024,
+    arXiv:2405.14734, equation 6. TRL has it as CPOTrainer's ``simpo`` with ``cpo_alpha=0``; with
+    ``nll_weight`` it is TRL's CPO-SimPO.
+    """
+    same_length(chosen, rejected)
+    won, lost = config.beta * chosen.means, config.beta * rejected.means
+    losses = logistic(won - lost - config.gamma, config.label_smoothing)
+    loss = pair_loss(losses, won, lost, chosen.means, rejected.means)
+    return _plus_nll(loss, chosen, config.nll_weight, tokens_per_pair)
+
+
+def cpo(chosen: Sequences, rejected: Sequences, config: CpoConfig, *, tokens_per_pair: float | None = None) -> Loss:
+    """Contrastive preference optimisation: -ln sigmoid(beta (s(chosen) - s(rejected))) + NLL(chosen), s the sum.
+
+    H. Xu et al., Contrastive Preference Optimization, 2024, arXiv:2401.08417, equation 3 (TRL: CPOTrainer).
+    """
+    same_length(chosen, rejected)
+    won, lost = config.beta * chosen.sums, config.beta * rejected.sums
+    losses = logistic(won - lost, config.label_smoothing)
+    loss = pair_loss(losses, won, lost, chosen.sums, rejected.sums)
+    return _plus_nll(loss, chosen, config.nll_weight, tokens_per_pair)
+
+
+def _log_odds(logps: Tensor) -> Tensor:
+    """ln p/(1-p) from ln p; p that rounds to 1 counts as the largest number below 1."""
+    logps = logps.clamp(max=-torch.finfo(logps.dtype).eps)
+    return logps - torch.log(-torch.expm1(logps))
+
+
+def _plus_nll(loss: Loss, likelihood: Sequences, weight: float, tokens_per_pair: float | None) -> Loss:
+    """The loss of N pairs and the likelihood of N texts, scaled so that its mean over pairs is that over tokens."""
+    if weight == 0:
+        return loss
+    if len(likelihood) != loss.count:
+        raise ValueError(f"{len(likelihood)} texts do not go with {loss.count:g} pairs")
+    if tokens_per_pair is None:
+        nll = -likelihood.sums.sum() * loss.count / likelihood.counts.sum().clamp(min=1)
+    else:
+        nll = -likelihood.sums.sum() / tokens_per_pair
+    return loss.plus(Loss(nll, loss.count, {"nll": (nll.detach(), loss.count)}), weight)

@@ -1,0 +1,49 @@
+"""The config section ``optimizer``."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from posttrain.store.section import Section
+
+_MomentDecay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class MuonConfig(Section):
+    """What only Muon knows (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/)."""
+
+    rate_scale: float = Field(1.0, gt=0, description="Rate of the matrices, as a multiple of that of all others.")
+    adjust: Literal["match_rms_adamw", "original"] = Field(
+        "match_rms_adamw",
+        description="Scale by shape: updates as large as AdamW's (Liu et al. 2025, arXiv:2502.16982), or Jordan's.",
+    )
+    iterations: int = Field(5, ge=1, lt=100, description="Newton–Schulz iterations.")
+
+
+class AdafactorConfig(Section):
+    """What only Adafactor knows (Shazeer & Stern 2018, arXiv:1804.04235)."""
+
+    beta2_decay: float = Field(-0.8, le=0, description="Exponent by which the second moment's memory grows.")
+    clip_threshold: float = Field(1.0, ge=1, description="Largest root mean square of an update.")
+
+
+class OptimizerConfig(Section):
+    """What turns gradients into updates."""
+
+    name: Literal["adamw", "adafactor", "muon", "adam8bit", "sgd"] = Field(
+        "adamw",
+        description="Muon steps the hidden matrices and adam8bit (torchao) all matrices; AdamW steps the rest of both.",
+    )
+    betas: tuple[_MomentDecay, _MomentDecay] = Field((0.9, 0.95), description="Adam's moment decay rates.")
+    eps: float = Field(1e-8, gt=0, description="Added to Adam's denominator.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled decay of the matrices; an L2 penalty with sgd.")
+    decay_embeddings: bool = Field(False, description="Decay embeddings too, and heads that are tied to them.")
+    decay_norms: bool = Field(False, description="Decay norms too.")
+    decay_biases: bool = Field(False, description="Decay biases too.")
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="Rate of a layer as a multiple of that above it; 1 is the same rate for all."
+    )
+    momentum: float = Field(0.95, ge=0, lt=1, description="Momentum of sgd and muon.")
+    nesterov: bool = Field(True, description="Nesterov's look-ahead in sgd and muon.")
+    muon: MuonConfig = Field(MuonConfig(), description="Muon's settings, with name muon.")
+    adafactor: AdafactorConfig = Field(AdafactorConfig(), description="Adafactor's settings, with name adafactor.")

@@ -1,0 +1,46 @@
+"""What every sink offers."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Protocol
+
+from posttrain.store.errors import UserError
+from posttrain.train.watch.findings import Decision
+from posttrain.train.watch.values import StepValues
+
+
+class Sink(Protocol):
+    """A place that the values of each step and the decisions taken at it go to."""
+
+    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+        """Take a step in."""
+
+    def rewind(self, step: int) -> None:
+        """The training goes on from ``step``: forget that one and later ones, where the sink can."""
+
+    def close(self) -> None:
+        """Bring everything to its place and let go of what is open. Nothing is written after that."""
+
+
+def first_line(error: Exception) -> str:
+    """What a library says is wrong, without the rest of its explanation."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def optional(module: str, package: str, where: str) -> ModuleType:
+    """Import a package that the program runs without.
+
+    Args:
+        package: what pip calls it.
+        where: the config key that asks for it.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError as error:
+        what = f"needs a package that is not installed ({error})"
+        raise UserError(what, where=where, fix=f"pip install {package}") from None

@@ -1,0 +1,18 @@
+"""The config section ``train.sinks``."""
+
+from pydantic import Field
+
+from posttrain.store.section import Section
+
+
+class SinksConfig(Section):
+    """Where else the values of each step go. Nothing leaves the machine unless it is named here."""
+
+    prometheus: int | None = Field(
+        None, ge=0, le=65535, description="Port that a Prometheus server reads from; 0 picks a free one."
+    )
+    prometheus_address: str = Field("127.0.0.1", description="Address that the port is opened on.")
+    tensorboard: str | None = Field(None, description="Folder of TensorBoard's event files.")
+    mlflow: str | None = Field(None, description="MLflow's tracking URI, such as sqlite:///mlflow.db.")
+    mlflow_experiment: str = Field("posttrain", description="MLflow's experiment; made if missing.")
+    wandb: str | None = Field(None, description="Project at Weights & Biases.")

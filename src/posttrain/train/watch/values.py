@@ -1,0 +1,71 @@
+"""What a training step measured."""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is known once the gradient is there and the optimiser has not stepped yet.
+
+    Attributes:
+        step: optimiser step, from 0.
+        loss: nats a supervised token, or what the objective counts by; mean over the step.
+        grad_norm: L2 norm over all gradients, before clipping.
+        supervised_tokens: tokens of this step that the loss is taken on.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    supervised_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepValues(Measured):
+    """All that a step measured.
+
+    Attributes:
+        epoch: passes over the data that were finished before, from 0.
+        lr: learning rate of the step, before a group's own scale.
+        tokens: tokens of this step without padding.
+        seconds: wall time of the step, waiting for data included.
+        tokens_per_second: ``tokens`` over ``seconds``.
+        memory_bytes: most memory in use so far, of the accelerator where there is one, else of the process.
+        group_norms: gradient norm by layer group.
+        update_ratio: norm of the update over norm of the weights.
+        loss_scale: what the loss was multiplied by (float16 only).
+        data_wait: share of ``seconds`` spent waiting for data, 0 to 1.
+        mfu: share of the measured matrix-product peak that the model's own work used, 0 to 1.
+    """
+
+    epoch: int
+    lr: float
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    memory_bytes: int
+    group_norms: dict[str, float] = field(default_factory=dict)
+    update_ratio: float | None = None
+    loss_scale: float | None = None
+    data_wait: float = 0.0
+    mfu: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Every value by its name; a number that is not finite becomes None, as JSON has no word for it."""
+        found = {item.name: getattr(self, item.name) for item in fields(self)}
+        groups = {name: finite(norm) for name, norm in self.group_norms.items()}
+        return {name: finite(value) for name, value in found.items() if name != "group_norms"} | {"group_norms": groups}
+
+    def numbers(self) -> dict[str, float]:
+        """The finite numbers by name, group norms as ``grad_norm/GROUP``, without ``step``: for tools that plot."""
+        values = self.to_json()
+        groups = {f"grad_norm/{name}": norm for name, norm in values.pop("group_norms").items()}
+        del values["step"]
+        return {name: float(value) for name, value in (values | groups).items() if value is not None}
+
+
+def finite(value: float | None) -> float | None:
+    """``value``, or None where it is no finite number."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,157 @@
+"""``posttrain train``: what someone types who wants a model out of a file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Call = Callable[..., Any]
+
+ROWS = [
+    {"prompt": "my card is gone", "completion": "card lost", "rejected": "refund"},
+    {"prompt": "where is my money", "completion": "refund", "rejected": "card lost"},
+    {"prompt": "i was charged twice", "completion": "refund", "rejected": "top up"},
+    {"prompt": "how do i top up", "completion": "top up", "rejected": "refund"},
+]
+SMALL = ("--model", "tiny", "--set", "train.epochs=3", "--set", "train.batch_size=2")
+METRICS = {
+    "step", "loss", "grad_norm", "lr", "tokens", "supervised_tokens", "seconds", "tokens_per_second", "memory_bytes"
+}  # fmt: skip
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    return write(tmp_path / "answers.jsonl", [{k: row[k] for k in ("prompt", "completion")} for row in ROWS])
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    rows = [{"prompt": r["prompt"], "chosen": r["completion"], "rejected": r["rejected"]} for r in ROWS]
+    return write(tmp_path / "pairs.jsonl", rows)
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_leaves_a_model_its_config_and_its_steps(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "out"
+    ended = posttrain("train", *SMALL, "--data", answers, "--out", out)
+    assert ended.code == 0, ended
+    AutoModelForCausalLM.from_pretrained(out)
+    assert AutoTokenizer.from_pretrained(out).chat_template
+    steps = lines(out)
+    assert [step["step"] for step in steps] == list(range(6))
+    assert steps[0].keys() >= METRICS
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert (config["train"]["epochs"], config["train"]["schedule"]["name"]) == (3, "cosine")
+    again = posttrain("train", *SMALL, "--data", answers, "--out", out)
+    assert (again.code, "is done" in again.err) == (0, True)
+    assert lines(out) == steps
+    # Its own config is enough to do it again.
+    twin = posttrain("train", "--config", out / "config.yaml", "--out", tmp_path / "twin")
+    assert twin.code == 0, twin
+    assert (tmp_path / "twin" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("objective", ["dpo", "ipo", "cdpo", "robust_dpo", "hinge"])
+def test_pairs(pairs: Path, tmp_path: Path, posttrain: Call, objective: str) -> None:
+    out = tmp_path / "out"
+    ended = posttrain("train", *SMALL, "--data", pairs, "--objective", objective, "--out", out)
+    assert ended.code == 0, ended
+    steps = lines(out)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_the_files_order_is_kept_on_request(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+    for name in ("a", "b"):
+        seed = "1" if name == "a" else "2"
+        settings = ("--set", "train.shuffle=false", "--set", f"seed={seed}")
+        assert posttrain("train", *SMALL, *settings, "--data", answers, "--out", tmp_path / name).code == 0
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert [step["tokens"] for step in lines(tmp_path / "a")[:2]] == [
+        step["tokens"] for step in lines(tmp_path / "a")[2:4]
+    ]
+
+
+def test_inspect(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+    ended = posttrain("train", "--model", "tiny", "--data", answers, "--inspect", "1", "--set", "train.max_length=20")
+    assert ended.code == 0, ended
+    assert (
+        ended.out.splitlines()[1:4]
+        == [
+            "[cut off] <|user|>my ca",
+            "[context] rd is gone<|end|><|assistant|>",
+            "[trained] card lost<|end|>",
+        ]
+        or "[trained] card lost<|end|>" in ended.out
+    )
+    assert "[cut off]" in ended.out
+    assert "2 " not in ended.out.splitlines()[0][:2]
+
+
+def test_a_dataset_version_of_a_workspace(turned_workspace: Path, tmp_path: Path, posttrain: Call) -> None:
+    ended = posttrain("train", *SMALL, "--data", "train", "-w", turned_workspace, "--out", tmp_path / "out")
+    assert ended.code == 0, ended
+    assert lines(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("--set", "train.epochs=4"), "`train.epochs` was 3 and is 4"),
+        (("--set", "train.learning_rate=1.0e-3"), "`train.learning_rate` was 0.0001 and is 0.001"),
+        (("--model", "smollm2-135m"), '`model` was "tiny" and is "smollm2-135m"'),
+    ],
+)
+def test_what_has_changed_is_said(
+    answers: Path, tmp_path: Path, posttrain: Call, change: tuple[str, ...], says: str
+) -> None:
+    assert posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out").code == 0
+    ended = posttrain("train", *SMALL, *change, "--data", answers, "--out", tmp_path / "out")
+    assert says in ended.mistake
+    assert "--fork" in ended.mistake
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--set", "train.epoch=2"), "unknown key `train.epoch`; did you mean `epochs`?"),
+        (("--set", "epochs"), "`epochs` is no setting"),
+        (("--objective", "dpa"), "`train.objective`"),
+        (("--objective", "dpo"), "it is no pair of a chosen and a rejected answer"),
+        (("--set", "train.max_length=8"), "its answer leaves no room for its prompt in 8 tokens"),
+        (("--set", "train.schedule.warmup_steps=99"), "99 warm-up steps are more than the 6 of the training"),
+        (("--model", "nothing/here/at/all"), "is no model"),
+        (("--data", "nowhere.jsonl"), "there is no such file"),
+    ],
+)
+def test_mistakes(answers: Path, tmp_path: Path, posttrain: Call, options: tuple[str, ...], says: str) -> None:
+    ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out", *options)
+    assert says in ended.mistake
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_an_answer_equal_to_its_rejected(tmp_path: Path, posttrain: Call) -> None:
+    data = write(tmp_path / "pairs.jsonl", [{"prompt": "hi", "chosen": "x", "rejected": "x"}])
+    ended = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
+    assert "its chosen and its rejected answer are the same" in ended.mistake
+
+
+def test_a_folder_with_something_else(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").touch()
+    ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
+    assert "is there and is no training" in ended.mistake
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]

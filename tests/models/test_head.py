@@ -1,0 +1,60 @@
+"""Log-probabilities a part of the vocabulary at a time, against log_softmax over all of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.models import head
+from posttrain.models.head import token_log_probabilities
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.task import TaskConfig
+
+
+@pytest.fixture
+def lm(tiny_model: Path) -> LanguageModel:
+    return load(tiny_model, TaskConfig(), "float32")
+
+
+def whole(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return lm.logits(states).double().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("words", [7, 64, 100_000])
+@pytest.mark.parametrize("scale", [1.0, 80.0])
+def test_values_and_gradients(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, words: int, scale: float) -> None:
+    monkeypatch.setattr(head, "_WORDS", words)
+    size = lm.model.config.vocab_size
+    weight = lm.model.get_output_embeddings().weight
+    targets = torch.tensor([0, 1, size - 1, 5, 5, 100])
+    weights = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0, 1.0])
+    results: list[tuple[torch.Tensor, ...]] = []
+    for way in (token_log_probabilities, whole):
+        states = (torch.randn(6, weight.shape[1], generator=torch.Generator().manual_seed(0)) * scale).requires_grad_()
+        found = way(lm, states, targets)
+        (found * weights).sum().backward()
+        results.append((found.detach().float(), states.grad.float(), weight.grad.clone()))
+        weight.grad = None
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "value"), [("final_logit_softcapping", 5.0), ("logits_scaling", 4.0)])
+def test_heads_that_change_their_logits(lm: LanguageModel, name: str, value: float, monkeypatch: Any) -> None:
+    setattr(lm.model.config, name, value)
+    monkeypatch.setattr(head, "_ROWS", 4)
+    states = torch.randn(6, lm.model.config.hidden_size, requires_grad=True)
+    targets = torch.arange(6)
+    found = token_log_probabilities(lm, states, targets)
+    torch.testing.assert_close(found, whole(lm, states, targets).float())
+    found.sum().backward()
+    assert states.grad is not None
+    assert states.grad.abs().sum() > 0
+
+
+def test_no_supervised_token(lm: LanguageModel) -> None:
+    states = torch.randn(0, lm.model.config.hidden_size, requires_grad=True)
+    found = token_log_probabilities(lm, states, torch.zeros(0, dtype=torch.long))
+    assert found.shape == (0,)
+    found.sum().backward()

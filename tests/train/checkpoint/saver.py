@@ -1,0 +1,162 @@
+"""Forks processes that save checkpoints and can be killed at any call that changes the disk.
+
+Run as a script it imports what takes seconds once, then reads one request a line (`Request` as JSON, a list of them for
+processes at the same time), answers with the ids of the processes it forked and, once they have ended, with their exit
+codes.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint import write as writer
+
+
+def make(step: int, version: int = 0, size: int = 50) -> Checkpoint:
+    """What is saved at a step; no two steps or versions share a tensor."""
+    generator = torch.Generator().manual_seed(1000 * version + step)
+    tensors = {
+        "master.w": torch.randn(size, 7, generator=generator),
+        "half": torch.randn(11, generator=generator).bfloat16(),
+        "step": torch.tensor(float(step)),
+        "bytes": torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8),
+        "count": torch.tensor([step, version]),
+    }
+    return Checkpoint(tensors, {"step": step, "version": version, "steps": [{"loss": 0.1 * n} for n in range(step)]})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one process does: ``actions`` are ``[name, arguments...]``; see `_act`."""
+
+    folder: str
+    trace: str
+    actions: list[list[Any]]
+    config: dict[str, Any] = field(default_factory=dict)
+    kill_at: int | None = None  # the number of the event
+    hang: bool = False  # die as soon as save returns, before the first byte is written
+    size: int = 50
+
+
+class Events:
+    """Writes down each call that changes the disk, before and after it, and kills the process at one of them."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.count = 0
+        self.file = os.open(request.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def __call__(self, what: str) -> None:
+        os.write(self.file, f"{what}\n".encode())
+        if self.request.kill_at == self.count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+
+    def name(self, path: Any) -> str:
+        """A path within the folder; the names of temporary folders differ from run to run."""
+        if isinstance(path, int):
+            path = os.readlink(f"/proc/self/fd/{path}")
+        try:
+            parts = Path(path).relative_to(self.request.folder).parts
+        except ValueError:
+            return Path(path).name
+        return "/".join(["tmp", "*", *parts[2:]] if parts[:1] == ("tmp",) and len(parts) > 1 else parts) or "."
+
+    def watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            words = " ".join([name, *map(self.name, arguments[: 2 if name in ("rename", "replace") else 1])])
+            self(f"before {words}")
+            # A kill, unlike a power cut, loses nothing that was written.
+            result = None if name == "fsync" else function(*arguments, **options)
+            self(f"after {words}")
+            return result
+
+        return call
+
+    def halved(self, name: str, function: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """A function that writes a file, stopping once on half of the way."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            path = Path(arguments[place])
+            words = f"{name} {self.name(path)}"
+            self(f"before {words}")
+            if self.request.hang:
+                threading.Event().wait()
+            result = function(*arguments, **options)
+            os.truncate(path, path.stat().st_size // 2)
+            self(f"during {words}")
+            result = function(*arguments, **options)
+            self(f"after {words}")
+            return result
+
+        return call
+
+
+def _watch(events: Events) -> None:
+    for name in ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir"):
+        setattr(os, name, events.watched(name, getattr(os, name)))
+    writer.save_file = events.halved("save_file", writer.save_file, 1)
+    Path.write_bytes = events.halved("write_bytes", Path.write_bytes, 0)  # type: ignore[method-assign]
+
+
+def _act(request: Request) -> None:
+    events = Events(request)
+    _watch(events)
+    with Checkpoints(Path(request.folder), CheckpointConfig(**request.config)) as checkpoints:
+        for name, *arguments in request.actions:
+            match name:
+                case "save":
+                    step, version = arguments
+                    checkpoints.save(step, make(step, version, request.size), metric=float(step))
+                    if request.hang:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                case "latest":
+                    checkpoints.latest()
+                case "rewind":
+                    checkpoints.rewind(*arguments)
+                case "go on":  # as a training does that is killed again and again
+                    found = checkpoints.latest()
+                    step = found.state["step"] if found else 0
+                    while True:
+                        step += 1
+                        checkpoints.save(step, make(step, 0, request.size))
+
+
+def _fork(request: Request) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            _act(request)
+            code = 0
+        except BaseException:  # noqa: BLE001 - said, and told by the exit code
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return child
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        children = [_fork(Request(**request)) for request in json.loads(line)]
+        sys.stdout.write(json.dumps(children) + "\n")
+        sys.stdout.flush()
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        sys.stdout.write(json.dumps(codes) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    _serve()

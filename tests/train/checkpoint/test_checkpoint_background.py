@@ -1,0 +1,318 @@
+"""Saving while training goes on: the moment of the call is what counts, and no error is lost."""
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from posttrain.store.errors import UserError, WorkError
+from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.checkpoint import folder as folder_module
+from posttrain.train.checkpoint import write as write_module
+
+Make = Callable[..., Checkpoint]
+Same = Callable[[Checkpoint | None, Checkpoint], bool]
+Background = Callable[..., Checkpoints]
+
+
+class Slow:
+    """A disk that writes nothing until it is let go."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached = threading.Event()
+        self.go = threading.Event()
+        self.at_once = self.most = 0
+        save_file = write_module.save_file
+
+        def slow(*arguments: Any, **options: Any) -> None:
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            self.reached.set()
+            assert self.go.wait(60)
+            save_file(*arguments, **options)
+            self.at_once -= 1
+
+        patch.setattr(write_module, "save_file", slow)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch, background: Background) -> Iterator[Slow]:
+    slow = Slow(monkeypatch)
+    yield slow
+    slow.go.set()  # before ``background`` closes what waits for it
+
+
+def test_save_returns_before_anything_is_written(
+    background: Background, slow: Slow, make: Make, same: Same, folder: Path
+) -> None:
+    checkpoints = background()
+    assert checkpoints.save(1, make(1))
+    assert slow.reached.wait(60)
+    assert list(folder.glob("step-*")) == []
+    slow.go.set()
+    checkpoints.close()
+    assert same(Checkpoints(folder).latest(), make(1))
+
+
+def test_what_is_changed_afterwards_is_not_saved(background: Background, slow: Slow, make: Make, same: Same) -> None:
+    checkpoints = background()
+    changed = make(1)
+    changed.tensors["turned"] = torch.arange(6.0).reshape(2, 3).T
+    expected = Checkpoint({name: tensor.clone() for name, tensor in changed.tensors.items()}, make(1).state)
+    checkpoints.save(1, changed)
+    for tensor in changed.tensors.values():
+        tensor.zero_()
+    changed.tensors.clear()
+    changed.state["steps"].append("more")
+    slow.go.set()
+    assert same(checkpoints.latest(), expected)
+
+
+def test_the_buffers_are_used_again(background: Background, make: Make, same: Same) -> None:
+    """Also when tensors come, go, and change their shape and dtype under the same name."""
+    checkpoints = background(keep_last=9)
+    saved = {step: make(step) for step in range(1, 6)}
+    saved[2].tensors["half"] = torch.ones(3, 3)
+    saved[3].tensors["half"] = torch.ones(3, 3).double()
+    del saved[4].tensors["step"]
+    saved[5].tensors["fresh"] = torch.zeros(2)
+    for step, checkpoint in saved.items():
+        checkpoints.save(step, checkpoint)
+    checkpoints.close()
+    for step, checkpoint in saved.items():
+        assert same(checkpoints.at(step), checkpoint)
+
+
+def test_one_at_a_time(background: Background, slow: Slow, make: Make, same: Same) -> None:
+    checkpoints = background(keep_last=9)
+    checkpoints.save(1, make(1))
+    assert slow.reached.wait(60)
+    done = threading.Event()
+
+    def second() -> None:
+        checkpoints.save(2, make(2))
+        done.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert not done.wait(0.2), "the second waits for the first"
+    slow.go.set()
+    thread.join(60)
+    assert done.is_set()
+    checkpoints.close()
+    assert slow.most == 1
+    assert checkpoints.steps() == [1, 2]
+    assert same(checkpoints.at(1), make(1))
+
+
+def test_a_busy_writer_is_skipped(
+    background: Background, slow: Slow, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = background(when_busy="skip", keep_last=9)
+    assert checkpoints.save(1, make(1)) is True
+    assert slow.reached.wait(60)
+    assert checkpoints.save(2, make(2)) is False
+    assert caplog.messages == ["no checkpoint of step 2: the one before is still being written"]
+    slow.go.set()
+    assert checkpoints.steps() == [1]
+    assert checkpoints.save(3, make(3)) is True
+    checkpoints.close()
+    assert checkpoints.steps() == [1, 3]
+
+
+def test_reading_waits_for_what_is_being_written(background: Background, slow: Slow, make: Make, same: Same) -> None:
+    checkpoints = background()
+    checkpoints.save(1, make(1))
+    assert slow.reached.wait(60)
+    threading.Timer(0.1, slow.go.set).start()
+    assert same(checkpoints.latest(), make(1))
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_space_in_words(*_: object, **__: object) -> None:
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def broken(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("boom")
+
+
+def part_then_no_space(tensors: object, path: Path) -> None:
+    path.write_bytes(b"half")
+    no_space_in_words()
+
+
+FULL = {
+    "tensors": (write_module, "save_file", no_space_in_words),
+    "half of the tensors": (write_module, "save_file", part_then_no_space),
+    "files": (Path, "write_bytes", no_space),
+    "sync of a file": (write_module, "sync_file", no_space),
+    "sync of the folder": (write_module, "sync_folder", no_space),
+    "rename": (Path, "rename", no_space),
+    "sync after the rename": (folder_module, "sync_folder", no_space),
+    "temporary folder": (folder_module, "claimed_folder", no_space),
+}
+
+
+@pytest.mark.parametrize("where", FULL)
+@pytest.mark.parametrize("asked", ["save", "close"])
+def test_a_full_disk(
+    background: Background,
+    make: Make,
+    same: Same,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    folder: Path,
+    where: str,
+    asked: str,
+) -> None:
+    checkpoints = background(keep_last=9)
+    for step in (1, 2):
+        checkpoints.save(step, make(step))
+    checkpoints.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(*FULL[where])
+        assert checkpoints.save(3, make(3)), "the call itself has nothing to complain of"
+        with pytest.raises(UserError, match="no space left on device; free some space"):
+            checkpoints.close() if asked == "close" else checkpoints.save(4, make(4))
+    assert "saving the checkpoint of step 3 failed: " in caplog.text
+    assert list((folder / "tmp").iterdir()) == [], "what was not finished is removed"
+    assert checkpoints.steps()[:2] == [1, 2]
+    for step in checkpoints.steps():
+        assert same(checkpoints.at(step), make(step)), "what is there is whole"
+    # With space again all is well, and the error does not come back.
+    checkpoints.save(5, make(5))
+    checkpoints.close()
+    assert same(checkpoints.latest(), make(5))
+
+
+def test_a_full_disk_in_the_foreground(
+    now: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now.save(1, make(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(write_module, "save_file", no_space_in_words)
+        with pytest.raises(UserError, match="no space left on device"):
+            now.save(2, make(2))
+    assert now.steps() == [1]
+    assert same(now.latest(), make(1))
+    now.close()
+
+
+def test_any_error_surfaces(
+    background: Background, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = background()
+    with monkeypatch.context() as patch:
+        patch.setattr(write_module, "sync_file", broken)
+        checkpoints.save(1, make(1))
+        assert checkpoints.latest() is None, "reading does not take the error away"
+        with pytest.raises(ZeroDivisionError, match="boom"):
+            checkpoints.save(2, make(2))
+    assert "saving the checkpoint of step 1 failed: boom" in caplog.text
+    assert checkpoints.steps() == []
+
+
+def test_an_error_while_hashing_surfaces(background: Background, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = background()
+    with monkeypatch.context() as patch:
+        patch.setattr(write_module, "digest", broken)
+        checkpoints.save(1, make(1))
+        with pytest.raises(ZeroDivisionError):
+            checkpoints.close()
+
+
+def test_leaving_the_context_closes(folder: Path, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, make(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(write_module, "save_file", no_space)
+        with pytest.raises(UserError), Checkpoints(folder) as checkpoints:
+            checkpoints.save(2, make(2))
+    assert same(Checkpoints(folder).latest(), make(1))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_a_disk_that_lies_is_caught_before_the_rename(
+    now: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What is read back is compared with what was in memory, before any older checkpoint is given up."""
+    now.save(1, make(1))
+    forget = write_module._forget
+
+    def lying(path: Path) -> None:
+        if path.name == name:
+            flip(path)
+        forget(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write_module, "_forget", lying)
+        with pytest.raises(WorkError, match=rf"read back after writing, {name} .*; check the disk and the memory"):
+            now.save(2, make(2))
+    assert now.steps() == [1]
+    assert same(now.latest(), make(1))
+
+
+def test_memory_that_changes_while_it_is_written_is_caught(
+    now: Checkpoints, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checksums are of the tensors as they were handed over, not of what arrived on the disk."""
+    save_file = write_module.save_file
+
+    def changing(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        save_file({**tensors, "half": tensors["half"] + 1}, path)
+
+    monkeypatch.setattr(write_module, "save_file", changing)
+    with pytest.raises(WorkError, match="does not match its checksums in `half`"):
+        now.save(1, make(1))
+    assert now.steps() == []
+
+
+def test_an_exit_without_close_waits(folder: Path) -> None:
+    """A script that ends while its last checkpoint is being written has that checkpoint."""
+    code = f"""
+import time
+from pathlib import Path
+import torch
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, write
+save_file = write.save_file
+def slow(*arguments):
+    time.sleep(0.5)  # until the interpreter is on its way out
+    save_file(*arguments)
+write.save_file = slow
+Checkpoints(Path({str(folder)!r}), CheckpointConfig()).save(1, Checkpoint({{"x": torch.ones(3)}}, {{}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = Checkpoints(folder).latest()
+    assert found is not None
+    assert torch.equal(found.tensors["x"], torch.ones(3))
+
+
+def test_what_a_killed_process_left_is_removed(now: Checkpoints, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    left = now.folder / "tmp" / "0123"
+    left.mkdir(parents=True)
+    (left / "tensors.safetensors").write_bytes(b"half")
+    (now.folder / "tmp" / "0123.lock").touch()
+    assert now.latest() is None
+    now.save(1, make(1))
+    assert list((now.folder / "tmp").iterdir()) == []

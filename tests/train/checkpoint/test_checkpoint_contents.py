@@ -1,0 +1,193 @@
+"""What is saved is what is found, to the bit."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from posttrain.store.hashing import file_digest
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint.tensor_bytes import digest
+
+Make = Callable[..., Checkpoint]
+Same = Callable[[Checkpoint | None, Checkpoint], bool]
+
+shared = torch.arange(12.0)
+TENSORS: dict[str, dict[str, Tensor]] = {
+    "bfloat16": {"x": torch.randn(5, 3).bfloat16()},
+    "float16": {"x": torch.randn(5).half()},
+    "float32": {"x": torch.randn(2, 3, 4)},
+    "float64": {"x": torch.randn(3).double()},
+    "int64": {"x": torch.tensor([-(2**63), 2**63 - 1, 0])},
+    "int32": {"x": torch.tensor([1, -1], dtype=torch.int32)},
+    "uint8": {"x": torch.arange(256, dtype=torch.uint8)},
+    "bool": {"x": torch.tensor([True, False])},
+    "float8": {"x": torch.randn(4).to(torch.float8_e4m3fn)},
+    "complex": {"x": torch.randn(3, dtype=torch.complex64)},
+    "conjugated": {"x": torch.randn(3, dtype=torch.complex64).conj()},
+    "scalar": {"x": torch.tensor(3.5), "y": torch.tensor(7), "z": torch.tensor(1.5).bfloat16()},
+    "empty": {"x": torch.empty(0), "y": torch.empty(3, 0, 2, dtype=torch.int64), "z": torch.empty(0).bfloat16()},
+    "none": {},
+    "not numbers": {"x": torch.tensor([math.nan, -math.inf, -0.0, 1e-45])},
+    "transposed": {"x": torch.randn(3, 4).T},
+    "strided": {"x": torch.arange(20)[::3], "y": torch.randn(4, 4)[1:3, ::2]},
+    "expanded": {"x": torch.randn(1, 3).expand(5, 3)},
+    "shared": {"x": shared, "y": shared, "z": shared[3:7], "w": shared.reshape(3, 4)},
+    "with a gradient": {"x": torch.randn(3, requires_grad=True)},
+    "parameter": {"x": torch.nn.Parameter(torch.randn(3))},
+    "random state": {"x": torch.get_rng_state()},
+    "many": {f"layer.{number}.weight": torch.full((3,), float(number)) for number in range(200)},
+    "names": {"": torch.ones(1), 'é\n"\\': torch.ones(2), "a/b c": torch.ones(3), "😀": torch.ones(4)},
+}
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_come_back(folder: Path, same: Same, kind: str, in_background: bool) -> None:
+    expected = Checkpoint(TENSORS[kind], {"kind": kind})
+    with Checkpoints(folder, CheckpointConfig(background=in_background)) as checkpoints:
+        checkpoints.save(1, expected)
+        expected = Checkpoint(
+            {name: tensor.detach().resolve_conj() for name, tensor in TENSORS[kind].items()}, expected.state
+        )
+        found = checkpoints.latest()
+        assert same(found, expected)
+        assert found is not None
+        for tensor in found.tensors.values():  # nothing on the disk, and nobody else's memory
+            tensor.zero_()
+        assert same(checkpoints.latest(), expected)
+        assert same(Checkpoints(folder).latest(), expected)
+
+
+SHAPES = st.lists(st.integers(0, 5), max_size=3)
+DTYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.int64, torch.uint8, torch.bool])
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    tensors=st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=8), st.tuples(SHAPES, DTYPES), max_size=6)
+)
+def test_any_tensors_come_back(tmp_path: Path, same: Same, tensors: dict[str, tuple[list[int], torch.dtype]]) -> None:
+    tensors.pop("__metadata__", None)
+    expected = Checkpoint({name: torch.randint(0, 2, shape).to(dtype) for name, (shape, dtype) in tensors.items()}, {})
+    with Checkpoints(tmp_path / "any", CheckpointConfig()) as checkpoints:
+        checkpoints.save(1, expected)
+        assert same(checkpoints.at(1), expected)
+
+
+STATES: dict[str, Any] = {
+    "empty": {},
+    "nested": {"a": [{"b": [1, 2.5, None, True, "x"]}], "c": {"d": {}}},
+    "precise": {"x": 0.1 + 0.2, "y": 2**70, "z": 5e-324},
+    "infinite": {"x": math.inf, "y": -math.inf},
+    "unicode": {"é": "😀\u0000\n"},
+    "order": {"z": 1, "a": 2, "m": 3},
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_state_comes_back(now: Checkpoints, name: str) -> None:
+    now.save(1, Checkpoint({}, STATES[name]))
+    found = now.latest()
+    assert found is not None
+    assert found.state == STATES[name]
+    assert list(found.state) == list(STATES[name])
+
+
+def test_a_state_with_nan(now: Checkpoints) -> None:
+    now.save(1, Checkpoint({}, {"loss": math.nan}))
+    found = now.latest()
+    assert found is not None
+    assert math.isnan(found.state["loss"])
+
+
+@pytest.mark.parametrize("state", [{"a": {1: 2}}, {"a": [{None: 2}]}, {"a": {1, 2}}, {"a": torch.ones(1)}])
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_state_that_would_not_come_back(folder: Path, state: Any, in_background: bool) -> None:
+    with Checkpoints(folder, CheckpointConfig(background=in_background)) as checkpoints:
+        with pytest.raises(TypeError):
+            checkpoints.save(1, Checkpoint({}, state))
+        assert checkpoints.latest() is None
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_sparse_tensor_is_named(folder: Path, in_background: bool) -> None:
+    sparse = Checkpoint({"a": torch.ones(1), "b": torch.eye(2).to_sparse()}, {})
+    with Checkpoints(folder, CheckpointConfig(background=in_background)) as checkpoints:
+        with pytest.raises(ValueError, match="tensor `b` is sparse"):
+            checkpoints.save(1, sparse)
+        assert checkpoints.steps() == []
+
+
+def test_a_negative_step(now: Checkpoints, make: Make) -> None:
+    with pytest.raises(ValueError, match="step -1 is negative"):
+        now.save(-1, make(1))
+
+
+def test_the_manifest_says_what_is_there(now: Checkpoints, make: Make) -> None:
+    expected = make(7)
+    now.save(7, expected, metric=0.25)
+    place = now.folder / "step-000000007"
+    assert sorted(path.name for path in place.iterdir()) == ["manifest.json", "state.json", "tensors.safetensors"]
+    manifest = json.loads((place / "manifest.json").read_bytes())
+    assert (manifest["format"], manifest["step"], manifest["metric"]) == (1, 7, 0.25)
+    content = (place / "tensors.safetensors").read_bytes()
+    assert manifest["tensors_size"] == len(content)
+    assert manifest["state_sha256"] == file_digest(place / "state.json")
+    assert manifest["tensors"].keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        entry = manifest["tensors"][name]
+        assert (entry["dtype"], entry["shape"]) == (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        assert entry["sha256"] == digest(tensor)
+        assert (
+            content[entry["start"] : entry["start"] + entry["size"]]
+            == tensor.flatten().view(torch.uint8).numpy().tobytes()
+        )
+
+
+def test_others_can_read_the_tensors(now: Checkpoints, make: Make, same: Same) -> None:
+    expected = make(7)
+    now.save(7, expected)
+    found = load_file(now.folder / "step-000000007" / "tensors.safetensors")
+    assert same(Checkpoint({name: found[name] for name in expected.tensors}, expected.state), expected)
+
+
+def test_a_large_tensor(now: Checkpoints, same: Same) -> None:
+    """Larger than what is hashed at a time."""
+    expected = Checkpoint({"x": torch.randn(700_001), "y": torch.arange(300_000)}, {})
+    now.save(1, expected)
+    assert same(now.latest(), expected)
+
+
+def test_nothing_to_go_on_from(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "never" / "made", CheckpointConfig())
+    assert checkpoints.latest() is None
+    assert checkpoints.best() is None
+    assert checkpoints.at(3) is None
+    assert checkpoints.rewind(3) is None
+    assert checkpoints.steps() == []
+    checkpoints.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_needs_no_torch() -> None:
+    code = "import sys; from posttrain.train.checkpoint.config import CheckpointConfig; print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said == "False\n"
+
+
+def test_the_package_knows_nothing_else() -> None:
+    from posttrain.train import checkpoint
+
+    with pytest.raises(AttributeError, match="no attribute 'Checkpointer'"):
+        checkpoint.Checkpointer  # noqa: B018

@@ -1,0 +1,163 @@
+"""Which checkpoints stay, and when one is due."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.store.errors import UserError
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint.keep import Saved, best_first, kept
+
+Make = Callable[..., Checkpoint]
+Same = Callable[[Checkpoint | None, Checkpoint], bool]
+
+# config, metric by step, steps that stay when they were saved one after the other
+TABLE: list[tuple[dict[str, Any], dict[int, float | None], list[int]]] = [
+    ({}, {1: None, 2: None, 3: None}, [2, 3]),
+    ({}, {7: None}, [7]),
+    ({"keep_last": 1}, {1: None, 2: None, 3: None}, [3]),
+    ({"keep_last": 5}, {1: None, 2: None, 3: None}, [1, 2, 3]),
+    ({"keep_last": 1, "keep_best": True}, {1: 0.5, 2: 0.1, 3: 0.3, 4: 0.4}, [2, 4]),
+    ({"keep_last": 1, "keep_best": True, "mode": "max"}, {1: 0.5, 2: 0.9, 3: 0.3, 4: 0.4}, [2, 4]),
+    ({"keep_last": 1, "keep_best": True}, {1: 0.1, 2: 0.1, 3: 0.1}, [1, 3]),
+    ({"keep_last": 1, "keep_best": True}, {1: None, 2: 0.9, 3: None}, [2, 3]),
+    ({"keep_last": 1, "keep_best": True}, {1: 0.5, 2: math.nan, 3: -math.inf, 4: None}, [1, 4]),
+    ({"keep_last": 1, "keep_best": True, "mode": "max"}, {1: 0.5, 2: math.nan, 3: math.inf, 4: 0.1}, [1, 4]),
+    ({"keep_last": 1, "keep_best": True}, {1: None, 2: None}, [2]),
+    ({"keep_last": 1}, {1: 0.1, 2: 0.2}, [2]),
+    ({"keep_last": 1, "keep_every": 3}, dict.fromkeys(range(10)), [0, 3, 6, 9]),
+    ({"keep_last": 2, "keep_every": 4}, dict.fromkeys(range(1, 11)), [4, 8, 9, 10]),
+    ({"keep_last": 1, "keep_every": 5, "keep_best": True}, {3: 0.1, 5: 0.2, 8: 0.3, 9: 0.4}, [3, 5, 9]),
+    ({"keep_last": 1}, {999_999_999: None, 1_000_000_000: None}, [1_000_000_000]),
+]
+
+
+@pytest.mark.parametrize(("config", "metrics", "expected"), TABLE)
+def test_what_stays(
+    folder: Path, make: Make, config: dict[str, Any], metrics: dict[int, float | None], expected: list[int]
+) -> None:
+    checkpoints = Checkpoints(folder, CheckpointConfig(background=False, **config))
+    small = make(1)
+    for step, metric in metrics.items():
+        checkpoints.save(step, small, metric=metric)
+        assert checkpoints.steps()[-1] == step
+    assert checkpoints.steps() == expected
+
+
+def test_the_best_is_found(folder: Path, make: Make, same: Same) -> None:
+    for mode, best in (("min", 2), ("max", 1)):
+        config = CheckpointConfig(background=False, keep_last=1, keep_best=True, mode=mode)
+        checkpoints = Checkpoints(folder / mode, config)
+        for step, metric in ((1, 0.9), (2, 0.1), (3, 0.5), (4, None)):
+            checkpoints.save(step, make(step), metric=metric)
+        assert same(checkpoints.best(), make(best))
+        assert same(checkpoints.latest(), make(4))
+        assert same(checkpoints.at(best), make(best))
+        assert checkpoints.at(3) is None
+
+
+def test_none_is_the_best_without_a_metric(two: Checkpoints) -> None:
+    assert two.best() is None
+
+
+METRICS = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0]), st.floats(-10, 10))
+CONFIGS = st.builds(
+    CheckpointConfig,
+    keep_last=st.integers(1, 5),
+    keep_best=st.booleans(),
+    mode=st.sampled_from(["min", "max"]),
+    keep_every=st.none() | st.integers(1, 6),
+)
+RUNS = st.dictionaries(st.integers(0, 60), METRICS, min_size=1, max_size=30)
+
+
+@given(config=CONFIGS, run=RUNS)
+def test_a_run_keeps_what_the_rules_say(config: CheckpointConfig, run: dict[int, float | None]) -> None:
+    """Pruned after every save, as if the rules had been applied once to all that was ever saved."""
+    there: list[Saved] = []
+    for step in sorted(run):
+        there.append(Saved(step, run[step]))
+        there = [one for one in there if one.step in kept(there, config)]
+        assert there[-1].step == step, "the newest is never removed"
+    steps = [one.step for one in there]
+    newest = sorted(run)[-config.keep_last :]
+    every = [step for step in run if config.keep_every and step % config.keep_every == 0]
+    measured = {step: metric for step, metric in run.items() if metric is not None}
+    best = []
+    if config.keep_best and measured:
+        limit = (min if config.mode == "min" else max)(measured.values())
+        best = [min(step for step, metric in measured.items() if metric == limit)]
+        assert best_first(there, config)[0] == best[0]
+    assert set(steps) == {*newest, *every, *best}
+
+
+def test_a_step_saved_again_is_replaced(two: Checkpoints, make: Make, same: Same) -> None:
+    two.save(4, make(4, version=1))
+    assert same(two.latest(), make(4, version=1))
+    assert two.steps() == [3, 4]
+    assert sorted(path.name for path in two.folder.iterdir()) == [".lock", "step-000000003", "step-000000004", "tmp"]
+
+
+def test_an_earlier_step_than_those_there_is_kept(two: Checkpoints, make: Make, same: Same) -> None:
+    two.save(1, make(1))
+    assert same(two.at(1), make(1))
+    assert two.steps() == [1, 3, 4]
+
+
+def test_going_back(folder: Path, make: Make, same: Same, caplog: pytest.LogCaptureFixture) -> None:
+    """What came later is gone, also for a process that starts after a kill."""
+    checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=9))
+    for step in (2, 4, 6, 8):
+        checkpoints.save(step, make(step))
+    assert checkpoints.rewind(1) is None
+    assert checkpoints.steps() == [2, 4, 6, 8], "nothing to go back to, nothing removed"
+    assert same(checkpoints.rewind(7), make(6))
+    assert checkpoints.steps() == [2, 4, 6]
+    (folder / "step-000000006" / "state.json").unlink()
+    assert same(checkpoints.rewind(6), make(4))
+    assert "step-000000006 is damaged" in caplog.text
+    assert same(Checkpoints(folder).latest(), make(4))
+
+
+def test_when_one_is_due(folder: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    by_clock = Checkpoints(folder)
+    assert by_clock.config.every_seconds == 60
+    clock = 159.9
+    assert not by_clock.due(5)
+    clock = 160.0
+    assert by_clock.due(5)
+    by_clock.save(5, make(5))
+    assert not by_clock.due(6)
+    clock = 220.0
+    assert by_clock.due(6)
+    by_step = Checkpoints(folder, CheckpointConfig(every_seconds=None, every_steps=3))
+    clock = 1e9
+    assert [step for step in range(1, 10) if by_step.due(step)] == [3, 6, 9]
+    never = Checkpoints(folder, CheckpointConfig(every_seconds=None))
+    clock = 2e9
+    assert not any(never.due(step) for step in range(100))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"keep_last": 0}, "`keep_last`"),
+        ({"keep_every": 0}, "`keep_every`"),
+        ({"every_seconds": 0}, "`every_seconds`"),
+        ({"every_steps": -1}, "`every_steps`"),
+        ({"mode": "lowest"}, "`mode`"),
+        ({"when_busy": "queue"}, "`when_busy`"),
+        ({"keep_lats": 3}, "keep_last"),
+    ],
+)
+def test_a_config_that_does_not_fit(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        CheckpointConfig.read(values, "posttrain.yaml")

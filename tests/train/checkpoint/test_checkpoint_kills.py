@@ -1,0 +1,216 @@
+"""``kill -9`` at every call that changes the disk: the last committed checkpoint is found, bit for bit."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+
+Make = Callable[..., Checkpoint]
+Same = Callable[[Checkpoint | None, Checkpoint], bool]
+
+COMMITTED = "after rename tmp/* step-{:09d}"
+BACKGROUND = {"background": True}
+# name: what is saved before, what is done in the process that dies, its config, and which checkpoint (step, version)
+# must be found before and from the moment that the event is seen.
+SCENARIOS: dict[str, tuple[list[list[Any]], dict[str, Any], tuple[int, int], str, tuple[int, int]]] = {
+    "first": ([["save", 1, 0]], BACKGROUND, (0, 0), COMMITTED.format(1), (1, 0)),
+    "next": ([["save", 3, 0]], BACKGROUND, (2, 0), COMMITTED.format(3), (3, 0)),
+    "next, in the foreground": ([["save", 3, 0]], {"background": False}, (2, 0), COMMITTED.format(3), (3, 0)),
+    "next, only one kept": ([["save", 3, 0]], BACKGROUND | {"keep_last": 1}, (2, 0), COMMITTED.format(3), (3, 0)),
+    "next, best kept": ([["save", 3, 0]], BACKGROUND | {"keep_best": True}, (2, 0), COMMITTED.format(3), (3, 0)),
+    "the same step again": ([["save", 2, 1]], BACKGROUND, (2, 0), COMMITTED.format(2), (2, 1)),
+    "rewind": ([["rewind", 1]], BACKGROUND, (2, 0), "after rename step-000000002 tmp/*/step-000000002", (1, 0)),
+}
+
+
+def trace(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_at_every_call(
+    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same, scenario: str
+) -> None:
+    actions, config, before, event, after = SCENARIOS[scenario]
+    base = tmp_path / "base"
+    if before[0]:
+        saved = Checkpoints(base)
+        for step in (1, 2):
+            saved.save(step, make(step), metric=float(step))
+
+    def run(kill_at: int | None) -> tuple[int, list[str]]:
+        for old in (folder, tmp_path / "trace"):
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        if before[0]:
+            shutil.copytree(base, folder)
+        (code,) = savers.run(request_of(actions, config=config, kill_at=kill_at))
+        return code, trace(tmp_path / "trace")
+
+    code, events = run(None)
+    assert code == 0
+    assert event in events
+    for number in range(len(events)):
+        code, seen = run(number)
+        assert code == savers.killed
+        assert seen == events[: number + 1], "the process did something else this time"
+        step, version = after if event in seen else before
+        checkpoints = Checkpoints(folder, CheckpointConfig(background=False, keep_last=2))
+        found = checkpoints.latest()
+        assert same(found, make(step, version)) if step else found is None, seen[-1]
+        # A new process goes on as if nothing had been: nothing is in its way, and nothing is left lying about.
+        for later in (4, 5):
+            checkpoints.save(later, make(later))
+        assert same(checkpoints.latest(), make(5)), seen[-1]
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == [".lock", "step-000000004", "step-000000005", "tmp"], seen[-1]
+        assert list((folder / "tmp").iterdir()) == [], seen[-1]
+
+
+def test_the_phases_are_all_there(
+    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make
+) -> None:
+    """What the test above kills at: otherwise it would prove nothing."""
+    saved = Checkpoints(folder)
+    for step in (1, 2):
+        saved.save(step, make(step))
+    savers.run(request_of([["save", 3, 0]], config=BACKGROUND))
+    events = trace(tmp_path / "trace")
+    wanted = [
+        "before save_file tmp/*/tensors.safetensors",
+        "during save_file tmp/*/tensors.safetensors",
+        "after save_file tmp/*/tensors.safetensors",
+        "during write_bytes tmp/*/state.json",
+        "before fsync tmp/*/tensors.safetensors",
+        "after fsync tmp/*/state.json",
+        "during write_bytes tmp/*/manifest.json",
+        "before fsync tmp/*/manifest.json",
+        "after fsync tmp/*",
+        "before rename tmp/* step-000000003",
+        "after rename tmp/* step-000000003",
+        "after fsync .",
+        "before rename step-000000001 tmp/*/step-000000001",
+        "after rename step-000000001 tmp/*/step-000000001",
+    ]
+    places = [events.index(event) for event in wanted]
+    assert places == sorted(places), "files, then their folder, then the name, then its folder, and only then pruning"
+    assert any("unlink" in event for event in events[places[-1] :])
+
+
+def test_the_manifest_is_written_when_the_rest_is_on_the_disk(
+    savers: Any, request_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    savers.run(request_of([["save", 3, 0]]))
+    events = trace(tmp_path / "trace")
+    start = events.index("before write_bytes tmp/*/manifest.json")
+    assert {"after fsync tmp/*/tensors.safetensors", "after fsync tmp/*/state.json"} <= set(events[:start])
+
+
+def test_killed_after_the_snapshot(
+    savers: Any, request_of: Callable[..., Any], folder: Path, make: Make, same: Same
+) -> None:
+    Checkpoints(folder).save(1, make(1))
+    request = request_of([["save", 2, 0]], config=BACKGROUND, hang=True)
+    assert savers.run(request) == [savers.killed]
+    assert same(Checkpoints(folder).latest(), make(1))
+
+
+def test_killed_while_a_damaged_one_is_put_aside(
+    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+) -> None:
+    saved = Checkpoints(folder)
+    for number in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        (tmp_path / "trace").unlink(missing_ok=True)
+        for step in (1, 2):
+            saved.save(step, make(step))
+        (folder / "step-000000002" / "state.json").write_bytes(b"{}")
+        (code,) = savers.run(request_of([["latest"]], kill_at=number))
+        assert same(saved.latest(), make(1))
+        if code == 0:
+            break
+    assert number > 3
+
+
+def test_killed_at_any_time_again_and_again(
+    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+) -> None:
+    """As a training is, by a process outside: what it had committed is found, or what came right after."""
+    generator = random.Random(0)
+    reached = 0
+    size = 100_000  # 2.8 MB, so that many kills fall into writing, hashing and reading back
+
+    def committed() -> int:
+        renamed = [line for line in trace(tmp_path / "trace") if line.startswith("after rename tmp/* step-")]
+        return int(renamed[-1].removeprefix("after rename tmp/* step-")) if renamed else 0
+
+    for _ in range(12):
+        (process,) = savers.start(request_of([["go on"]], config=BACKGROUND, size=size))
+        while committed() <= reached:
+            time.sleep(0.002)
+        time.sleep(generator.uniform(0, 0.1))
+        os.kill(process, signal.SIGKILL)
+        assert savers.wait() == [savers.killed]
+        found = Checkpoints(folder).latest()
+        assert found is not None
+        step = found.state["step"]
+        assert committed() <= step <= committed() + 1
+        assert same(found, make(step, 0, size))
+        assert step > reached
+        reached = step
+
+
+def test_two_processes_in_one_folder(
+    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+) -> None:
+    """They may take each other's place, but every checkpoint is one process's, whole."""
+    requests = [
+        request_of(
+            [["save", step, version] for step in range(1, 13)],
+            config=BACKGROUND | {"keep_last": 3},
+            trace=str(tmp_path / f"trace{version}"),
+        )
+        for version in (0, 1)
+    ]
+    assert savers.run(*requests) == [0, 0]
+    checkpoints = Checkpoints(folder)
+    assert checkpoints.steps()[-1] == 12
+    for step in checkpoints.steps():
+        found = checkpoints.at(step)
+        assert found is not None
+        assert same(found, make(step, found.state["version"]))
+    assert list((folder / "tmp").iterdir()) == []
+    assert list(folder.glob("damaged-*")) == []
+
+
+def test_a_process_goes_on_beside_one_that_was_killed(
+    savers: Any, request_of: Callable[..., Any], folder: Path, tmp_path: Path, make: Make, same: Same
+) -> None:
+    traces = [tmp_path / "trace0", tmp_path / "trace1"]
+    ids = savers.start(*(request_of([["go on"]], config=BACKGROUND, trace=str(trace)) for trace in traces))
+
+    def commits(number: int) -> int:
+        return sum(line.startswith("after rename tmp/* step-") for line in trace(traces[number]))
+
+    def wait_for(number: int, count: int) -> None:
+        end = time.monotonic() + 60
+        while commits(number) < count:
+            assert time.monotonic() < end, "it does not go on"
+            time.sleep(0.002)
+
+    wait_for(0, 3)
+    wait_for(1, 3)
+    os.kill(ids[0], signal.SIGKILL)
+    wait_for(1, commits(1) + 3)
+    os.kill(ids[1], signal.SIGKILL)
+    assert savers.wait() == [savers.killed] * 2
+    found = Checkpoints(folder).latest()
+    assert found is not None
+    assert same(found, make(found.state["step"]))

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.spatial.distance import cosine
+
+from posttrain.store.errors import UserError
+from posttrain.train.objectives.config import DistillationConfig, HiddenConfig
+from posttrain.train.objectives.distillation import distill, distill_hidden
+
+Array = np.ndarray
+hidden_pairs = st.tuples(st.integers(1, 4), st.integers(2, 6)).flatmap(
+    lambda shape: arrays(np.float64, (2, *shape), elements=st.floats(-4, 4).filter(lambda x: abs(x) > 0.1))
+)
+
+
+@given(hidden_pairs)
+def test_hidden_states_against_their_definition(states: Array) -> None:
+    student, teacher = map(torch.from_numpy, states)
+    square = distill_hidden(student, teacher, HiddenConfig())
+    assert square.sum.item() == pytest.approx(((states[0] - states[1]) ** 2).mean(1).sum(), rel=1e-9)
+    assert square.count == len(student)
+    angle = distill_hidden(student, teacher, HiddenConfig(distance="cosine"))
+    assert angle.sum.item() == pytest.approx(sum(cosine(*row) for row in zip(*states, strict=True)), abs=1e-9)
+
+
+@pytest.mark.parametrize("distance", ["mse", "cosine"])
+@given(hidden_pairs)
+def test_ones_own_hidden_states(distance: str, states: Array) -> None:
+    student = torch.from_numpy(states[0].copy()).requires_grad_()
+    found = distill_hidden(student, torch.from_numpy(states[0]), HiddenConfig(distance=distance))
+    found.sum.backward()
+    assert found.sum.item() == pytest.approx(0, abs=1e-9)
+    assert student.grad is not None
+    assert student.grad.abs().max().item() == pytest.approx(0, abs=1e-9)
+
+
+def test_a_projection_between_widths_is_learned() -> None:
+    torch.manual_seed(0)
+    projection = torch.nn.Linear(3, 5, bias=False)
+    student, teacher = torch.randn(2, 3), torch.randn(2, 5)
+    found = distill_hidden(student, teacher, HiddenConfig(), projection=projection)
+    expected = (student.numpy() @ projection.weight.detach().numpy().T - teacher.numpy()) ** 2
+    assert found.sum.item() == pytest.approx(expected.mean(1).sum(), rel=1e-5)
+    found.sum.backward()
+    assert projection.weight.grad is not None
+    with pytest.raises(UserError, match="3 and 5 dimensions"):
+        distill_hidden(student, teacher, HiddenConfig())
+
+
+def test_logits_and_hidden_states_together() -> None:
+    logits, states = torch.zeros(2, 3), torch.ones(2, 4)
+    soft = distill(logits, logits + torch.tensor([1.0, 0, 0]), DistillationConfig())
+    both = soft.plus(distill_hidden(states, 3 * states, HiddenConfig()), 0.25)
+    assert both.sum.item() == pytest.approx(soft.sum.item() + 0.25 * 2 * 4)
+    assert both.metrics.keys() == {"divergence", "agreement", "hidden"}

@@ -1,0 +1,115 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.special import expit
+
+from posttrain.train.objectives.config import KtoConfig
+from posttrain.train.objectives.kto import kl_estimate, kto
+from posttrain.train.objectives.loss import means
+from posttrain.train.objectives.sequences import Sequences
+
+Array = np.ndarray
+
+
+def sequences(sums: Array | list[float]) -> Sequences:
+    values = torch.as_tensor(sums)
+    return Sequences(values, torch.ones(len(values), dtype=torch.long))
+
+
+@given(
+    st.integers(1, 7).flatmap(
+        lambda n: st.tuples(
+            arrays(np.float64, (2, n), elements=st.floats(-100, 0)), arrays(np.bool_, n, elements=st.booleans())
+        )
+    ),
+    st.floats(-5, 5),
+    st.floats(0.01, 2),
+    st.floats(0, 3),
+    st.floats(0, 3),
+)
+def test_against_the_papers_formula(
+    drawn: tuple[Array, Array], kl: float, beta: float, desirable: float, undesirable: float
+) -> None:
+    (policy, reference), good = drawn
+    config = KtoConfig(beta=beta, desirable_weight=desirable, undesirable_weight=undesirable)
+    found = kto(
+        sequences(policy), sequences(reference), torch.from_numpy(good), torch.tensor(kl, dtype=torch.float64), config
+    )
+    expected = 0.0
+    for ratio, is_good in zip(policy - reference, good, strict=True):
+        z0 = max(kl, 0)
+        weight = desirable if is_good else undesirable
+        value = weight * expit(beta * (ratio - z0) if is_good else beta * (z0 - ratio))
+        expected += weight - value
+    assert found.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert found.count == len(good)
+
+
+def test_an_example() -> None:
+    # Log-ratios 2 and -1 desirable, 3 undesirable; kl 1 nat.
+    good = torch.tensor([True, True, False])
+    config = KtoConfig(desirable_weight=2, undesirable_weight=0.5)
+    found = kto(sequences([-3.0, -5, -4]), sequences([-5.0, -4, -7]), good, torch.tensor(1.0), config)
+    expected = 2 * expit(-0.1) + 2 * expit(0.2) + 0.5 * expit(0.2)
+    assert found.sum.item() == pytest.approx(expected)
+    assert {name: count for name, (_, count) in found.metrics.items()} == {
+        "kl": 3,
+        "rewards/chosen": 2,
+        "logps/chosen": 2,
+        "rewards/rejected": 1,
+        "logps/rejected": 1,
+    }
+    assert means(found.metrics) == pytest.approx(
+        {
+            "kl": 1,
+            "rewards/chosen": 0.05,
+            "rewards/rejected": 0.3,
+            "rewards/margins": -0.25,
+            "logps/chosen": -4,
+            "logps/rejected": -4,
+        }
+    )
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_answers_of_one_kind(good: bool) -> None:
+    config = KtoConfig()
+    found = kto(sequences([-3.0]), sequences([-3.0]), torch.tensor([good]), torch.tensor(0.0), config)
+    assert found.sum.item() == pytest.approx(0.5)
+    assert ("rewards/rejected" in means(found.metrics)) is not good
+
+
+def test_the_estimate_is_a_clamped_mean_without_graph() -> None:
+    learned = torch.tensor([-1.0, -2.0, -6.0], requires_grad=True)
+    policy = Sequences(learned, torch.ones(3, dtype=torch.long))
+    estimate = kl_estimate(policy, sequences([-4.0, -4, -4]))
+    assert estimate.item() == pytest.approx(1)
+    assert not estimate.requires_grad
+    assert kl_estimate(policy, sequences([0.0, 0, 0])).item() == 0
+    assert kl_estimate(policy[:0], sequences([])).item() == 0
+
+
+def test_the_estimate_teaches_nothing() -> None:
+    kl = torch.tensor(0.5, requires_grad=True)
+    learned = torch.tensor([-1.0], requires_grad=True)
+    policy = Sequences(learned, torch.ones(1, dtype=torch.long))
+    kto(policy, sequences([-2.0]), torch.tensor([True]), kl, KtoConfig()).sum.backward()
+    assert kl.grad is None
+    slope = expit(0.05) * expit(-0.05)
+    assert learned.grad is not None
+    assert learned.grad.item() == pytest.approx(-0.1 * slope)
+
+
+def test_saturated_answers_keep_their_digits() -> None:
+    found = kto(sequences([0.0]), sequences([-30.0]), torch.tensor([True]), torch.tensor(0.0), KtoConfig(beta=1))
+    assert found.sum.item() == pytest.approx(math.exp(-30), rel=1e-4)
+
+
+def test_marks_that_are_too_few() -> None:
+    with pytest.raises(ValueError, match="marks"):
+        kto(sequences([-1.0, -2]), sequences([-1.0, -2]), torch.tensor([True]), torch.tensor(0.0), KtoConfig())

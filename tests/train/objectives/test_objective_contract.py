@@ -1,0 +1,199 @@
+"""What every objective promises, whatever its formula."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posttrain.store.section import Section
+from posttrain.train.objectives import config as settings
+from posttrain.train.objectives.distillation import top_tokens
+from posttrain.train.objectives.functions import FUNCTIONS
+from posttrain.train.objectives.loss import Loss, merged
+from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.objectives.sequences import Sequences
+
+Rows = Mapping[str, Tensor]
+Make = Callable[..., dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of an objective, how it is called on rows, and those of them that it gives gradients to."""
+
+    name: str
+    config: Section
+    call: Callable[[Callable[..., Loss], Rows, Section], Loss]
+    learned: tuple[str, ...]
+
+    def loss(self, rows: Rows) -> Loss:
+        return self.call(FUNCTIONS[self.name], rows, self.config)
+
+
+def sequences(rows: Rows, name: str) -> Sequences:
+    return Sequences(rows[name], rows[f"{name}_counts"])
+
+
+def with_reference(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    return f(*(sequences(rows, n) for n in ("chosen", "rejected", "reference_chosen", "reference_rejected")), config)
+
+
+def reference_free(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    return f(sequences(rows, "chosen"), sequences(rows, "rejected"), config, tokens_per_pair=4.0)
+
+
+def orpo_with_prompts(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    texts = Sequences(rows["chosen"] * 1.5, rows["chosen_counts"] + 3)
+    chosen, rejected = sequences(rows, "chosen"), sequences(rows, "rejected")
+    return f(chosen, rejected, config, likelihood=texts, tokens_per_pair=6.5)
+
+
+def labelled(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    kl = rows["chosen"].new_tensor(0.7)
+    return f(sequences(rows, "chosen"), sequences(rows, "reference_chosen"), rows["desirable"], kl, config)
+
+
+def rewards(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    return f(rows["chosen"], rows["rejected"], config, margin=rows["margin"])
+
+
+def classes(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    return f(rows["student"], rows["targets"], config, weights=torch.linspace(0.5, 2, rows["student"].shape[1]))
+
+
+def teacher(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    return f(rows["student"], rows["teacher"], config, targets=rows["targets"])
+
+
+def kept_teacher(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    return f(rows["student"], top_tokens(rows["teacher"], 3), config)
+
+
+def hidden(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
+    widths = rows["hidden"].shape[1], rows["teacher_hidden"].shape[1]
+    matrix = torch.linspace(-1, 1, widths[0] * widths[1]).reshape(widths).to(rows["hidden"])
+    return f(rows["hidden"], rows["teacher_hidden"], config, projection=lambda states: states @ matrix)
+
+
+PAIR = ("chosen", "rejected")
+CASES = [
+    Case("sft", settings.SftConfig(), lambda f, rows, config: f(sequences(rows, "chosen"), config), ("chosen",)),
+    *(
+        Case(name, config, with_reference, PAIR)
+        for name, config in (
+            ("dpo", settings.DpoConfig()),
+            ("dpo", settings.DpoConfig(beta=0.5, label_smoothing=0.3)),
+            ("cdpo", settings.CdpoConfig()),
+            ("robust_dpo", settings.RobustDpoConfig()),
+            ("ipo", settings.IpoConfig()),
+            ("hinge", settings.HingeConfig()),
+        )
+    ),
+    Case("orpo", settings.OrpoConfig(), orpo_with_prompts, PAIR),
+    Case("orpo", settings.OrpoConfig(likelihood="completion"), reference_free, PAIR),
+    Case("simpo", settings.SimpoConfig(), reference_free, PAIR),
+    Case("simpo", settings.SimpoConfig(beta=2, nll_weight=0.5, label_smoothing=0.1), reference_free, PAIR),
+    Case("cpo", settings.CpoConfig(), reference_free, PAIR),
+    Case("kto", settings.KtoConfig(desirable_weight=1.5, undesirable_weight=0.7), labelled, ("chosen",)),
+    Case("reward", settings.RewardConfig(centring=0.01), rewards, PAIR),
+    Case("classification", settings.ClassificationConfig(label_smoothing=0.1), classes, ("student",)),
+    *(
+        Case("distill", settings.DistillationConfig(**chosen), teacher, ("student",))
+        for chosen in (
+            {"divergence": "forward"},
+            {"divergence": "reverse", "temperature": 2.0, "scale_by_temperature": True},
+            {"beta": 0.2, "hard_weight": 0.4},
+            {"divergence": "reverse", "top_k": 3},
+        )
+    ),
+    Case("distill", settings.DistillationConfig(), kept_teacher, ("student",)),
+    Case("distill_hidden", settings.HiddenConfig(), hidden, ("hidden",)),
+    Case("distill_hidden", settings.HiddenConfig(distance="cosine"), hidden, ("hidden",)),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def part(rows: Rows, which: slice | Tensor) -> dict[str, Tensor]:
+    return {name: value[which] for name, value in rows.items()}
+
+
+def test_every_objective_has_a_case() -> None:
+    assert {case.name for case in CASES} == set(OBJECTIVES) == set(FUNCTIONS)
+    assert all(type(case.config) is OBJECTIVES[case.name].config for case in CASES)
+
+
+@every_case
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 7), cut=st.floats(0, 1))
+def test_parts_of_a_batch_add_up_to_it(case: Case, make: Make, seed: int, n: int, cut: float) -> None:
+    rows, middle = make(seed, n), min(n - 1, 1 + int(cut * (n - 1)))
+    whole = case.loss(rows)
+    parts = [case.loss(part(rows, slice(0, middle))), case.loss(part(rows, slice(middle, None)))]
+    assert sum(one.sum.item() for one in parts) == pytest.approx(whole.sum.item(), rel=1e-9, abs=1e-12)
+    assert sum(one.count for one in parts) == pytest.approx(whole.count)
+    together = merged(one.metrics for one in parts)
+    assert together.keys() == whole.metrics.keys()
+    for name, (value, count) in whole.metrics.items():
+        assert together[name][0].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name
+        assert together[name][1] == pytest.approx(count), name
+
+
+@every_case
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_order_of_rows_does_not_matter(case: Case, make: Make, seed: int) -> None:
+    rows = make(seed, 5)
+    shuffled = part(rows, torch.from_numpy(np.random.default_rng(seed).permutation(5)))
+    assert case.loss(shuffled).sum.item() == pytest.approx(case.loss(rows).sum.item(), rel=1e-9, abs=1e-12)
+
+
+@every_case
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_are_those_of_finite_differences(case: Case, make: Make, seed: int) -> None:
+    rows = make(seed, 3)
+
+    def total(*learned: Tensor) -> Tensor:
+        return case.loss({**rows, **dict(zip(case.learned, learned, strict=True))}).sum
+
+    assert torch.autograd.gradcheck(total, [rows[name].requires_grad_() for name in case.learned])
+
+
+@every_case
+def test_only_the_policy_gets_gradients(case: Case, make: Make) -> None:
+    rows = make(1, 6)
+    fixed = [name for name in rows if name.startswith(("reference", "teacher")) and not name.endswith("counts")]
+    for name in (*case.learned, *fixed):
+        rows[name].requires_grad_()
+    loss = case.loss(rows)
+    loss.sum.backward()
+    for name in case.learned:
+        assert rows[name].grad is not None
+        assert rows[name].grad.abs().sum() > 0, name
+    assert all(rows[name].grad is None for name in fixed)
+    assert all(value.ndim == 0 and not value.requires_grad for value, _ in loss.metrics.values())
+
+
+@every_case
+def test_float32_is_near_float64(case: Case, make: Make) -> None:
+    single, double = case.loss(make(3, 6, torch.float32)), case.loss(make(3, 6))
+    assert single.sum.dtype == torch.float32
+    assert single.sum.item() == pytest.approx(double.sum.item(), rel=1e-5, abs=1e-5)
+
+
+@every_case
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1e3])
+def test_extreme_inputs_stay_finite(case: Case, make: Make, scale: float) -> None:
+    rows = make(4, 6, torch.float32, scale)
+    for name in case.learned:
+        rows[name].requires_grad_()
+    loss = case.loss(rows)
+    loss.sum.backward()
+    assert math.isfinite(loss.sum.item())
+    assert all(math.isfinite(value.item()) for value, _ in loss.metrics.values())
+    for name in case.learned:
+        assert rows[name].grad is not None
+        assert rows[name].grad.isfinite().all(), name

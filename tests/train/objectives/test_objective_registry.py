@@ -1,0 +1,80 @@
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from posttrain.store.errors import UserError
+from posttrain.store.section import Section
+from posttrain.train.objectives import config as settings
+from posttrain.train.objectives.functions import FUNCTIONS
+from posttrain.train.objectives.registry import OBJECTIVES, objective
+
+
+def test_every_name_has_a_function() -> None:
+    assert FUNCTIONS.keys() == OBJECTIVES.keys()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_descriptions_agree_with_themselves(name: str) -> None:
+    found = objective(name)
+    assert found is OBJECTIVES[name]
+    assert not found.mismatched or found.reference
+    assert not found.reference or found.shape in ("pair", "labelled")
+    assert found.summary
+    assert "\n" not in found.summary
+    assert all(field.description for field in found.config.model_fields.values())
+
+
+@pytest.mark.parametrize("name", ["dpo", "cdpo", "robust_dpo", "ipo", "hinge", "kto"])
+def test_what_needs_a_reference(name: str) -> None:
+    assert OBJECTIVES[name].reference
+
+
+def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
+    with pytest.raises(UserError) as caught:
+        objective("dop")
+    assert str(caught.value) == "train.objective: no objective `dop`; did you mean `dpo`?"
+
+
+def test_choosing_by_name_loads_no_torch() -> None:
+    code = "import sys, posttrain.train.objectives.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (settings.DpoConfig, {"beta": 0.1, "label_smoothing": 0.0}),
+        (settings.IpoConfig, {"beta": 0.1}),
+        (settings.HingeConfig, {"beta": 0.1}),
+        (settings.OrpoConfig, {"beta": 0.1, "likelihood": "text"}),
+        (settings.SimpoConfig, {"beta": 0.1, "gamma": 0.5, "label_smoothing": 0.0}),
+        (settings.CpoConfig, {"beta": 0.1, "label_smoothing": 0.0, "nll_weight": 1.0}),
+        (settings.KtoConfig, {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}),
+        (settings.RewardConfig, {"centring": 0.0}),
+        (settings.DistillationConfig, {"divergence": "jensen_shannon", "beta": 0.5, "temperature": 1.0}),
+    ],
+)
+def test_defaults_are_trls(section: type[Section], expected: dict[str, object]) -> None:
+    assert section().model_dump(include=set(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "wrong"),
+    [
+        (settings.DpoConfig, {"beta": 0}),
+        (settings.DpoConfig, {"label_smoothing": 0.6}),
+        (settings.RobustDpoConfig, {"label_smoothing": 0.5}),
+        (settings.SimpoConfig, {"gamma": -1}),
+        (settings.KtoConfig, {"desirable_weight": -1}),
+        (settings.DistillationConfig, {"beta": 0}),
+        (settings.DistillationConfig, {"beta": 1}),
+        (settings.DistillationConfig, {"temperature": 0}),
+        (settings.DistillationConfig, {"divergence": "backward"}),
+        (settings.HiddenConfig, {"layers": []}),
+    ],
+)
+def test_settings_that_make_no_sense(section: type[Section], wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        section(**wrong)
