@@ -13,6 +13,7 @@ from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Unit, micro_batches, pack
 from posttrain.models.reading import packing
+from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.examples import epoch_order
 from posttrain.train.lesson import Lesson
@@ -255,3 +256,23 @@ def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainCo
         assert sum(step.tokens for step in steps if step.epoch == epoch) == sum(len(e.ids) for e in examples)
         supervised = sum(sum(e.supervised) for e in examples)
         assert sum(step.supervised_tokens for step in steps if step.epoch == epoch) == supervised
+
+
+def test_compiled_layers_follow_the_canonical_trajectory(
+    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit
+) -> None:
+    expected = canonical(fresh(), examples, config, seed=7)
+    agree(fit(fresh(), examples, config.model_copy(update={"compile": True}), 7, tmp_path), expected, 1e-4)
+
+
+def test_without_a_compiler_it_is_said_at_once(
+    fresh: Fresh,
+    examples: list[Encoded],
+    config: TrainConfig,
+    tmp_path: Path,
+    fit: Fit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"train\.compile: no C\+\+ compiler is installed"):
+        fit(fresh(), examples, config.model_copy(update={"compile": True}), 7, tmp_path)

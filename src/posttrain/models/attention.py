@@ -93,6 +93,7 @@ def plan(pieces: Sequence[Piece], device: torch.device | str = "cpu", *, one_gro
     )
 
 
+@torch.compiler.disable
 def attend(
     module: Any,
     query: Tensor,

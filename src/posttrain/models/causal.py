@@ -7,6 +7,7 @@ pass; scores are computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1)
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -93,8 +94,13 @@ def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Til
     scores = torch.bmm(asked, key[tile.rows, : before + tile.queries.stop].transpose(1, 2))
     by_query = scores.view(sequences, count, heads, -1)
     lowest = torch.finfo(scores.dtype).min
-    own = torch.full((count, count), lowest, dtype=scores.dtype, device=scores.device).triu_(1)
-    by_query[..., before + tile.queries.start :] += own[:, None]
+    by_query[..., before + tile.queries.start :] += _later(count, scores.dtype, scores.device)[:, None]
     if hidden is not None:
         by_query[..., :before].masked_fill_(hidden[tile.rows, None, None], lowest)
     return asked, torch.softmax(scores, -1)
+
+
+@lru_cache(64)
+def _later(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The lowest number where a key comes after its query, else 0: [count, count]."""
+    return torch.full((count, count), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)

@@ -39,6 +39,9 @@ class TrainConfig(Section):
     precision: Literal["bfloat16", "autocast", "float32"] = Field(
         "bfloat16", description="bfloat16 weights with float32 masters, float32 under bfloat16 autocast, or float32."
     )
+    compile: bool = Field(
+        False, description="Compile the model's layers: a minute at the start, then faster; needs a C++ compiler."
+    )
     clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="How the learning rate moves.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="What turns gradients into updates.")

@@ -17,6 +17,7 @@ from posttrain.models.reading import packing
 from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.progress import task
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.compiled import compile_layers
 from posttrain.train.config import TrainConfig
 from posttrain.train.examples import epoch_order
 from posttrain.train.lesson import Lesson
@@ -65,6 +66,8 @@ class Trainer:
         order = self._order()
         self.config.schedule.check(len(order))
         make_folder(self.scratch)
+        if self.config.compile:
+            compile_layers(self.lm)
         self.watch = Watch(self.config.watch)
         self.masters = Masters(self.lm.model, self.config.optimizer)
         self._peak = matmul_peak(self.lm.device.type, self.lm.model.dtype)
@@ -115,6 +118,8 @@ class Trainer:
             self.masters.forget()
         else:
             self.masters.step(learning, scale=self.config.clip / (norm + 1e-6) if norm > self.config.clip else 1.0)
+            if not self.steps:
+                self.checkpoints.prepare(self.masters.tensors())
         lengths = [len(sequence.ids) for unit in units for sequence in unit]
         seconds = time.perf_counter() - start
         values = StepValues(

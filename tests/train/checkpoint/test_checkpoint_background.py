@@ -92,6 +92,39 @@ def test_the_buffers_are_used_again(background: Background, make: Make, same: Sa
         assert same(checkpoints.at(step), checkpoint)
 
 
+def test_the_memory_is_found_ahead(
+    background: Background, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is, saving takes no more of it; what was prepared for need not be what comes."""
+    checkpoints = background()
+    checkpoints.prepare(make(1).tensors)
+    checkpoints.save(1, make(1))
+    checkpoints.close()
+    assert same(checkpoints.at(1), make(1))
+    checkpoints.prepare({"half": torch.ones(2), "gone": torch.ones(3)})
+    checkpoints.save(2, make(2))
+    assert same(checkpoints.at(2), make(2))
+    checkpoints.close()
+    checkpoints.prepare(make(3).tensors)
+    checkpoints._snapshots._ready.result()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", broken)
+        checkpoints.save(3, make(3))
+        checkpoints._writing.result()
+    assert same(checkpoints.at(3), make(3))
+
+
+def test_no_memory_to_find_ahead(background: Background, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = background()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", broken)
+        checkpoints.prepare(make(1).tensors)
+        with pytest.raises(ZeroDivisionError):
+            checkpoints.save(1, make(1))
+    checkpoints.save(2, make(2))
+    assert checkpoints.steps() == [2]
+
+
 def test_one_at_a_time(background: Background, slow: Slow, make: Make, same: Same) -> None:
     checkpoints = background(keep_last=9)
     checkpoints.save(1, make(1))

@@ -173,7 +173,7 @@ def test_two_processes_in_one_folder(
     """They may take each other's place, but every checkpoint is one process's, whole."""
     requests = [
         request_of(
-            [["save", step, version] for step in range(1, 13)],
+            [["save", step, version] for step in range(1, 61)],
             config=BACKGROUND | {"keep_last": 3},
             trace=str(tmp_path / f"trace{version}"),
         )
@@ -181,7 +181,7 @@ def test_two_processes_in_one_folder(
     ]
     assert savers.run(*requests) == [0, 0]
     checkpoints = Checkpoints(folder)
-    assert checkpoints.steps()[-1] == 12
+    assert checkpoints.steps()[-1] == 60
     for step in checkpoints.steps():
         found = checkpoints.at(step)
         assert found is not None

@@ -34,6 +34,7 @@ def test_a_hundredfold_gradient_is_found_at_that_very_step(simulate: Simulate, f
     run[planted] = replace(run[planted], grad_norm=100 * run[planted].grad_norm)
     (decision,) = follow(Watch(WatchConfig()), run)
     assert (decision.finding.kind, decision.finding.step, decision.action) == ("explosion", planted, "skip")
+    assert decision.finding.since == planted
     assert decision.finding.value == run[planted].grad_norm
     assert decision.finding.limit is not None
     assert decision.finding.limit < run[planted].grad_norm
@@ -89,6 +90,7 @@ def test_divergence_is_found_within_its_patience(simulate: Simulate, follow: Fol
     first = next(decision for decision in found if decision.finding.kind == "divergence")
     limits = WatchConfig().divergence
     assert first.action == "rollback"
+    assert planted - 2 <= first.finding.since <= planted + 1, "to the step, but for noise"
     assert planted + limits.patience <= first.finding.step <= planted + limits.window // 2 + limits.patience
 
 
@@ -128,6 +130,7 @@ def test_a_plateau_is_found_on_a_flat_loss(make_values: MakeValues, seed: int, n
     first = next(finding for finding in found if finding is not None)
     assert first.step >= 499
     assert "over the last 500 steps" in first.what
+    assert first.since == first.step - 499
     assert sum(finding is not None for finding in found) <= 4, "at most once a window"
 
 
@@ -156,6 +159,7 @@ def test_a_dead_layer_is_found_within_its_patience(simulate: Simulate, follow: F
     ]
     (decision,) = follow(Watch(WatchConfig()), run)
     assert (decision.finding.kind, decision.finding.step, decision.action) == ("dead_layers", 69, "warn")
+    assert decision.finding.since == 50
     assert decision.finding.what.endswith("in layers.1")
     assert decision.finding.value == norm
 

@@ -51,6 +51,15 @@ class Checkpoints:
             return True
         return self.config.every_seconds is not None and time.monotonic() - self._last >= self.config.every_seconds
 
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Find the memory that saving such tensors in the background takes, while training goes on.
+
+        Without it the first save has to, and takes a few times as long as the later ones; call it once, before that.
+        """
+        ever = self.config.every_seconds is not None or self.config.every_steps is not None
+        if self.config.background and ever and self._writing is None:
+            self._snapshots.prepare(dict(tensors))
+
     def save(self, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
         """Save what the checkpoint holds now; it may be changed as soon as this returns.
 

@@ -1,9 +1,12 @@
 """Tensors as they are at this moment, in host memory."""
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
+
+from posttrain.train.checkpoint.threads import alongside
 
 
 class Snapshots:
@@ -11,6 +14,15 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._ready: Future[None] | None = None
+
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Find the memory for copies of such tensors, in a thread; the next copy waits for it."""
+
+        def find() -> None:
+            self._buffers = {name: self._buffer(name, tensor).zero_() for name, tensor in tensors.items()}
+
+        self._ready = alongside(find)
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -20,6 +32,9 @@ class Snapshots:
             ValueError: a tensor is sparse.
         """
         check_dense(tensors)
+        if self._ready is not None:
+            found, self._ready = self._ready, None
+            found.result()
         buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
         self._buffers = buffers
         for name, tensor in tensors.items():

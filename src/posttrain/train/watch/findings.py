@@ -24,6 +24,7 @@ class Finding:
         what: one line for a person.
         value: what was measured; None where it is no finite number or there is nothing to measure.
         limit: what it was held against; None likewise.
+        since: the first step in doubt; where nothing else is given, ``step``. To roll back, go back before it.
     """
 
     kind: Kind
@@ -31,10 +32,13 @@ class Finding:
     what: str
     value: float | None = None
     limit: float | None = None
+    since: int = -1
 
     def __post_init__(self) -> None:
         for name in ("value", "limit"):
             object.__setattr__(self, name, finite(getattr(self, name)))
+        if self.since < 0:
+            object.__setattr__(self, "since", self.step)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 _SECONDS = 1.0
+_BLOCK = 0.05
 # Larger products come closer to the peak until a cache is full; small ones first, so that a slow machine stops early.
 _SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 # Feed-forward blocks of two matrices; all others that are known here have a gate and so three.
@@ -22,7 +23,8 @@ _WITHOUT_GATE = {"gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "phi", "starc
 def matmul_peak(device: str, dtype: torch.dtype) -> float:
     """The most FLOP/s that square matrix products reach here with the threads torch uses now.
 
-    The best single product of several sizes, within a second or so; measured once a process.
+    The best of several sizes and of several blocks of a twentieth of a second, which is long enough to leave out what
+    no machine keeps up; all within a second or so, once a process. Work beside it makes the peak look smaller.
 
     Args:
         device: as torch names it, such as ``cpu`` or ``cuda:0``.
@@ -32,24 +34,32 @@ def matmul_peak(device: str, dtype: torch.dtype) -> float:
 
     kind = torch.device(device).type
     wait: Callable[[], None] = torch.cuda.synchronize if kind == "cuda" else lambda: None
+
+    def seconds(count: int) -> float:
+        wait()
+        start = time.perf_counter()
+        for _ in range(count):
+            torch.mm(left, right)
+        wait()
+        return time.perf_counter() - start
+
     best = 0.0
     end = time.perf_counter() + _SECONDS
     sizes = _SIZES.get(kind, _SIZES["cpu"])
     for position, size in enumerate(sizes):
         work = 2.0 * size**3
-        if best and time.perf_counter() + 2 * work / best > end:
+        now = time.perf_counter()
+        if best and now + 3 * work / best > end:
             break
         left = torch.randn(size, size, device=device).to(dtype)
         right = torch.randn(size, size, device=device).to(dtype)
-        until = time.perf_counter() + (end - time.perf_counter()) / (len(sizes) - position)
-        runs = 0
-        while runs < 2 or time.perf_counter() < until:  # the first call pays for what later ones find ready
-            wait()
-            start = time.perf_counter()
-            torch.mm(left, right)
-            wait()
-            best = max(best, work / (time.perf_counter() - start))
-            runs += 1
+        until = now + (end - now) / (len(sizes) - position)
+        seconds(1)  # the first call pays for what later ones find ready
+        count = max(1, round(_BLOCK / seconds(1)))
+        while True:
+            best = max(best, count * work / seconds(count))
+            if time.perf_counter() >= until:
+                break
     return best
 
 

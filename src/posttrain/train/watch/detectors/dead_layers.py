@@ -31,7 +31,8 @@ class DeadLayers:
         if not dead:
             return None
         what = f"next to no gradient for {self._config.patience} steps in {', '.join(dead)}"
-        return Finding(self.kind, values.step, what, max(norms[name] for name in dead), limit)
+        since = max(0, values.step - self._config.patience + 1)
+        return Finding(self.kind, values.step, what, max(norms[name] for name in dead), limit, since)
 
     def state(self) -> dict[str, Any]:
         return {"steps": dict(self._steps)}

@@ -53,8 +53,11 @@ class Divergence:
         if self._above < self._config.patience:
             return None
         self._above = 0
-        what = f"smoothed loss {smooth:.4g} after {self._lowest:.4g}, above {limit:.4g} for"
-        return Finding(self.kind, values.step, f"{what} {self._config.patience} steps", smooth, limit)
+        patience = self._config.patience
+        # A median turns half a window after what it is the median of.
+        since = max(0, values.step - patience + 1 - self._config.window // 2)
+        what = f"smoothed loss {smooth:.4g} after {self._lowest:.4g}, above {limit:.4g} for {patience} steps"
+        return Finding(self.kind, values.step, what, smooth, limit, since)
 
     def state(self) -> dict[str, Any]:
         lowest = None if self._first is None else self._lowest

@@ -51,7 +51,9 @@ class Plateau:
             return None
         self._losses.clear()
         what = f"the loss improved by at most {max(at_most, 0.0):.2%} over the last {window} steps"
-        return Finding(self.kind, values.step, what, at_most, self._config.improvement)
+        return Finding(
+            self.kind, values.step, what, at_most, self._config.improvement, max(0, values.step - window + 1)
+        )
 
     def state(self) -> dict[str, Any]:
         return {"losses": list(self._losses)}

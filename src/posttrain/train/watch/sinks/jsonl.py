@@ -18,19 +18,21 @@ class JsonLines:
 
     Args:
         path: the file; made if missing.
-        start: the step that the training begins or goes on with. Lines of that step and later ones are removed, so
-            that no step stands twice, and so is what cannot be read, such as the half line that a kill leaves.
+        start: the step that the training begins or goes on with: lines of that step and later ones are removed, so
+            that no step stands twice. None where that is not known yet: `rewind` says it later.
+
+    What cannot be read, such as the half line that a kill leaves, is removed with all that follows, and named.
 
     Raises:
         UserError: the disk refused.
     """
 
-    def __init__(self, path: Path, start: int = 0) -> None:
+    def __init__(self, path: Path, start: int | None = None) -> None:
         self._path = path
         make_folder(path.parent)
         with writing(path):
             self._file = path.open("ab")
-        self.rewind(start)
+        self._cut(start)
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         """One line: the values by name, and ``decisions`` where there are any."""
@@ -42,19 +44,22 @@ class JsonLines:
             self._file.flush()
 
     def rewind(self, step: int) -> None:
-        size = 0
-        for end, line in _lines(self._path):
-            if line is None:
-                log.warning("%s: what follows byte %d cannot be read and is removed", self._path, size)
-            if line is None or line["step"] >= step:
-                break
-            size = end
-        with writing(self._path):
-            self._file.truncate(size)
+        self._cut(step)
 
     def close(self) -> None:
         with writing(self._path):
             self._file.close()
+
+    def _cut(self, step: int | None) -> None:
+        size = 0
+        for end, line in _lines(self._path):
+            if line is None:
+                log.warning("%s: what follows byte %d cannot be read and is removed", self._path, size)
+            if line is None or (step is not None and line["step"] >= step):
+                break
+            size = end
+        with writing(self._path):
+            self._file.truncate(size)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ class TensorBoard:
         UserError: tensorboard is not installed, or the disk refused.
     """
 
-    def __init__(self, folder: Path, start: int = 0) -> None:
+    def __init__(self, folder: Path, start: int | None = None) -> None:
         self._library = optional("torch.utils.tensorboard", "tensorboard", "train.sinks.tensorboard")
         self._folder = folder
         make_folder(folder)
@@ -35,6 +35,6 @@ class TensorBoard:
     def close(self) -> None:
         self._writer.close()
 
-    def _open(self, step: int) -> None:
+    def _open(self, step: int | None) -> None:
         with writing(self._folder):
             self._writer = self._library.SummaryWriter(str(self._folder), purge_step=step)

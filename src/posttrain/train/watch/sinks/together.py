@@ -50,13 +50,13 @@ class Together:
                 _problem(sink, lambda failed: failed.close())
 
 
-def open_sinks(config: SinksConfig, path: Path, *, run: str, start: int = 0) -> Together:
+def open_sinks(config: SinksConfig, path: Path, *, run: str, start: int | None = None) -> Together:
     """Open ``path`` and every sink that the config names.
 
     Args:
         path: the file of JSON lines.
         run: what the training is called elsewhere; the same name goes on with the same run.
-        start: the step that the training begins or goes on with.
+        start: the step that the training begins or goes on with; None where `rewind` says it later.
 
     Raises:
         UserError: a package is missing, or something cannot be opened. The file is untouched then.
@@ -71,7 +71,7 @@ def open_sinks(config: SinksConfig, path: Path, *, run: str, start: int = 0) -> 
     return Together(own, others)
 
 
-def _makers(config: SinksConfig, run: str, start: int) -> dict[str, Callable[[], Sink]]:
+def _makers(config: SinksConfig, run: str, start: int | None) -> dict[str, Callable[[], Sink]]:
     makers: dict[str, Callable[[], Sink]] = {}
     if (port := config.prometheus) is not None:
         makers["prometheus"] = lambda: _served(port, config.prometheus_address)
