@@ -64,7 +64,7 @@ def train_alone(
     if (out / SUMMARY).exists():
         log.info("this training is done")
         return _read(out / SUMMARY)
-    sinks = open_sinks(config.train.sinks, out / METRICS, run=out.name)
+    sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
     try:
         summary = train(
             fetch(work / "base"),

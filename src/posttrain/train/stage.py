@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def train(
         lm = fold(lm, out / "adapter")
     save(lm, out)
     (out / "training.json").write_text(json.dumps([_lasting(step) for step in steps], indent=0), encoding="utf-8")
-    last = [step for step in steps if step.epoch == config.epochs - 1]
+    # The loss of a step that was left out may be no number; what was decided about it stands beside.
+    last = [step for step in steps if step.epoch == config.epochs - 1 and math.isfinite(step.loss)]
     return {
         "examples": len(units),
         "cut": len(cut),

@@ -70,7 +70,8 @@ class Trainer:
             compile_layers(self.lm)
         self.watch = Watch(self.config.watch)
         self.masters = Masters(self.lm.model, self.config.optimizer)
-        self._peak = matmul_peak(self.lm.device.type, self.lm.model.dtype)
+        working = torch.float32 if self.config.precision == "float32" else torch.bfloat16
+        self._peak = matmul_peak(self.lm.device.type, working)
         self._decoder = Decoder.of(self.lm.model.config.get_text_config())
         try:
             with (
@@ -135,14 +136,12 @@ class Trainer:
             memory_bytes=_memory(),
             mfu=self._mfu(lengths, supervised, seconds),
         )
-        decisions = [decision] if decision else []
-        if number not in self.left_out["steps"]:
-            decisions += self.watch.observe(values)
+        found = self.watch.observe(values) if number not in self.left_out["steps"] else []
         self.steps.append(values)
         if self.sink:
-            self.sink.write(values, decisions)
-        if graver := next((one for one in decisions if one.action in ("rollback", "lower_rate", "stop")), None):
-            self._act(graver)
+            self.sink.write(values, [decision, *found] if decision else found)
+        if found and found[0].action != "warn":
+            self._act(found[0])
         elif self.checkpoints.due(len(self.steps)) and len(self.steps) < steps:
             self._save()
 
@@ -174,17 +173,18 @@ class Trainer:
         """
         if decision.action == "stop":
             raise stopped(decision)
-        number = decision.finding.step
+        first, last = decision.finding.since, decision.finding.step
         if decision.action == "lower_rate":
             self.left_out["factor"] *= self.config.watch.rate_factor
-        if number not in self.left_out["steps"]:
-            self.left_out["steps"].append(number)
+        if decision.drops_gradient:
+            self.left_out["steps"] = sorted({*self.left_out["steps"], *range(first, last + 1)})
         write_atomically(self._notes, json.dumps(self.left_out | {"decisions": self.watch.report()}).encode())
         if not decision.restores:
             return False
-        checkpoint = self.checkpoints.rewind(number)
+        oldest = min(self.checkpoints.steps(), default=first)
+        checkpoint = self.checkpoints.rewind(max(first, oldest))
         if checkpoint is None:
-            return False  # the weights are as good as they ever were: this gradient is not taken
+            return False  # nothing to go back to: what is left out are the gradients from here on
         self._load(checkpoint)
         self.watch.rolled_back(checkpoint.state["watch"])
         if self.sink:
@@ -219,7 +219,7 @@ class Trainer:
         torch.set_rng_state(checkpoint.tensors["random.cpu"])
         if torch.cuda.is_available():
             torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"])
-        self.steps = [StepValues(**step) for step in checkpoint.state["steps"]]
+        self.steps = [StepValues.from_json(step) for step in checkpoint.state["steps"]]
 
     def _longest(self) -> int:
         return max(len(sequence.ids) for unit in self.lesson.units for sequence in unit)

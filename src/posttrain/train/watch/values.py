@@ -1,8 +1,9 @@
 """What a training step measured."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,12 @@ class StepValues(Measured):
         found = {item.name: getattr(self, item.name) for item in fields(self)}
         groups = {name: finite(norm) for name, norm in self.group_norms.items()}
         return {name: finite(value) for name, value in found.items() if name != "group_norms"} | {"group_norms": groups}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`, but for infinities, which come back as NaN."""
+        lost = {name: math.nan for name in ("loss", "grad_norm") if values[name] is None}
+        return cls(**{**values, **lost})
 
     def numbers(self) -> dict[str, float]:
         """The finite numbers by name, group norms as ``grad_norm/GROUP``, without ``step``: for tools that plot."""
