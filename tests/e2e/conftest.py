@@ -12,11 +12,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import forked_demo
 import pyarrow.parquet as parquet
 import pytest
 from filelock import FileLock
 
-from posttrain.cli.main import main
 from posttrain.loop.config import load_config
 from posttrain.loop.status import status
 from posttrain.store.workspace import Workspace
@@ -28,13 +28,6 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["sklearn.cluster", "transformers.models.llama.modeling_llama", "posttrain.loop.loop"])
 
 
-def _run(folder: Path, log: Path) -> None:
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    main(["demo", "--quick", "--dir", str(folder)])
-
-
 class Demo:
     """``posttrain demo --quick`` in a folder."""
 
@@ -43,7 +36,7 @@ class Demo:
         self.log = folder.with_suffix(".log")
 
     def start(self) -> BaseProcess:
-        process = _FORKS.Process(target=_run, args=(self.folder, self.log))
+        process = _FORKS.Process(target=forked_demo.run, args=(self.folder, self.log))
         process.start()
         return process
 

@@ -124,7 +124,7 @@ def _delimited(path: Path, name: str) -> Rows:
         for line, cells in delimited(lines, DELIMITERS[path.suffix.lower()]):
             if isinstance(cells, str):
                 fix = "quote fields that hold the delimiter" if header else None
-                yield Problem(name, line, "broken CSV", f"broken CSV: {cells}", fix)
+                yield Problem(name, line, "broken CSV", cells, fix)
                 if header is None:
                     return
             elif header is not None:

@@ -96,7 +96,7 @@ def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
     header: list[str] | None = None
     for line, cells in delimited(io.StringIO(text, newline=""), delimiter):
         if isinstance(cells, str):
-            raise UserError(f"broken CSV: {cells}", where=f"{source}:{line}")
+            raise UserError(cells, where=f"{source}:{line}")
         if not any(cell.strip() for cell in cells):
             continue
         if header is None:

@@ -43,7 +43,8 @@ def delimited(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield line, "a quoted field never closes" if "end of data" in str(error) else str(error)
+            what = "a quoted field never closes" if "end of data" in str(error) else str(error)
+            yield line, f"broken CSV: {what}"
             continue
         if cells is None:
             return
