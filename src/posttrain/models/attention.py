@@ -17,6 +17,7 @@ from posttrain.models.causal import causal_attention
 
 NAME = "posttrain_packed"
 _PADDED_SHARE = 0.1  # of a group's queries may be padding
+_PADDED = 128  # queries that cost no more than another group
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,9 @@ def _places_before(pieces: Sequence[Piece]) -> list[list[int]]:
 
 def _fits(group: list[int], index: int, pieces: Sequence[Piece]) -> bool:
     """Whether a group stays nearly without padding when a longer piece joins it."""
-    total = sum(pieces[member].length for member in group) + pieces[index].length
-    return total >= (1 - _PADDED_SHARE) * (len(group) + 1) * pieces[index].length
+    area = (len(group) + 1) * pieces[index].length
+    padding = area - sum(pieces[member].length for member in group) - pieces[index].length
+    return padding <= max(_PADDED, _PADDED_SHARE * area)
 
 
 def _group(pieces: list[Piece], before: list[list[int]]) -> Group:

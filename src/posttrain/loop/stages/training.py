@@ -5,7 +5,9 @@ from typing import Any
 
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact
+from posttrain.train.alone import METRICS
 from posttrain.train.stage import VERSION, train
+from posttrain.train.watch.sinks.together import open_sinks
 
 
 def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artifact:
@@ -14,15 +16,22 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         records = turn.dataset(dataset).records
-        return train(
-            turn.path(source),
-            records,
-            turn.config.train,
-            turn.config.task,
-            seed=turn.seed("train"),
-            out=out,
-            scratch=scratch,
-        )
+        # A run of its own at each tracker, whose name stays when a killed round goes on.
+        run = f"{turn.workspace.root.resolve().name}-round-{turn.number}-{scratch.name[:8]}"
+        sinks = open_sinks(turn.config.train.sinks, scratch / METRICS, run=run)
+        try:
+            return train(
+                turn.path(source),
+                records,
+                turn.config.train,
+                turn.config.task,
+                seed=turn.seed("train"),
+                out=out,
+                scratch=scratch,
+                sink=sinks,
+            )
+        finally:
+            sinks.close()
 
     settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint", "sinks"})
     inputs = {"source": source, "dataset": dataset}
