@@ -122,7 +122,8 @@ def test_what_spreadsheets_make_of_it(tmp_path: Path, batch: Batch, delimiter: s
     ids = asked["id"].to_pylist()
     lines = [delimiter.join(("note", "label", "id"))]
     lines += [delimiter.join(("", label, ids[row])) for row, label in ((2, "card"), (0, "cash"), (1, ""))]
-    (tmp_path / "a.csv").write_bytes(("\ufeff" + "\r\n".join([delimiter, *lines, delimiter * 2, "  ", delimiter * 7, ""])).encode())
+    lines = [delimiter, *lines, delimiter * 2, "  ", delimiter * 7, ""]  # blank rows of any length
+    (tmp_path / "a.csv").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     assert import_labels(tmp_path / "a.csv", asked, LABELS) == ["cash", None, "card"]
 
 
