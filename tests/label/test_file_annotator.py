@@ -122,7 +122,8 @@ def test_what_spreadsheets_make_of_it(tmp_path: Path, batch: Batch, delimiter: s
     ids = asked["id"].to_pylist()
     lines = [delimiter.join(("note", "label", "id"))]
     lines += [delimiter.join(("", label, ids[row])) for row, label in ((2, "card"), (0, "cash"), (1, ""))]
-    (tmp_path / "a.csv").write_bytes(("\ufeff" + "\r\n".join([*lines, delimiter * 2, ""])).encode())
+    lines = [delimiter, *lines, delimiter * 2, "  ", delimiter * 7, ""]  # blank rows of any length
+    (tmp_path / "a.csv").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     assert import_labels(tmp_path / "a.csv", asked, LABELS) == ["cash", None, "card"]
 
 
@@ -141,6 +142,7 @@ def test_what_spreadsheets_make_of_it(tmp_path: Path, batch: Batch, delimiter: s
             "a.csv:2: label `a` is not in the label set (and 1 more); did you",
         ),
         (["{0},x"], "a.csv:2: 2 fields where the header names 3"),
+        (["{0},x,card", '{1},"x,card'], "a.csv:3: broken CSV: a quoted field never closes"),
         (['{0},"x\ny",card', "{1},x,no"], "a.csv:4: label `no` is not in the label set"),
     ],
 )

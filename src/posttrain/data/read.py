@@ -84,7 +84,9 @@ def scan(
         except BadRecord as bad:
             yield Problem(source, row.line, bad.kind, bad.message, bad.fix)
     if not anything:
-        yield Problem(source, None, "empty file", "the file holds no records", "fill it, or take it out of the config")
+        yield Problem(
+            source, None, "empty file", "the file holds no records", "put records into it, or name another file"
+        )
 
 
 def _renamed(values: Record, columns: Mapping[str, str] | None, answers: bool) -> Record:

@@ -94,11 +94,9 @@ def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
     delimiter = max(_DELIMITERS, key=header_line.count)
     rows: list[tuple[int, dict[str, str]]] = []
     header: list[str] | None = None
-    for line, cells in delimited(io.StringIO(text, newline=""), delimiter):
+    for line, cells in delimited(io.StringIO(text, newline=""), delimiter, blank=False):
         if isinstance(cells, str):
             raise UserError(cells, where=f"{source}:{line}")
-        if not any(cell.strip() for cell in cells):
-            continue
         if header is None:
             header = [cell.strip() for cell in cells]
             _check_header(header, source)

@@ -30,10 +30,15 @@ def read_text(path: Path, name: str) -> str:
         raise UserError("holds bytes that are not UTF-8", where=f"{name}:{line}", fix="save as UTF-8") from None
 
 
-def delimited(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
+def delimited(lines: Iterable[str], delimiter: str, *, blank: bool = True) -> Iterator[tuple[int, list[str] | str]]:
     """The rows of delimited text, each with the 1-based line that it begins on; empty lines are left out.
 
     The first row is the header. A row that cannot be read, or is not as long as the header, comes as what is wrong.
+
+    Args:
+        lines: with their ends.
+        delimiter: one character.
+        blank: whether rows of nothing but empty fields count; spreadsheets add such, of any length.
     """
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -48,7 +53,7 @@ def delimited(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[
             continue
         if cells is None:
             return
-        if not cells:
+        if not cells or not (blank or any(cell.strip() for cell in cells)):
             continue
         width = width or len(cells)
         yield line, cells if len(cells) == width else f"{len(cells)} fields where the header names {width}"
