@@ -94,7 +94,7 @@ def plan(pieces: Sequence[Piece], device: torch.device | str = "cpu", *, one_gro
     )
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(
     module: Any,
     query: Tensor,
