@@ -44,7 +44,7 @@ def ours(model: str, data: str, steps: int) -> None:
     from posttrain.models.language_model import load
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
-    from posttrain.train.lesson import Lesson
+    from posttrain.train.lessons.log_probabilities import Supervised
     from posttrain.train.trainer import Trainer
 
     torch.set_num_threads(2)
@@ -52,7 +52,7 @@ def ours(model: str, data: str, steps: int) -> None:
     units = [[Encoded(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
     config = TrainConfig.read(
         {
-            "epochs": 1, "batch_size": ROWS, "shuffle": False, "learning_rate": 2e-5, "clip": 1.0,
+            "epochs": 1, "batch_size": ROWS, "micro_batch_tokens": 4096, "shuffle": False, "learning_rate": 2e-5,
             "schedule": {"name": "constant", "warmup": 0.0},
             "optimizer": {"betas": [0.9, 0.999], "weight_decay": 0.0},
             "checkpoint": {"every_seconds": None},
@@ -60,7 +60,7 @@ def ours(model: str, data: str, steps: int) -> None:
         "benchmark",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = Trainer(load(Path(model), TaskConfig()), Lesson(units, config), config, 0, Path(scratch))
+        trainer = Trainer(load(Path(model), TaskConfig()), Supervised(units, config), config, 0, Path(scratch))
         for step in trainer.fit():
             print(
                 json.dumps(

@@ -1,11 +1,14 @@
 """Attention confined to pieces, against torch's own with a mask of who sees whom."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from posttrain.models.attention import Piece, attend, plan
+from posttrain.models import varlen
+from posttrain.models.attention import Piece, Plan, _places_before, _spans, attend, plan
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6)
 
@@ -43,6 +46,7 @@ def states(total: int, heads: int, shared: int) -> list[torch.Tensor]:
 
 @settings(max_examples=60)
 @given(drawn=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]), one_group=st.booleans())
+@example(drawn=[(5, 0)], heads=(4, 2), one_group=False)  # its queries lie in memory in another order than in the row
 def test_it_is_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, int], one_group: bool) -> None:
     pieces = pieces_of(drawn)
     mask = sees(pieces)
@@ -83,3 +87,104 @@ def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
 def test_capped_scores_are_refused() -> None:
     with pytest.raises(NotImplementedError):
         attend(None, *states(3, 1, 1), None, softcap=30.0, pieces=plan([Piece(0, 3)]))
+
+
+def as_spans(pieces: list[Piece], device: str = "cpu") -> Plan:
+    """The plan that a CUDA device gets, here."""
+    found = plan(pieces)
+    return replace(found, spans=_spans(pieces, _places_before(pieces), device))
+
+
+def one_by_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_starts: torch.Tensor,
+    key_starts: torch.Tensor,
+    most_queries: int,
+    most_keys: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What the kernel says of itself: causal attention of each sequence, aligned with its last query and key."""
+    assert query_starts.dtype == key_starts.dtype == torch.int32
+    assert window_size == (-1, 0)
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert most_queries == int(query_starts.diff().max())
+    assert most_keys == int(key_starts.diff().max())
+    found = []
+    for number in range(len(query_starts) - 1):
+        q = query[query_starts[number] : query_starts[number + 1]].transpose(0, 1)
+        k, v = (one[key_starts[number] : key_starts[number + 1]].transpose(0, 1) for one in (key, value))
+        mask = torch.ones(q.shape[1], k.shape[1]).tril(k.shape[1] - q.shape[1]).bool()
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+        found.append(seen.transpose(0, 1))
+    return torch.cat(found)
+
+
+@settings(max_examples=60)
+@given(drawn=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]))
+def test_the_spans_of_a_row_are_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, int]) -> None:
+    """The kernel itself runs on CUDA devices only; what it is given is looked at here."""
+    pieces = pieces_of(drawn)
+    mask = sees(pieces)
+    ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
+        patch.setattr(varlen, "runs_on", lambda query, dropout: True)
+        found, _ = attend(None, *ours, None, scaling=0.3, pieces=as_spans(pieces))
+    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, expected.transpose(1, 2))
+    weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
+    (found * weights).sum().backward()
+    (expected.transpose(1, 2) * weights).sum().backward()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_a_row_of_whole_sequences_is_taken_as_it_is() -> None:
+    assert as_spans([Piece(0, 5), Piece(5, 3)]).spans.keys is None
+    assert as_spans([Piece(0, 2), Piece(2, 3, 0)]).spans.keys.tolist() == [[0, 1, 0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (2, 2)])
+def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int]) -> None:
+    """Its own signature and shapes, forwards and backwards, without a device."""
+    pieces = [Piece(0, 5), Piece(5, 3, 0), Piece(8, 7, 0), Piece(15, 2)]
+    given = [one.detach().to("meta", torch.bfloat16).requires_grad_() for one in states(17, *heads)]
+    monkeypatch.setattr(varlen, "runs_on", lambda query, dropout: True)
+    found, _ = attend(None, *given, None, pieces=as_spans(pieces, "meta"))
+    assert found.shape == (1, 17, heads[0], 16)
+    found.float().sum().backward()
+    assert all(one.grad is not None and one.grad.shape == one.shape for one in given)
+
+
+def test_what_the_kernel_cannot_do_goes_the_other_way() -> None:
+    query = torch.zeros(3, 2, 16)
+    assert not varlen.runs_on(query, 0.0), "it is on the CPU"
+    pieces = [Piece(0, 5), Piece(5, 3, 0)]
+    found, _ = attend(None, *states(8, 4, 2), None, pieces=as_spans(pieces))
+    expected, _ = attend(None, *states(8, 4, 2), None, pieces=plan(pieces))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("heads", [(4, 2), (2, 2)])
+def test_the_kernel_is_masked_attention(heads: tuple[int, int]) -> None:
+    pieces = [Piece(0, 40), Piece(40, 300, 0), Piece(340, 7, 0), Piece(347, 129), Piece(476, 1, 3)]
+    mask = sees(pieces).cuda()
+    ours, theirs = (
+        [one.detach().to("cuda", dtype).requires_grad_() for one in states(len(mask), *heads)]
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    row = plan(pieces, "cuda")
+    assert varlen.runs_on(ours[0][0].transpose(0, 1), 0.0)
+    found, _ = attend(None, *ours, None, pieces=row)
+    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(found.float(), expected.transpose(1, 2), atol=2e-2, rtol=2e-2)
+    found.float().square().sum().backward()
+    expected.square().sum().backward()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad.float(), other.grad, atol=5e-2, rtol=5e-2)

@@ -12,7 +12,7 @@ from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.task import TaskConfig
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.lesson import Lesson
+from posttrain.train.lessons.log_probabilities import Supervised
 from posttrain.train.schedule import ScheduleConfig
 from posttrain.train.trainer import Trainer
 from posttrain.train.watch.values import StepValues
@@ -105,6 +105,8 @@ def fit() -> Callable[..., list[StepValues]]:
     def train(
         lm: LanguageModel, examples: Sequence[Encoded], config: TrainConfig, seed: int, scratch: Path
     ) -> list[StepValues]:
-        return Trainer(lm, Lesson([[example] for example in examples], config), config, seed, scratch).fit()
+        if config.micro_batch_tokens == "auto":
+            config = config.model_copy(update={"micro_batch_tokens": 4096})
+        return Trainer(lm, Supervised([[example] for example in examples], config), config, seed, scratch).fit()
 
     return train

@@ -1,10 +1,9 @@
-"""One canonical float32 trajectory: transformers' own loss and torch's own optimiser, one example at a time."""
+"""However sequences lie in rows, loss and gradient are those of transformers' own forward; and what training logs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -15,15 +14,13 @@ from posttrain.models.packing import Unit, micro_batches, pack
 from posttrain.models.reading import packing
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import epoch_order
-from posttrain.train.lesson import Lesson
+from posttrain.train.lessons.log_probabilities import Supervised
 from posttrain.train.schedule import rate
 from posttrain.train.watch.values import StepValues
 
 IGNORED = -100
 Fresh = Callable[..., LanguageModel]
 Fit = Callable[..., list[StepValues]]
-Trajectory = list[tuple[float, float]]
 
 
 def targets(example: Encoded) -> torch.Tensor:
@@ -57,7 +54,7 @@ def by_micro_batches(
     total, count = 0.0, 0
     with packing(lm, max(len(example.ids) for example in examples)) as packs:
         for part in micro_batches(units or [[example] for example in examples], tokens):
-            loss = Lesson(part, TrainConfig()).loss(lm, pack(part, padded=not packs), range(len(part)))
+            loss = Supervised(part, TrainConfig()).loss(lm, pack(part, padded=not packs), range(len(part)))
             loss.sum.backward()
             total, count = total + loss.sum.item(), count + int(loss.count)
     return total, count
@@ -147,17 +144,27 @@ def test_odd_batches(fresh: Fresh, rows: list[Encoded]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("kind", "settings", "packs"),
     [
-        ("gemma2", {"head_dim": 32, "sliding_window": 8}),
-        ("mistral", {"sliding_window": 8}),
-        ("granite", {"logits_scaling": 8.0}),
-        ("cohere", {}),
-        ("qwen3", {}),
-        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}),
+        ("llama", {}, True),
+        ("granite", {"logits_scaling": 8.0}, True),
+        ("cohere", {}, True),
+        ("qwen2", {}, True),
+        ("qwen3", {"head_dim": 32}, True),
+        ("gemma3_text", {"head_dim": 32, "sliding_window": 512}, True),
+        ("phi3", {}, True),
+        ("olmo2", {}, True),
+        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, True),
+        ("gpt_neox", {}, True),
+        # Their attention is confined otherwise, so they get padded rows.
+        ("gemma2", {"head_dim": 32, "sliding_window": 8}, False),
+        ("gemma3_text", {"head_dim": 32, "sliding_window": 8}, False),
+        ("mistral", {"sliding_window": 8}, False),
     ],
 )
-def test_other_families(fresh: Fresh, examples: list[Encoded], kind: str, settings: dict[str, Any]) -> None:
+def test_other_families(
+    fresh: Fresh, examples: list[Encoded], kind: str, settings: dict[str, Any], packs: bool
+) -> None:
     tiny = fresh()
     common = {
         "vocab_size": len(tiny.tokenizer),
@@ -176,74 +183,14 @@ def test_other_families(fresh: Fresh, examples: list[Encoded], kind: str, settin
     expected, _ = own_loss(lm, examples)
     expected.backward()
     reference = gradients(lm)
+    with packing(lm, max(len(example.ids) for example in examples)) as found_to_pack:
+        assert found_to_pack == packs
     found, _ = by_micro_batches(lm, examples, 100_000)
     assert found == pytest.approx(expected.item(), rel=1e-4)
     ours = gradients(lm)
     largest = max(float(gradient.abs().max()) for gradient in reference.values())
     for name in reference:
         torch.testing.assert_close(ours[name] / largest, reference[name] / largest, atol=1e-4, rtol=0)
-
-
-def canonical(lm: LanguageModel, examples: list[Encoded], config: TrainConfig, seed: int) -> Trajectory:
-    """Plain PyTorch: one example after the other, torch's clipping and AdamW."""
-    decayed = [weight for name, weight in lm.model.named_parameters() if name.endswith("proj.weight")]
-    others = [weight for name, weight in lm.model.named_parameters() if not name.endswith("proj.weight")]
-    groups = [
-        {"params": decayed, "weight_decay": config.optimizer.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas)
-    batches = [
-        rows for epoch in range(config.epochs) for rows in epoch_order(len(examples), config.batch_size, seed, epoch)
-    ]
-    trajectory = []
-    for step, rows in enumerate(batches):
-        losses = [own_loss(lm, [examples[row]]) for row in rows]
-        count = sum(counted for _, counted in losses)
-        mean = sum(loss for loss, _ in losses) / count
-        mean.backward()
-        norm = torch.nn.utils.clip_grad_norm_(lm.model.parameters(), config.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = rate(config.schedule, config.learning_rate, step, len(batches))
-        optimizer.step()
-        optimizer.zero_grad()
-        trajectory.append((mean.item(), float(norm)))
-    return trajectory
-
-
-def agree(found: list[StepValues], expected: Trajectory, tolerance: float) -> None:
-    """By the largest residual and by the mean signed one, which catches a drift to one side."""
-    residuals = np.array([(step.loss, step.grad_norm) for step in found]) / np.array(expected) - 1
-    assert np.abs(residuals).max() < tolerance
-    assert np.abs(residuals.mean(axis=0)).max() < tolerance / 2
-
-
-@pytest.mark.parametrize("tokens", [1, 130, 4096])
-def test_training_follows_the_canonical_trajectory(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, tokens: int, fit: Fit
-) -> None:
-    reference = fresh()
-    expected = canonical(reference, examples, config, seed=7)
-    lm = fresh()
-    steps = fit(lm, examples, config.model_copy(update={"micro_batch_tokens": tokens}), 7, tmp_path)
-    assert not lm.model.training
-    agree(steps, expected, 1e-5)
-    assert expected[0][1] > config.clip, "the first step is clipped"
-    assert steps[-1].loss < 0.7 * steps[0].loss
-    for (name, found), weight in zip(lm.model.named_parameters(), reference.model.parameters(), strict=True):
-        torch.testing.assert_close(found, weight, atol=2e-4, rtol=0, msg=name)
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
-def test_low_precision_stays_near_the_canonical_trajectory(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, precision: str, fit: Fit
-) -> None:
-    expected = canonical(fresh(), examples, config, seed=7)
-    lm = fresh("bfloat16" if precision == "bfloat16" else "float32")
-    steps = fit(lm, examples, config.model_copy(update={"precision": precision}), 7, tmp_path)
-    agree(steps, expected, 0.1)
-    assert steps[0].loss != expected[0][0], "it was low precision"
-    assert lm.model.dtype == (torch.bfloat16 if precision == "bfloat16" else torch.float32)
 
 
 def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit) -> None:
@@ -256,13 +203,6 @@ def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainCo
         assert sum(step.tokens for step in steps if step.epoch == epoch) == sum(len(e.ids) for e in examples)
         supervised = sum(sum(e.supervised) for e in examples)
         assert sum(step.supervised_tokens for step in steps if step.epoch == epoch) == supervised
-
-
-def test_compiled_layers_follow_the_canonical_trajectory(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit
-) -> None:
-    expected = canonical(fresh(), examples, config, seed=7)
-    agree(fit(fresh(), examples, config.model_copy(update={"compile": True}), 7, tmp_path), expected, 1e-4)
 
 
 def test_without_a_compiler_it_is_said_at_once(

@@ -1,19 +1,25 @@
 """What goes wrong while training, planted: the training survives on its own and says what it did."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 
+from posttrain.data.schema import RECORD
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
+from posttrain.train.checkpoint import write as checkpoint_write
 from posttrain.train.config import TrainConfig
-from posttrain.train.lesson import Lesson
+from posttrain.train.lessons.log_probabilities import Supervised
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.stage import train
 from posttrain.train.watch.config import WatchConfig
@@ -28,12 +34,12 @@ def long(config: TrainConfig) -> TrainConfig:
 
 
 def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
-    loss = Lesson.loss
+    loss = Supervised.loss
 
-    def changed(self: Lesson, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def changed(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         return spoil(loss(self, lm, packed, rows), list(rows))
 
-    monkeypatch.setattr(Lesson, "loss", changed)
+    monkeypatch.setattr(Supervised, "loss", changed)
 
 
 def at_step(number: int, factor: float, again: bool = False) -> Spoil:
@@ -49,27 +55,165 @@ def at_step(number: int, factor: float, again: bool = False) -> Spoil:
     return spoil
 
 
-def trained(source: Path, records: pa.Table, config: TrainConfig, folder: Path) -> dict[str, Any]:
-    return train(source, records, config, TASK, seed=3, out=folder / "out", scratch=folder / "scratch")
+def trained(source: Path, records: pa.Table, config: TrainConfig, folder: Path, seed: int = 3) -> dict[str, Any]:
+    return train(source, records, config, TASK, seed=seed, out=folder / "out", scratch=folder / "scratch")
 
 
-@pytest.mark.parametrize(("factor", "kind"), [(float("nan"), "nan"), (float("inf"), "nan"), (100.0, "explosion")])
-def test_one_bad_batch(
-    tiny_model: Path,
-    records: pa.Table,
-    long: TrainConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    factor: float,
-    kind: str,
+@dataclass(frozen=True)
+class Clean:
+    """A training in which nothing goes wrong.
+
+    Args:
+        source, records, config: of it.
+        summary: its own.
+        noise: how far from its last loss those of other seeds lie at most.
+    """
+
+    source: Path
+    records: pa.Table
+    config: TrainConfig
+    summary: dict[str, Any]
+    noise: float
+
+    def again(self, folder: Path) -> dict[str, Any]:
+        return trained(self.source, self.records, self.config, folder)
+
+
+@pytest.fixture(scope="module")
+def clean(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
+    """Forty steps. Each prompt has two answers, so that the loss ends on a floor, and one step more matters little."""
+    rows = [(asked, said) for asked in ("card", "money", "hello", "top up") for said in ("a", "b")]
+    records = pa.Table.from_pylist(
+        [
+            {"id": f"{line:020x}", "prompt": [{"role": "user", "content": asked}], "completion": said, "line": line}
+            for line, (asked, said) in enumerate(rows, 1)
+        ],
+        schema=RECORD,
+    )
+    config = TrainConfig.read(
+        {
+            "epochs": 20,
+            "batch_size": 4,
+            "learning_rate": 3e-3,
+            "precision": "float32",
+            "micro_batch_tokens": 4096,
+            "schedule": {"warmup": 0.3},
+            "checkpoint": {"every_seconds": None, "every_steps": 2, "background": True},
+        },
+        "train",
+    )
+    folder = tmp_path_factory.mktemp("clean")
+    found, *others = (trained(tiny_model, records, config, folder / str(seed), seed) for seed in range(3, 8))
+    noise = max(abs(other["last_loss"] - found["last_loss"]) for other in others)
+    assert found["decisions"] == []
+    assert noise < 0.05 * found["last_loss"] < 0.01 * found["first_loss"], "noise hides no failure"
+    return Clean(tiny_model, records, config, found, noise)
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 100.0])
+def test_one_bad_batch(clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    spoilt(monkeypatch, at_step(24, factor))
+    found = clean.again(tmp_path)
+    if factor != 100:  # gradients have shrunk so much by then that 100 times as much is clipped, and no outlier
+        assert [(one["kind"], one["step"]) for one in found["decisions"]] == [("nan", 24)]
+    assert found["steps"] == clean.summary["steps"]
+    assert abs(found["last_loss"] - clean.summary["last_loss"]) <= clean.noise
+
+
+def test_a_gradient_that_is_far_too_large(
+    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean = trained(tiny_model, records, long, tmp_path / "clean")
-    assert clean["decisions"] == []
-    spoilt(monkeypatch, at_step(12, factor))
-    found = trained(tiny_model, records, long, tmp_path / "spoilt")
-    assert [(one["kind"], one["step"]) for one in found["decisions"]] == [(kind, 12)]
-    assert found["steps"] == clean["steps"]
-    assert found["last_loss"] == pytest.approx(clean["last_loss"], rel=0.1)
+    spoilt(monkeypatch, at_step(12, 100.0))
+    found = trained(tiny_model, records, long, tmp_path)
+    decided = [(one["kind"], one["action"], one["step"]) for one in found["decisions"]]
+    assert decided == [("explosion", "skip", 12)]
+    assert found["steps"] == 30
+    assert found["last_loss"] < 0.4 * found["first_loss"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_memory_runs_out(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    """The step is done again in smaller micro-batches, and so are all that follow; the losses stay the same."""
+    left, sizes = times, []
+
+    def spoil(loss: Loss, rows: list[int]) -> Loss:
+        nonlocal left
+        sizes.append(len(rows))
+        if left and len(sizes) > 24:
+            left -= 1
+            raise torch.OutOfMemoryError("planted")
+        return loss
+
+    spoilt(monkeypatch, spoil)
+    found = clean.again(tmp_path)
+    assert sum(message.startswith("out of memory at step 24: ") for message in caplog.messages) == times
+    assert sizes[:24] == [4] * 24
+    assert max(sizes[24 + times :]) == 4 // 2**times, "the micro-batches are smaller"
+    assert sum(sizes[24 + times :]) == 16 * 4, "and no example is left out"
+    assert found["decisions"] == []
+    assert found["steps"] == clean.summary["steps"]
+    assert found["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
+    assert abs(found["last_loss"] - clean.summary["last_loss"]) <= clean.noise
+
+
+def test_memory_runs_out_for_one_example(
+    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(loss: Loss, rows: list[int]) -> Loss:
+        raise torch.OutOfMemoryError("planted")
+
+    spoilt(monkeypatch, spoil)
+    with pytest.raises(WorkError, match=r"out of memory with one example of [0-9]+ tokens at a time; set ") as caught:
+        trained(tiny_model, records, long, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_that_ran_out_is_remembered(clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that is killed afterwards does not run into it again."""
+    sizes: list[int] = []
+
+    def spoil(loss: Loss, rows: list[int]) -> Loss:
+        sizes.append(len(rows))
+        if len(sizes) == 8:
+            raise torch.OutOfMemoryError("planted")
+        if len(sizes) == 15:
+            raise KeyboardInterrupt
+        return loss
+
+    spoilt(monkeypatch, spoil)
+    with pytest.raises(KeyboardInterrupt):
+        clean.again(tmp_path)
+    found = clean.again(tmp_path)
+    assert sizes[:8] == [4] * 8
+    assert max(sizes[8:15]) == max(sizes[15:]) == 2
+    assert found["last_loss"] == pytest.approx(clean.summary["last_loss"], rel=1e-3)
+
+
+def test_a_disk_that_is_full_for_a_while(
+    clean: Clean, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on without the checkpoints of that time, and says so for each."""
+    tried = 0
+    save_file = checkpoint_write.save_file
+
+    def full(*arguments: Any, **options: Any) -> None:
+        nonlocal tried
+        tried += 1
+        if 5 <= tried < 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save_file(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint_write, "save_file", full)
+    found = clean.again(tmp_path)
+    said = [message for message in caplog.messages if message.startswith("no checkpoint of step ")]
+    assert [message.split()[4] for message in said] == ["10", "12", "14"]
+    assert all("no space left on device): training goes on without it" in message for message in said)
+    assert tried == 19, "all are tried, but for the last step"
+    assert found == clean.summary
+    kept = sorted(path.name for path in (tmp_path / "scratch" / "checkpoints").glob("step-*"))
+    assert kept == ["step-000000036", "step-000000038"]
 
 
 def test_without_a_checkpoint_the_gradient_is_left_out(
@@ -171,8 +315,8 @@ def test_a_divergence_goes_back_to_before_it_began(
     assert (decision["action"], decision["since"], decision["step"]) == ("rollback", 15, 18)
     assert found["steps"] == 30
     assert calls == 30 + 19 - from_step
-    left_out = json.loads((tmp_path / "scratch" / "left_out.json").read_text())
-    assert left_out["steps"] == [15, 16, 17, 18]
+    left_out = json.loads((tmp_path / "scratch" / "notes.json").read_text())
+    assert left_out["left_out"] == [15, 16, 17, 18]
 
 
 def test_a_lower_rate_takes_no_step_away(
@@ -185,5 +329,5 @@ def test_a_lower_rate_takes_no_step_away(
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     rates = [step["lr"] for step in log]
     assert rates[first["step"]] == 2 * rates[first["step"] + 1]
-    left_out = json.loads((tmp_path / "scratch" / "left_out.json").read_text())
-    assert left_out["steps"] == []
+    left_out = json.loads((tmp_path / "scratch" / "notes.json").read_text())
+    assert left_out["left_out"] == []

@@ -20,7 +20,7 @@ from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.config import LoraConfig, TrainConfig
-from posttrain.train.lesson import Lesson
+from posttrain.train.lessons.log_probabilities import Supervised
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.stage import train
 
@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def killed_after(steps: int, do: Callable[[], object]) -> None:
     """Do the work in a process that dies in its first forward pass after so many checkpoints."""
     saved = 0
-    save, loss = Checkpoints.save, Lesson.loss
+    save, loss = Checkpoints.save, Supervised.loss
 
     def counted(self: Checkpoints, step: int, checkpoint: Checkpoint) -> bool:
         nonlocal saved
@@ -54,14 +54,14 @@ def killed_after(steps: int, do: Callable[[], object]) -> None:
         saved += 1
         return True
 
-    def killed(self: Lesson, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def killed(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         if saved == steps:
             raise Killed
         return loss(self, lm, packed, rows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", counted)
-        patch.setattr(Lesson, "loss", killed)
+        patch.setattr(Supervised, "loss", killed)
         with pytest.raises(Killed):
             do()
 
@@ -106,14 +106,14 @@ def test_finished_steps_are_not_done_again(
 
     killed_after(4, again)
     done = 0
-    loss = Lesson.loss
+    loss = Supervised.loss
 
-    def counted(self: Lesson, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def counted(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal done
         done += 1
         return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(Lesson, "loss", counted)
+    monkeypatch.setattr(Supervised, "loss", counted)
     again()
     assert done == 2
 

@@ -1,12 +1,16 @@
 """A report as a real run would give it, a bare one, and a real browser."""
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from posttrain.web.charts import Node
+from posttrain.web.gather_training import training
 from posttrain.web.report_data import (
     Champion,
     ClassRow,
@@ -66,6 +70,20 @@ _CONFUSED = [
 ]
 
 
+_DECIDED = (
+    {
+        "kind": "explosion",
+        "step": 70,
+        "since": 70,
+        "what": "gradient norm 90 is 100 times the median of the last 64 steps",
+        "value": 90.0,
+        "limit": 5.0,
+        "action": "skip",
+        "why": "",
+    },
+)
+
+
 def _gain(difference: float, low: float, high: float) -> Interval:
     return Interval(difference, low, high, 300, "accuracy", 0.95)
 
@@ -108,6 +126,42 @@ def _round(
         reasons={"uncertain": new // 2, "hard_case": new - new // 2} if new else {},
         note="Labels of this round came from the annotator “careless”." if decision == "refuse" else "",
     )
+
+
+def _lines(steps: int, seed: int = 0, groups: int = 6, metrics: bool = True) -> list[dict[str, Any]]:
+    """What a metrics file of a training holds."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for step in range(steps):
+        norm = float(np.exp(0.3 * rng.standard_normal()))
+        found.append(
+            {
+                "step": step,
+                "epoch": 0,
+                "loss": 1 + 2 * math.exp(-5 * step / steps) + 0.1 * float(rng.standard_normal()),
+                "grad_norm": 90.0 if step == 40 else norm,
+                "lr": 1e-4 * min(1, (step + 1) / 20) * (1 - step / steps),
+                "tokens": 4000,
+                "supervised_tokens": 900,
+                "seconds": 2.0,
+                "tokens_per_second": 2000 + 100 * float(rng.standard_normal()),
+                "memory_bytes": 2_900_000_000,
+                "update_ratio": 1e-3 * norm,
+                "data_wait": 0.004,
+                "mfu": 0.41,
+                "loss_scale": None,
+                "group_norms": {f"layers.{at}": norm * (at + 1) / 10 for at in range(groups)},
+                "metrics": {"rewards/margins": step / steps, "rewards/accuracies": 0.5} if metrics else {},
+                "phases": {"forward": 0.6, "head": 0.2, "backward": 1.0, "optimizer": 0.1},
+            }
+        )
+    return found
+
+
+@pytest.fixture(scope="session")
+def training_lines() -> Callable[..., list[dict[str, Any]]]:
+    """``training_lines(steps, seed=..., groups=..., metrics=...)``: the lines of a training's metrics file."""
+    return _lines
 
 
 @pytest.fixture(scope="session")
@@ -165,6 +219,10 @@ def report() -> Report:
         ),
         lineage_nodes=tuple(nodes),
         lineage_edges=tuple(edges),
+        trainings=tuple(
+            training(f"round {number}", _lines(30 * number, seed=number), _DECIDED if number == 4 else ())
+            for number in range(1, 5)
+        ),
         final={
             "accuracy": 0.853,
             "macro_f1": 0.793,

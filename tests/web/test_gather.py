@@ -1,5 +1,6 @@
 """What the report takes from a workspace: the models in use, the gains as they were computed, and the time."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,28 @@ def test_a_gain_keeps_the_level_and_the_metric_that_it_was_computed_with(gathere
     assert intervals[0] is None
     assert [(gain.metric, gain.level) for gain in intervals if gain] == [("accuracy", 0.8), ("accuracy", 0.9)]
     assert levels_of_bars(gathered.report) == "80% or 90%"
+
+
+def test_each_rounds_training_is_drawn_from_what_is_at_hand(gathered: Gathered) -> None:
+    runs = {run.round: run for run in gathered.store.metadata.runs(stage="train", status="done")}
+    trainings = gathered.report.trainings
+    assert [one.name for one in trainings] == ["round 1", "round 2"]
+    for number, one in enumerate(trainings, 1):
+        model = gathered.store.artifacts.path(str(runs[number].output))
+        lines = json.loads((model / "training.json").read_bytes())
+        assert one.values["loss"].tolist() == [line["loss"] for line in lines]
+    # With times, where the workspace has kept them.
+    timed = gathered.store.home / "metrics" / f"{runs[2].key}.jsonl"
+    timed.parent.mkdir(exist_ok=True)
+    timed.write_text(json.dumps({"step": 0, "loss": 7.0, "seconds": 2.5}) + "\n")
+    assert gathered.report.trainings[1].values["seconds"].tolist() == [2.5]
+    # And said, where nothing is left.
+    timed.unlink()
+    (gathered.store.home / "artifacts" / str(runs[2].output) / "training.json").unlink()
+    report = gathered.report
+    assert [one.name for one in report.trainings] == ["round 1"]
+    assert "The record of its training is not at hand." in report.rounds[2].note
+    assert "not at hand" not in report.rounds[0].note + report.rounds[1].note
 
 
 def test_the_times_add_up_whatever_they_are(gathered: Gathered) -> None:

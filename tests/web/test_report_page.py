@@ -12,7 +12,7 @@ from posttrain.web.charts import Node
 from posttrain.web.report import render, write
 from posttrain.web.report_data import Report
 
-SECTIONS = ["learning-curve", "decisions", "labels", "classes", "confusion", "data", "lineage", "time"]
+SECTIONS = ["learning-curve", "decisions", "training", "labels", "classes", "confusion", "data", "lineage", "time"]
 
 
 @dataclasses.dataclass
@@ -61,7 +61,8 @@ def test_nothing_is_wider_than_the_page(opened: Opened) -> None:
     outside = page.evaluate(
         """() => [...document.querySelectorAll('main *')].filter(element => {
             const box = element.getBoundingClientRect();
-            return box.width > 1 && (box.left < 0 || box.right > innerWidth + 0.5);
+            return box.width > 1 && !element.closest('.scroll table')
+                && (box.left < 0 || box.right > innerWidth + 0.5);
         }).map(element => element.outerHTML.slice(0, 200))"""
     )
     assert outside == []
@@ -79,8 +80,9 @@ def test_no_text_of_a_chart_is_cut_off(opened: Opened) -> None:
 
 
 def test_charts_are_legible_and_named(opened: Opened) -> None:
+    assert opened.page.locator("section:not(#training) svg.chart:visible").count() == 8
+    assert opened.page.locator("#training svg.chart:visible").count() == 11, "the last round's is open"
     charts = opened.page.locator("svg.chart:visible")
-    assert charts.count() == 8
     for chart in charts.all():
         assert chart.get_attribute("role") == "img"
         assert chart.locator("> title").text_content()
@@ -99,6 +101,16 @@ def test_the_headline_and_the_refused_round_can_be_read(opened: Opened) -> None:
     decisions = opened.page.locator("#decisions")
     assert "0.641 >= 0.763 * 1.02 = 0.778" in decisions.inner_text()
     assert decisions.locator(".failed:visible").count() == 1
+
+
+def test_each_rounds_training_can_be_opened(opened: Opened) -> None:
+    rounds = opened.page.locator("#training .rounds > details")
+    assert rounds.count() == 4
+    assert [one.get_attribute("open") is not None for one in rounds.all()] == [False, False, False, True]
+    assert "Round 4 120 steps, loss " in " ".join(rounds.last.locator("summary").first.inner_text().split())
+    assert "1 decision" in rounds.last.locator("summary").first.inner_text()
+    rounds.first.locator("summary").first.click()
+    assert rounds.first.locator("svg.chart:visible").count() == 11
 
 
 def test_an_empty_workspace_has_a_page_too(bare_report: Report, browser: Browser, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.sources import fetch
 from posttrain.train.alone import AloneConfig
 from posttrain.train.examples import encode
-from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.lessons.make import shape_of
+from posttrain.train.tokens.fit import check_template
 
 _STYLES = {"trained": "bold green", "context": "dim", "cut off": "red strike"}
 
@@ -26,12 +27,12 @@ def print_examples(config: AloneConfig, source: str, records: pa.Table) -> None:
             folder = Path(scratch)
             fetch(source, folder)
         lm = load(folder, config.task)
-    pairs = OBJECTIVES[config.train.objective].shape == "pair"
-    limit = config.train.max_length
-    encode(lm, records, limit, pairs=pairs)  # says what is wrong with them
-    whole, _ = encode(lm, records, max(limit, 1 << 30), pairs=pairs)
+    shape, limit = shape_of(config.train, records), config.train.max_length
+    check_template(lm.chat)
+    encode(lm, records, limit, shape)  # says what is wrong with them
+    whole, _ = encode(lm, records, max(limit, 1 << 30), shape)
     for number, (unit, record) in enumerate(zip(whole, records["id"].to_pylist(), strict=True), 1):
-        for side, sequence in zip(("chosen", "rejected") if pairs else ("",), unit, strict=True):
+        for side, sequence in zip(("chosen", "rejected") if shape == "pair" else ("",), unit, strict=True):
             title = f"{number} {side}".rstrip()
             supervised = sum(sequence.supervised)
             console.rule(f"{title}  {record}  {len(sequence.ids)} tokens, {supervised} trained", align="left")

@@ -8,7 +8,22 @@ import typer
 from typer.exceptions import TyperException
 
 from posttrain import __version__
-from posttrain.cli import config, data, demo, evaluate, init, label, models, report, run, select, show, status, train
+from posttrain.cli import (
+    config,
+    data,
+    demo,
+    evaluate,
+    init,
+    label,
+    models,
+    plan,
+    report,
+    run,
+    select,
+    show,
+    status,
+    train,
+)
 from posttrain.cli.shared import errors, setup_logging
 from posttrain.store.errors import UserError, WorkError
 
@@ -26,6 +41,7 @@ for group in (config, data):
 select.add_to(app)
 app.add_typer(label.app)
 train.add_to(app)
+plan.add_to(app)
 evaluate.add_to(app)
 app.add_typer(models.app)
 

@@ -11,25 +11,44 @@ from posttrain.store.errors import UserError
 
 def report(
     out: Annotated[Path, typer.Argument(help="The page; with .svg: the learning curve alone.")] = Path("report.html"),
+    training: Annotated[
+        Path | None, typer.Option(help="A folder that `posttrain train --out` wrote: the page of that training.")
+    ] = None,
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Write one self-contained HTML page that works offline."""
+    if not out.absolute().parent.is_dir():
+        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
+    if out.is_dir():
+        raise UserError("is a folder", where=str(out), fix=f"name a file, such as {out / 'report.html'}")
+    if training is not None:
+        _of_training(training, out)
+    else:
+        _of_workspace(workspace, out)
+    console.print(f"wrote {out}", markup=False)
+
+
+def _of_training(folder: Path, out: Path) -> None:
+    from posttrain.web.gather_training import training_of_folder
+    from posttrain.web.report import write_training
+
+    if out.suffix == ".svg":
+        raise UserError("the page of a training is HTML", where=str(out), fix="name a file that ends in .html")
+    write_training(training_of_folder(folder), out)
+
+
+def _of_workspace(workspace: Path, out: Path) -> None:
     from posttrain.store.files import write_atomically
     from posttrain.web.figures import learning_curve_svg
     from posttrain.web.gather import gather
     from posttrain.web.report import write
 
-    if not out.absolute().parent.is_dir():
-        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
-    if out.is_dir():
-        raise UserError("is a folder", where=str(out), fix=f"name a file, such as {out / 'report.html'}")
     with opened(workspace) as (store, config):
         gathered = gather(store, config)
     if out.suffix == ".svg":
         write_atomically(out, learning_curve_svg(gathered).encode())
     else:
         write(gathered, out)
-    console.print(f"wrote {out}", markup=False)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from posttrain.models import varlen
 from posttrain.models.causal import causal_attention
 
 NAME = "posttrain_packed"
@@ -59,12 +60,14 @@ class Plan:
         order: int64 [A], the groups' queries one after another.
         places: int64 [T], where each token of the row stands in ``order``.
         real: bool [A, 1], where ``order`` is no padding; None where there is none.
+        spans: the same row for a kernel that takes all pieces at once; None where there is no such kernel.
     """
 
     groups: list[Group]
     order: Tensor
     places: Tensor
     real: Tensor | None
+    spans: varlen.Spans | None = None
 
 
 def plan(pieces: Sequence[Piece], device: torch.device | str = "cpu", *, one_group: bool = False) -> Plan:
@@ -91,6 +94,7 @@ def plan(pieces: Sequence[Piece], device: torch.device | str = "cpu", *, one_gro
         order.to(device),
         places.to(device),
         None if bool(real.all()) else real[:, None].to(device),
+        _spans(pieces, before, device) if torch.device(device).type == "cuda" else None,
     )
 
 
@@ -124,6 +128,10 @@ def attend(
     scale = scaling or query.shape[-1] ** -0.5
     # Under autocast rotated queries and keys are float32, values are not.
     q, k, v = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))  # [T, H, D]
+    if row.spans is not None and varlen.runs_on(q, dropout):
+        if (keys := row.spans.keys) is not None:
+            k, v = (_Repeated.apply(states, keys)[0] for states in (k, v))  # type: ignore[no-untyped-call]
+        return varlen.span_attention(q, k, v, row.spans, scale)[None], None
     own = [_Rearranged.apply(states, row.order, row.places, None) for states in (q, k, v)]  # type: ignore[no-untyped-call]
     found, start = [], 0
     for group in row.groups:
@@ -227,6 +235,10 @@ def _places_before(pieces: Sequence[Piece]) -> list[list[int]]:
             parent = pieces[piece.parent]
             before.append([*before[piece.parent], *range(parent.start, parent.start + parent.length)])
     return before
+
+
+def _spans(pieces: Sequence[Piece], before: Sequence[list[int]], device: torch.device | str) -> varlen.Spans:
+    return varlen.spans([range(piece.start, piece.start + piece.length) for piece in pieces], before, device)
 
 
 def _fits(group: list[int], index: int, pieces: Sequence[Piece]) -> bool:

@@ -8,6 +8,7 @@ pass; scores are computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1)
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import Any
 
 import torch
@@ -19,10 +20,27 @@ _QUERIES = 256  # in a tile, of each sequence: longer sequences leave out most o
 
 @dataclass(frozen=True)
 class _Tile:
-    """Sequences and queries that are computed together."""
+    """Sequences and queries that are computed together.
+
+    Args:
+        rows: the sequences.
+        first, last: their queries.
+        heads: query heads that share a key head.
+        seen: how many keys the last query sees.
+        whole: whether these are all queries.
+    """
 
     rows: slice
-    queries: slice
+    first: int
+    last: int
+    heads: int
+    seen: int
+    whole: bool
+
+    @property
+    def at(self) -> tuple[slice, slice]:
+        """Where the tile is in [M, Q * G, ...]."""
+        return self.rows, slice(self.first * self.heads, self.last * self.heads)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
@@ -44,13 +62,11 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hi
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
-        query = query * scale
-        found = torch.empty_like(query)
+        found = torch.empty(query.shape, dtype=query.dtype, device=query.device)  # contiguous, so that rows are its own
+        rows = found.flatten(1, 2)
         for tile in _tiles(query, key):
-            _, probabilities = _probabilities(query, key, hidden, tile)
-            seen = value[tile.rows, : probabilities.shape[2]]
-            part = found[tile.rows, tile.queries]
-            part.copy_(torch.bmm(probabilities, seen).view(part.shape))
+            _, probabilities = _probabilities(query, key, hidden, tile, scale)
+            rows[tile.at] = torch.bmm(probabilities, value[tile.rows, : tile.seen])
         context.save_for_backward(query, key, value, hidden)
         context.scale = scale
         return found
@@ -58,21 +74,32 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
         query, key, value, hidden = context.saved_tensors
-        of_query = torch.empty_like(query)
-        of_key, of_value = (
-            torch.zeros(states.shape, dtype=torch.float32, device=key.device) for states in (key, value)
-        )
-        for tile in _tiles(query, key):
-            asked, probabilities = _probabilities(query, key, hidden, tile)
-            keys = slice(0, probabilities.shape[2])
-            above = gradient[tile.rows, tile.queries].reshape(asked.shape)
-            of_value[tile.rows, keys] += torch.bmm(probabilities.transpose(1, 2), above)
-            of_probabilities = torch.bmm(above, value[tile.rows, keys].transpose(1, 2))
+        of_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        rows, above = of_query.flatten(1, 2), gradient.flatten(1, 2)
+        tiles = list(_tiles(query, key))
+        once = all(tile.whole for tile in tiles)
+        # Where the queries of a sequence stand in several tiles, the gradients of its keys are added up in float32.
+        dtype = key.dtype if once else torch.float32
+        of_key, of_value = (torch.zeros(states.shape, dtype=dtype, device=key.device) for states in (key, value))
+        for tile in tiles:
+            asked, probabilities = _probabilities(query, key, hidden, tile, context.scale)
+            keys, part = (tile.rows, slice(tile.seen)), above[tile.at]
+            found = torch.bmm(probabilities.transpose(1, 2), part)
+            _add(of_value[keys], found, once)
+            of_probabilities = torch.bmm(part, value[keys].transpose(1, 2))
             of_scores = torch._softmax_backward_data(of_probabilities, probabilities, -1, probabilities.dtype)
-            part = of_query[tile.rows, tile.queries]
-            part.copy_(torch.bmm(of_scores, key[tile.rows, keys]).view(part.shape))
-            of_key[tile.rows, keys] += torch.bmm(of_scores.transpose(1, 2), asked)
-        return of_query.mul_(context.scale), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+            rows[tile.at] = torch.bmm(of_scores, key[keys])
+            found = torch.bmm(of_scores.transpose(1, 2), asked)
+            _add(of_key[keys], found, once)
+        of_query, of_key = of_query.mul_(context.scale), of_key.mul_(context.scale)
+        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), None, None
+
+
+def _add(total: Tensor, found: Tensor, once: bool) -> None:
+    if once:
+        total.copy_(found)
+    else:
+        total += found
 
 
 def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
@@ -80,27 +107,31 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
     before = key.shape[1] - queries
     for first in range(0, queries, _QUERIES):
         last = min(queries, first + _QUERIES)
-        together = max(1, _SCORES // ((last - first) * heads * (before + last)))
+        number = ceil(sequences * (last - first) * heads * (before + last) / _SCORES)
+        together = ceil(sequences / number)
         for start in range(0, sequences, together):
-            yield _Tile(slice(start, start + together), slice(first, last))
+            yield _Tile(slice(start, start + together), first, last, heads, before + last, last - first == queries)
 
 
-def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile) -> tuple[Tensor, Tensor]:
+def _probabilities(
+    query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile, scale: float
+) -> tuple[Tensor, Tensor]:
     """A tile's queries [m, q * G, D], and how much of each key they take: [m, q * G, k]."""
-    part = query[tile.rows, tile.queries]
-    sequences, count, heads, width = part.shape
+    asked, keys = query.flatten(1, 2)[tile.at], key[tile.rows, : tile.seen].transpose(1, 2)
     before = key.shape[1] - query.shape[1]
-    asked = part.reshape(sequences, count * heads, width)
-    scores = torch.bmm(asked, key[tile.rows, : before + tile.queries.stop].transpose(1, 2))
-    by_query = scores.view(sequences, count, heads, -1)
-    lowest = torch.finfo(scores.dtype).min
-    by_query[..., before + tile.queries.start :] += _later(count, scores.dtype, scores.device)[:, None]
+    bias = _later(tile.first, tile.last, tile.heads, before, query.dtype, query.device)
     if hidden is not None:
-        by_query[..., :before].masked_fill_(hidden[tile.rows, None, None], lowest)
-    return asked, torch.softmax(scores, -1)
+        bias = bias.repeat(len(asked), 1, 1)
+        bias[..., :before].masked_fill_(hidden[tile.rows, None], torch.finfo(bias.dtype).min)
+    return asked, torch.softmax(torch.baddbmm(bias, asked, keys, alpha=scale), -1)
 
 
-@lru_cache(64)
-def _later(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The lowest number where a key comes after its query, else 0: [count, count]."""
-    return torch.full((count, count), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
+@lru_cache(256)
+def _later(first: int, last: int, heads: int, before: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What is added to the scores of queries ``first`` to ``last``: [q * heads, before + last].
+
+    The lowest number where a key comes after its query, else 0.
+    """
+    own = torch.full((last, last), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)[first:]
+    seen = torch.zeros(last - first, before, dtype=dtype, device=device)
+    return torch.cat([seen, own], 1).repeat_interleave(heads, 0)

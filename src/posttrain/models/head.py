@@ -4,8 +4,8 @@ The gradient of a plain head is computed by hand from the softmax, each part of 
 Other heads (scaled or capped logits) are computed twice instead, a few rows at a time.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from posttrain.models.language_model import LanguageModel
 
 _ROWS = 256
 _WORDS = 2048
+_LOGITS = 2**23  # in memory at once
+
+_Result = TypeVar("_Result")
 
 
 def token_log_probabilities(lm: LanguageModel, states: Tensor, targets: Tensor) -> Tensor:
@@ -27,16 +30,57 @@ def token_log_probabilities(lm: LanguageModel, states: Tensor, targets: Tensor) 
     Returns:
         float32 [N], nats.
     """
+    return _log_probabilities(lm, states, targets, False)[0]
+
+
+def token_and_mean_log_probabilities(lm: LanguageModel, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """What ``token_log_probabilities`` gives, and the mean log-probability over the vocabulary beside it.
+
+    The second is what label smoothing mixes in (C. Szegedy et al., 2016, arXiv:1512.00567, section 7): torch's
+    ``cross_entropy(label_smoothing=e)`` is the mean of ``-(1 - e) first - e second``.
+
+    Returns:
+        Two float32 [N], nats.
+    """
+    found, mean = _log_probabilities(lm, states, targets, True)
+    assert mean is not None
+    return found, mean
+
+
+def over_logits(lm: LanguageModel, states: Tensor, function: Callable[[Tensor, slice], _Result]) -> list[_Result]:
+    """What a function makes of the logits of some rows after the other; they are computed again for the gradient.
+
+    Args:
+        states: [N, D], hidden states.
+        function: takes float32 logits [n, V] and the rows that they are of.
+    """
+
+    def of(some: Tensor, rows: slice) -> _Result:
+        return function(lm.logits(some), rows)
+
+    count = max(1, _LOGITS // int(lm.model.config.get_text_config().vocab_size))
+    parts = [slice(start, min(start + count, len(states))) for start in range(0, len(states), count)]
+    return [checkpoint(of, states[part], part, use_reentrant=False) for part in parts]
+
+
+def _log_probabilities(
+    lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool
+) -> tuple[Tensor, Tensor | None]:
     head = lm.model.get_output_embeddings()
     if _is_plain(lm, head):
         dtype = states.dtype if torch.is_autocast_enabled(states.device.type) else head.weight.dtype
-        found: Tensor = _LogProbabilities.apply(states.to(dtype), head.weight.to(dtype), targets)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor | None] = _LogProbabilities.apply(  # type: ignore[no-untyped-call]
+            states.to(dtype), head.weight.to(dtype), targets, with_mean
+        )
         return found
     parts = [
-        checkpoint(_slow, lm, states[start : start + _ROWS], targets[start : start + _ROWS], use_reentrant=False)
+        checkpoint(
+            _slow, lm, states[start : start + _ROWS], targets[start : start + _ROWS], with_mean, use_reentrant=False
+        )
         for start in range(0, len(states), _ROWS)
     ]
-    return torch.cat(parts) if parts else states.new_zeros(0, dtype=torch.float32)
+    whole = torch.cat(parts, 1) if parts else states.new_zeros(1 + with_mean, 0, dtype=torch.float32)
+    return whole[0], whole[1] if with_mean else None
 
 
 def _is_plain(lm: LanguageModel, head: Any) -> bool:
@@ -45,39 +89,53 @@ def _is_plain(lm: LanguageModel, head: Any) -> bool:
     return type(head) is nn.Linear and head.bias is None and not changed
 
 
-def _slow(lm: LanguageModel, states: Tensor, targets: Tensor) -> Tensor:
-    return lm.logits(states).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+def _slow(lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool) -> Tensor:
+    every = lm.logits(states).log_softmax(-1)
+    found = every.gather(-1, targets[:, None])[:, 0]
+    return torch.stack([found, every.mean(-1)] if with_mean else [found])
 
 
 class _LogProbabilities(torch.autograd.Function):
-    """log softmax(states @ weight.T)[target]; the gradient of logit v is g (1[v = target] - p_v)."""
+    """log softmax(states @ weight.T)[target]; the gradient of logit v is g (1[v = target] - p_v).
+
+    Its mean over the vocabulary of V, where it is wanted, has the gradient h (1 / V - p_v).
+    """
 
     @staticmethod
-    def forward(context: Any, states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(
+        context: Any, states: Tensor, weight: Tensor, targets: Tensor, with_mean: bool
+    ) -> tuple[Tensor, Tensor | None]:
         chosen = torch.zeros(len(states), dtype=torch.float32, device=states.device)
         largest = torch.full_like(chosen, -torch.inf)
         total = torch.zeros_like(chosen)
+        every = torch.zeros_like(chosen) if with_mean else None
         for logits, words, rows in _parts(states, weight, targets):
             chosen[rows] = logits[rows, targets[rows] - words.start]
+            if every is not None:
+                every += logits.sum(1)
             before, largest = largest, torch.maximum(largest, logits.amax(1))
             total = total.mul_((before - largest).exp_()).add_(logits.sub_(largest[:, None]).exp_().sum(1))
         total = total.log_().add_(largest)
         context.save_for_backward(states, weight, targets, total)
-        return chosen - total
+        return chosen - total, None if every is None else every.div_(len(weight)).sub_(total)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:
+    def backward(context: Any, gradient: Tensor, of_mean: Tensor | None) -> Any:
         states, weight, targets, total = context.saved_tensors
         of_states = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
         of_weight = torch.empty_like(weight) if context.needs_input_grad[1] else None
         for logits, words, rows in _parts(states, weight, targets):
-            part = logits.sub_(total[:, None]).exp_().mul_(-gradient[:, None])
+            part = logits.sub_(total[:, None]).exp_()
+            if of_mean is None:
+                part.mul_(-gradient[:, None])
+            else:
+                part.mul_(-(gradient + of_mean)[:, None]).add_((of_mean / len(weight))[:, None])
             part[rows, targets[rows] - words.start] += gradient[rows]
             low = part.to(weight.dtype)
             of_states += low @ weight[words]
             if of_weight is not None:
                 torch.matmul(low.T, states, out=of_weight[words])
-        return of_states.to(states.dtype), of_weight, None
+        return of_states.to(states.dtype), of_weight, None, None
 
 
 def _parts(states: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, slice, Tensor]]:

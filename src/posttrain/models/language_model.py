@@ -114,7 +114,7 @@ def load(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageMod
     check_whole(loading, folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = LanguageModel(model.to(device).eval(), tokenizer, task)
-    _check_head(loaded, folder)
+    check_head(loaded, folder)
     return loaded
 
 
@@ -125,7 +125,7 @@ def check_whole(loading: dict[str, Any], source: Path) -> None:
 
 
 @torch.no_grad()
-def _check_head(lm: LanguageModel, folder: Path) -> None:
+def check_head(lm: LanguageModel, folder: Path) -> None:
     """Raise a UserError if ``logits`` is not what the model's own forward gives: its family has a head unknown here."""
     ids = torch.tensor([[min(lm.chat.stop_ids)] * 2], device=lm.device)
     own = lm.model(input_ids=ids).logits.float()
@@ -140,8 +140,12 @@ def save(model: LanguageModel, folder: Path, dtype: str = "bfloat16") -> None:
     model.tokenizer.save_pretrained(folder)
 
 
-def check_folder(folder: Path) -> None:
-    """Raise a UserError unless the folder looks like a Hugging Face causal language model with safe weights."""
+def check_folder(folder: Path, *, weights: bool = True) -> None:
+    """Raise a UserError unless the folder looks like a Hugging Face causal language model with safe weights.
+
+    Args:
+        weights: whether weights must lie there; a config is enough to train from scratch.
+    """
     config = folder / "config.json"
     if not config.is_file():
         raise UserError("is no model: it holds no config.json", where=str(folder))
@@ -151,7 +155,7 @@ def check_folder(folder: Path) -> None:
         raise UserError("is no model: config.json cannot be read", where=str(folder)) from None
     if not kind:
         raise UserError("is no model: config.json names no model_type", where=str(folder))
-    if not any(folder.glob("*.safetensors")):
+    if weights and not any(folder.glob("*.safetensors")):
         raise UserError(
             "holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded"
         )

@@ -1,8 +1,10 @@
 """Micro-batches: sequences one after another in one row, what they share computed once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ class Packed:
     padded: bool
 
 
-def micro_batches(units: Sequence[Unit], budget: int) -> Iterator[list[Unit]]:
+def micro_batches(units: Iterable[Unit], budget: int) -> Iterator[list[Unit]]:
     """Cut one optimiser step's units, in their order, into micro-batches of at most ``budget`` tokens, or one unit.
 
     What units share is not taken off: a budget is a promise about memory that holds without it.
@@ -66,13 +68,15 @@ def pack(units: Sequence[Unit], device: torch.device | str = "cpu", *, padded: b
     last token is only predicted, so it is not read.
     """
     row = _Row()
+    found = [[_Tokens.of(sequence) for sequence in unit] for unit in units]
+    everything = [sequence for unit in found for sequence in unit]
     if padded:
-        for sequence in (sequence for unit in units for sequence in unit):
+        for sequence in everything:
             row.finish(sequence, 0, None)
         return row.packed(device, padded=True)
-    common = _shared([sequence for unit in units for sequence in unit], 0)
-    root = row.add(units[0][0].ids[:common], 0, None) if common else None
-    for unit in units:
+    common = _shared(everything, 0)
+    root = row.add(everything[0].ids[:common], 0, None) if common else None
+    for unit in found:
         start, parent = common, root
         if len(unit) > 1 and (shared := _shared(unit, common)) > common:
             parent = row.add(unit[0].ids[common:shared], common, root)
@@ -82,66 +86,75 @@ def pack(units: Sequence[Unit], device: torch.device | str = "cpu", *, padded: b
     return row.packed(device, padded=False)
 
 
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    """A sequence as arrays.
+
+    Args:
+        ids: int64 [L].
+        learned: int64, places of the supervised tokens but for a first one, as nothing predicts it.
+    """
+
+    ids: np.ndarray
+    learned: np.ndarray
+
+    @classmethod
+    def of(cls, sequence: Encoded) -> Self:
+        learned = np.flatnonzero(np.array(sequence.supervised, dtype=bool)[1:]) + 1
+        return cls(np.array(sequence.ids, dtype=np.int64), learned)
+
+
 class _Row:
     def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.positions: list[int] = []
+        self.ids: list[np.ndarray] = []
+        self.positions: list[np.ndarray] = []
         self.pieces: list[Piece] = []
-        self.predicting: list[int] = []
-        self.targets: list[int] = []
-        self.sequence: list[int] = []
-        self.sequences = 0
+        self.predicting: list[np.ndarray] = []
+        self.targets: list[np.ndarray] = []
+        self.length = 0
         self.tokens = 0
 
-    def add(self, ids: Sequence[int], position: int, parent: int | None) -> int:
-        self.pieces.append(Piece(len(self.ids), len(ids), parent))
-        self.ids += ids
-        self.positions += range(position, position + len(ids))
+    def add(self, ids: np.ndarray, position: int, parent: int | None) -> int:
+        self.pieces.append(Piece(self.length, len(ids), parent))
+        self.ids.append(ids)
+        self.positions.append(np.arange(position, position + len(ids)))
+        self.length += len(ids)
         return len(self.pieces) - 1
 
-    def finish(self, sequence: Encoded, start: int, parent: int | None) -> None:
+    def finish(self, sequence: _Tokens, start: int, parent: int | None) -> None:
         """Add what a sequence goes on with from ``start``, and what is learned from it."""
-        offset = len(self.ids) - start
+        self.predicting.append(sequence.learned + (self.length - start - 1))
+        self.targets.append(sequence.ids[sequence.learned])
         self.add(sequence.ids[start:-1], start, parent)
-        for place, on in enumerate(sequence.supervised):
-            if on and place > 0:  # nothing predicts a first token
-                self.predicting.append(offset + place - 1)
-                self.targets.append(sequence.ids[place])
-                self.sequence.append(self.sequences)
-        self.sequences += 1
         self.tokens += len(sequence.ids)
 
     def packed(self, device: torch.device | str, *, padded: bool) -> Packed:
-        def tensor(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.long, device=device)
+        def tensor(parts: list[np.ndarray]) -> Tensor:
+            return torch.from_numpy(np.concatenate(parts)).to(device)
 
+        counts = [len(targets) for targets in self.targets]
         return Packed(
             tensor(self.ids)[None],
             tensor(self.positions)[None],
             plan(self.pieces, device, one_group=padded),
             tensor(self.predicting),
             tensor(self.targets),
-            tensor(self.sequence),
-            self.sequences,
+            tensor([np.repeat(np.arange(len(counts)), counts)]),
+            len(counts),
             self.tokens,
             padded,
         )
 
 
-def _shared(sequences: Sequence[Encoded], start: int) -> int:
+def _shared(sequences: Sequence[_Tokens], start: int) -> int:
     """Where the sequences part, but before the first token that predicts a supervised one in any of them."""
     if len(sequences) < 2:
         return start
-    limit = min(len(sequence.ids) - 1 for sequence in sequences)
-    for sequence in sequences:
-        first = next((place for place, on in enumerate(sequence.supervised) if on and place > 0), limit + 1)
-        limit = min(limit, first - 1)
-    low, high = (extreme.ids for extreme in (min(sequences, key=_ids), max(sequences, key=_ids)))
-    shared = start
-    while shared < limit and low[shared] == high[shared]:
-        shared += 1
-    return shared
-
-
-def _ids(sequence: Encoded) -> list[int]:
-    return sequence.ids
+    limit = min(len(one.ids) - 1 for one in sequences)
+    limit = min([limit, *(int(one.learned[0]) - 1 for one in sequences if len(one.learned))])
+    first, *others = sequences
+    for other in others:
+        apart = np.flatnonzero(first.ids[start:limit] != other.ids[start:limit])
+        if len(apart):
+            limit = start + int(apart[0])
+    return max(start, limit)

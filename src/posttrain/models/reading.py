@@ -1,6 +1,6 @@
 """Read packed sequences: without padding where a model's attention can be confined, else as padded rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,11 +16,13 @@ from posttrain.models.packing import Packed, pack
 
 def read(lm: LanguageModel, packed: Packed) -> Tensor:
     """Hidden states [S, D] at the places that predict a supervised token."""
-    if packed.padded:
-        return _read_padded(lm, packed)
-    output = lm.decoder(input_ids=packed.ids, position_ids=packed.positions, pieces=packed.pieces, use_cache=False)
-    hidden: Tensor = output.last_hidden_state[0]
-    return hidden.index_select(0, packed.predicting)
+    return _predicting(_read(lm, packed).last_hidden_state, packed)
+
+
+def read_layers(lm: LanguageModel, packed: Packed, layers: Sequence[int]) -> list[Tensor]:
+    """Hidden states [S, D] of several layers: 0 is what the first one reads, and -1 is what ``read`` gives."""
+    states = _read(lm, packed, output_hidden_states=True).hidden_states
+    return [_predicting(states[layer], packed) for layer in layers]
 
 
 @contextmanager
@@ -39,12 +41,19 @@ def packing(lm: LanguageModel, longest: int) -> Iterator[bool]:
         lm.model.set_attn_implementation(before)
 
 
-def _read_padded(lm: LanguageModel, packed: Packed) -> Tensor:
+def _read(lm: LanguageModel, packed: Packed, **more: Any) -> Any:
+    if not packed.padded:
+        places = {"position_ids": packed.positions, "pieces": packed.pieces}
+        return lm.decoder(input_ids=packed.ids, **places, use_cache=False, **more)
     (rows,) = packed.pieces.groups
     mask = torch.zeros_like(rows.queries).view(-1).index_fill_(0, packed.pieces.places, 1).view_as(rows.queries)
-    output = lm.decoder(input_ids=packed.ids[0][rows.queries], attention_mask=mask, use_cache=False)
-    hidden: Tensor = output.last_hidden_state.flatten(0, 1)
-    return hidden.index_select(0, packed.pieces.places[packed.predicting])
+    return lm.decoder(input_ids=packed.ids[0][rows.queries], attention_mask=mask, use_cache=False, **more)
+
+
+def _predicting(hidden: Tensor, packed: Packed) -> Tensor:
+    """The rows of hidden states [B, T, D] that predict a supervised token."""
+    places = packed.pieces.places[packed.predicting] if packed.padded else packed.predicting
+    return hidden.flatten(0, 1).index_select(0, places)
 
 
 @torch.no_grad()

@@ -15,11 +15,12 @@ DEMO_MODEL = "smollm2-135m"
 TINY_MODEL = "tiny"
 
 
-def locate(model: str, root: Path) -> str:
+def locate(model: str, root: Path, *, weights: bool = True) -> str:
     """Check the config's ``model`` without loading it, and name its source.
 
     Args:
         model: ``tiny``, ``smollm2-135m``, a folder, a ``.gguf`` file (both relative to ``root``) or a Hub id.
+        weights: whether a folder must hold weights.
 
     Returns:
         ``tiny``, an absolute path, or the Hub id.
@@ -38,7 +39,7 @@ def locate(model: str, root: Path) -> str:
                 raise UserError("is no GGUF file", where=model, fix="give another .gguf file, a folder or a Hub id")
         return str(path)
     if path.is_dir():
-        check_folder(path)
+        check_folder(path, weights=weights)
         return str(path)
     looks_like_a_hub_id = model.count("/") == 1 and not model.startswith((".", "~", "/")) and path.suffix != ".gguf"
     if path.exists() or not looks_like_a_hub_id:

@@ -21,6 +21,8 @@ from posttrain.train.config import TrainConfig
 log = logging.getLogger("posttrain")
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+TUNED = "autotune.json"
+"""Beside a config that was tuned for the training that is to come into the same folder."""
 _WORK = ".training"
 
 
@@ -75,6 +77,7 @@ def train_alone(
             out=work / "model",
             scratch=work / "scratch",
             sink=sinks,
+            profile=out / "profile",
         )
     finally:
         sinks.close()
@@ -99,15 +102,21 @@ def _begin(out: Path, wanted: dict[str, Any], fork: bool) -> None:
             raise UserError(f"this training was begun otherwise: {changes[0]}{more}", where=str(out), fix=fix)
         if changes and (out / SUMMARY).exists():
             raise UserError("this training is done", where=str(out), fix="name another --out")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and not (out.is_dir() and _is_free(out)):
         raise UserError("is there and is no training", where=str(out), fix="name another --out")
     make_folder(started.parent)
     write_atomically(started, json.dumps(wanted, indent=1).encode())
 
 
+def _is_free(out: Path) -> bool:
+    """Whether there is nothing in a folder but the settings that were found for a training."""
+    names = {path.name for path in out.iterdir()}
+    return not names or (TUNED in names and names <= {TUNED, CONFIG})
+
+
 def _identity(config: AloneConfig, records: pa.Table) -> dict[str, Any]:
     return {
-        **config.model_dump(mode="json", exclude={"train": {"sinks", "checkpoint"}}),
+        **config.model_dump(mode="json", exclude={"train": {"sinks", "checkpoint", "profile"}}),
         "records": digest(records["id"].to_pylist()),
         "version": __version__,
     }

@@ -1,73 +1,188 @@
-"""Records as token ids, and the order in which the trainer meets them."""
+"""Records as token ids. Needs a tokenizer with its template and the task, and no model."""
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
-from posttrain.models.chat import Encoded
-from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Unit
+from posttrain.models.chat import Chat, Encoded
 from posttrain.models.request import request
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
+from posttrain.train.objectives.registry import Shape
+
+if TYPE_CHECKING:  # torch comes with it, and processes that only tokenise need none
+    from posttrain.models.packing import Unit
+
+COLUMNS = ["id", "prompt", "completion", "rejected", "text", "meta"]
+"""What of a record decides its token ids."""
+
+
+class Speaker(Protocol):
+    """Who renders prompts and answers: a `LanguageModel`, or an `Encoder`, which has no weights."""
+
+    @property
+    def chat(self) -> Chat:
+        """The tokenizer and its template."""
+
+    @property
+    def task(self) -> TaskConfig:
+        """What is asked."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """All that it takes to turn records into token ids; can be sent to another process."""
+
+    chat: Chat
+    task: TaskConfig
+
+
+@dataclass(frozen=True)
+class Example:
+    """A record as the trainer meets it.
+
+    Args:
+        unit: its sequences.
+        cut: whether one of them was longer than the limit.
+        target: class, in the order of the task's labels; 1 for a desirable and 0 for an undesirable answer; -1 where
+            the shape has none.
+        margin: how much better the chosen answer is (``margin`` of the record's meta); 0 where nothing is said, NaN
+            where it is no number.
+    """
+
+    unit: "Unit"
+    cut: bool = False
+    target: int = -1
+    margin: float = 0.0
 
 
 def encode(
-    lm: LanguageModel, records: pa.Table, max_length: int, *, pairs: bool = False
-) -> tuple[list[Unit], list[str]]:
-    """Token ids of every labelled record; plain text without an answer is learned as a whole.
-
-    Args:
-        pairs: whether the rejected answers are wanted too.
+    speaker: Speaker, records: pa.Table, max_length: int, shape: Shape = "completion"
+) -> tuple[list["Unit"], list[str]]:
+    """Token ids of every labelled record, as `example` gives them.
 
     Returns:
-        Units of one sequence, or of the chosen and the rejected one, in the records' order, and the ids of the records
-        that were cut to ``max_length``.
+        Units in the records' order, and the ids of the records that were cut to ``max_length``.
+    """
+    found = list(examples(speaker, records, max_length, shape))
+    cut = [id for id, one in zip(records["id"].to_pylist(), found, strict=True) if one.cut]
+    return [one.unit for one in found], cut
+
+
+def examples(speaker: Speaker, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
+    """Every record as an example, in their order."""
+    rows = records.select([name for name in COLUMNS if name in records.column_names]).to_pylist()
+    return [example(speaker, row, max_length, shape) for row in rows]
+
+
+def example(speaker: Speaker, record: Mapping[str, Any], max_length: int, shape: Shape) -> Example:
+    """One record's token ids under a shape.
+
+    - ``completion``, ``teacher``: prompt and answer, or a plain text, which is learned as a whole.
+    - ``pair``: the chosen and the rejected answer after the prompt; only they are supervised.
+    - ``labelled``: prompt and answer, which alone is supervised; ``label`` of the record's meta is true or false.
+    - ``class``: the prompt as it is asked and a stop token, which alone is supervised: what a model says of the text is
+      read off where that token would be predicted, which is the text's last one.
 
     Raises:
-        UserError: if a record has no answer, its answer alone is longer than ``max_length``, or it is no pair of two
-            different answers where one is wanted.
+        UserError: the record lacks what its shape needs, or no token to learn is left of it in ``max_length``.
     """
-    units: list[Unit] = []
-    cut: list[str] = []
-    for record in records.select(["id", "prompt", "completion", "rejected", "text"]).to_pylist():
-        unit = _pair(lm, record) if pairs else [_sequence(lm, record)]
-        if max(len(sequence.ids) for sequence in unit) > max_length:
-            cut.append(record["id"])
-            unit = [_cut(sequence, record, max_length) for sequence in unit]
-        units.append(unit)
-    return units, cut
+    unit, target = _SHAPES[shape](speaker, record)
+    cut = max(len(sequence.ids) for sequence in unit) > max_length
+    if cut:
+        unit = [_cut(sequence, record, max_length) for sequence in unit]
+    for sequence in unit:
+        if not any(sequence.supervised[1:]):  # nothing predicts a first token
+            raise UserError(f"record {record['id']}: none of its tokens is learned", fix="take it out of the data")
+    return Example(unit, cut, target, _margin(record) if shape == "pair" else 0.0)
 
 
-def epoch_order(count: int, batch_size: int, seed: int | None, epoch: int) -> list[list[int]]:
-    """Batches of row numbers for one pass over ``count`` rows: the same seed and epoch give the same order.
-
-    Without a seed the rows keep their order.
-    """
-    rows = np.arange(count) if seed is None else np.random.default_rng([seed, epoch]).permutation(count)
-    return [rows[start : start + batch_size].tolist() for start in range(0, count, batch_size)]
-
-
-def _sequence(lm: LanguageModel, record: Mapping[str, Any]) -> Encoded:
+def _completion(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
     prompt = request(record)
     if not prompt or (record["prompt"] and record["completion"] is None):
         raise UserError(f"record {record['id']}: it has no answer and no text to learn")
     if record["completion"] is not None:
-        return lm.encode(prompt, record["completion"])
-    ids = lm.chat.tokenizer(record["text"])["input_ids"] + [lm.tokenizer.eos_token_id]
-    return Encoded(ids, [True] * len(ids))
+        return [speaker.chat.encode(speaker.task.turns(prompt), record["completion"])], -1
+    ids = [*speaker.chat.tokenizer(record["text"])["input_ids"], _stop(speaker.chat)]
+    return [Encoded(ids, [True] * len(ids))], -1
 
 
-def _pair(lm: LanguageModel, record: Mapping[str, Any]) -> Unit:
-    prompt = request(record)
-    if not prompt or record["completion"] is None or record["rejected"] is None:
+def _pair(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
+    if not request(record) or record["completion"] is None or record["rejected"] is None:
         raise UserError(f"record {record['id']}: it is no pair of a chosen and a rejected answer")
-    chosen, rejected = (lm.encode(prompt, record[side]) for side in ("completion", "rejected"))
+    chosen, rejected = (_answered(speaker, record, record[side]) for side in ("completion", "rejected"))
     if chosen.ids == rejected.ids:
         raise UserError(f"record {record['id']}: its chosen and its rejected answer are the same")
-    asked = len(lm.prompt_ids(prompt))
-    return [Encoded(one.ids, [False] * asked + one.supervised[asked:]) for one in (chosen, rejected)]
+    return [chosen, rejected], -1
+
+
+def _labelled(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
+    label = _meta(record).get("label")
+    if not request(record) or record["completion"] is None or not isinstance(label, bool):
+        fix = "give it a column `label`, true where the answer is desirable and false where it is not"
+        raise UserError(f"record {record['id']}: it is no answer with a label true or false", fix=fix)
+    return [_answered(speaker, record, record["completion"])], int(label)
+
+
+def _class(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
+    prompt = request(record)
+    if not prompt:
+        raise UserError(f"record {record['id']}: it has no text to classify")
+    ids = speaker.chat.prompt_ids(speaker.task.turns(prompt))
+    return [Encoded([*ids, _stop(speaker.chat)], [False] * len(ids) + [True])], _label(speaker.task, record)
+
+
+_SHAPES: dict[Shape, Callable[[Speaker, Mapping[str, Any]], tuple[list[Encoded], int]]] = {
+    "completion": _completion,
+    "teacher": _completion,
+    "pair": _pair,
+    "labelled": _labelled,
+    "class": _class,
+}
+
+
+def _answered(speaker: Speaker, record: Mapping[str, Any], answer: str) -> Encoded:
+    """Prompt and answer, of which the answer alone is supervised."""
+    turns = speaker.task.turns(request(record))
+    whole, asked = speaker.chat.encode(turns, answer), len(speaker.chat.prompt_ids(turns))
+    return Encoded(whole.ids, [False] * asked + whole.supervised[asked:])
+
+
+def _label(task: TaskConfig, record: Mapping[str, Any]) -> int:
+    """The class of a record: its answer's place among the task's labels, or ``label`` of its meta, a number."""
+    labels, said = task.label_set, record["completion"]
+    if not labels:
+        raise UserError("a classifier needs the closed set of its labels", where="task.labels", fix="name them")
+    if said is not None:
+        if said not in labels:
+            raise UserError(f"record {record['id']}: no label `{said}` in task.labels", fix=did_you_mean(said, labels))
+        return labels.index(said)
+    number = _meta(record).get("label")
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise UserError(f"record {record['id']}: it has no label")
+    if not 0 <= number < len(labels):
+        raise UserError(f"record {record['id']}: label {number} is out of range, task.labels has {len(labels)}")
+    return number
+
+
+def _margin(record: Mapping[str, Any]) -> float:
+    margin = _meta(record).get("margin", 0.0)
+    return float(margin) if isinstance(margin, int | float) and not isinstance(margin, bool) else math.nan
+
+
+def _meta(record: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(record.get("meta") or "{}")
+    return found
+
+
+def _stop(chat: Chat) -> int:
+    stop = chat.tokenizer.eos_token_id
+    return min(chat.stop_ids) if stop is None else int(stop)
 
 
 def _cut(sequence: Encoded, record: Mapping[str, Any], max_length: int) -> Encoded:

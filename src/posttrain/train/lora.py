@@ -18,7 +18,7 @@ def adapt(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=config.targets,
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if hasattr(lm.model, "score") else "CAUSAL_LM",  # whose head is trained whole
     )
     try:
         return LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)

@@ -1,14 +1,19 @@
 """Float32 master weights, and gradients summed in float32, around any optimiser."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from posttrain.store.errors import UserError
 from posttrain.train.optimizers.build import build
 from posttrain.train.optimizers.config import OptimizerConfig
-from posttrain.train.optimizers.groups import Named, places
+from posttrain.train.optimizers.groups import Named, Place, places
+from posttrain.train.optimizers.offload import Offload
 from posttrain.train.optimizers.state import OptimizerState
+
+_SAMPLED = 64
 
 
 class Masters:
@@ -22,17 +27,21 @@ class Masters:
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.masters = [weight if weight.dtype == torch.float32 else weight.detach().float() for weight in self.weights]
+        self._offload = Offload.of(self.weights) if config.offload else None
+        self.masters = self._offload.masters if self._offload else [_master(weight) for weight in self.weights]
         self._embeddings = [module for module in model.modules() if type(module) is nn.Embedding and not module.sparse]
         for embedding in self._embeddings:
             embedding.sparse = True
         self._hooks = []
-        for weight, master in zip(self.weights, self.masters, strict=True):
+        for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
             master.grad = torch.zeros_like(master)
             if weight is not master:
-                self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master)))  # type: ignore[no-untyped-call]
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master, index)))  # type: ignore[no-untyped-call]
         self._stale: set[Tensor] = set()  # sums that still hold the last step's gradient
+        self.update_ratio: float | None = None
+        """Norm of the last step's update by that of the weights, of every 64th row of each."""
         where = places(model)
+        self._groups = [_group(where[name]) for name in self.names]
         self.optimizer = build(
             [
                 Named(name, master, where[name].kind, where[name].depth)
@@ -42,28 +51,49 @@ class Masters:
         )
         self._state = OptimizerState(self.optimizer)
 
+    @property
+    def sums(self) -> list[Tensor]:
+        """The float32 gradients; after a step they hold what is no longer wanted until `gradient_norms` is asked."""
+        return [_sum(master) for master in self.masters]
+
     @torch.no_grad()
-    def gradient_norm(self) -> float:
-        """The L2 norm of the whole gradient, once all micro-batches of a step are added up."""
+    def gradient_norms(self) -> dict[str, float]:
+        """The gradient's L2 norm by layer group, once all micro-batches of a step are added up.
+
+        Groups are ``embeddings``, ``layers.N`` and ``head``; the whole norm is the root of the sum of their squares.
+        """
+        if self._offload:
+            self._offload.finish()
         for master in self._stale:
             _sum(master).zero_()
         self._stale.clear()
-        return float(torch.nn.utils.get_total_norm([_sum(master) for master in self.masters]))
+        squares: dict[str, float] = {}
+        norms = torch.stack(torch._foreach_norm(self.sums)).tolist()
+        for group, norm in zip(self._groups, norms, strict=True):
+            squares[group] = squares.get(group, 0.0) + norm * norm
+        return {group: math.sqrt(square) for group, square in squares.items()}
 
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> None:
         """Step at the given rate, with the gradients multiplied by ``scale``, round back, and forget the gradients."""
-        if scale < 1:
-            torch._foreach_mul_([_sum(master) for master in self.masters], scale)
+        if scale != 1:
+            torch._foreach_mul_(self.sums, scale)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
+        samples = [_sample(master) for master in self.masters]
+        before = [sample.clone() for sample in samples]
         self.optimizer.step()
+        weights = _norm(before)
+        torch._foreach_sub_(before, samples)
+        self.update_ratio = _norm(before) / weights if weights else None
         self.forget()
         self._round_back()
 
     @torch.no_grad()
     def forget(self) -> None:
         """Drop the gradients."""
+        if self._offload:
+            self._offload.finish()
         for weight, master in zip(self.weights, self.masters, strict=True):
             if weight is master:  # autograd adds to it by itself
                 _sum(master).zero_()
@@ -84,17 +114,40 @@ class Masters:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what ``tensors`` gave."""
-        for name, master in zip(self.names, self.masters, strict=True):
-            master.copy_(tensors[f"master.{name}"])
+        """Take over what ``tensors`` gave.
+
+        Raises:
+            UserError: it is of another model or optimiser; then nothing is changed.
+        """
+        self._check(tensors)
         own = "optimizer."
         self._state.load({name.removeprefix(own): one for name, one in tensors.items() if name.startswith(own)})
+        for name, master in zip(self.names, self.masters, strict=True):
+            master.copy_(tensors[f"master.{name}"])
         self._round_back()
 
-    def _add_to(self, master: Tensor) -> Callable[[Tensor], None]:
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise a UserError unless the weights are those that are trained here."""
+        mine = {f"master.{name}": master.shape for name, master in zip(self.names, self.masters, strict=True)}
+        saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("master.")}
+        for full in [*mine, *saved]:
+            if mine.get(full) == saved.get(full):
+                continue
+            name, shapes = full.removeprefix("master."), (mine.get(full), saved.get(full))
+            here, there = ("missing" if shape is None else str(list(shape)) for shape in shapes)
+            raise UserError(
+                f"the checkpoint is of another model: `{name}` is {there} in it and {here} here",
+                fix="train the model that it was begun with, or start afresh in another folder",
+            )
+
+    def _add_to(self, master: Tensor, index: int) -> Callable[[Tensor], None]:
         def add(weight: Tensor) -> None:
             assert weight.grad is not None
-            if master in self._stale and not weight.grad.is_sparse:
+            if self._offload:
+                if master in self._stale:
+                    _sum(master).zero_()
+                self._offload.add(index, weight.grad)
+            elif master in self._stale and not weight.grad.is_sparse:
                 _sum(master).copy_(weight.grad)
             else:
                 if master in self._stale:
@@ -107,9 +160,33 @@ class Masters:
 
     @torch.no_grad()
     def _round_back(self) -> None:
+        if self._offload:
+            self._offload.round_back()
+            return
         rounded = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
         if rounded:
             torch._foreach_copy_([weight for weight, _ in rounded], [master for _, master in rounded])
+
+
+def _master(weight: Tensor) -> Tensor:
+    """A weight in float32: itself, or a copy."""
+    return weight if weight.dtype == torch.float32 else weight.detach().float()
+
+
+def _group(place: Place) -> str:
+    """The layer group that a parameter is reported with."""
+    if place.depth is None:
+        return "head"
+    return "embeddings" if place.depth < 0 else f"layers.{place.depth}"
+
+
+def _sample(master: Tensor) -> Tensor:
+    """Every 64th row: enough to know norms by, at a 64th of the cost."""
+    return master.detach()[::_SAMPLED] if master.ndim > 1 else master.detach()
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(tensors))
 
 
 def _sum(master: Tensor) -> Tensor:

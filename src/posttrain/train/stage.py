@@ -7,26 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 
-from posttrain.models.language_model import load, save
+from posttrain.models.language_model import LanguageModel, save
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
+from posttrain.train.columns import kinds, numbers
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import encode
-from posttrain.train.lesson import Lesson
+from posttrain.train.initialization.untrained import check_from_scratch, untrained
+from posttrain.train.lessons.make import Given, lesson_for, model_for, shape_of
 from posttrain.train.lora import adapt, fold
-from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.memory.decide import decided
+from posttrain.train.order import difficulty_of, stages_of
+from posttrain.train.tokens.fit import check_model
+from posttrain.train.tokens.tokenise import tokenise
 from posttrain.train.trainer import Trainer
 from posttrain.train.watch.sinks.base import Sink
 from posttrain.train.watch.values import StepValues
 
 log = logging.getLogger("posttrain")
 
-VERSION = 2
+VERSION = 3
 
-_TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu")
+_TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 
 
 def train(
@@ -39,6 +44,7 @@ def train(
     out: Path,
     scratch: Path,
     sink: Sink | None = None,
+    profile: Path | None = None,
 ) -> dict[str, Any]:
     """Train a model on labelled records.
 
@@ -51,11 +57,14 @@ def train(
         out: where the trained model and ``training.json`` (one entry an optimiser step, without times) are written.
         scratch: where checkpoints lie until the training is done; a killed training goes on from there.
         sink: what is told of every step.
+        profile: where a profile is written, where the config asks for one.
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (how many were longer than
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
-        ``last_loss`` (mean of the last epoch), ``decisions`` (what was found wrong and done about it).
+        ``last_loss`` (mean of the last epoch), ``decisions`` (what was found wrong and done about it); from scratch
+        also ``initialization`` (variance of activations and gradients by layer before the first step); where stages or
+        a curriculum left records out, ``never_met`` (their ids).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
@@ -63,25 +72,49 @@ def train(
     """
     if records.num_rows == 0:
         raise UserError("there is no labelled record to train on")
+    mixed, difficulties = _kinds(config, records), _difficulties(config, records)
     torch.manual_seed(seed)
-    lm = load(source, task, "bfloat16" if config.precision == "bfloat16" else "float32")
-    units, cut = encode(lm, records, config.max_length, pairs=OBJECTIVES[config.objective].shape == "pair")
+    lm = _model(config, source, task, seed)
+    shape = shape_of(config, records)
+    units = tokenise(lm, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
+    check_model(lm, units)
+    if units.cut:
+        log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
+    lesson = lesson_for(Given(units, config, lm, units.targets.tolist(), units.margins.tolist()))
+    if lesson.has_teacher:
+        del lm
+        lesson.consult(scratch)
+        lm = _model(config, source, task, seed)
     if config.method == "lora":
         lm = adapt(lm, config.lora)
-    if cut:
-        log.warning("  cut to train.max_length: %d of %d records", len(cut), len(units))
-    trainer = Trainer(lm, Lesson(units, config), config, seed, scratch, sink)
+    times = len(lesson.units) // len(units)  # kto takes the answers of a pair for themselves
+    trainer = Trainer(
+        lm,
+        lesson,
+        decided(config, lm, int(units.longest.max()), scratch),
+        seed,
+        scratch,
+        sink,
+        kinds={name: np.repeat(of, times).tolist() for name, of in mixed.items()},
+        difficulties=None if difficulties is None else np.repeat(difficulties, times),
+        profile=profile,
+    )
     steps = trainer.fit()
     if config.method == "lora":
         lm = fold(lm, out / "adapter")
     save(lm, out)
     (out / "training.json").write_text(json.dumps([_lasting(step) for step in steps], indent=0), encoding="utf-8")
     # The loss of a step that was left out may be no number; what was decided about it stands beside.
-    last = [step for step in steps if step.epoch == config.epochs - 1 and math.isfinite(step.loss)]
-    return {
+    last = [step for step in steps if step.epoch == steps[-1].epoch and math.isfinite(step.loss)]
+    fresh: dict[str, Any] = {"initialization": trainer.initial} if trainer.initial else {}
+    seen = trainer.state.order.seen().reshape(len(units), times).sum(1)
+    if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
+        log.warning("  never met: %d of %d records", len(never_met), len(units))
+        fresh["never_met"] = never_met
+    return fresh | {
         "examples": len(units),
-        "cut": len(cut),
-        "cut_records": cut,
+        "cut": len(units.cut),
+        "cut_records": units.cut,
         "steps": len(steps),
         "tokens": sum(step.tokens for step in steps),
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
@@ -89,6 +122,28 @@ def train(
         "last_loss": _mean_loss(last),
         "decisions": trainer.watch.report(),
     }
+
+
+def _model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> LanguageModel:
+    if config.initialization.method != "none":
+        check_from_scratch(config)
+        return untrained(source, task, config.initialization, seed, config.dtype)
+    return model_for(config, source, task, config.dtype)
+
+
+def _kinds(config: TrainConfig, records: pa.Table) -> dict[str, list[str]]:
+    """For each column that a stage mixes by, what each record is."""
+    found = {}
+    for number, stage in enumerate(config.stages):
+        if stage.mix is not None:
+            found[stage.mix_by] = kinds(records, stage.mix_by, f"train.stages.{number}.mix_by")
+    return found
+
+
+def _difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
+    """The records' difficulty, where a curriculum goes by a column."""
+    name = difficulty_of(stages_of(config))
+    return None if name in (None, "loss") else numbers(records, str(name), "train.curriculum.difficulty")
 
 
 def _lasting(step: StepValues) -> dict[str, Any]:

@@ -1,34 +1,56 @@
 """The training loop: exact resume, sums and counts, float32 where it matters."""
 
-import contextlib
-import json
-import resource
-import time
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import micro_batches, pack
 from posttrain.models.reading import packing
-from posttrain.store.files import make_folder, write_atomically
+from posttrain.store.errors import WorkError
+from posttrain.store.files import make_folder
 from posttrain.store.progress import task
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.clip import clip_factor
 from posttrain.train.compiled import compile_layers
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import epoch_order
-from posttrain.train.lesson import Lesson
+from posttrain.train.difficulty import first_losses
+from posttrain.train.ema import Ema
+from posttrain.train.gradients import Summed, add_up, autocast
+from posttrain.train.initialization.first_look import first_look
+from posttrain.train.lessons.base import Lesson
+from posttrain.train.lessons.units import first_met
+from posttrain.train.loader import Batch, Loader
 from posttrain.train.masters import Masters
+from posttrain.train.memory.batch import MicroBatch
+from posttrain.train.meter import Meter
+from posttrain.train.noise.conditions import noise
+from posttrain.train.notes import read_notes
+from posttrain.train.order import Order, difficulty_of, stages_of
+from posttrain.train.out_of_memory import give_back, is_out_of_memory
+from posttrain.train.profile import profiled
+from posttrain.train.randomness import random_state, set_random_state
+from posttrain.train.recompute import recompute
+from posttrain.train.scaling import LossScale
 from posttrain.train.schedule import rate
+from posttrain.train.state import TrainingState
+from posttrain.train.tokens.token_set import longest
+from posttrain.train.watch import phases
 from posttrain.train.watch.findings import Decision
+from posttrain.train.watch.phases import phase
 from posttrain.train.watch.policies import stopped
 from posttrain.train.watch.sinks.base import Sink
-from posttrain.train.watch.throughput import Decoder, matmul_peak, mfu, training_flops
 from posttrain.train.watch.values import StepValues
 from posttrain.train.watch.watch import Watch
+from posttrain.train.weight_standardization import standardized
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass
@@ -38,11 +60,14 @@ class Trainer:
     Args:
         lm: the model.
         lesson: what it learns.
-        config: how.
+        config: how; ``micro_batch_tokens`` decided.
         seed: of the order of the data and of dropout.
         scratch: where the training keeps what it resumes from. Its outcome does not depend on when or how often it
             was killed.
         sink: what is told of every step.
+        kinds: for each column that a stage mixes by, what each unit is.
+        difficulties: float [units], for a curriculum that goes by a column.
+        profile: where a profile is written.
     """
 
     lm: LanguageModel
@@ -51,8 +76,10 @@ class Trainer:
     seed: int
     scratch: Path
     sink: Sink | None = None
-    steps: list[StepValues] = field(default_factory=list, init=False)
-    left_out: dict[str, Any] = field(default_factory=lambda: {"steps": [], "factor": 1.0}, init=False)
+    kinds: Mapping[str, Sequence[str]] | None = None
+    difficulties: np.ndarray | None = None
+    profile: Path | None = None
+    _untold: list[Decision] = field(default_factory=list, init=False)
 
     def fit(self) -> list[StepValues]:
         """Train.
@@ -63,107 +90,202 @@ class Trainer:
         Raises:
             WorkError: if it went wrong in a way that the config says to stop at, or that could not be mended.
         """
-        order = self._order()
-        self.config.schedule.check(len(order))
         make_folder(self.scratch)
+        self.notes = read_notes(self.scratch)
+        budget = self.notes.token_budget or self.config.token_budget
+        self.meter = Meter(self.lm, self.config)
+        torch.manual_seed(self.seed)
+        with ExitStack() as within:
+            if self.config.weight_standardization:
+                within.enter_context(standardized(self.lm))
+            within.enter_context(self.lesson.equipped(self.lm))
+            padded = not within.enter_context(packing(self.lm, int(longest(self.lesson.units).max())))
+            within.enter_context(_mode(self.lm, training=False))
+            order = self._order(padded)
+            with autocast(self.lm, self.config):
+                parts = first_met(self.lesson.units, order, budget)
+                self.lesson.prepare(self.lm, self.scratch, padded=padded, parts=parts)
+            self.initial = self._first_look(order, budget, padded)
+            self.state = self._fresh_state(order)
+            within.callback(self.state.masters.close)
+            for condition in self._conditions(budget):
+                within.enter_context(condition)
+            self.checkpoints = within.enter_context(Checkpoints(self.scratch / "checkpoints", self.config.checkpoint))
+            self._resume()
+            loader = Loader(
+                self.lesson.units, order, budget, device=self.lm.device, padded=padded, config=self.config.loader
+            )
+            self.loader = within.enter_context(loader)
+            self._run()
+            if self.state.ema and self.config.ema.save:
+                self.state.ema.put_into(self.state.masters.weights)
+        return self.state.steps
+
+    @property
+    def watch(self) -> Watch:
+        """What was seen and decided."""
+        return self.state.watch
+
+    def _fresh_state(self, order: Order) -> TrainingState:
+        masters = Masters(self.lm.model, self.config.optimizer)
+        ema = None if self.config.ema.decay is None else Ema(self.config.ema, masters.names, masters.masters)
+        scale = LossScale(self.config.scaling) if self.config.precision == "float16" else None
+        return TrainingState(masters, order, Watch(self.config.watch), ema, scale)
+
+    def _order(self, padded: bool) -> Order:
+        """Which units each step meets, checked against the schedule."""
+        units, stages = self.lesson.units, stages_of(self.config)
+        difficulties = self.difficulties
+        if difficulty_of(stages) == "loss":
+            difficulties = first_losses(self.lm, units, self.scratch, self.config.token_budget, padded=padded)
+        order = Order(
+            len(units),
+            self.config.batch_size,
+            self.seed if self.config.shuffle else None,
+            stages,
+            kinds=self.kinds,
+            lengths=longest(units),
+            difficulties=difficulties,
+        )
+        for place in order.stages:
+            self.config.schedule.check(place.steps)
+        self.config.ema.check(order.steps)
+        return order
+
+    def _first_look(self, order: Order, budget: int, padded: bool) -> list[dict[str, Any]]:
+        """Variances by layer under weights drawn at random; nothing where the model was trained before."""
+        if self.config.initialization.method == "none":
+            return []
+        file, rows = self.scratch / "variances.json", order.rows(0)
+        return first_look(self.lm, self.lesson, self.config, rows, budget=budget, padded=padded, file=file)
+
+    def _conditions(self, budget: int) -> Iterator[Any]:
+        """What changes the model while it trains."""
+        yield _mode(self.lm, training=True)
+        yield phases.around_calls(self.lm.decoder, lambda: phase("forward"))
+        yield noise(self.lm, self.config.noise)
+        batch = MicroBatch.full(budget, self.config, int(longest(self.lesson.units).max()))
+        yield recompute(self.lm, self.config, batch)
         if self.config.compile:
             compile_layers(self.lm)
-        self.watch = Watch(self.config.watch)
-        self.masters = Masters(self.lm.model, self.config.optimizer)
-        working = torch.float32 if self.config.precision == "float32" else torch.bfloat16
-        self._peak = matmul_peak(self.lm.device.type, working)
-        self._decoder = Decoder.of(self.lm.model.config.get_text_config())
-        try:
-            with (
-                packing(self.lm, self._longest()) as packs,
-                Checkpoints(self.scratch / "checkpoints", self.config.checkpoint) as self.checkpoints,
-            ):
-                self._padded = not packs
-                torch.manual_seed(self.seed)
-                self.lm.model.eval()
-                self.lesson.refer(self.lm, self.scratch / "reference.f32", padded=self._padded)
-                self.lm.model.train()
-                self._resume()
-                with task("training", len(order), "steps") as advance:
-                    advance(len(self.steps))
-                    while len(self.steps) < len(order):
-                        before = len(self.steps)
-                        self._step(*order[before], len(order))
-                        advance(len(self.steps) - before)
-        finally:
-            self.masters.close()
-            self.lm.model.eval()
-        return self.steps
 
-    def _order(self) -> list[tuple[int, list[int]]]:
-        """Epoch and units of every step."""
-        count = len(self.lesson.units)
-        return [
-            (epoch, rows)
-            for epoch in range(self.config.epochs)
-            for rows in epoch_order(count, self.config.batch_size, self.seed if self.config.shuffle else None, epoch)
-        ]
+    def _run(self) -> None:
+        steps, count = self.state.steps, self.state.order.steps
+        folder = self.profile or self.scratch / "profile"
+        with (
+            task("training", count, "steps") as advance,
+            profiled(self.lm, self.config.profile, folder, count - len(steps)) as look,
+        ):
+            advance(len(steps))
+            self.loader.seek(len(steps))
+            while len(steps) < count:
+                before = len(steps)
+                self._step(before)
+                look()
+                advance(len(steps) - before)
 
-    def _step(self, epoch: int, rows: Sequence[int], steps: int) -> None:
-        start, number = time.perf_counter(), len(self.steps)
-        learning = rate(self.config.schedule, self.config.learning_rate, number, steps) * self.left_out["factor"]
-        units = [self.lesson.units[row] for row in rows]
-        loss, supervised = self._accumulate(rows)
-        norm = self.masters.gradient_norm()
-        decision = None
-        if number in self.left_out["steps"]:
-            self.masters.forget()
-        elif (decision := self.watch.before_step(loss, norm, supervised, number)) and decision.action != "warn":
+    def _step(self, number: int) -> None:
+        state, scaling = self.state, self.state.scale
+        self.meter.start()
+        with phase("data"):
+            batch = next(self.loader)
+        place = state.order.place(number)
+        if place.step == 0 and number > 0:
+            state.watch.new_stage()
+        learning = self.notes.rate_factor * rate(
+            self.config.schedule, place.config.learning_rate or self.config.learning_rate, place.step, place.steps
+        )
+        batch, summed = self._gradients(batch)
+        scale = scaling.value if scaling else 1.0
+        with phase("clip"):
+            groups = {name: norm / scale for name, norm in state.masters.gradient_norms().items()}
+        norm = math.hypot(*groups.values())
+        decision, stepped = None, False
+        overflowed = scaling is not None and scaling.overflowed(summed.loss, norm)
+        watched = number not in self.notes.left_out and not overflowed
+        if watched:
+            with phase("watch"):
+                decision = state.watch.before_step(summed.loss, norm, summed.supervised, number)
+        if decision and decision.action != "warn":
             if self._act(decision):
+                self._untold.append(decision)  # this step has no line of its own
                 return
-            self.masters.forget()
-        else:
-            self.masters.step(learning, scale=self.config.clip / (norm + 1e-6) if norm > self.config.clip else 1.0)
-            if not self.steps:
-                self.checkpoints.prepare(self.masters.tensors())
-        lengths = [len(sequence.ids) for unit in units for sequence in unit]
-        seconds = time.perf_counter() - start
+        elif watched:
+            self._update(learning, norm, scale)
+            stepped = True
+        if not stepped:
+            state.masters.forget()
+        if scaling:
+            scaling.after(overflowed=overflowed)
         values = StepValues(
             step=number,
-            epoch=epoch,
-            loss=loss,
+            epoch=batch.epoch,
+            loss=summed.loss,
             grad_norm=norm,
             lr=learning,
-            tokens=sum(lengths),
-            supervised_tokens=supervised,
-            seconds=seconds,
-            tokens_per_second=sum(lengths) / seconds,
-            memory_bytes=_memory(),
-            mfu=self._mfu(lengths, supervised, seconds),
+            group_norms=groups,
+            update_ratio=state.masters.update_ratio if stepped else None,
+            loss_scale=scale if scaling else None,
+            metrics=summed.metrics,
+            **self.meter.read(batch.lengths, summed.supervised, self.loader.waited),
         )
-        found = self.watch.observe(values) if number not in self.left_out["steps"] else []
-        self.steps.append(values)
-        if self.sink:
-            self.sink.write(values, [decision, *found] if decision else found)
+        state.steps.append(values)
+        state.order.observe(number, summed.loss)
+        with phase("watch"):
+            found = state.watch.observe(values) if watched else []
+            if self.sink:
+                self.sink.write(values, [*self._untold, *([decision] if decision else []), *found])
+                self._untold.clear()
         if found and found[0].action != "warn":
             self._act(found[0])
-        elif self.checkpoints.due(len(self.steps)) and len(self.steps) < steps:
-            self._save()
+        elif self.checkpoints.due(len(state.steps)) and len(state.steps) < state.order.steps:
+            with phase("checkpoint"):
+                self.checkpoints.save(len(state.steps), state.checkpoint())
 
-    def _accumulate(self, rows: Sequence[int]) -> tuple[float, int]:
-        """Add up the gradients of one step's micro-batches: the gradient of the mean over all that it counts.
+    def _gradients(self, batch: Batch) -> tuple[Batch, Summed]:
+        """Add up the gradients of a step, in smaller micro-batches where memory runs out."""
+        scale = self.state.scale.value if self.state.scale else 1.0
+        while True:
+            random = random_state()
+            try:
+                return batch, add_up(self.lm, self.lesson, self.config, batch, scale)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if max(map(len, batch.rows)) == 1:
+                    longest_unit = max(packed.tokens for packed in batch.packed)
+                    raise WorkError(
+                        f"out of memory with one example of {longest_unit} tokens at a time; "
+                        "set train.recompute=full, a lower train.max_length or train.method=lora"
+                    ) from None
+            self.state.masters.forget()
+            give_back()
+            set_random_state(random)
+            budget = max(1, min(self.loader.budget, max(packed.tokens for packed in batch.packed)) // 2)
+            log.warning(
+                "out of memory at step %d: micro-batches of at most %d tokens from here on, the batch stays as it is",
+                batch.step,
+                budget,
+            )
+            self.loader.budget = self.notes.token_budget = budget
+            self.notes.write(self.scratch)
+            self.loader.seek(batch.step)
+            batch = next(self.loader)
 
-        Returns:
-            The mean loss, and the supervised tokens.
-        """
-        units = [self.lesson.units[row] for row in rows]
-        parts = list(micro_batches(units, self.config.micro_batch_tokens))
-        packed = [pack(part, self.lm.device, padded=self._padded) for part in parts]
-        supervised = sum(len(batch.targets) for batch in packed)
-        whole = supervised if self.config.objective == "sft" else len(units)
-        total, first = 0.0, 0
-        for part, batch in zip(parts, packed, strict=True):
-            with self._autocast():
-                loss = self.lesson.loss(self.lm, batch, rows[first : first + len(part)])
-            (loss.sum / max(whole, 1)).backward()  # type: ignore[no-untyped-call]
-            total += loss.sum.item()
-            first += len(part)
-        return total / max(whole, 1), supervised
+    def _update(self, learning: float, norm: float, scale: float) -> None:
+        """Clip the gradients, and step."""
+        state = self.state
+        with phase("clip"):
+            sums = state.masters.sums
+            if scale != 1:
+                torch._foreach_div_(sums, scale)
+            factor = clip_factor(sums, norm, self.config.clip, self.config.clip_value)
+        with phase("optimizer"):
+            state.masters.step(learning, factor)
+            if state.ema:
+                state.ema.update(len(state.steps) + 1)
+        if not state.steps:
+            self.checkpoints.prepare(state.tensors())
 
     def _act(self, decision: Decision) -> bool:
         """Carry a decision out, noting it first so that a kill does not undo it.
@@ -175,69 +297,37 @@ class Trainer:
             raise stopped(decision)
         first, last = decision.finding.since, decision.finding.step
         if decision.action == "lower_rate":
-            self.left_out["factor"] *= self.config.watch.rate_factor
+            self.notes.rate_factor *= self.config.watch.rate_factor
         if decision.drops_gradient:
-            self.left_out["steps"] = sorted({*self.left_out["steps"], *range(first, last + 1)})
-        write_atomically(self._notes, json.dumps(self.left_out | {"decisions": self.watch.report()}).encode())
+            self.notes.leave_out(range(first, last + 1))
+        self.notes.decisions = self.state.watch.report()
+        self.notes.write(self.scratch)
         if not decision.restores:
             return False
         oldest = min(self.checkpoints.steps(), default=first)
         checkpoint = self.checkpoints.rewind(max(first, oldest))
         if checkpoint is None:
             return False  # nothing to go back to: what is left out are the gradients from here on
-        self._load(checkpoint)
-        self.watch.rolled_back(checkpoint.state["watch"])
+        self.state.load(checkpoint, resumed=False)
+        self.loader.seek(len(self.state.steps))
         if self.sink:
-            self.sink.rewind(len(self.steps))
+            self.sink.rewind(len(self.state.steps))
         return True
 
-    @property
-    def _notes(self) -> Path:
-        return self.scratch / "left_out.json"
-
-    def _save(self) -> None:
-        random = {"random.cpu": torch.get_rng_state()}
-        if torch.cuda.is_available():
-            random["random.cuda"] = torch.cuda.get_rng_state()
-        state = {"steps": [step.to_json() for step in self.steps], "watch": self.watch.state()}
-        self.checkpoints.save(len(self.steps), Checkpoint(self.masters.tensors() | random, state))
-
     def _resume(self) -> None:
-        if self._notes.exists():
-            self.left_out = json.loads(self._notes.read_bytes())
         if checkpoint := self.checkpoints.latest():
-            self._load(checkpoint)
-            self.watch.load(checkpoint.state["watch"])
-        if self._notes.exists():
-            self.watch.decisions = [Decision.from_json(one) for one in self.left_out.pop("decisions")]
+            self.state.load(checkpoint, resumed=True)
+        if self.notes.decisions:
+            self.state.watch.decisions = [Decision.from_json(one) for one in self.notes.decisions]
         if self.sink:
-            self.sink.rewind(len(self.steps))
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        self.masters.load(checkpoint.tensors)
-        self.masters.forget()
-        torch.set_rng_state(checkpoint.tensors["random.cpu"])
-        if torch.cuda.is_available():
-            torch.cuda.set_rng_state(checkpoint.tensors["random.cuda"])
-        self.steps = [StepValues.from_json(step) for step in checkpoint.state["steps"]]
-
-    def _longest(self) -> int:
-        return max(len(sequence.ids) for unit in self.lesson.units for sequence in unit)
-
-    def _mfu(self, lengths: Sequence[int], supervised: int, seconds: float) -> float | None:
-        if self._decoder is None:
-            return None
-        frozen = self.config.method == "lora"
-        return mfu(training_flops(self._decoder, lengths, supervised, weights_frozen=frozen), seconds, self._peak)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self.config.precision == "autocast":
-            return torch.autocast(self.lm.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+            self.sink.rewind(len(self.state.steps))
 
 
-def _memory() -> int:
-    """The most bytes in use so far: the accelerator's, or the process's."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+@contextmanager
+def _mode(lm: LanguageModel, *, training: bool) -> Iterator[None]:
+    """The model in training or evaluation mode, and in evaluation mode after it."""
+    lm.model.train(training)
+    try:
+        yield
+    finally:
+        lm.model.eval()

@@ -13,6 +13,8 @@ from posttrain.store.records import Deployment, Round
 from posttrain.store.workspace import Workspace
 from posttrain.web import report_data as page
 from posttrain.web.charts.lineage import Node
+from posttrain.web.gather_training import training_of_round
+from posttrain.web.training_data import Training
 
 _SETS = ("pool", "labelled", "test")
 
@@ -28,12 +30,14 @@ def gather(workspace: Workspace, config: Config) -> page.Report:
     judged = main or (_main_suite(workspace, rounds, rounds[-1].candidate) if rounds else None)
     metric = judged.main if judged else "accuracy"
     champions = _champions(workspace, rounds, metric)
+    trainings = _trainings(workspace, rounds)
+    lost = {number for number, one in trainings.items() if one is None}
     return page.Report(
         title=f"{workspace.root.name}: {len(rounds)} rounds",
         workspace=workspace.root.name,
         task=_task(config),
         champion=page.Champion(champion["id"], champion["round"], champion["metrics"]) if champion else None,
-        rounds=tuple(_round(workspace, entry, champions[entry.number]) for entry in rounds),
+        rounds=tuple(_round(workspace, entry, champions[entry.number], entry.number in lost) for entry in rounds),
         metric=metric,
         label_counts=_label_counts(workspace, rounds),
         per_class=tuple(
@@ -49,6 +53,7 @@ def gather(workspace: Workspace, config: Config) -> page.Report:
         datasets=_datasets(workspace),
         lineage_nodes=tuple(nodes),
         lineage_edges=tuple(edges),
+        trainings=tuple(one for one in trainings.values() if one is not None),
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -61,7 +66,7 @@ def _task(config: Config) -> str:
     return f"{asked} {len(labels)} labels are allowed." if labels else asked
 
 
-def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...]) -> page.RoundRow:
+def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...], lost: bool) -> page.RoundRow:
     decision = entry.decision or {}
     selection = workspace.metadata.artifact(entry.detail.get("selection", ""))
     return page.RoundRow(
@@ -75,7 +80,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
         rules=tuple(page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
-        note=_note(workspace, entry),
+        note=_note(workspace, entry) + (" The record of its training is not at hand." if lost else ""),
     )
 
 
@@ -192,6 +197,13 @@ def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[Node], lis
 def _files_of(workspace: Workspace, entry: Round) -> list[str]:
     row = workspace.metadata.artifact(entry.detail["dataset"])
     return sorted(row.meta["increment"]) if row else []
+
+
+def _trainings(workspace: Workspace, rounds: list[Round]) -> dict[int, Training | None]:
+    """The training of each round that has one; None where its record is no longer at hand."""
+    runs = {run.output: run for run in workspace.metadata.runs(stage="train", status="done")}
+    found = [(entry.number, runs.get(entry.candidate)) for entry in rounds]
+    return {number: training_of_round(workspace, run, f"round {number}") for number, run in found if run is not None}
 
 
 def _timings(workspace: Workspace, rounds: list[Round]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The report: one HTML page that holds everything it shows and loads nothing."""
 
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -11,24 +12,18 @@ from posttrain.web import figures, wording
 from posttrain.web.charts import DECISIONS, chart_style
 from posttrain.web.figures import learning_curve_svg
 from posttrain.web.report_data import Report
+from posttrain.web.training_data import Training
+from posttrain.web.training_figures import shown
 
-__all__ = ["Report", "learning_curve_svg", "render", "write"]
+__all__ = ["Report", "learning_curve_svg", "render", "render_training", "write", "write_training"]
+
+_TRAININGS = 20
+"""The latest are drawn; what came before is counted."""
 
 
 def render(report: Report) -> str:
     """The page as HTML."""
-    environment = Environment(
-        loader=PackageLoader("posttrain.web"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters |= {
-        "duration": wording.duration_text,
-        "metric_name": wording.metric_name,
-        "words": wording.reason_text,
-    }
+    environment = _environment()
     charts = {
         "learning_curve": figures.learning_curve,
         "label_counts": figures.label_counts,
@@ -37,13 +32,16 @@ def render(report: Report) -> str:
         "time": figures.time_by_stage,
         "lineage": figures.lineage_diagram,
     }
+    latest = report.trainings[-_TRAININGS:]
     drawn = {name: Markup(figures.at_both_widths(partial(draw, report))) for name, draw in charts.items()}
     return environment.get_template("report.html").render(
         report=report,
         charts=drawn,
         funnels=[(name, Markup(chart)) for name, chart in figures.funnels(report)],
-        style=Markup(environment.get_template("report.css").render() + chart_style()),
+        style=_style(environment),
         headline=_headline(report),
+        trainings=[shown(one, len(latest)) for one in latest],
+        undrawn=len(report.trainings) - len(latest),
         levels_of_bars=figures.levels_of_bars(report),
         metric_text=wording.metric_text,
         gain_text=wording.gain_text,
@@ -59,6 +57,51 @@ def write(report: Report, path: Path) -> None:
         UserError: the disk refused.
     """
     write_atomically(path, render(report).encode())
+
+
+def render_training(training: Training, sentence: str = "", created: str = "") -> str:
+    """The page of one training as HTML.
+
+    Args:
+        sentence: what was trained on what.
+        created: when the page was made, in the caller's words.
+    """
+    environment = _environment()
+    return environment.get_template("training_page.html").render(
+        one=shown(training), sentence=sentence, created=created, style=_style(environment)
+    )
+
+
+def write_training(training: Training, path: Path) -> None:
+    """Write the page of one training to ``path``: whole or not at all.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    told = training.settings
+    sentence = f"{told['model']} on {told['data']}" if {"model", "data"} <= told.keys() else ""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    write_atomically(path, render_training(training, sentence, now).encode())
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("posttrain.web"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {
+        "duration": wording.duration_text,
+        "metric_name": wording.metric_name,
+        "words": wording.reason_text,
+    }
+    return environment
+
+
+def _style(environment: Environment) -> Markup:
+    return Markup(environment.get_template("report.css").render() + chart_style())
 
 
 def _headline(report: Report) -> list[tuple[str, str, str]]:

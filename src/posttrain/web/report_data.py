@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from posttrain.web.charts.lineage import Node
+from posttrain.web.training_data import Training
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Report:
         task: what the model is asked to do, in a sentence.
         metric: the main metric, which every round's ``metrics`` holds once it is evaluated.
         final: metrics of the champion on the whole test split, where that was evaluated.
+        trainings: the rounds' trainings, oldest first.
         timings: anything else that was timed, in seconds, such as the time outside model compute.
         created: when the report was made, in the caller's words.
     """
@@ -135,6 +137,7 @@ class Report:
     datasets: tuple[DatasetRow, ...] = ()
     lineage_nodes: tuple[Node, ...] = ()
     lineage_edges: tuple[tuple[str, str], ...] = ()
+    trainings: tuple[Training, ...] = ()
     final: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     created: str = ""

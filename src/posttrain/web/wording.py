@@ -3,6 +3,21 @@
 from posttrain.web.charts import seconds
 from posttrain.web.report_data import Interval
 
+_KINDS = {
+    "nan": "a number that is none",
+    "explosion": "a gradient far too large",
+    "divergence": "a loss that rose again",
+    "plateau": "no more progress",
+    "dead_layers": "layers that learn nothing",
+    "no_supervised": "a batch with nothing to learn",
+}
+_ACTIONS = {
+    "warn": "said so and went on",
+    "skip": "left this batch out",
+    "rollback": "went back to the last good checkpoint, and past this data",
+    "lower_rate": "lowered the learning rate",
+    "stop": "stopped the training",
+}
 _SHARES = ("accuracy", "f1", "rate", "precision", "recall")
 
 
@@ -58,3 +73,18 @@ def reason_text(reason: str) -> str:
 
 def duration_text(value: float) -> str:
     return seconds(value)
+
+
+def bytes_text(value: float) -> str:
+    """Memory in the units that people buy it in: ``640 MB``, ``2.9 GB``."""
+    return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
+
+
+def kind_text(kind: str) -> str:
+    """What the watch found."""
+    return _KINDS.get(kind, reason_text(kind))
+
+
+def action_text(action: str) -> str:
+    """What was done about it."""
+    return _ACTIONS.get(action, reason_text(action))

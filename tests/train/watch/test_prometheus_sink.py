@@ -16,6 +16,8 @@ MakeValues = Callable[..., StepValues]
 
 SKIPPED = Decision(Finding("explosion", 4, "gradient norm 90 is 100 times the median", 90.0, 5.0), "skip")
 
+NAMED = {"metrics": {"rewards/margins": 0.5}, "phases": {"forward": 1.25}}
+
 
 @pytest.fixture
 def prometheus() -> Iterator[Prometheus]:
@@ -36,11 +38,14 @@ def samples(text: str) -> dict[str, float]:
 
 def test_prometheus_reads_the_metrics_over_http(prometheus: Prometheus, make_values: MakeValues) -> None:
     prometheus.write(make_values(3, loss=1.2), [])
-    prometheus.write(make_values(4, loss=1.4, seconds=4.0, group_norms={"layers.0": 0.25}, mfu=None), [SKIPPED])
+    prometheus.write(
+        make_values(4, loss=1.4, seconds=4.0, group_norms={"layers.0": 0.25}, mfu=None, **NAMED), [SKIPPED]
+    )
     text = get(prometheus.port)
     types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
     names = {name for name in types if not name.endswith("_created")}
-    assert len(names) >= 20
+    assert len(names) >= 20, "what is promised"
+    assert f"Serves {len(names)} metrics" in str(Prometheus.__doc__)
     assert all(name.startswith("posttrain_train_") for name in names)
     assert set(types.values()) == {"gauge", "counter", "histogram"}
     found = samples(text)
@@ -50,6 +55,10 @@ def test_prometheus_reads_the_metrics_over_http(prometheus: Prometheus, make_val
         "lowest_loss": 1.2,
         "gradient_norm": 0.8,
         'group_gradient_norm{group="layers.0"}': 0.25,
+        'objective_metric{name="rewards/margins"}': 0.5,
+        'phase_seconds{phase="forward"}': 1.25,
+        "update_ratio": 1e-3,
+        "data_wait_ratio": 0.01,
         "learning_rate": 1e-4,
         "memory_bytes": 3e9,
         "steps_total": 2,

@@ -41,3 +41,25 @@ def test_numbers_for_plots(make_values: MakeValues) -> None:
     assert found["lr"] == 1e-4
     assert found.keys().isdisjoint({"loss", "loss_scale", "step", "group_norms"})
     assert all(isinstance(number, float) for number in found.values())
+
+
+def test_what_the_objective_measures_and_the_phases_are_plotted_under_names_of_their_own(
+    make_values: MakeValues,
+) -> None:
+    values = make_values(3, metrics={"rewards/margins": 0.25, "kl": math.inf}, phases={"forward": 1.5})
+    found = values.numbers()
+    assert (found["objective/rewards/margins"], found["seconds/forward"]) == (0.25, 1.5)
+    assert found.keys().isdisjoint({"objective/kl", "metrics", "phases", "rewards/margins"})
+    assert values.to_json()["metrics"] == {"rewards/margins": 0.25, "kl": None}
+
+
+def test_a_step_comes_back_from_its_line(make_values: MakeValues) -> None:
+    values = make_values(3, metrics={"a": 1.0}, phases={"head": 0.1})
+    line = json.loads(json.dumps(values.to_json()))
+    assert StepValues.from_json(line) == values
+    # Lines of before there were metrics and phases.
+    del line["metrics"], line["phases"]
+    assert StepValues.from_json(line).metrics == {}
+    lost = StepValues.from_json(make_values(3, metrics={"a": math.nan}, group_norms={"b": math.inf}).to_json())
+    assert math.isnan(lost.metrics["a"])
+    assert math.isnan(lost.group_norms["b"])

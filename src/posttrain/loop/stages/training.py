@@ -5,7 +5,6 @@ from typing import Any
 
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact
-from posttrain.train.alone import METRICS
 from posttrain.train.stage import VERSION, train
 from posttrain.train.watch.sinks.together import open_sinks
 
@@ -18,7 +17,9 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
         records = turn.dataset(dataset).records
         # A run of its own at each tracker, whose name stays when a killed round goes on.
         run = f"{turn.workspace.root.resolve().name}-round-{turn.number}-{scratch.name[:8]}"
-        sinks = open_sinks(turn.config.train.sinks, scratch / METRICS, run=run)
+        # Beside the artifact, which is the same whenever it is made: speed and memory are not. The report reads it.
+        metrics = turn.workspace.home / "metrics" / f"{scratch.name}.jsonl"
+        sinks = open_sinks(turn.config.train.sinks, metrics, run=run)
         try:
             return train(
                 turn.path(source),
@@ -33,6 +34,6 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
         finally:
             sinks.close()
 
-    settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint", "sinks"})
+    settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint", "sinks", "profile"})
     inputs = {"source": source, "dataset": dataset}
     return turn.stage("train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION)

@@ -12,6 +12,7 @@ from typing import Self
 
 from torch import Tensor
 
+from posttrain.store.errors import UserError
 from posttrain.store.files import writing
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.contents import Checkpoint, state_bytes
@@ -73,9 +74,12 @@ class Checkpoints:
         Returns:
             Whether it is being saved, rather than skipped because the one before is still being written.
 
+        What the disk refuses in the background is said in the log, and the next checkpoint is tried as usual: a disk
+        that is full for a while costs checkpoints, not the training.
+
         Raises:
-            UserError: the disk refused, now or when the checkpoint before was written in the background.
-            WorkError: what was read back is not what was written; likewise.
+            UserError: the folder cannot be made; or the disk refused, and not in the background.
+            WorkError: what was read back is not what was written, now or in the background before.
             TypeError: the state is no JSON.
             ValueError: a tensor is sparse, or the step negative.
         """
@@ -100,7 +104,7 @@ class Checkpoints:
         """Wait for the checkpoint that is being written, and give back the memory.
 
         Raises:
-            UserError, WorkError: it could not be written.
+            WorkError: what was read back is not what was written.
         """
         try:
             self._finish()
@@ -147,6 +151,9 @@ class Checkpoints:
     ) -> None:
         try:
             self._write(step, tensors, state, metric)
+        except UserError as refusal:
+            why = f"{refusal.where}: {refusal.what}" if refusal.where else refusal.what
+            log.warning("no checkpoint of step %d (%s): training goes on without it", step, why)
         except Exception as error:
             # Said at once, as the training may end before it asks for the outcome.
             log.warning("saving the checkpoint of step %d failed: %s", step, error)

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from concurrent.futures import Future
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.train.checkpoint.threads import alongside
+from posttrain.train.checkpoint.tensor_bytes import raw
+from posttrain.train.checkpoint.threads import alongside, each
 
 
 class Snapshots:
@@ -37,8 +39,11 @@ class Snapshots:
             found.result()
         buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
         self._buffers = buffers
-        for name, tensor in tensors.items():
-            buffers[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        plain = [name for name, tensor in tensors.items() if _is_plain(tensor)]
+        for name in tensors.keys() - plain:
+            buffers[name].copy_(tensors[name].detach(), non_blocking=tensors[name].is_cuda)
+        # Threads that do not wait for one another: torch's do, and on busy cores that costs ten times the copying.
+        each(lambda name: np.copyto(np.asarray(raw(buffers[name])), raw(tensors[name].detach())), plain)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return buffers
@@ -49,6 +54,11 @@ class Snapshots:
             # Only from pinned memory can an accelerator copy at full speed.
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         return buffer
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its bytes are the tensor: in host memory, one after another, not conjugated."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,11 @@ _BETA = "How strongly the policy is held to the reference: the scale of the log-
 
 
 class SftConfig(Section):
-    """Supervised fine-tuning has no settings of its own."""
+    """Supervised fine-tuning."""
+
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of each target spread over the whole vocabulary (arXiv:1512.00567)."
+    )
 
 
 class DpoConfig(Section):
@@ -125,4 +129,5 @@ class DistillationConfig(Section):
     )
     hard_weight: float = Field(0.0, ge=0, le=1, description="Share of the data's own tokens in the loss.")
     top_k: int | None = Field(None, ge=1, description="How many of the teacher's tokens are kept; none: all.")
+    teacher: str | None = Field(None, description="Folder of the teacher, for distill_hidden too.")
     hidden: HiddenConfig | None = Field(None, description="Distil hidden states as well.")

@@ -32,6 +32,9 @@ class TopTokens:
     ids: Tensor
     log_probabilities: Tensor
 
+    def __getitem__(self, rows: slice) -> "TopTokens":
+        return TopTokens(self.ids[rows], self.log_probabilities[rows])
+
 
 def top_tokens(logits: Tensor, k: int, temperature: float = 1.0) -> TopTokens:
     """The teacher's k most probable tokens from its logits [N, V], most probable first."""

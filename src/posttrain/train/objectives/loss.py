@@ -1,6 +1,6 @@
 """What an objective returns: sums and counts, never means, in float32 or better."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +33,14 @@ class Loss:
         if self.count != other.count:
             raise ValueError(f"losses over {self.count:g} and {other.count:g} do not add")
         return Loss(self.sum + weight * other.sum, self.count, merged([self.metrics, other.metrics]))
+
+
+def joined(losses: Sequence[Loss]) -> Loss:
+    """The losses of disjoint rows as that of all of them."""
+    if not losses:
+        raise ValueError("there is no loss to join")
+    total = torch.stack([one.sum for one in losses]).sum()
+    return Loss(total, sum(one.count for one in losses), merged(one.metrics for one in losses))
 
 
 def merged(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]:

@@ -1,10 +1,32 @@
 """Supervised fine-tuning."""
 
+from torch import Tensor
+
 from posttrain.train.objectives.config import SftConfig
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sequences import Sequences
 
 
-def sft(sequences: Sequences, config: SftConfig | None = None) -> Loss:
-    """Negative log-likelihood of the supervised tokens, a mean over tokens, not sequences, as TRL has it."""
-    return Loss(-sequences.sums.sum(), float(sequences.counts.sum()))
+def sft(sequences: Sequences, config: SftConfig | None = None, *, mean_sums: Tensor | None = None) -> Loss:
+    """Negative log-likelihood of the supervised tokens, a mean over tokens, not sequences, as TRL has it.
+
+    With ``label_smoothing`` e, a share e of each target is spread evenly over the vocabulary (C. Szegedy et al.,
+    Rethinking the Inception Architecture for Computer Vision, 2016, arXiv:1512.00567, section 7), as in torch's
+    ``cross_entropy``; what it is without is the metric ``nll``.
+
+    Args:
+        mean_sums: float32 [N], for each sequence the sum over its supervised tokens of the mean log-probability over
+            the vocabulary, nats; needed with label smoothing.
+
+    Raises:
+        ValueError: there is label smoothing and no ``mean_sums``, or not one a sequence.
+    """
+    smoothing = config.label_smoothing if config else 0.0
+    count = float(sequences.counts.sum())
+    likelihood = -sequences.sums.sum()
+    if smoothing == 0:
+        return Loss(likelihood, count)
+    if mean_sums is None or mean_sums.shape != sequences.sums.shape:
+        raise ValueError("label smoothing needs the mean log-probability over the vocabulary of each sequence")
+    smoothed = (1 - smoothing) * likelihood - smoothing * mean_sums.sum()
+    return Loss(smoothed, count, {"nll": (likelihood.detach(), count)})

@@ -47,3 +47,6 @@ class OptimizerConfig(Section):
     nesterov: bool = Field(True, description="Nesterov's look-ahead in sgd and muon.")
     muon: MuonConfig = Field(MuonConfig(), description="Muon's settings, with name muon.")
     adafactor: AdafactorConfig = Field(AdafactorConfig(), description="Adafactor's settings, with name adafactor.")
+    offload: bool = Field(
+        False, description="Keep masters and moments in the host's memory and step there; needs an accelerator."
+    )

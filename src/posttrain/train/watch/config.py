@@ -73,3 +73,12 @@ class WatchConfig(Section):
     max_skips: int = Field(5, ge=1, description="Skips of one kind within these steps before it is rolled back.")
     max_rollbacks: int = Field(3, ge=0, description="Rollbacks in a training; where one more is due, it stops.")
     rate_factor: float = Field(0.5, gt=0, lt=1, description="What lower_rate multiplies the learning rate by.")
+
+
+class ProfileConfig(Section):
+    """Steps that are looked at closely: a trace of every operation, and a table of where the time went."""
+
+    steps: int = Field(0, ge=0, description="Steps to profile; 0: none.")
+    after: int = Field(
+        2, ge=0, description="Steps before the first of them: the first ones find memory and compile, and are no rule."
+    )

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+# Fields that hold several numbers, and what stands before these in tools that plot.
+_BY_NAME = {"group_norms": "grad_norm", "metrics": "objective", "phases": "seconds"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -39,6 +42,8 @@ class StepValues(Measured):
         loss_scale: what the loss was multiplied by (float16 only).
         data_wait: share of ``seconds`` spent waiting for data, 0 to 1.
         mfu: share of the measured matrix-product peak that the model's own work used, 0 to 1.
+        metrics: what the objective measured besides, by its name, such as ``rewards/margins``; means over the step.
+        phases: seconds by phase (see `phases`); with an accelerator those of its host.
     """
 
     epoch: int
@@ -52,25 +57,38 @@ class StepValues(Measured):
     loss_scale: float | None = None
     data_wait: float = 0.0
     mfu: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every value by its name; a number that is not finite becomes None, as JSON has no word for it."""
         found = {item.name: getattr(self, item.name) for item in fields(self)}
-        groups = {name: finite(norm) for name, norm in self.group_norms.items()}
-        return {name: finite(value) for name, value in found.items() if name != "group_norms"} | {"group_norms": groups}
+        return {
+            name: {key: finite(one) for key, one in value.items()} if name in _BY_NAME else finite(value)
+            for name, value in found.items()
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`, but for infinities, which come back as NaN."""
         lost = {name: math.nan for name in ("loss", "grad_norm") if values[name] is None}
-        return cls(**{**values, **lost})
+        several = {
+            name: {key: math.nan if one is None else one for key, one in values[name].items()}
+            for name in _BY_NAME
+            if name in values
+        }
+        return cls(**{**values, **lost, **several})
 
     def numbers(self) -> dict[str, float]:
-        """The finite numbers by name, group norms as ``grad_norm/GROUP``, without ``step``: for tools that plot."""
+        """The finite numbers by name, without ``step``: for tools that plot.
+
+        Group norms are ``grad_norm/GROUP``, the objective's metrics ``objective/NAME``, phases ``seconds/PHASE``.
+        """
         values = self.to_json()
-        groups = {f"grad_norm/{name}": norm for name, norm in values.pop("group_norms").items()}
+        for name, prefix in _BY_NAME.items():
+            values |= {f"{prefix}/{key}": one for key, one in values.pop(name).items()}
         del values["step"]
-        return {name: float(value) for name, value in (values | groups).items() if value is not None}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def finite(value: float | None) -> float | None:

@@ -1,18 +1,23 @@
 """Charts as inline SVG: pure functions, no scripts, nothing loaded, one style sheet for light and dark."""
 
 from posttrain.web.charts.bars import bars, seconds, stacked_bars
+from posttrain.web.charts.curve import Mark, Style, curve
 from posttrain.web.charts.funnel import funnel
 from posttrain.web.charts.heat_map import heat_map
 from posttrain.web.charts.line import DECISIONS, CurvePoint, line_chart
 from posttrain.web.charts.lineage import Node, lineage
+from posttrain.web.charts.strips import strips
 from posttrain.web.charts.svg import chart_style, standalone
 
 __all__ = [
     "DECISIONS",
     "CurvePoint",
+    "Mark",
     "Node",
+    "Style",
     "bars",
     "chart_style",
+    "curve",
     "funnel",
     "heat_map",
     "line_chart",
@@ -20,4 +25,5 @@ __all__ = [
     "seconds",
     "stacked_bars",
     "standalone",
+    "strips",
 ]

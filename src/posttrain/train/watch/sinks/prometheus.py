@@ -33,7 +33,7 @@ _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class Prometheus:
-    """Serves 23 metrics at ``http://ADDRESS:PORT/metrics``; all names begin with ``posttrain_train_``.
+    """Serves 26 metrics at ``http://ADDRESS:PORT/metrics``; all names begin with ``posttrain_train_``.
 
     Counters begin at zero in each process, as Prometheus expects. What a step did not measure is NaN.
 
@@ -54,6 +54,8 @@ class Prometheus:
         self._lowest = client.Gauge("lowest_loss", "Lowest loss of a step in this process", **named)
         self._lowest.set(math.inf)
         self._group = client.Gauge("group_gradient_norm", "Gradient norm by layer group", ["group"], **named)
+        self._metric = client.Gauge("objective_metric", "What the objective measured besides", ["name"], **named)
+        self._phase = client.Gauge("phase_seconds", "Time of the last step by phase", ["phase"], **named)
         self._finished = client.Gauge("last_step_timestamp_seconds", "When the last step was over, Unix time", **named)
         self._steps = client.Counter("steps", "Steps in this process", **named)
         self._tokens = client.Counter("tokens", "Tokens without padding in this process", **named)
@@ -83,6 +85,10 @@ class Prometheus:
             self._lowest.set(values.loss)
         for group, norm in values.group_norms.items():
             self._group.labels(group).set(norm)
+        for name, number in values.metrics.items():
+            self._metric.labels(name).set(number)
+        for phase, seconds in values.phases.items():
+            self._phase.labels(phase).set(seconds)
         self._finished.set(time.time())
         self._steps.inc()
         self._tokens.inc(values.tokens)

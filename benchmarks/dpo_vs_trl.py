@@ -1,0 +1,85 @@
+"""How many tokens a second does DPO take in? Ours against TRL.
+
+    python benchmarks/dpo_vs_trl.py --model DIR --data hh_harmless_test.jsonl.gz --peer-python OTHER/bin/python
+        [--steps 20] [--pairs 4] [--longest 512]
+
+The peer has a virtual environment of its own (``pip install trl==1.16.0`` with the constraints of this project). Every
+contender is a process of its own, on the same pairs in the same order: SmolLM2-135M, HH's harmless pairs, 4 an
+optimiser step, AdamW, bfloat16 (TRL: float32 weights under autocast). TRL runs twice: with the reference's
+log-probabilities computed ahead, as ours has them, and with the reference beside the model; its padding-free mode is
+switched off in 1.16. Reported are tokens without padding a second, those of prompts counted for both answers (the
+median step, the first two left out), the seconds that pass ahead of the first step, the process's peak memory, and the
+loss of each step.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from contenders import print_table, run
+from preferences import hh_pairs, tokens, units
+
+
+def ours(model: str, data: str, steps: str, pairs: str) -> None:
+    """Train with this program's trainer; one line of JSON a step."""
+    import torch
+
+    from posttrain.models.language_model import load
+    from posttrain.models.task import TaskConfig
+    from posttrain.train.config import TrainConfig
+    from posttrain.train.lessons.pairs import ReferencePairs
+    from posttrain.train.trainer import Trainer
+
+    torch.set_num_threads(2)
+    rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]
+    config = TrainConfig.read(
+        {
+            "objective": "dpo", "epochs": 1, "batch_size": int(pairs), "micro_batch_tokens": 4096, "shuffle": False,
+            "learning_rate": 1e-5, "clip": 1.0, "schedule": {"name": "constant", "warmup": 0.0},
+            "optimizer": {"betas": [0.9, 0.999], "weight_decay": 0.0},
+            "checkpoint": {"every_seconds": None},
+        },
+        "benchmark",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        start = time.perf_counter()
+        lesson = ReferencePairs(units(rows), config)
+        done = Trainer(load(Path(model), TaskConfig()), lesson, config, 0, Path(scratch)).fit()
+        print(json.dumps({"ahead": time.perf_counter() - start - sum(step.seconds for step in done)}))
+        for step in done:
+            print(json.dumps({"loss": step.loss, "seconds": step.seconds, "bytes": step.memory_bytes}))
+
+
+def main() -> None:
+    """Run all three and print a table."""
+    if sys.argv[1:2] == ["--ours"]:
+        ours(*sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--peer-python", required=True)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--longest", type=int, default=512)
+    arguments = parser.parse_args()
+    rows = hh_pairs(arguments.model, arguments.data, arguments.pairs * arguments.steps, arguments.longest)
+    peer = str(Path(__file__).with_name("peers") / "trl_dpo.py")
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "pairs.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        given = [arguments.model, str(data), str(arguments.steps), str(arguments.pairs)]
+        found = {"ours": run([sys.executable, __file__, "--ours", *given])}
+        for reference in ("before", "beside"):
+            found[f"TRL, reference {reference}"] = run([arguments.peer_python, peer, *given, reference])
+    per_step = [
+        sum(map(tokens, rows[start : start + arguments.pairs])) for start in range(0, len(rows), arguments.pairs)
+    ]
+    print_table(found, per_step)
+
+
+if __name__ == "__main__":
+    main()

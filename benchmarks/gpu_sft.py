@@ -1,0 +1,250 @@
+"""How fast is full fine-tuning of a 1B and an 8B Llama on a GPU? Ours against TRL with Liger kernels.
+
+    python benchmarks/gpu_sft.py --peer-python OTHER/bin/python [--shapes 1b 8b] [--steps 14] [--json FILE]
+
+The peer has a virtual environment of its own: ``pip install trl==1.16.0 liger-kernel flash-attn``. Each contender is a
+process of its own, with random weights, bfloat16 matrix products and the same synthetic sequences: lengths are
+log-normal (median 400, standard deviation 0.8 of the logarithm, 32 to 4096), the last two thirds are supervised, 64
+sequences an optimiser step. TRL runs padding-free on these steps, and packed ("bfd") on as many tokens a step.
+
+- 1B: weights and AdamW in float32 for all (TRL: under bfloat16 autocast), all activations kept.
+- 8B: activations recomputed. Ours keeps float32 masters with 8-bit AdamW, 12 bytes a weight, so it wants more than
+  100 GB; TRL keeps nothing but bfloat16, 8 bytes a weight.
+
+Reported are tokens a second (the median step, the first four left out), the FLOPs that the model's own work needs
+(``posttrain.train.watch.throughput.training_flops``) as a share of the measured matrix-product peak, and the most bytes
+that were allocated. ``--json`` gets one line a step. A contender that runs out of memory has a row that says so.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+WARM_UP = 4
+SEQUENCES = 64
+LONGEST = 4096
+SHAPES: dict[str, Row] = {
+    "1b": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
+    },
+    "8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+SETTINGS: dict[str, Row] = {
+    "1b": {"optimizer": "adamw", "recompute": "none", "peer_dtype": "float32"},
+    "8b": {"optimizer": "adam8bit", "recompute": "full", "peer_dtype": "bfloat16"},
+}
+
+
+def sequences(count: int, vocabulary: int) -> list[Row]:
+    """The same random sequences every time, as TRL's datasets hold them."""
+    generator = np.random.default_rng(0)
+    lengths = np.clip(np.exp(generator.normal(np.log(400), 0.8, count)), 32, LONGEST).astype(int)
+    return [
+        {
+            "input_ids": generator.integers(1000, vocabulary, length).tolist(),
+            "completion_mask": [int(place >= length // 3) for place in range(length)],
+        }
+        for length in lengths
+    ]
+
+
+def ours(shape: str, data: Path) -> None:
+    """Train with this program's trainer; one line of JSON a step."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from posttrain.models.chat import Encoded
+    from posttrain.models.language_model import LanguageModel
+    from posttrain.models.task import TaskConfig
+    from posttrain.models.tiny import byte_tokenizer
+    from posttrain.train.config import TrainConfig
+    from posttrain.train.lessons.log_probabilities import Supervised
+    from posttrain.train.trainer import Trainer
+    from posttrain.train.watch.throughput import matmul_peak
+
+    settings = SETTINGS[shape]
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPES[shape]), dtype=torch.bfloat16)
+    config = TrainConfig.read(
+        {
+            "epochs": 1, "batch_size": SEQUENCES, "shuffle": False, "learning_rate": 1e-5, "compile": True,
+            "max_length": LONGEST, "micro_batch_tokens": 4 * LONGEST, "schedule": {"name": "constant", "warmup": 0.0},
+            "optimizer": {"name": settings["optimizer"]}, "checkpoint": {"every_seconds": None},
+            "recompute": settings["recompute"],
+        },
+        "benchmark",
+    )  # fmt: skip
+    rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+    units = [[Encoded(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
+    lm = LanguageModel(model, byte_tokenizer(), TaskConfig())
+    print(json.dumps({"peak": matmul_peak("cuda", torch.bfloat16)}))
+    with tempfile.TemporaryDirectory() as scratch:
+        for step in Trainer(lm, Supervised(units, config), config, 0, Path(scratch)).fit():
+            print(
+                json.dumps(
+                    {"loss": step.loss, "tokens": step.tokens, "seconds": step.seconds, "bytes": step.memory_bytes}
+                )
+            )
+
+
+_PEER = """
+import json, sys, time
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+settings = json.loads(sys.argv[1])
+torch.manual_seed(0)
+dtype = getattr(torch, settings["peer_dtype"])
+with torch.device("cuda"):
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(**settings["shape"]), dtype=dtype, attn_implementation=settings["attention"]
+    )
+packed = settings["packed"]
+config = SFTConfig(
+    output_dir=settings["out"], max_steps=settings["steps"], optim="adamw_torch_fused", bf16=True, weight_decay=0.01,
+    per_device_train_batch_size=4 if packed else 16, gradient_accumulation_steps=2 if packed else 4,
+    packing=packed, padding_free=True, max_length=settings["longest"] if packed else None, use_liger_kernel=True,
+    gradient_checkpointing=settings["recompute"] == "full", learning_rate=1e-5, lr_scheduler_type="constant",
+    max_grad_norm=1.0, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, shuffle_dataset=False,
+    completion_only_loss=True, train_sampling_strategy="sequential",
+)
+
+class Timed(TrainerCallback):
+    def on_step_begin(self, *_, **__):
+        torch.cuda.synchronize()
+        self.start = time.perf_counter()
+    def on_step_end(self, *_, **__):
+        torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - self.start
+    def on_log(self, args, state, control, logs=None, **__):
+        if "loss" in logs:
+            found = {"loss": logs["loss"], "seconds": self.seconds, "bytes": torch.cuda.max_memory_allocated()}
+            print(json.dumps(found | {"tokens": logs["num_tokens"]}), flush=True)
+
+SFTTrainer(
+    model=model, args=config, processing_class=AutoTokenizer.from_pretrained(settings["tokenizer"]),
+    train_dataset=Dataset.from_list([json.loads(line) for line in open(settings["data"])]), callbacks=[Timed()],
+).train()
+"""
+
+
+def run(command: list[str]) -> tuple[list[Row], str]:
+    """The steps that a contender prints, or why there are none."""
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('{"loss"', '{"peak"'))]
+    if done.returncode == 0:
+        return lines, ""
+    memory = "OutOfMemoryError" in done.stderr or "out of memory" in done.stderr
+    return lines, "out of memory" if memory else (done.stderr.strip().splitlines() or ["failed"])[-1]
+
+
+def contenders(shape: str, folder: Path, arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Their commands by name."""
+    from posttrain.models.tiny import byte_tokenizer
+
+    data, peer, tokenizer = folder / f"{shape}.jsonl", folder / "peer.py", folder / "tokenizer"
+    rows = sequences(SEQUENCES * arguments.steps, SHAPES[shape]["vocab_size"])
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    peer.write_text(_PEER, encoding="utf-8")
+    byte_tokenizer().save_pretrained(tokenizer)
+    found = {"ours": [sys.executable, __file__, "--ours", shape, str(data)]}
+    if arguments.peer_python:
+        paths = {"data": str(data), "tokenizer": str(tokenizer), "out": str(folder / "out")}
+        common = {"steps": arguments.steps, "longest": LONGEST, "attention": arguments.peer_attention, **paths}
+        for name, packed in (("TRL padding-free, Liger", False), ("TRL packed, Liger", True)):
+            settings = {**SETTINGS[shape], **common, "shape": SHAPES[shape], "packed": packed}
+            found[name] = [arguments.peer_python, str(peer), json.dumps(settings)]
+    return found
+
+
+def flops_per_token(shape: str, data: Path) -> float:
+    """The model's own work on all sequences, by their tokens."""
+    from transformers import LlamaConfig
+
+    from posttrain.train.watch.throughput import Decoder, training_flops
+
+    decoder = Decoder.of(LlamaConfig(**SHAPES[shape]))
+    assert decoder is not None
+    rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+    lengths = [len(row["input_ids"]) for row in rows]
+    return training_flops(decoder, lengths, sum(sum(row["completion_mask"]) for row in rows)) / sum(lengths)
+
+
+def compare(shape: str, folder: Path, arguments: argparse.Namespace) -> list[Row]:
+    """One row a contender."""
+    found, peak = [], None
+    for name, command in contenders(shape, folder, arguments).items():
+        lines, problem = run(command)
+        peak = next((line["peak"] for line in lines if "peak" in line), peak)
+        steps = [line for line in lines if "loss" in line]
+        if name != "ours":  # TRL counts tokens from the beginning
+            counts = [0, *(step["tokens"] for step in steps)]
+            for step, before, after in zip(steps, counts, counts[1:], strict=False):
+                step["tokens"] = after - before
+        if arguments.json:
+            with open(arguments.json, "a", encoding="utf-8") as file:
+                for number, step in enumerate(steps):
+                    print(json.dumps({"shape": shape, "contender": name, "step": number, **step}), file=file)
+        row: Row = {"shape": shape, "name": name, "problem": problem or ("" if steps[WARM_UP:] else "too few steps")}
+        if not row["problem"]:
+            row["speed"] = statistics.median(step["tokens"] / step["seconds"] for step in steps[WARM_UP:])
+            row["bytes"], row["loss"] = max(step["bytes"] for step in steps), steps[0]["loss"]
+            row["mfu"] = row["speed"] * flops_per_token(shape, folder / f"{shape}.jsonl") / peak if peak else None
+        found.append(row)
+    return found
+
+
+def main() -> None:
+    """Run all and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer-python")
+    parser.add_argument("--peer-attention", default="flash_attention_2", help="what transformers calls it")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--json", help="a file that gets one line a step")
+    parser.add_argument("--ours", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        print("gpu_sft.py: no CUDA device is here; run it where there is one", file=sys.stderr)
+        raise SystemExit(2)
+    if arguments.ours:
+        ours(arguments.ours[0], Path(arguments.ours[1]))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row for shape in arguments.shapes for row in compare(shape, Path(folder), arguments)]
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
+    print("| shape | contender | tokens/s | ratio | MFU | peak memory, GiB | first loss |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for row in rows:
+        start = f"| {row['shape']} | {row['name']} "
+        if row["problem"]:
+            print(f"{start}| {row['problem']} | | | | |")
+            continue
+        own = next((one.get("speed") for one in rows if (one["shape"], one["name"]) == (row["shape"], "ours")), None)
+        ratio = f"{own / row['speed']:.2f}" if own else ""
+        mfu = f"{row['mfu']:.1%}" if row["mfu"] else ""
+        print(f"{start}| {row['speed']:.0f} | {ratio} | {mfu} | {row['bytes'] / 2**30:.1f} | {row['loss']:.4f} |")
+
+
+if __name__ == "__main__":
+    main()

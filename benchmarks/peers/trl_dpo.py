@@ -1,0 +1,60 @@
+"""TRL's DPO on pairs of token ids: run by ``dpo_vs_trl.py`` in TRL's own environment; one line of JSON a step.
+
+    python trl_dpo.py MODEL PAIRS STEPS BATCH before|beside
+
+``before`` computes the reference's log-probabilities ahead of the training, ``beside`` keeps it in memory.
+"""
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import DPOConfig, DPOTrainer
+
+
+class OfTokens(DPOTrainer):
+    """A trainer whose data are tokens already."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        return dataset
+
+
+class Timed(TrainerCallback):
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds = time.perf_counter() - self.start
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **__: Any) -> None:
+        if "loss" in logs:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(json.dumps({"loss": logs["loss"], "seconds": self.seconds, "bytes": peak}), flush=True)
+
+
+def main(model: str, pairs: str, steps: str, batch: str, reference: str) -> None:
+    torch.set_num_threads(2)
+    with tempfile.TemporaryDirectory() as scratch:
+        config = DPOConfig(
+            output_dir=scratch, max_steps=int(steps), per_device_train_batch_size=int(batch), beta=0.1,
+            precompute_ref_log_probs=reference == "before", learning_rate=1e-5, lr_scheduler_type="constant",
+            bf16=True, use_cpu=True, gradient_checkpointing=False, max_length=None, weight_decay=0.0, max_grad_norm=1.0,
+            logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, train_sampling_strategy="sequential",
+            model_init_kwargs={"dtype": "float32"},
+        )  # fmt: skip
+        rows = [json.loads(line) for line in Path(pairs).read_text(encoding="utf-8").splitlines()]
+        start = time.perf_counter()
+        trainer = OfTokens(model=model, args=config, train_dataset=Dataset.from_list(rows), callbacks=[Timed()])
+        print(json.dumps({"ahead": time.perf_counter() - start}), flush=True)
+        trainer.train()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""What ``posttrain train`` and ``posttrain plan`` are given: settings from a file and options, and records."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+import yaml
+
+from posttrain.cli.data import dataset_version
+from posttrain.cli.shared import opened
+from posttrain.data.read import read
+from posttrain.data.schema import concat
+from posttrain.loop.config import CONFIG_FILE, read_yaml
+from posttrain.store.errors import UserError
+from posttrain.train.alone import AloneConfig
+
+ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
+DataOption = Annotated[str | None, typer.Option(help="A file of records, or a dataset version such as train@v2.")]
+ObjectiveOption = Annotated[str | None, typer.Option(help="What is learned: sft, dpo and others.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="YAML with `task`, `train`, `seed`; a posttrain.yaml will do.")]
+SetOption = Annotated[list[str] | None, typer.Option(help="A setting, such as train.shuffle=false; may be repeated.")]
+
+
+def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], *, plan: bool = False) -> AloneConfig:
+    """The config file's values, then the options', then those that ``--set`` names.
+
+    Args:
+        file: YAML, or None.
+        given: options by key; those that are None were not given.
+        changes: ``key=value``.
+        plan: whether nothing is trained, so that the data may be left open; then they are "".
+
+    Raises:
+        UserError: one cannot be read, or does not fit.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = read_yaml(file)
+        if isinstance(values.get("data"), dict):  # a whole posttrain.yaml
+            values = {"columns": values["data"].get("columns")} | {
+                key: values[key] for key in ("seed", "model", "task", "train") if key in values
+            }
+    for key, value in given.items():
+        if value is not None:
+            _put(values, key, value)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key:
+            raise UserError(f"`{change}` is no setting", where="--set", fix="key=value, such as train.epochs=3")
+        try:
+            _put(values, key, yaml.safe_load(text))
+        except yaml.YAMLError:
+            raise UserError(f"`{text}` cannot be read as a value", where=f"--set {key}") from None
+    if plan:
+        values.setdefault("data", "")
+    for name in ("model", "data"):
+        if name not in values:
+            raise UserError(f"no {name} is named", where=f"--{name}")
+    return AloneConfig.read(values, str(file or "--set"))
+
+
+def read_records(settings: AloneConfig, workspace: Path) -> pa.Table:
+    """The records of the file, or of the workspace's dataset version, that the settings name."""
+    path = Path(settings.data)
+    if path.exists() or not (workspace / CONFIG_FILE).is_file():
+        return concat(list(read(path, settings.columns, name=settings.data)))
+    with opened(workspace, checked=False) as (store, _):
+        return dataset_version(store, settings.data).records
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise UserError(f"`{part}` is no section", where=f"--set {key}")
+    values[last] = value

@@ -1,0 +1,186 @@
+"""A model's shape, from its config alone: no weight is downloaded or loaded."""
+
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posttrain.models.chat import Chat
+from posttrain.models.language_model import LanguageModel, first_line
+from posttrain.models.sources import TINY_MODEL, fetch
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import byte_tokenizer
+from posttrain.store.errors import UserError
+
+GATED = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
+"""What most families call the modules of a gated feed-forward block."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder-only transformer.
+
+    Attributes:
+        family: transformers' ``model_type``.
+        hidden: width of the hidden states.
+        layers: decoder layers.
+        heads: query heads.
+        shared_heads: key and value heads.
+        head_size: width of a head.
+        inner: width inside a feed-forward block; of all experts that a token goes through.
+        vocabulary: rows of the output head; 0 where there is none.
+        gated: whether a feed-forward block is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
+        apart: whether these are three layers and an activation, each a module of its own.
+        norms: norms of the hidden states in a layer.
+        head_norms: whether queries and keys are normed.
+        rms: whether norms are written out in float32 (RMSNorm), else one fused LayerNorm.
+        tied: whether the output head is the embedding.
+    """
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    shared_heads: int
+    head_size: int
+    inner: int
+    vocabulary: int
+    gated: bool
+    apart: bool
+    norms: int
+    head_norms: bool
+    rms: bool
+    tied: bool
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys of a token, and of all values."""
+        return self.shared_heads * self.head_size
+
+
+def read_config(source: str) -> Any:
+    """The transformers config of a model.
+
+    Args:
+        source: what ``posttrain.models.sources.locate`` names. Of a Hub id only ``config.json`` is downloaded, of a
+            ``.gguf`` file only its header read.
+
+    Raises:
+        UserError: there is none, or transformers does not know the family.
+    """
+    from transformers import AutoConfig
+
+    if source == TINY_MODEL:
+        with tempfile.TemporaryDirectory() as folder:
+            fetch(source, Path(folder))
+            return AutoConfig.from_pretrained(folder)
+    path = Path(source)
+    try:
+        if path.suffix == ".gguf":
+            return AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
+        raise UserError(f"no config can be read: {first_line(error)}", where=source) from None
+
+
+def read_chat(source: str, config: Any) -> Chat:
+    """A model's tokenizer and template, from what `read_config` takes; of a Hub id the tokenizer is downloaded.
+
+    Raises:
+        UserError: there is no tokenizer, or none that names a stop token.
+    """
+    from transformers import AutoTokenizer
+
+    path = Path(source)
+    try:
+        if source == TINY_MODEL:
+            tokenizer: Any = byte_tokenizer()
+        elif path.suffix == ".gguf":
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
+        raise UserError(f"no tokenizer can be read: {first_line(error)}", where=source) from None
+    return LanguageModel(skeleton(config), tokenizer, TaskConfig()).chat
+
+
+def skeleton(config: Any, *, classifier: bool = False) -> Any:
+    """The model of a config on the ``meta`` device: names and shapes of all its weights, no numbers.
+
+    Args:
+        config: a transformers config.
+        classifier: whether it gives a number for a text instead of the next token.
+
+    Raises:
+        UserError: no such model has this config.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        what = "classifier" if classifier else "causal language model"
+        raise UserError(f"no {what} has this config: {first_line(error)}", where="model") from None
+
+
+def shape(model: Any) -> Shape:
+    """The shape of a model with or without a head; one on the ``meta`` device will do.
+
+    Raises:
+        UserError: it is no transformer with a list of decoder layers.
+    """
+    config = model.config.get_text_config()
+    layers = decoder_layers(model)
+    hidden, heads = (getattr(config, name, None) for name in ("hidden_size", "num_attention_heads"))
+    if not layers or not isinstance(hidden, int) or not isinstance(heads, int):
+        raise UserError(f"models of type {config.model_type} have no shape that is known here", where="model")
+    names = {name.rpartition(".")[2] for name, _ in layers[0].named_modules()}
+    norms = [(name, module) for name, module in layers[0].named_modules() if is_norm(module)]
+    of_heads = [name for name, _ in norms if name.rpartition(".")[2] in ("q_norm", "k_norm")]
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    return Shape(
+        family=config.model_type,
+        hidden=hidden,
+        layers=len(layers),
+        heads=heads,
+        shared_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or hidden // heads,
+        inner=_inner(config, hidden),
+        vocabulary=0 if head is None else len(head.weight),
+        gated=bool(names & {"gate_proj", "gate_up_proj", "w3"}),
+        apart=names >= GATED,
+        norms=len(norms) - len(of_heads),
+        head_norms=bool(of_heads),
+        rms=not any(isinstance(module, nn.LayerNorm) for _, module in norms),
+        tied=head is not None and head.weight is embedding.weight,
+    )
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
+    """The first list of modules in a model, which are its layers."""
+    return next((module for module in model.modules() if isinstance(module, nn.ModuleList)), None)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm, by its class's name: there is no common base class."""
+    return "norm" in type(module).__name__.lower()
+
+
+def _inner(config: Any, hidden: int) -> int:
+    experts = getattr(config, "num_experts_per_tok", None)
+    if experts:
+        width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        return int(experts * width)
+    name = "n_inner" if hasattr(config, "n_inner") else "intermediate_size"
+    return int(getattr(config, name, None) or 4 * hidden)

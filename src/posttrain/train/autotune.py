@@ -1,0 +1,279 @@
+"""The settings with the most tokens a second here, found by measuring, in a bounded time.
+
+One setting after another is varied, beginning from the config (coordinate search); then the best two are measured
+again in turns, as a machine that others use is now faster and now slower by a third.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+import yaml
+
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.files import make_folder, remove_tree, write_atomically
+from posttrain.store.progress import task
+from posttrain.train.alone import CONFIG, TUNED, AloneConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.trial import OUT_OF_MEMORY, Settings, Trial, Trials, as_json, changed
+
+log = logging.getLogger("posttrain")
+
+_WORK = ".autotune"
+_TOKENS = "micro_batch_tokens"
+_LEAST_TOKENS = 256
+_GUESS = 8192
+_CHOICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("compile", (False, True)),
+    ("recompute.mode", ("none", "selective", "full")),
+    ("loader.prefetch", (2, 8)),
+    ("loader.workers", (0, 1, 2)),
+)
+_SEARCH = 0.6  # share of the time; the rest is for the best two
+_BETTER = 1.03
+_CLEARLY_SLOWER = 0.65
+_DUELS = 3  # of each of the best two
+_STARVED = 0.01  # share of a step spent waiting, from which the loader is worth a look
+
+Measure = Callable[[Settings, float, float], Trial]
+"""A setting, the tokens a second below which it may be given up, and the seconds that it may take."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found.
+
+    Args:
+        settings: the best, by key below ``train``.
+        trials: all of them, in order, those of the best two in turns at the end.
+        before, after: tokens a second of the config as it was, 0 where it could not be measured, and of the best.
+    """
+
+    settings: Settings
+    trials: list[Trial]
+    before: float
+    after: float
+
+
+def tune(
+    out: Path,
+    config: AloneConfig,
+    records: pa.Table,
+    fetch: Callable[[Path], Path],
+    seconds: float,
+    measure: Measure | None = None,
+) -> Tuned:
+    """Find the best settings and write them into ``out/config.yaml``, and all that was measured beside it.
+
+    Args:
+        out: made if missing; may hold an earlier tuning and nothing else.
+        fetch: gives the folder of the model; may write it into the folder that it is given.
+        seconds: that the measuring may take, about.
+        measure: in place of `Trials`.
+
+    Raises:
+        UserError: the folder holds something else, or the training cannot be begun.
+        WorkError: nothing could be measured in this time.
+    """
+    if out.exists() and (not out.is_dir() or {one.name for one in out.iterdir()} - {CONFIG, TUNED, _WORK}):
+        raise UserError("holds something else already", where=str(out), fix="name another --out")
+    make_folder(out)
+    work = out / _WORK
+    steps = config.train.epochs * -(-records.num_rows // config.train.batch_size)
+    try:
+        if measure is None:
+            make_folder(work)
+            source = fetch(work / "base").resolve()
+            measure = Trials(work / "trial", source, records, config.train, config.task, config.seed)
+        with _timed(seconds) as passed:
+            tuned = search(config.train, measure, seconds, steps, passed)
+    finally:
+        remove_tree(work)
+    best = config.model_copy(update={"train": changed(config.train, tuned.settings)})
+    write_atomically(out / CONFIG, yaml.safe_dump(best.model_dump(mode="json"), sort_keys=False).encode())
+    write_atomically(out / TUNED, json.dumps([as_json(one) for one in tuned.trials], indent=1).encode())
+    return tuned
+
+
+def search(
+    config: TrainConfig, measure: Measure, seconds: float, steps: int, passed: Callable[[], float] | None = None
+) -> Tuned:
+    """The search alone.
+
+    Args:
+        steps: of the whole training, over which what compiling takes is spread.
+        passed: seconds so far; may be a clock of its own.
+    """
+    began = time.monotonic()
+    found = _Search(config, measure, steps, passed or (lambda: time.monotonic() - began))
+    found.until = _SEARCH * seconds
+    found.explore()
+    if sum(not one.problem for one in found.trials) < 2:  # nothing to decide between, so there is time to look on
+        found.until = seconds
+        found.explore()
+    if found.best is None:
+        last = found.trials[-1].problem if found.trials else "no time"
+        raise WorkError(f"no setting could be measured in {seconds:.0f} s: {last}")
+    found.until = seconds
+    winner, rate = found.decide()
+    first = found.trials[0]
+    return Tuned(winner.settings, found.trials, first.rate(steps), rate)
+
+
+class _Search:
+    def __init__(self, config: TrainConfig, measure: Measure, steps: int, passed: Callable[[], float]) -> None:
+        self._measure, self._steps, self._passed = measure, steps, passed
+        values = config.model_dump(mode="json")
+        self._start = {_TOKENS: config.micro_batch_tokens}
+        self._start |= {key: known for key, _ in _CHOICES if (known := _value(values, key)) is not None}
+        self.until = 0.0
+        self.trials: list[Trial] = []
+        self.best: Trial | None = None
+
+    def explore(self) -> None:
+        """Vary one setting after another, as long as there is time and something was gained."""
+        trial = self._try(self._start) or (self.trials[-1] if self.trials else None)
+        tokens = _most_tokens(trial or Trial(self._start))
+        while self.best is None and trial and trial.problem and tokens > _LEAST_TOKENS:
+            tokens //= 2
+            trial = self._try({**self._start, _TOKENS: tokens})
+        while self.best:
+            before = self.best
+            self._micro_batch()
+            for key, values in _CHOICES:
+                if key in self._start and self._is_worth_a_look(key):
+                    for value in values:
+                        self._try({**self.best.settings, key: value, **self._with(key, value)})
+            if self.best is before or self._passed() >= self.until:
+                return
+
+    def decide(self) -> tuple[Trial, float]:
+        """The better of the best two, measured in turns, and its tokens a second."""
+        assert self.best is not None
+        usable = {_key(one.settings): one for one in self.trials if one.rate(self._steps)}
+        ranked = sorted(usable.values(), key=lambda one: -one.rate(self._steps))[:2]
+        rates: dict[str, list[float]] = {_key(one.settings): [] for one in ranked}
+        order = [place for turn in range(_DUELS) for place in ((0, 1) if turn % 2 == 0 else (1, 0))]
+        for place in order if len(ranked) == 2 else ():
+            again = self._run(ranked[place].settings, 0.0)
+            if again is None:
+                break
+            rates[_key(again.settings)].append(again.rate(self._steps))
+        if not all(rates.values()):
+            return self.best, self.best.rate(self._steps)
+        # A crash in the second measurement counts as 0, as it would in training.
+        first, second = (median(rates[_key(one.settings)]) for one in ranked)
+        close = min(first, second) * 1.02 >= max(first, second)
+        saves = ranked[1].memory_bytes < 0.9 * ranked[0].memory_bytes
+        takes_second = second > first if not close else saves
+        return (ranked[1], second) if takes_second else (ranked[0], first)
+
+    def _micro_batch(self) -> None:
+        """Double it while that helps and a step has so many tokens, else halve it while that helps."""
+        assert self.best is not None
+        for factor in (2.0, 0.5):
+            before = self.best
+            while True:
+                whole = max(self.best.tokens, 1)  # of a step: what holds more of it is no other setting
+                tokens = int(min(_most_tokens(self.best), whole if factor < 1 else math.inf) * factor)
+                if tokens < _LEAST_TOKENS or tokens >= 2 * whole:
+                    break
+                last = self.best
+                self._try({**last.settings, _TOKENS: tokens})
+                if self.best is last:
+                    break
+            if self.best is not before:
+                return
+
+    def _with(self, key: str, value: Any) -> dict[str, Any]:
+        """What goes with a value: memory that is saved is there for a larger micro-batch."""
+        assert self.best is not None
+        return {_TOKENS: 2 * _most_tokens(self.best)} if key == "recompute.mode" and value != "none" else {}
+
+    def _is_worth_a_look(self, key: str) -> bool:
+        assert self.best is not None
+        if key.startswith("loader."):
+            return self.best.data_wait > _STARVED
+        if key == "recompute.mode":  # it costs time, and only pays where memory is what limits the micro-batch
+            limited = any(one.problem == OUT_OF_MEMORY for one in self.trials)
+            return limited or self.best.settings[key] != "none"
+        return True
+
+    def _try(self, settings: Settings) -> Trial | None:
+        """Measure a setting unless it was; it is the best if it is better by more than a little."""
+        if any(_key(one.settings) == _key(settings) for one in self.trials):
+            return None
+        best = self.best.rate(self._steps) if self.best else 0.0
+        trial = self._run(settings, _CLEARLY_SLOWER * best)
+        if trial and trial.rate(self._steps) > _BETTER * best:
+            self.best = trial
+        return trial
+
+    def _run(self, settings: Settings, floor: float) -> Trial | None:
+        """None where there is no time for another: a trial takes about as long as the one before."""
+        left = self.until - self._passed()
+        usual = self.trials[-1].seconds if self.trials else 0.0
+        if left <= 0 or left < usual:
+            return None
+        try:
+            trial = self._measure(settings, floor, left)
+        except UserError as error:
+            if not self.trials:
+                raise  # as it stands in the config
+            trial = Trial(settings, problem=str(error))
+        self.trials.append(trial)
+        said = trial.problem or f"{trial.rate(self._steps):,.0f} tokens/s, {trial.memory_bytes / 1e9:.2f} GB"
+        log.info("  %s: %s", ", ".join(f"{key}={_yaml(value)}" for key, value in settings.items()), said)
+        return trial
+
+
+@contextmanager
+def _timed(seconds: float) -> Iterator[Callable[[], float]]:
+    """Seconds so far, shown as progress."""
+    began, shown = time.monotonic(), 0
+    with task("tuning", max(1, int(seconds)), "s") as advance:
+
+        def passed() -> float:
+            nonlocal shown
+            now = time.monotonic() - began
+            advance(min(int(now), int(seconds)) - shown)
+            shown = min(int(now), int(seconds))
+            return now
+
+        yield passed
+
+
+def _most_tokens(trial: Trial) -> int:
+    """Tokens of a micro-batch at most; a guess where nobody had decided them yet."""
+    tokens = trial.settings[_TOKENS]
+    return tokens if isinstance(tokens, int) else _GUESS
+
+
+def changes(tuned: Tuned) -> list[str]:
+    """The settings as ``--set`` takes them."""
+    return [f"train.{key}={_yaml(value)}" for key, value in tuned.settings.items()]
+
+
+def _yaml(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def _key(settings: Settings) -> str:
+    return json.dumps(dict(settings), sort_keys=True)
+
+
+def _value(values: Any, key: str) -> Any:
+    """What stands under a dotted key; None where there is nothing."""
+    for part in key.split("."):
+        if not isinstance(values, dict) or part not in values:
+            return None
+        values = values[part]
+    return values

@@ -1,0 +1,66 @@
+"""The gradient of one optimiser step, added up over its micro-batches."""
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed
+from posttrain.train.config import TrainConfig
+from posttrain.train.lessons.base import Lesson
+from posttrain.train.loader import Batch
+from posttrain.train.noise.adversarial import add_gradients
+from posttrain.train.objectives.loss import Loss, means, merged
+from posttrain.train.watch.phases import phase
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What a step's forward passes found.
+
+    Args:
+        loss: mean over all that the objective counts by.
+        supervised: supervised tokens.
+        metrics: what else the objective measured, means.
+    """
+
+    loss: float
+    supervised: int
+    metrics: dict[str, float]
+
+
+def add_up(lm: LanguageModel, lesson: Lesson, config: TrainConfig, batch: Batch, scale: float = 1.0) -> Summed:
+    """Add the gradient of a step's loss to the weights', one micro-batch after another.
+
+    Each micro-batch's sum is divided by what the whole step counts, so that the gradient does not depend on how the
+    step is cut.
+
+    Args:
+        scale: multiplies the gradient, not the loss that is returned.
+    """
+    with autocast(lm, config):
+        whole = lesson.begin(lm, batch.rows) or 1.0
+    total, metrics = 0.0, []
+    for rows, packed in zip(batch.rows, batch.packed, strict=True):
+        once = partial(forward, lm, lesson, config, packed, rows)
+        with phase("backward"):
+            loss = add_gradients(once, whole / scale, lm, config.noise.adversarial)
+        total += loss.sum.item()
+        metrics.append(loss.metrics)
+    supervised = sum(len(packed.targets) for packed in batch.packed)
+    return Summed(total / whole, supervised, means(merged(metrics)))
+
+
+def forward(lm: LanguageModel, lesson: Lesson, config: TrainConfig, packed: Packed, rows: list[int]) -> Loss:
+    """The loss of one micro-batch, in the config's precision."""
+    with phase("head"), autocast(lm, config):
+        return lesson.loss(lm, packed, rows)
+
+
+def autocast(lm: LanguageModel, config: TrainConfig) -> contextlib.AbstractContextManager[object]:
+    """What the model computes in, under precision ``autocast``."""
+    if config.precision == "autocast":
+        return torch.autocast(lm.device.type, torch.bfloat16)
+    return contextlib.nullcontext()

@@ -1,0 +1,50 @@
+"""The config section ``initialization``."""
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.store.section import Section
+
+Method = Literal["normal", "xavier", "kaiming", "depth_scaled", "ds_init", "zeros"]
+
+
+class RuleConfig(Section):
+    """How some of the parameters begin."""
+
+    match: str = Field(description="Pattern that is looked for in a parameter's name.")
+    method: Method = Field(description="How they begin.")
+    gain: float = Field(1.0, gt=0, description="Multiplies the method's standard deviation.")
+    std: float | None = Field(None, gt=0, description="Standard deviation of normal and depth_scaled; none: as above.")
+
+    @field_validator("match")
+    @classmethod
+    def _is_pattern(cls, match: str) -> str:
+        try:
+            re.compile(match)
+        except re.error as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+        return match
+
+
+class InitializationConfig(Section):
+    """Training from scratch: of the model to start from, only config and tokenizer are read."""
+
+    method: Literal["none", "normal", "xavier", "kaiming", "depth_scaled", "ds_init"] = Field(
+        "none",
+        description="How matrices begin: as they are; from N(0, std); as Glorot & Bengio 2010; as arXiv:1502.01852; "
+        "as GPT-2, normal and 1/sqrt(2 layers) as large where a block ends; or as arXiv:1908.11365.",
+    )
+    gain: float = Field(1.0, gt=0, description="Multiplies the standard deviation of the matrices.")
+    std: float = Field(0.02, gt=0, description="Standard deviation of normal and depth_scaled, and of embeddings.")
+    rules: list[RuleConfig] = Field([], description="What begins otherwise; the first rule that matches a name counts.")
+    largest_ratio: float = Field(
+        10.0, gt=1, description="Warn where the variance of signals or gradients changes more from layer to layer."
+    )
+
+    @model_validator(mode="after")
+    def _rules_are_used(self) -> Self:
+        if self.rules and self.method == "none":
+            raise ValueError("rules are for training from scratch: set a method too")
+        return self

@@ -1,0 +1,87 @@
+"""What the trainer asks of a lesson, whatever its objective."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit
+from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.functions import FUNCTIONS
+from posttrain.train.objectives.loss import Loss
+
+_TOKENS = 4096
+
+
+class Lesson(ABC):
+    """The units of a training under its objective.
+
+    The trainer adds up the sums of a step's micro-batches and divides them by what ``begin`` gave before the first, so
+    that neither loss nor gradient depends on how a step is cut.
+
+    Args:
+        units: what the trainer packs; it names them by their places.
+        config: names the objective and its settings.
+    """
+
+    has_teacher = False
+    """Whether ``consult`` has something to do; the model that is trained need not be in memory then."""
+
+    def __init__(self, units: Sequence[Unit], config: TrainConfig) -> None:
+        self.units, self.config = units, config
+        self.function: Callable[..., Loss] = FUNCTIONS[config.objective]
+        self.settings: Any = getattr(config, config.objective, None)
+
+    @property
+    def tokens_at_once(self) -> int:
+        """How many are in memory where nothing is learned of them, which takes little."""
+        budget = self.config.micro_batch_tokens
+        return budget if isinstance(budget, int) else _TOKENS
+
+    def consult(self, folder: Path) -> None:
+        """Ask a teacher, once and ahead of the training, and keep its answers in ``folder``."""
+        return None
+
+    @contextmanager
+    def equipped(self, lm: LanguageModel) -> Iterator[None]:
+        """The model with what is trained beside it and thrown away after."""
+        yield
+
+    def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, parts: Iterable[Sequence[int]] = ()) -> None:
+        """Compute what the model says before its first step, and keep it in ``folder``.
+
+        Args:
+            padded: whether the model must be given padded rows.
+            parts: the micro-batches in which the training will meet the units first.
+        """
+        return None
+
+    def begin(self, lm: LanguageModel, parts: Sequence[Sequence[int]]) -> float:
+        """Take up a step.
+
+        Args:
+            parts: the places of each micro-batch's units.
+
+        Returns:
+            What the sum of all the micro-batches' losses is divided by: here the units.
+        """
+        return float(sum(map(len, parts)))
+
+    @abstractmethod
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        """The loss of the units ``rows``, which ``packed`` holds in this order."""
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout and other noise."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

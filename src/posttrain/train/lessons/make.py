@@ -1,0 +1,106 @@
+"""The model and the lesson that an objective needs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from posttrain.models.classifier import REWARD, load_classifier
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.packing import Unit
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.train.config import TrainConfig
+from posttrain.train.lessons.base import Lesson
+from posttrain.train.lessons.distillation import DistilledLogits, DistilledStates
+from posttrain.train.lessons.log_probabilities import Supervised
+from posttrain.train.lessons.pairs import OddsRatioPairs, ReferenceFreePairs, ReferencePairs
+from posttrain.train.lessons.units import split
+from posttrain.train.lessons.unpaired import UnpairedAnswers
+from posttrain.train.lessons.whole_texts import Classes, Rewards
+from posttrain.train.objectives.registry import OBJECTIVES, Shape
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a lesson is made of.
+
+    Args:
+        units: in the records' order, in the shape that `shape_of` names.
+        config: the training's.
+        lm: the model that `model_for` loaded, to look at; no lesson keeps it.
+        targets: the class of each record, or whether its answer is desirable.
+        margins: how much better each chosen answer is.
+    """
+
+    units: Sequence[Unit]
+    config: TrainConfig
+    lm: LanguageModel
+    targets: Sequence[int] = ()
+    margins: Sequence[float] = ()
+
+
+def shape_of(config: TrainConfig, records: pa.Table) -> Shape:
+    """The shape in which the objective wants the records."""
+    shape = OBJECTIVES[config.objective].shape
+    if shape == "labelled" and records["rejected"].null_count < records.num_rows:
+        return "pair"  # each is a desirable and an undesirable answer, as TRL takes them
+    return shape
+
+
+def model_for(config: TrainConfig, source: Path, task: TaskConfig, dtype: str) -> LanguageModel:
+    """Load the model with the head that the objective trains.
+
+    Raises:
+        UserError: it cannot be, or the task names no labels to tell apart.
+    """
+    output = OBJECTIVES[config.objective].output
+    if output == "reward":
+        return load_classifier(source, task, dtype, REWARD)
+    if output == "classes":
+        if not task.label_set:
+            raise UserError("a classifier needs the closed set of its labels", where="task.labels", fix="name them")
+        return load_classifier(source, task, dtype, task.label_set)
+    return load(source, task, dtype)
+
+
+def lesson_for(given: Given) -> Lesson:
+    """The lesson of the config's objective."""
+    return _LESSONS[given.config.objective](given)
+
+
+def _unpaired(given: Given) -> Lesson:
+    if len(given.units[0]) == 1:
+        return UnpairedAnswers(given.units, given.config, [target == 1 for target in given.targets])
+    return UnpairedAnswers(split(given.units), given.config, [True, False] * len(given.units))
+
+
+def _supervised(given: Given) -> Lesson:
+    return Supervised(given.units, given.config)
+
+
+def _against_reference(given: Given) -> Lesson:
+    return ReferencePairs(given.units, given.config)
+
+
+def _reference_free(given: Given) -> Lesson:
+    return ReferenceFreePairs(given.units, given.config)
+
+
+_LESSONS: dict[str, Callable[[Given], Lesson]] = {
+    "sft": _supervised,
+    "dpo": _against_reference,
+    "cdpo": _against_reference,
+    "robust_dpo": _against_reference,
+    "ipo": _against_reference,
+    "hinge": _against_reference,
+    "orpo": lambda given: OddsRatioPairs(given.units, given.config),
+    "simpo": _reference_free,
+    "cpo": _reference_free,
+    "kto": _unpaired,
+    "reward": lambda given: Rewards(given.units, given.config, given.lm, given.margins),
+    "classification": lambda given: Classes(given.units, given.config, given.lm, given.targets),
+    "distill": lambda given: DistilledLogits(given.units, given.config, given.lm),
+    "distill_hidden": lambda given: DistilledStates(given.units, given.config, given.lm),
+}

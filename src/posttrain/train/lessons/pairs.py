@@ -1,0 +1,81 @@
+"""Lessons from pairs of a chosen and a rejected answer."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posttrain.models.head import token_log_probabilities
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit
+from posttrain.models.reading import read
+from posttrain.train.config import TrainConfig
+from posttrain.train.lessons.base import Lesson
+from posttrain.train.lessons.log_probabilities import by_sequence, sequences
+from posttrain.train.lessons.reference import reference
+from posttrain.train.lessons.units import UnitView, supervised_tokens, whole_text
+from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.sequences import Sequences
+
+
+class ReferencePairs(Lesson):
+    """``dpo`` and what is like it: the policy is measured against what it was before its first step."""
+
+    def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, parts: Iterable[Sequence[int]] = ()) -> None:
+        self.before = reference(lm, self.units, folder, self.tokens_at_once, padded=padded, parts=parts)
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        chosen, rejected = sides(sequences(lm, packed))
+        before = self.before[list(rows)].to(chosen.sums.device)
+        references = Sequences(before[:, 0], chosen.counts), Sequences(before[:, 1], rejected.counts)
+        return self.function(chosen, rejected, *references, self.settings)
+
+
+class ReferenceFreePairs(Lesson):
+    """``simpo`` and ``cpo``, which may add the chosen answers' likelihood, a mean over the step's tokens."""
+
+    tokens_per_pair = 1.0
+
+    def begin(self, lm: LanguageModel, parts: Sequence[Sequence[int]]) -> float:
+        """The step's pairs."""
+        rows = [row for part in parts for row in part]
+        tokens = sum(supervised_tokens(self.units[row][0]) for row in rows)
+        self.tokens_per_pair = max(tokens, 1) / max(len(rows), 1)
+        return float(len(rows))
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        chosen, rejected = sides(sequences(lm, packed))
+        return self.function(chosen, rejected, self.settings, tokens_per_pair=self.tokens_per_pair)
+
+
+class OddsRatioPairs(ReferenceFreePairs):
+    """``orpo``, whose likelihood may be that of the chosen text with its prompt.
+
+    The prompt's tokens are supervised in the chosen sequence then, so that the pair does not share them.
+    """
+
+    def __init__(self, units: Sequence[Unit], config: TrainConfig) -> None:
+        self.answers = units
+        if config.orpo.likelihood == "text":
+            units = UnitView(len(units), lambda place: [whole_text(self.answers[place][0]), self.answers[place][1]])
+        super().__init__(units, config)
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        found = token_log_probabilities(lm, read(lm, packed), packed.targets)
+        chosen, rejected = sides(by_sequence(found, packed, self._in_answer(rows).to(found.device)))
+        texts, _ = sides(by_sequence(found, packed))
+        return self.function(chosen, rejected, self.settings, likelihood=texts, tokens_per_pair=self.tokens_per_pair)
+
+    def _in_answer(self, rows: Sequence[int]) -> Tensor:
+        """bool [S]: which of the supervised tokens belong to an answer."""
+        marks: list[bool] = []
+        for row in rows:
+            for learned, answer in zip(self.units[row], self.answers[row], strict=True):
+                marks += [own for on, own in zip(learned.supervised[1:], answer.supervised[1:], strict=True) if on]
+        return torch.tensor(marks, dtype=torch.bool)
+
+
+def sides(found: Sequences) -> tuple[Sequences, Sequences]:
+    """The chosen and the rejected sequences of pairs that stand one after the other."""
+    return found[slice(0, None, 2)], found[slice(1, None, 2)]

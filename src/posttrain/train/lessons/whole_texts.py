@@ -1,0 +1,70 @@
+"""Lessons of models that give numbers for a whole text: its reward, or one for each class."""
+
+from collections.abc import Sequence
+
+import torch
+
+from posttrain.models.classifier import output_names, outputs, padding_token
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit
+from posttrain.models.reading import read
+from posttrain.store.errors import UserError
+from posttrain.train.config import TrainConfig
+from posttrain.train.lessons.base import Lesson
+from posttrain.train.lessons.units import answer_start, changed, read_to_end
+from posttrain.train.objectives.classification import label_weights
+from posttrain.train.objectives.loss import Loss
+
+
+class Rewards(Lesson):
+    """``reward``: the chosen answer's reward is to be above the rejected one's.
+
+    Args:
+        units: pairs.
+        lm: a model with one output.
+        margins: by how much, for each pair; 0 where nothing was said.
+
+    Raises:
+        UserError: a margin is no number.
+    """
+
+    def __init__(self, units: Sequence[Unit], config: TrainConfig, lm: LanguageModel, margins: Sequence[float]) -> None:
+        padding = padding_token(lm)
+        super().__init__(changed(units, lambda sequence: read_to_end(sequence.ids, padding)), config)
+        self.margins = torch.tensor(list(margins), dtype=torch.float32)
+        if len(wrong := self.margins.isfinite().logical_not().nonzero()):
+            raise UserError(f"example {int(wrong[0]) + 1}: its `margin` is no number", fix="give all a number, or none")
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        rewards = outputs(lm, read(lm, packed))[:, 0]
+        margin = self.margins[list(rows)].to(rewards.device)
+        return self.function(rewards[0::2], rewards[1::2], self.settings, margin=margin)
+
+
+class Classes(Lesson):
+    """``classification``: the class of a text, as a served model is asked for it.
+
+    Args:
+        units: one sequence each, a text with one supervised token behind it.
+        lm: a model with an output for each class.
+        numbers: the class of each unit, by its place among the outputs.
+    """
+
+    def __init__(self, units: Sequence[Unit], config: TrainConfig, lm: LanguageModel, numbers: Sequence[int]) -> None:
+        padding = padding_token(lm)
+        super().__init__(
+            changed(units, lambda sequence: read_to_end(sequence.ids[: answer_start(sequence)], padding)), config
+        )
+        self.numbers = torch.tensor(list(numbers))
+        self.weights = label_weights(output_names(lm), self.settings, "train.classification.label_weights")
+
+    def begin(self, lm: LanguageModel, parts: Sequence[Sequence[int]]) -> float:
+        """The weights of the step's classes, or its texts."""
+        if self.weights is None:
+            return super().begin(lm, parts)
+        return float(self.weights[self.numbers[[row for part in parts for row in part]]].sum())
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        logits = outputs(lm, read(lm, packed))
+        weights = None if self.weights is None else self.weights.to(logits.device)
+        return self.function(logits, self.numbers[list(rows)].to(logits.device), self.settings, weights=weights)

@@ -1,0 +1,1 @@
+"""How much memory a training takes, by formula, and what fits."""

@@ -1,0 +1,187 @@
+"""What autograd keeps of a decoder layer for the backward pass, derived from what each operation saves.
+
+A layer is ``x + attention(norm(x))`` and then ``x + feed_forward(norm(x))``. With hidden states of width d, queries q,
+keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token costs, where all weights are trained:
+
+- a norm: its input in float32 (4d; in bfloat16 a copy), the normed input in the hidden states' dtype for the gradient
+  of its weights, and the 4 bytes of its scale;
+- linear layers that read one tensor of width n: that tensor once, wn; under autocast a copy each, 2n;
+- attention: scaled queries, keys and values (scores are computed again, ``models/causal.py``), w(q + 2k), and its
+  output, which the output projection reads, wq; rotation keeps sine and cosine, which all layers share;
+- a gated feed-forward block: gate, its activation, what that is multiplied with, and the product, which the last layer
+  reads, 4wf; without a gate 2wf.
+
+Frozen weights keep no input. A LoRA adapter of rank r has a float32 copy of its input, 4n, and keeps its inner values,
+4r; with dropout the mask and the dropped input, 8n. Residual sums keep nothing. A part that is computed again keeps its
+input alone (Chen et al. 2016, arXiv:1604.06174).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.models.shape import Shape
+from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.memory.batch import MicroBatch
+from posttrain.train.memory.weights import Blueprint, Weight
+
+_LAST_OF_ATTENTION = {"o_proj", "out_proj", "dense", "c_proj", "wo"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A part of a layer.
+
+    Args:
+        kept: bytes that autograd keeps of it.
+        again: bytes that are kept instead where it is computed again.
+        flops: of computing it again, up to the last operation that keeps something.
+    """
+
+    kept: int
+    again: int
+    flops: float
+
+    @property
+    def saved(self) -> int:
+        """Bytes that computing it again saves."""
+        return self.kept - self.again
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """A decoder layer, for one micro-batch.
+
+    Args:
+        norms: all of its norms.
+        attention: the attention module.
+        feed_forward: the feed-forward module.
+        activation: the feed-forward module, where only what follows its first products is computed again; None where
+            that cannot be told apart.
+        whole: the layer.
+    """
+
+    norms: Cost
+    attention: Cost
+    feed_forward: Cost
+    activation: Cost | None
+    whole: Cost
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Bytes of a number: in the hidden states, and in the products of matrices."""
+
+    stream: int
+    product: int
+
+    @classmethod
+    def of(cls, precision: str) -> "Numbers":
+        """In a training of this precision."""
+        return {"float32": cls(4, 4), "autocast": cls(4, 2)}.get(precision, cls(2, 2))
+
+
+def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
+    """What a layer of the middle keeps of a micro-batch."""
+    shape, numbers = blueprint.shape, Numbers.of(config.precision)
+    reads = _Reads.of(blueprint, config)
+    tokens, hidden, inner = batch.tokens, shape.hidden, shape.inner
+    stream = tokens * numbers.stream * hidden
+    full = config.method == "full"
+
+    norm = tokens * norm_bytes(shape, numbers, trained=full)
+    norms = Cost(shape.norms * norm, shape.norms * stream, 8.0 * shape.norms * tokens * hidden)
+
+    inside = numbers.product * (shape.queries * batch.queries + 2 * shape.keys * batch.keys)
+    if device != "cpu":  # fused kernels keep their output, which a trained projection reads, and a number a row
+        inside += tokens * ((0 if full else numbers.product * shape.queries) + 4 * shape.heads)
+    if shape.head_norms:
+        scales = 4 * (shape.heads + shape.shared_heads)
+        inside += tokens * ((4 + (numbers.product if full else 0)) * (shape.queries + shape.keys) + scales)
+    projections = 2.0 * tokens * hidden * (shape.queries + 2 * shape.keys)
+    scores = 4.0 * shape.queries * batch.pairs
+    output = 2.0 * tokens * shape.queries * hidden
+    attention = Cost(
+        inside + tokens * (reads.states_for_attention + reads.attended),
+        stream,
+        projections + scores + (output if reads.attended_adapted else 0),
+    )
+
+    widths = 3 if shape.gated else 1
+    first = 2.0 * tokens * hidden * inner * (2 if shape.gated else 1)
+    last = 2.0 * tokens * inner * hidden if reads.product_adapted else 0.0
+    kept = tokens * (reads.states_for_feed_forward + widths * numbers.product * inner + reads.product)
+    feed_forward = Cost(kept, stream, first + last)
+    activation = None
+    if shape.apart:
+        again = tokens * (reads.states_for_feed_forward + 2 * numbers.product * inner)
+        activation = Cost(kept, again, 4.0 * tokens * inner + last)
+
+    whole = Cost(
+        norms.kept + attention.kept + feed_forward.kept,
+        stream,
+        norms.flops + projections + scores + output + first + last,
+    )
+    return LayerCosts(norms, attention, feed_forward, activation, whole)
+
+
+def norm_bytes(shape: Shape, numbers: Numbers, *, trained: bool) -> int:
+    """Bytes a token that a norm of the hidden states keeps."""
+    if not shape.rms:
+        return numbers.stream * shape.hidden + 8
+    return (4 + (numbers.stream if trained else 0)) * shape.hidden + 4
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Bytes a token that linear layers keep of what they read, and whether the last of a module has an adapter."""
+
+    states_for_attention: int
+    attended: int
+    states_for_feed_forward: int
+    product: int
+    attended_adapted: bool
+    product_adapted: bool
+
+    @classmethod
+    def of(cls, blueprint: Blueprint, config: TrainConfig) -> "_Reads":
+        shape, numbers = blueprint.shape, Numbers.of(config.precision)
+        first = [one for one in blueprint.weights if one.depth == 0 and len(one.shape) == 2]
+        attention = [one for one in first if "attn" in one.name or "attention" in one.name]
+        others = [one for one in first if one not in attention]
+        if config.method == "full":
+
+            def copies(readers: Sequence[Weight]) -> int:
+                return max(1, len(readers) - 1) if numbers.stream != numbers.product else 1
+
+            return cls(
+                numbers.product * shape.hidden * copies(attention),
+                numbers.product * shape.queries,
+                numbers.product * shape.hidden * copies(others),
+                numbers.product * shape.inner,
+                False,
+                False,
+            )
+        down = [one for one in attention if ".lora_A" in one.name]
+        output = [one for one in down if one.name.split(".lora_A")[0].rpartition(".")[2] in _LAST_OF_ATTENTION]
+        into = [one for one in down if one not in output]
+        down = [one for one in others if ".lora_A" in one.name]
+        last = [one for one in down if one.shape[1] == shape.inner]
+        up = [one for one in down if one not in last]
+
+        def kept(readers: Sequence[Weight]) -> int:
+            return _adapters(readers, config.lora, config.precision)
+
+        return cls(kept(into), kept(output), kept(up), kept(last), bool(output), bool(last))
+
+
+def _adapters(readers: Sequence[Weight], config: LoraConfig, precision: str) -> int:
+    """Bytes a token that adapters which read the same tensor keep, from their first matrices [rank, width]."""
+    if not readers:
+        return 0
+    width = readers[0].shape[1]
+    number = 2 if precision == "autocast" else 4
+    inner = sum(number * one.shape[0] for one in readers)
+    if config.dropout:
+        return inner + len(readers) * (4 + number) * width
+    copies = 1 if precision == "float32" else len(readers)
+    return inner + copies * number * width

@@ -1,0 +1,247 @@
+"""The memory that a training takes at its peak, by formula.
+
+Bytes of four kinds are added up:
+
+1. what is there all the time: weights, float32 masters and gradient sums, the optimiser's state, the copy that
+   checkpoints are written from (`static`), and on a CPU the process with its libraries;
+2. activations, which the forward pass leaves for the backward pass (`activations`), and under autocast the weights in
+   bfloat16, which it leaves as well;
+3. the gradient of the head's weights, which is whole in low precision once; where it is the embedding too, autograd
+   holds it until the gradient of the embedding comes, at the very end;
+4. what the operation at hand works with, and on a CPU what is lost between tensors.
+
+The peak is the largest of the phases: the end of the forward pass, the backward pass (the head, the last norm, a
+layer), and the optimiser's step, when activations are gone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from posttrain.train.config import TrainConfig
+from posttrain.train.memory.activations import Numbers, layer_costs, norm_bytes
+from posttrain.train.memory.batch import MicroBatch
+from posttrain.train.memory.choice import Way, chosen_ways
+from posttrain.train.memory.static import (
+    average_bytes,
+    master_bytes,
+    parameter_bytes,
+    snapshot_bytes,
+    state_bytes,
+    step_bytes,
+    sum_bytes,
+)
+from posttrain.train.memory.weights import Blueprint
+from posttrain.train.objectives.registry import OBJECTIVES
+
+_WORDS = 2048  # of the vocabulary that the head works on at once (``models/head.py``)
+_LIBRARIES = 60 * 2**20  # code, threads and buffers of matrix products that come with the first of them
+_LOGITS = 2**23  # that a distillation works on at once
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes that a training takes on the device that it runs on.
+
+    Args:
+        parameters: weights.
+        masters: their float32 copies.
+        gradients: float32 sums of all micro-batches.
+        optimizer: what the optimiser remembers.
+        averages: moving averages of the weights.
+        snapshot: the copy that checkpoints are written from in the background.
+        process: the interpreter and its libraries, on a CPU.
+        activations: kept for the backward pass.
+        holes: what the C library holds between tensors, on a CPU.
+        working: what the forward pass's end, the backward pass and the step take beyond all of these; by the step
+            activations are gone.
+        host: bytes in the host's memory, where training runs on an accelerator.
+        recomputed: FLOPs of what a micro-batch computes again.
+    """
+
+    parameters: int
+    masters: int
+    gradients: int
+    optimizer: int
+    averages: int
+    snapshot: int
+    process: int
+    activations: int
+    holes: int
+    working: Mapping[str, int]
+    host: int
+    recomputed: float
+
+    @property
+    def static(self) -> int:
+        """What is there all the time."""
+        fixed = self.parameters + self.masters + self.gradients + self.optimizer + self.averages
+        return fixed + self.snapshot + self.process + self.holes
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """All bytes by phase."""
+        kept = {name: 0 if name == "step" else self.activations for name in self.working}
+        return {name: self.static + kept[name] + bytes for name, bytes in self.working.items()}
+
+    @property
+    def peak(self) -> str:
+        """The phase that takes the most."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
+    @property
+    def total(self) -> int:
+        """The most bytes at any time."""
+        return max(self.phases.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes at the peak by what they are for; their sum is the total."""
+        return {
+            "parameters": self.parameters,
+            "float32 masters": self.masters,
+            "gradient sums": self.gradients,
+            "optimiser state": self.optimizer,
+            "averages": self.averages,
+            "checkpoint copy": self.snapshot,
+            "activations": 0 if self.peak == "step" else self.activations,
+            "holes between tensors": self.holes,
+            "working memory": self.working[self.peak],
+            "process": self.process,
+        }
+
+
+def estimate(
+    blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
+) -> Estimate:
+    """What a training takes.
+
+    Args:
+        blueprint: the model.
+        config: how it is trained.
+        batch: the largest micro-batch.
+        device: ``cpu`` or ``cuda``.
+        process: bytes of this process with its libraries and without a model (`available.process_bytes`).
+    """
+    costs = layer_costs(blueprint, config, batch, device)
+    chosen = chosen_ways(config, costs, blueprint.shape.layers)
+    masters, state = master_bytes(blueprint, config), state_bytes(blueprint, config.optimizer)
+    sums, snapshot = sum_bytes(blueprint), snapshot_bytes(blueprint, config)
+    on_cpu = device == "cpu"
+    offloaded = not on_cpu and config.optimizer.offload
+    host = 0 if on_cpu else process + snapshot
+    step = step_bytes(blueprint, config.optimizer)
+    if offloaded:
+        # Masters of adapters and float32 weights are copies there too, and each gradient lands beside its sum.
+        trained = blueprint.count(trained=True)
+        host += 8 * trained + state + parameter_bytes(blueprint, config) + step
+        masters = sums = state = step = 0
+    activations = _activations(blueprint, config, batch, costs.whole.kept, chosen)
+    again = any(way.parts for way in chosen)
+    return Estimate(
+        parameters=parameter_bytes(blueprint, config),
+        masters=masters,
+        gradients=sums,
+        optimizer=state,
+        averages=average_bytes(blueprint, config),
+        snapshot=snapshot if on_cpu else 0,
+        process=process + _LIBRARIES if on_cpu else 0,
+        activations=activations,
+        holes=_holes(activations, costs.whole.kept if again else 0) if on_cpu else 0,
+        working={
+            "forward": _forward(blueprint, config, batch),
+            "backward": _backward(blueprint, config, batch, max((way.saved for way in chosen), default=0)),
+            "step": step,
+        },
+        host=host,
+        recomputed=sum(way.flops for way in chosen),
+    )
+
+
+def _activations(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, layer: int, chosen: list[Way]) -> int:
+    shape, numbers = blueprint.shape, Numbers.of(config.precision)
+    kept = shape.layers * layer - sum(way.saved for way in chosen)
+    norm = batch.tokens * norm_bytes(shape, numbers, trained=config.method == "full")
+    if config.method == "lora" and chosen and not chosen[0].parts & {"norms", "layer"}:
+        kept -= norm  # nothing before the first adapter needs a gradient
+    kept += norm + batch.supervised * (_head_number(config) * shape.hidden + 4)
+    kept += batch.tokens * 2 * numbers.stream * shape.head_size  # sine and cosine
+    # Places are 64-bit: tokens, positions, the plan of attention, and what is predicted.
+    kept += 8 * (3 * batch.tokens + 2 * batch.queries + batch.keys + 3 * batch.supervised)
+    if config.precision == "autocast":
+        kept += 2 * sum(one.count for one in blueprint.weights if one.kind == "matrix")
+    return kept
+
+
+def _holes(activations: int, recomputed: int) -> int:
+    """What the C library's heap holds beside its tensors, and does not give back while training goes on.
+
+    Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
+    torch asks for aligned memory. Where blocks come and go like this, there is about half as much in holes as in use
+    (Knuth's fifty-percent rule, The Art of Computer Programming 1, section 2.5). Layers that are computed again are
+    allocated whole and freed but for their input, which breaks up the space of about three of them; both as measured
+    with glibc by ``benchmarks/memory_estimate.py``.
+
+    Args:
+        activations: bytes.
+        recomputed: of a layer that is computed again, all that it would keep.
+    """
+    return activations // 2 + 3 * recomputed
+
+
+def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch) -> int:
+    """At the end of the forward pass: the last norm, or the head.
+
+    The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in float32 and
+    in their dtype.
+    """
+    shape, numbers = blueprint.shape, Numbers.of(config.precision)
+    return max(batch.tokens * shape.hidden * (3 * numbers.stream + 4), _logits(blueprint, config, batch, 0))
+
+
+def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, recomputed: int) -> int:
+    """In the backward pass: the head, the last norm, or a layer.
+
+    - The head: what it works with, the states' gradient in float32 and in their dtype, and the weights' gradient.
+    - The last norm, a root mean square in float32: the gradient of its input by two ways, of the mean square, and
+      three terms of the square's derivative, 20d a token, less the normed states, which are freed by then.
+    - A layer: the gradients of a feed-forward block's product and of its two factors, less the product, 2wf; and what
+      is computed again.
+
+    A tied head's gradient waits through the last two.
+    """
+    shape, numbers = blueprint.shape, Numbers.of(config.precision)
+    number = _head_number(config)
+    full = config.method == "full"
+    weight = number * shape.vocabulary * shape.hidden if full and _output(config) != "hidden" else 0
+    logits = _logits(blueprint, config, batch, 4 if number == 2 else 0)
+    head = weight + logits + batch.supervised * (4 + number) * shape.hidden
+    normed = numbers.stream if full else 0
+    norm = batch.tokens * shape.hidden * (20 - normed if shape.rms else 2 * numbers.stream)
+    layer = batch.tokens * shape.inner * (2 * numbers.product if full else 6)
+    waiting = weight if shape.tied else 0
+    return max(head, waiting + max(norm, recomputed + layer))
+
+
+def _logits(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
+    """What the head works with: parts of the logits, the one before included, one in low precision as well.
+
+    Args:
+        gradients: bytes of their gradients in low precision, a logit.
+    """
+    output, vocabulary = _output(config), blueprint.shape.vocabulary
+    if output == "logits":  # of the student and the teacher, their log-probabilities and the divergence
+        return 4 * 8 * min(_LOGITS, batch.supervised * vocabulary)
+    if output != "log_probabilities":
+        return 0
+    parts = 2 if vocabulary > _WORDS else 1
+    low = 2 if Numbers.of(config.precision).product == 2 else 0
+    return batch.supervised * (min(_WORDS, vocabulary) * (4 * parts + low + gradients) + 16)
+
+
+def _output(config: TrainConfig) -> str:
+    return OBJECTIVES[config.objective].output
+
+
+def _head_number(config: TrainConfig) -> int:
+    """Bytes of a number in the head's weights as they are used."""
+    return 4 if config.dtype == "float32" else 2

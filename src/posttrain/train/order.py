@@ -1,0 +1,264 @@
+"""Which records each optimiser step meets: stages one after another, each with its own mix, length and rate."""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from posttrain.store.errors import UserError
+from posttrain.store.section import Section
+from posttrain.train.curriculum import Adaptive, CurriculumConfig, competence, opened
+from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.passes import Part, Passes, parts_of
+
+if TYPE_CHECKING:  # it holds the sections of this module
+    from posttrain.train.config import TrainConfig
+
+log = logging.getLogger("posttrain")
+
+
+class StageConfig(Section):
+    """One part of a training in several."""
+
+    mix: dict[str, float] | None = Field(
+        None, min_length=1, description="Share of each kind of records, by name; none: all records as they are."
+    )
+    mix_by: str = Field("source", description="What those names are: `source`, or another column of the data.")
+    epochs: int | None = Field(None, ge=1, description="Passes over the stage's records; or give `steps`.")
+    steps: int | None = Field(None, ge=1, description="Optimiser steps.")
+    learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; none: the training's.")
+    max_length: int | None = Field(None, ge=8, description="Tokens of the longest examples that are met; none: all.")
+    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Whether easy records come first.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("a stage has either epochs or steps")
+        if self.mix is not None and min(self.mix.values()) <= 0:
+            raise ValueError("the shares of a mix are above 0; leave out what is not to be met")
+        if self.mix is not None and self.curriculum.name != "none":
+            raise ValueError("a stage has a mix or a curriculum, not both")
+        return self
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step stands.
+
+    Args:
+        stage: number of the stage, from 0.
+        step: step within the stage, from 0.
+        steps: of the whole stage.
+        epoch: passes over the data that were finished before, in all stages; under a mix or a curriculum as many steps
+            count as a pass as meet the number of the stage's records.
+        config: of the stage.
+    """
+
+    stage: int
+    step: int
+    steps: int
+    epoch: int
+    config: StageConfig
+
+
+def stages_of(config: "TrainConfig") -> list[StageConfig]:
+    """The stages of a training; one with all its epochs where the config names none.
+
+    Raises:
+        UserError: there is a curriculum beside stages, which have their own, two go by different scores, or one by the
+            losses of a model that is no language model.
+    """
+    if config.stages and config.curriculum.name != "none":
+        fix = "put it into the stages that it is for"
+        raise UserError("a training in stages has no curriculum of its own", where="train.curriculum", fix=fix)
+    stages = list(config.stages) or [StageConfig(epochs=config.epochs, curriculum=config.curriculum)]
+    if len({stage.curriculum.difficulty for stage in stages if stage.curriculum.name != "none"}) > 1:
+        raise UserError("the stages' curricula go by different difficulties", where="train.stages")
+    if difficulty_of(stages) == "loss" and OBJECTIVES[config.objective].output in ("reward", "classes"):
+        where, fix = "train.curriculum.difficulty", "name a column of the data with numbers"
+        raise UserError(f"before {config.objective} there is no loss to go by", where=where, fix=fix)
+    return stages
+
+
+def difficulty_of(stages: Sequence[StageConfig]) -> str | None:
+    """What the curricula go by: ``loss`` or a column; None where no stage has one."""
+    return next((stage.curriculum.difficulty for stage in stages if stage.curriculum.name != "none"), None)
+
+
+class Order:
+    """The rows of every optimiser step: a function of the arguments, and of the losses for an adaptive curriculum.
+
+    Args:
+        count: number of records; their rows are 0..count-1.
+        batch_size: rows a step; the last step of a pass may have fewer.
+        seed: of all shuffling; None keeps the records' order.
+        stages: what comes one after the other.
+        kinds: for each ``mix_by`` what each record is: ``{"source": ["a.jsonl", ...]}``.
+        lengths: int [count], tokens of each record's longest sequence; needed where a stage has a longest.
+        difficulties: float [count], a higher one is harder; needed where a stage has a curriculum.
+
+    Raises:
+        UserError: a mix names what no record is, or all records are too long for a stage.
+        ValueError: what a stage needs is missing or does not go with the records.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        batch_size: int,
+        seed: int | None,
+        stages: Sequence[StageConfig],
+        *,
+        kinds: Mapping[str, Sequence[str]] | None = None,
+        lengths: np.ndarray | None = None,
+        difficulties: np.ndarray | None = None,
+    ) -> None:
+        self.count = count
+        self._stages: list[_Stage] = []
+        self._starts = [0]
+        epoch = 0
+        for number, config in enumerate(stages):
+            where, rows = f"train.stages.{number}", np.arange(count)
+            if config.max_length is not None:
+                rows = np.flatnonzero(_known("lengths", lengths, count) <= config.max_length)
+                if not len(rows):
+                    raise UserError("all records are longer", where=f"{where}.max_length", fix="raise it")
+            parts = [Part(rows, len(rows))]
+            if config.mix is not None:
+                of = _known(config.mix_by, (kinds or {}).get(config.mix_by), count)
+                parts = parts_of(config.mix, of, rows, f"{where}.mix")
+            if left_out := count - sum(len(part.rows) for part in parts):
+                log.info("  %s: %d of %d records are not met", where, left_out, count)
+            ranks = None if config.curriculum.name == "none" else _known("difficulties", difficulties, count)
+            stage = _Stage(config, parts, batch_size, seed, epoch, ranks)
+            self._stages.append(stage)
+            self._starts.append(self._starts[-1] + stage.steps)
+            epoch += ceil(stage.steps / stage.passes.batches)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of all stages."""
+        return self._starts[-1]
+
+    @property
+    def stages(self) -> list[Place]:
+        """The first step of every stage."""
+        return [self.place(start) for start in self._starts[:-1]]
+
+    @property
+    def decided(self) -> int:
+        """How many steps' rows are known; those of later ones hang on losses that were not observed yet."""
+        known = 0
+        for stage in self._stages:
+            known += stage.decided
+            if stage.decided < stage.steps:
+                break
+        return known
+
+    def place(self, step: int) -> Place:
+        """Where a step stands.
+
+        Raises:
+            IndexError: the training has no such step.
+        """
+        number, stage, within = self._at(step)
+        return Place(number, within, stage.steps, stage.first_epoch + within // stage.passes.batches, stage.config)
+
+    def rows(self, step: int) -> list[int]:
+        """The rows of a step that is decided, in their order.
+
+        Raises:
+            IndexError: the training has no such step, or it is not decided.
+        """
+        _, stage, within = self._at(step)
+        if within >= stage.decided:
+            raise IndexError(f"the rows of step {step} are not decided")
+        found: list[int] = stage.rows(within).tolist()
+        return found
+
+    def observe(self, step: int, loss: float) -> None:
+        """Tell of a step's loss, in the steps' order; only adaptive curricula listen."""
+        _, stage, within = self._at(step)
+        if stage.adaptive is not None:
+            stage.adaptive.observe(within, loss)
+
+    def seen(self, steps: int | None = None) -> np.ndarray:
+        """int64 [count]: how often each record is met in the first ``steps`` steps, or in all that are decided."""
+        times = np.zeros(self.count, np.int64)
+        for step in range(self.decided if steps is None else steps):
+            np.add.at(times, self.rows(step), 1)
+        return times
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` takes, as JSON values: what was observed."""
+        return {str(at): one.adaptive.state() for at, one in enumerate(self._stages) if one.adaptive is not None}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave, of an order with the same arguments."""
+        for at, observed in state.items():
+            adaptive = self._stages[int(at)].adaptive
+            assert adaptive is not None, "the state is of another order"
+            adaptive.load_state(observed)
+
+    def _at(self, step: int) -> tuple[int, "_Stage", int]:
+        if not 0 <= step < self.steps:
+            raise IndexError(f"the training has {self.steps} steps, and no step {step}")
+        number = bisect_right(self._starts, step) - 1
+        return number, self._stages[number], step - self._starts[number]
+
+
+def _known(name: str, values: Sequence[Any] | np.ndarray | None, count: int) -> np.ndarray:
+    """What is known of each record, or a ValueError."""
+    found = np.asarray([] if values is None else values)
+    if len(found) != count or (found.dtype.kind == "f" and np.isnan(found).any()):
+        raise ValueError(f"the records' {name} are not known")
+    return found
+
+
+class _Stage:
+    """The rows of one stage, whose first pass is number ``first_epoch`` of the training."""
+
+    def __init__(
+        self,
+        config: StageConfig,
+        parts: Sequence[Part],
+        batch_size: int,
+        seed: int | None,
+        first_epoch: int,
+        difficulties: np.ndarray | None,
+    ) -> None:
+        self.config, self.first_epoch, self._batch_size, self._seed = config, first_epoch, batch_size, seed or 0
+        self.passes = Passes(parts, batch_size, seed, first_epoch)
+        self.steps = config.steps or self.passes.batches * (config.epochs or 1)
+        curriculum = config.curriculum
+        self.adaptive = Adaptive(curriculum, self.steps) if curriculum.name == "adaptive" else None
+        # From this step on all records come in passes.
+        self._open = 0 if curriculum.name == "none" else min(self.steps, opened(curriculum, self.steps))
+        self._ranked = None
+        if difficulties is not None:  # the easiest first; the records' order decides between equals
+            rows = parts[0].rows
+            self._ranked = rows[np.argsort(difficulties[rows], kind="stable")]
+
+    @property
+    def decided(self) -> int:
+        """How many of the stage's steps have known rows."""
+        if self.adaptive is None or self.adaptive.decided >= self._open:
+            return self.steps
+        return self.adaptive.decided
+
+    def rows(self, step: int) -> np.ndarray:
+        """int64 [at most batch size], for a step that is decided."""
+        if self._ranked is None or step >= self._open:
+            return self.passes.rows(step - self._open)
+        if self.adaptive is None:
+            share = competence(self.config.curriculum, step, self.steps)
+        else:
+            share = self.adaptive.competence(step)
+        known = self._ranked[: max(self._batch_size, ceil(share * len(self._ranked)))]
+        random = np.random.default_rng([self._seed, self.first_epoch, step, 0, 0, 1])
+        return known[random.choice(len(known), min(self._batch_size, len(known)), replace=False)]

@@ -1,0 +1,1 @@
+"""A tokenised training set on disk: made once, in parallel, and mapped into memory."""

@@ -1,0 +1,136 @@
+"""Some records as flat arrays, made in this process or in others."""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.store.errors import UserError, WorkError
+from posttrain.train.examples import COLUMNS, Encoder, examples
+from posttrain.train.objectives.registry import Shape
+
+_RECORDS = 512
+_AHEAD = 4  # shards that wait for each process
+_LARGE = 8192  # records; with fewer, starting processes takes longer than they save
+
+_encoder: Encoder | None = None  # of a process that only tokenises
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """U units of S sequences with T tokens.
+
+    Args:
+        ids: int32 [T].
+        supervised: bool [T].
+        lengths: int64 [S], tokens of each sequence.
+        sequences: int64 [U], sequences of each unit.
+        cut: bool [U].
+        targets: int32 [U], see `Example`.
+        margins: float32 [U].
+    """
+
+    ids: np.ndarray
+    supervised: np.ndarray
+    lengths: np.ndarray
+    sequences: np.ndarray
+    cut: np.ndarray
+    targets: np.ndarray
+    margins: np.ndarray
+
+
+def shards(
+    encoder: Encoder, records: pa.Table, max_length: int, shape: Shape, processes: int | None
+) -> Iterator[Shard]:
+    """All records in their order, some at a time; what they hold does not depend on who made them.
+
+    Args:
+        processes: how many tokenise; None: as many as there are cores where that is worth it.
+
+    Raises:
+        UserError: of the first record that cannot be used.
+        WorkError: a process was killed.
+    """
+    parts = [
+        records.slice(start, _RECORDS).select([name for name in COLUMNS if name in records.column_names])
+        for start in range(0, records.num_rows, _RECORDS)
+    ]
+    if processes is None:
+        processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = processes if records.num_rows >= _LARGE else 1
+    if processes == 1 or len(parts) < 2:
+        for part in parts:
+            yield _shard(encoder, part, max_length, shape)
+    else:
+        yield from _by_processes(encoder, parts, max_length, shape, min(processes, len(parts)))
+
+
+def _by_processes(
+    encoder: Encoder, parts: list[pa.Table], max_length: int, shape: Shape, processes: int
+) -> Iterator[Shard]:
+    # Unlike the standard library's, these processes do not run the main script again, which may have no guard against
+    # that and would begin a training of its own.
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    alone = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=(encoder,), env=alone)
+    left = iter(parts)
+
+    def submit(count: int) -> list[Any]:
+        return [pool.submit(_in_process, _sent(part), max_length, shape) for part in islice(left, count)]
+
+    try:
+        waiting = deque(submit(_AHEAD * processes))
+        while waiting:
+            found = waiting.popleft().result()
+            if isinstance(found, UserError):
+                raise found
+            waiting.extend(submit(1))
+            yield found
+    except BrokenProcessPool:
+        fix = "set train.loader.processes to 1, or free some memory"
+        raise WorkError(f"a process that tokenised was killed: {fix}") from None
+    finally:
+        pool.shutdown(wait=True, kill_workers=True)
+
+
+def _sent(records: pa.Table) -> pa.Buffer:
+    """Records as bytes; pickling a part of a table would take the whole of it along."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, records.schema) as stream:
+        stream.write_table(records)
+    return sink.getvalue()
+
+
+def _begin(encoder: Encoder) -> None:
+    global _encoder
+    _encoder = encoder
+
+
+def _in_process(sent: pa.Buffer, max_length: int, shape: Shape) -> Shard | UserError:
+    """A shard, or what is wrong with its first bad record: a shard before it may hold another one."""
+    assert _encoder is not None
+    try:
+        return _shard(_encoder, pa.ipc.open_stream(sent).read_all(), max_length, shape)
+    except UserError as error:
+        return error
+
+
+def _shard(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Shard:
+    found = examples(encoder, records, max_length, shape)
+    sequences = [sequence for one in found for sequence in one.unit]
+    return Shard(
+        np.fromiter(chain.from_iterable(sequence.ids for sequence in sequences), np.int32),
+        np.fromiter(chain.from_iterable(sequence.supervised for sequence in sequences), np.bool_),
+        np.array([len(sequence.ids) for sequence in sequences], np.int64),
+        np.array([len(one.unit) for one in found], np.int64),
+        np.array([one.cut for one in found], np.bool_),
+        np.array([one.target for one in found], np.int32),
+        np.array([one.margin for one in found], np.float32),
+    )

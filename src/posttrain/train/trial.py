@@ -1,0 +1,292 @@
+"""A setting measured in a process of its own, so that neither a crash nor memory outlives it.
+
+``python -m posttrain.train.trial FOLDER`` is that process; `Trials` starts it and reads what it writes.
+"""
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.files import make_folder, remove_tree, writing
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.notes import read_notes
+from posttrain.train.schedule import ScheduleConfig
+from posttrain.train.watch.config import ProfileConfig
+from posttrain.train.watch.findings import Decision
+from posttrain.train.watch.sinks.config import SinksConfig
+from posttrain.train.watch.sinks.jsonl import JsonLines, read_steps
+from posttrain.train.watch.values import StepValues
+
+Settings = Mapping[str, Any]
+"""Values by key below ``train``, such as ``{"loader.prefetch": 4}``."""
+
+STEPS = 4
+"""Steps that are measured, after those that are not."""
+OUT_OF_MEMORY = "out of memory"
+_POLL = 0.2
+_WHOLE = ("stages", "curriculum")  # sections that only a whole training can follow
+_SPEC, _STEPS, _LOG, _MISTAKE = "trial.json", "steps.jsonl", "log.txt", "mistake.json"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a setting gave.
+
+    Args:
+        settings: the setting.
+        rates: tokens a second of each step that counts.
+        tokens: the most tokens of a step.
+        start: seconds that the first steps took beyond what later ones do, as for compiling.
+        memory_bytes: the most in use.
+        data_wait: median share of a step spent waiting for data.
+        seconds: of the whole trial, loading included.
+        problem: why it cannot be used; empty if it can.
+    """
+
+    settings: Settings
+    rates: tuple[float, ...] = ()
+    tokens: int = 0
+    start: float = 0.0
+    memory_bytes: int = 0
+    data_wait: float = 0.0
+    seconds: float = 0.0
+    problem: str = ""
+
+    def rate(self, steps: int) -> float:
+        """Tokens a second over a training of so many steps, what its start takes included; 0 if it cannot be used."""
+        if self.problem or not self.rates:
+            return 0.0
+        return 1 / (1 / median(self.rates) + self.start / (steps * max(self.tokens, 1)))
+
+
+def changed(config: TrainConfig, settings: Settings) -> TrainConfig:
+    """The config with some of its values replaced.
+
+    Raises:
+        UserError: a key is unknown, or a value does not fit.
+    """
+    values = config.model_dump(mode="json")
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        section = values
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return TrainConfig.read(values, "--autotune")
+
+
+class Trials:
+    """Measures settings on the first batches of a training, one process after another.
+
+    Args:
+        folder: for what they write; emptied by each.
+        source: the model's folder.
+        records: of the whole training.
+        command: what is started, with a folder as its last argument.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Path,
+        records: pa.Table,
+        config: TrainConfig,
+        task: TaskConfig,
+        seed: int,
+        command: Sequence[str] = (sys.executable, "-m", "posttrain.train.trial"),
+    ) -> None:
+        self._folder, self._source, self._config, self._task, self._seed = folder, source, config, task, seed
+        self._command = list(command)
+        # As many as compiled layers need, which are not measured at first.
+        wanted = (STEPS + 2) * config.batch_size
+        rows = np.arange(records.num_rows)
+        if config.shuffle:
+            rows = np.random.default_rng([seed, 0]).permutation(records.num_rows)
+        self._records = records.take(pa.array(rows[:wanted]))
+
+    def __call__(self, settings: Settings, floor: float, seconds: float) -> Trial:
+        """Measure a setting.
+
+        Args:
+            floor: tokens a second below which it is given up.
+            seconds: after which it is stopped.
+
+        Raises:
+            UserError: what decides the training is wrong, whatever its settings.
+        """
+        began = time.monotonic()
+        warm = 2 if changed(self._config, settings).compile else 1
+        self._write(settings, warm)
+        with writing(self._folder), (self._folder / _LOG).open("wb") as log:
+            process = subprocess.Popen(
+                [*self._command, str(self._folder)], stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            ended = self._wait(process, warm, floor, began + seconds)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # its workers as well
+                process.wait()
+        return self._read(settings, warm, ended, time.monotonic() - began)
+
+    def _write(self, settings: Settings, warm: int) -> None:
+        remove_tree(self._folder)
+        make_folder(self._folder)
+        a_pass = math.ceil(self._records.num_rows / self._config.batch_size)
+        quiet = {
+            "epochs": math.ceil((STEPS + warm) / a_pass),
+            "shuffle": False,
+            "schedule": ScheduleConfig(name="constant", warmup=0),
+            "checkpoint": CheckpointConfig(every_seconds=None),
+            "sinks": SinksConfig(),
+            "profile": ProfileConfig(),
+        }
+        fields = TrainConfig.model_fields
+        quiet |= {name: fields[name].get_default(call_default_factory=True) for name in _WHOLE if name in fields}
+        known = {name: value for name, value in quiet.items() if name in fields}
+        config = changed(self._config, settings).model_copy(update=known)
+        spec = {
+            "source": str(self._source),
+            "train": config.model_dump(mode="json"),
+            "task": self._task.model_dump(mode="json"),
+            "seed": self._seed,
+            "steps": STEPS + warm,
+        }
+        with writing(self._folder):
+            (self._folder / _SPEC).write_text(json.dumps(spec), encoding="utf-8")
+            parquet.write_table(self._records, self._folder / "records.parquet")
+
+    def _wait(self, process: "subprocess.Popen[bytes]", warm: int, floor: float, until: float) -> int | None:
+        """Wait for the end, or until it is clear; the exit code, None where it was not waited for."""
+        while time.monotonic() < until:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_POLL)
+            counted = self._lines()[warm:]
+            if len(counted) >= 2 and max(line["tokens_per_second"] for line in counted) < floor:
+                return None
+        return None
+
+    def _lines(self) -> list[dict[str, Any]]:
+        file = self._folder / _STEPS
+        return read_steps(file) if file.exists() else []
+
+    def _read(self, settings: Settings, warm: int, ended: int | None, seconds: float) -> Trial:
+        mistake = self._folder / _MISTAKE
+        if mistake.exists():
+            raise UserError(**json.loads(mistake.read_bytes()))
+        if ended:
+            return Trial(settings, seconds=seconds, problem=self._why(ended))
+        if OUT_OF_MEMORY in self._said().lower():  # the training went on with smaller micro-batches
+            return Trial(settings, seconds=seconds, problem=OUT_OF_MEMORY)
+        decided = read_notes(self._folder / "scratch").token_budget
+        if decided is not None:  # automatic
+            settings = {**settings, "micro_batch_tokens": decided}
+        lines = self._lines()
+        counted = lines[warm:]
+        if not counted:
+            return Trial(settings, seconds=seconds, problem=f"no step was over after {seconds:.0f} s")
+        usual = median(line["seconds"] for line in counted)
+        return Trial(
+            settings,
+            rates=tuple(line["tokens_per_second"] for line in counted),
+            tokens=max(line["tokens"] for line in lines),
+            start=max(0.0, sum(line["seconds"] - usual for line in lines[:warm])),
+            memory_bytes=max(line["memory_bytes"] for line in lines),
+            data_wait=median(line["data_wait"] for line in counted),
+            seconds=seconds,
+        )
+
+    def _why(self, code: int) -> str:
+        """The last thing that a process said, or the signal that ended it."""
+        if code < 0:
+            return OUT_OF_MEMORY if -code == signal.SIGKILL else f"ended by {signal.Signals(-code).name}"
+        said = self._said()
+        last = said.splitlines()[-1] if said else f"exit code {code}"
+        return OUT_OF_MEMORY if OUT_OF_MEMORY in last.lower() or "memoryerror" in last.lower() else last
+
+    def _said(self) -> str:
+        return (self._folder / _LOG).read_text(encoding="utf-8", errors="replace").strip()
+
+
+class _Enough(Exception):
+    """So many steps are over."""
+
+
+class _Meter:
+    """Writes each step down and ends the training after so many."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self._lines, self._steps = JsonLines(path), steps
+
+    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+        self._lines.write(values, decisions)
+        if values.step + 1 >= self._steps:
+            raise _Enough
+
+    def rewind(self, step: int) -> None:
+        self._lines.rewind(step)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def run(folder: Path) -> None:
+    """Train as ``trial.json`` says, until enough steps are over."""
+    from posttrain.train.stage import train
+
+    spec = json.loads((folder / _SPEC).read_bytes())
+    with suppress(OSError):  # where memory runs out, this process goes first, and not the one that waits for it
+        Path("/proc/self/oom_score_adj").write_text("800")
+    with suppress(_Enough):
+        train(
+            Path(spec["source"]),
+            parquet.read_table(folder / "records.parquet"),
+            TrainConfig.read(spec["train"], _SPEC),
+            TaskConfig.read(spec["task"], _SPEC),
+            seed=spec["seed"],
+            out=folder / "out",
+            scratch=folder / "scratch",
+            sink=_Meter(folder / _STEPS, spec["steps"]),
+        )
+
+
+def main(folder: Path) -> int:
+    """The process: its exit code; a user's mistake is left in ``mistake.json``."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        run(folder)
+    except UserError as error:
+        mistake = {"what": error.what, "where": error.where, "fix": error.fix}
+        (folder / _MISTAKE).write_text(json.dumps(mistake), encoding="utf-8")
+        return 2
+    except (WorkError, RuntimeError, MemoryError) as error:
+        sys.stderr.write(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}\n")
+        return 1
+    return 0
+
+
+def as_json(trial: Trial) -> dict[str, Any]:
+    """A trial as it stands in ``autotune.json``."""
+    return asdict(trial) | {"settings": dict(trial.settings)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

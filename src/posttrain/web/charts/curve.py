@@ -1,0 +1,185 @@
+"""A value over the steps of a training: each step thin, its mean broad, and marks where something was decided."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from posttrain.web.charts.svg import element, figure, shortened, text, ticks, tooltip
+from posttrain.web.charts.thin import Numbers, smooth, thin, window_of
+
+Show = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a step: its number in the list of them, and what it was."""
+
+    step: int
+    number: int
+    words: str
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a curve is drawn.
+
+    Args:
+        show: a value in words.
+        zero: whether the axis begins at zero.
+        mean: whether the steps are noisy, so that their mean is drawn too.
+    """
+
+    show: Show
+    zero: bool = True
+    mean: bool = True
+
+
+def curve(
+    steps: Numbers,
+    values: Numbers,
+    name: str,
+    style: Style,
+    *,
+    marks: Sequence[Mark] = (),
+    width: int = 760,
+    buckets: int = 320,
+) -> str:
+    """One measure of a training; empty where nothing was measured.
+
+    Values far above all others are cut off at the top, and said so, or a single spike would flatten all else.
+
+    Args:
+        steps: float64 [N], rising.
+        values: float64 [N]; NaN where nothing was measured.
+        name: what the values are.
+        buckets: stretches that a long training is thinned to, each with its lowest and highest.
+    """
+    known = ~np.isnan(values)
+    if not known.any():
+        return ""
+    low, high = _limits(values[known], style.zero)
+    levels = ticks(low, high, 4)
+    low, high = levels[0], levels[-1]
+    left, right, top = 56.0, width - 14.0, 40.0
+    bottom = top + (190 if width >= 500 else 130)
+    first, last = float(steps[0]), float(steps[-1])
+
+    def x(step: float) -> float:
+        return left + (right - left) * (0.5 if first == last else (step - first) / (last - first))
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * (min(max(value, low), high) - low) / (high - low)
+
+    grid = [
+        element("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="grid")
+        + text(style.show(level), left - 7, y(level) + 4, "soft", "end")
+        for level in levels
+    ]
+    window = window_of(int(known.sum())) if style.mean else 1
+    lines = [_line(*thin(steps, values, buckets), x, y, "step-line" if window > 1 else "mean-line")]
+    if window > 1:
+        # As far as it can be seen: a spike would lift the mean of all around it.
+        mean = smooth(np.minimum(values, high), window)
+        mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan  # there it is of next to nothing
+        lines.append(_line(*thin(steps, mean, buckets // 2), x, y, "mean-line"))
+    above = int((values[known] > high).sum())
+    cut = [text(f"{above:,} above", right, 14, "soft small", "end")] if above else []
+    return figure(
+        width,
+        bottom + 30,
+        _told(steps[known], values[known], name, style.show),
+        text(shortened(name, right - 70), 4, 14, "strong"),
+        *cut,
+        *grid,
+        *step_axis(first, last, x(first), right, bottom + 18),
+        *lines,
+        *_marks([mark for mark in marks if first <= mark.step <= last], x, top, bottom),
+        *_hovers(steps, values, style.show, x, top, bottom, max(4, buckets // 10)),
+    )
+
+
+def _limits(values: Numbers, zero: bool) -> tuple[float, float]:
+    """Of the axis: all values, unless a few are several times as far up as nearly all."""
+    lowest, most, highest = (float(one) for one in np.quantile(values, (0, 0.98, 1)))
+    base = min(0.0, lowest) if zero else lowest
+    if highest - base > 3 * (most - base) > 0:
+        highest = base + 1.2 * (most - base)
+    if base == highest:
+        base, highest = (min(0.0, base), max(0.0, highest)) if base else (0.0, 1.0)
+    return base, highest
+
+
+def _line(steps: Numbers, values: Numbers, x: Callable[[float], float], y: Callable[[float], float], kind: str) -> str:
+    pen, path = "M", []
+    for step, value in zip(steps.tolist(), values.tolist(), strict=True):
+        if math.isnan(value):
+            pen = "M"
+            continue
+        path.append(f"{pen}{x(step):.1f} {y(value):.1f}")
+        pen = "L"
+    if len(path) == 1:  # a line of no length shows as a dot
+        path.append("h0")
+    return element("path", d="".join(path), class_=kind)
+
+
+def step_axis(first: float, last: float, left: float, right: float, y: float) -> list[str]:
+    """Round step numbers from ``left`` to ``right``, their baseline at ``y``."""
+    room = (right - left) / ((last - first) or 1)
+    whole = [step for step in ticks(first, last, 4) if first <= step <= last and step == int(step)] or [first]
+    places = [(left + (step - first) * room, f"{int(step):,}") for step in whole]
+    drawn = [text(words, x, y, "soft", "middle") for x, words in places if x < right - 46]
+    return [*drawn, text("step", right, y, "soft", "end")]
+
+
+def _marks(marks: Sequence[Mark], x: Callable[[float], float], top: float, bottom: float) -> list[str]:
+    """A line for each, those that would touch as one, and a number where there is room."""
+    groups: list[list[Mark]] = []
+    for mark in sorted(marks, key=lambda mark: (mark.step, mark.number)):
+        if groups and x(mark.step) - x(groups[-1][0].step) < 5:
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+    drawn, free = [], -math.inf
+    for group in groups:
+        at = x(group[0].step)
+        told = [f"{mark.number}: {shortened(mark.words, 120, 1)}" for mark in group[:3]]
+        told += [f"and {len(group) - 3} more"] if len(group) > 3 else []
+        content = [tooltip("; ".join(told)), element("line", x1=at, x2=at, y1=top - 6, y2=bottom, class_="mark-line")]
+        if at >= free:
+            free = at + 18
+            content.append(element("circle", cx=at, cy=top - 13, r=8.5, class_="mark"))
+            content.append(text(str(group[0].number), at, top - 9, "mark-number", "middle"))
+        drawn.append(element("g", *content))
+    return drawn
+
+
+def _hovers(
+    steps: Numbers, values: Numbers, show: Show, x: Callable[[float], float], top: float, bottom: float, count: int
+) -> list[str]:
+    """Unseen boxes over stretches of the curve that tell what is in them."""
+    drawn = []
+    for stretch in np.array_split(np.arange(len(values)), min(count, len(values))):
+        part = values[stretch]
+        if np.isnan(part).all():
+            continue
+        start, end = steps[stretch[0]], steps[stretch[-1]]
+        left, right = x(float(start)), x(float(steps[min(int(stretch[-1]) + 1, len(steps) - 1)]))
+        told = f"step {int(start):,}: {show(float(part[0]))}"
+        if len(stretch) > 1:
+            low, mean, high = (show(float(one)) for one in (np.nanmin(part), np.nanmean(part), np.nanmax(part)))
+            told = f"steps {int(start):,} to {int(end):,}: {mean} ({low} to {high})"
+        box = {"x": left, "y": top, "width": max(right - left, 4.0), "height": bottom - top}
+        drawn.append(element("rect", tooltip(told), **box, class_="hover"))
+    return drawn
+
+
+def _told(steps: Numbers, values: Numbers, name: str, show: Show) -> str:
+    """What the curve shows, for who cannot see it."""
+    lowest, highest = int(values.argmin()), int(values.argmax())
+    return (
+        f"{name} by step: {show(float(values[0]))} at step {int(steps[0]):,}, {show(float(values[-1]))} at step "
+        f"{int(steps[-1]):,}; lowest {show(float(values[lowest]))} at step {int(steps[lowest]):,}, highest "
+        f"{show(float(values[highest]))} at step {int(steps[highest]):,}"
+    )

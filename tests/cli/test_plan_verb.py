@@ -1,0 +1,122 @@
+"""``posttrain plan``: what a training takes, without doing any of it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.models import language_model
+
+Call = Callable[..., Any]
+
+GIVEN = ("--peak", "1", "--device-memory", "4")
+FIXED = (*GIVEN, "--set", "train.micro_batch_tokens=4096")
+
+
+@pytest.fixture(autouse=True)
+def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it loads a model."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(language_model, "load", refuse)
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    path = tmp_path / "answers.jsonl"
+    rows = [{"prompt": "my card is gone" * (1 + at), "completion": "card lost"} for at in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_the_packaged_model(posttrain: Call) -> None:
+    ended = posttrain("plan", "--model", "smollm2-135m", *FIXED)
+    assert ended.code == 0, ended
+    for said in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4096 tokens"):
+        assert said in ended.out
+    found = posttrain("plan", "--model", "smollm2-135m", *FIXED, "--json").json
+    assert sum(found["memory"]["parts"].values()) == found["memory"]["total"] == max(found["memory"]["phases"].values())
+    assert found["memory"]["parts"]["parameters"] == 2 * 134_515_008
+    assert found["memory"]["parts"]["optimiser state"] == 8 * 134_515_008
+    assert not found["memory"]["fits"]
+    assert "DOES NOT FIT" in ended.out
+    work = found["work"]
+    assert work["seconds"] == pytest.approx(work["flops"] / (1e12 * 0.5))
+    assert work["tokens"] == 16 * 1024
+
+
+def test_settings_change_the_plan(posttrain: Call) -> None:
+    def total(*settings: str) -> int:
+        options = [part for one in settings for part in ("--set", one)]
+        ended = posttrain("plan", "--model", "smollm2-135m", *FIXED, "--json", *options)
+        assert ended.code == 0, ended
+        return int(ended.json["memory"]["total"])
+
+    plain = total()
+    assert total("train.optimizer.name=adafactor") < plain
+    few = "train.micro_batch_tokens=1024"  # of many tokens, adapters keep more than they save: float32 copies
+    assert total("train.method=lora", few) < total("train.optimizer.name=adafactor", few) < total(few)
+    assert total("train.recompute=full") < total("train.recompute.mode=selective") < plain
+    assert total("train.micro_batch_tokens=1024") < plain < total("train.precision=float32")
+
+
+def test_the_data_give_real_lengths(answers: Path, posttrain: Call) -> None:
+    ended = posttrain("plan", "--model", "tiny", "--data", answers, "--set", "train.batch_size=4", *GIVEN, "--json")
+    assert ended.code == 0, ended
+    batch, work = ended.json["micro_batch"], ended.json["work"]
+    assert batch["supervised"] == 4 * 10
+    assert batch["tokens"] < 1024
+    assert work["steps"] == 6 * 2
+    texts = sum(15 * (1 + at) + 3 + 10 for at in range(8))  # with the template's marks and the stop token
+    assert work["tokens"] == texts / 2
+    # What answers nothing is not there to be read; the same file trains.
+    assert posttrain("plan", "--model", "tiny", "--data", answers, *GIVEN).code == 0
+
+
+def test_another_machine(posttrain: Call) -> None:
+    found = posttrain(
+        "plan", "--model", "smollm2-135m", "--device", "cuda", "--device-memory", "80", "--peak", "400", "--json"
+    ).json
+    assert found["memory"]["available"] == 80 * 2**30
+    assert "process" not in found["memory"]["parts"]
+    assert found["memory"]["host"] == 12 * 134_515_008  # what checkpoints are written from
+    assert found["micro_batch"]["auto"] == 32768
+    small = posttrain("plan", "--model", "smollm2-135m", *GIVEN[:3], "3", "--json").json
+    assert small["micro_batch"]["auto"] is None or small["micro_batch"]["auto"] < 4096
+
+
+def test_this_machine(posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = posttrain("plan", "--model", "tiny", "--peak", "0.1", "--json").json
+    assert found["memory"]["available"] > found["memory"]["parts"]["process"] > 10**7
+    assert found["memory"]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "no model is named"),
+        (("--model", "nothing/here/at/all"), "is no model"),
+        (("--model", "nobody/nothing-of-this-name"), "no config can be read"),
+        (("--model", "tiny", "--set", "train.recompute=some"), "recompute"),
+        (("--model", "tiny", "--set", "train.recompute.budget=lots"), "an amount with its unit"),
+        (("--model", "tiny", "--device", "abacus"), "no device `abacus`"),
+        (("--model", "tiny", "--data", "nowhere.jsonl"), "there is no such file"),
+        (("--model", "tiny", "--device-memory", "-1"), "device-memory"),
+        (("--model", "tiny", "--set", "train.method=lora", "--set", "train.lora.targets=[nowhere]"), "targets"),
+    ],
+)
+def test_mistakes(posttrain: Call, options: tuple[str, ...], says: str) -> None:
+    assert says in posttrain("plan", *options, "--peak", "1").mistake
+
+
+def test_a_device_that_is_not_here(posttrain: Call) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("it is here")
+    ended = posttrain("plan", "--model", "tiny", "--device", "cuda")
+    assert "--device-memory: there is no CUDA device here to measure; say what it has" in ended.mistake

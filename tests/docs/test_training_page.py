@@ -1,0 +1,49 @@
+"""The training page's commands run in order and leave what it says."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page's commands were run."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "examples" / "training", folder / "examples" / "training")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    commands = "\n".join(re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return folder
+
+
+@pytest.mark.parametrize("name", ["trained", "preferred"])
+def test_a_training_leaves_model_config_and_metrics(folder: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder / name)
+    assert (folder / name / "config.yaml").is_file()
+    lines = (folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == json.loads((folder / name / "summary.json").read_bytes())["steps"]
+
+
+def test_the_report_is_written(folder: Path) -> None:
+    assert "<svg" in (folder / "trained.html").read_text(encoding="utf-8")

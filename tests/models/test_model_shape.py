@@ -1,0 +1,100 @@
+"""A model's shape from its config alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.shape import Shape, read_chat, read_config, shape, skeleton
+from posttrain.models.sources import DEMO_MODEL, locate
+from posttrain.store.errors import UserError
+
+
+def sizes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+def test_the_skeleton_has_the_weights_of_the_model(tiny: LanguageModel, tiny_model: Path) -> None:
+    config = read_config(str(tiny_model))
+    bones = skeleton(config)
+    assert all(weight.is_meta for weight in bones.parameters())
+    assert sizes(bones) == sizes(tiny.model)
+    assert shape(bones) == shape(tiny.model)
+    assert shape(skeleton(read_config("tiny"))) == shape(bones)
+
+
+def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    found = shape(skeleton(read_config(str(tmp_path))))
+    assert found == Shape(
+        family="llama",
+        hidden=96,
+        layers=2,
+        heads=3,
+        shared_heads=1,
+        head_size=32,
+        inner=288,
+        vocabulary=261,
+        gated=True,
+        apart=True,
+        norms=2,
+        head_norms=False,
+        rms=True,
+        tied=True,
+    )
+    assert (found.queries, found.keys) == (96, 32)
+
+
+def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
+    source = locate(DEMO_MODEL, tmp_path)
+    config = read_config(source)
+    model = skeleton(config)
+    found = shape(model)
+    assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
+    assert (found.hidden, found.layers, found.queries, found.keys, found.inner) == (576, 30, 576, 192, 1536)
+    assert (found.vocabulary, found.tied) == (49152, True)
+    assert read_chat(source, config).answer_ids("yes")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("llama", {"tie_word_embeddings": False}, {"tied": False, "gated": True, "rms": True}),
+        ("qwen3", {"head_dim": 48}, {"head_norms": True, "queries": 96, "keys": 48, "norms": 2}),
+        ("gemma2", {"head_dim": 32}, {"norms": 4, "rms": True, "head_norms": False}),
+        ("phi3", {}, {"gated": True, "apart": False}),
+        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2}, {"gated": False, "rms": False, "inner": 256, "norms": 2}),
+        (
+            "mixtral",
+            {"num_local_experts": 4, "num_experts_per_tok": 2},
+            {"inner": 192},
+        ),
+    ],
+)
+def test_families(family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any], expected: Any) -> None:
+    lm = family(kind, **settings)
+    found = shape(skeleton(lm.model.config))
+    assert found == shape(lm.model)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert (found.layers, found.hidden, found.heads) == (2, 64, 2)
+
+
+def test_a_classifier_has_no_vocabulary(tiny_model: Path) -> None:
+    found = shape(skeleton(read_config(str(tiny_model)), classifier=True))
+    assert (found.vocabulary, found.tied) == (0, False)
+
+
+def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nobody-knows-it"}))
+    for call in (
+        lambda: read_config(str(tmp_path)),
+        lambda: read_config("nobody/nothing-of-this-name"),
+        lambda: skeleton(AutoConfig.for_model("vit")),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,139 @@
+"""Lessons of every objective over the same few words."""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from posttrain.data.schema import records as table
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import pack
+from posttrain.models.reading import packing
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import write_tiny_model
+from posttrain.train.config import TrainConfig
+from posttrain.train.examples import examples
+from posttrain.train.lessons.base import Lesson
+from posttrain.train.lessons.make import Given, lesson_for, model_for, shape_of
+from posttrain.train.objectives.loss import means, merged
+from posttrain.train.objectives.registry import OBJECTIVES
+
+LABELS = ["card", "refund", "top up"]
+ASKED = [
+    ("my card is gone", "card", "refund"),
+    ("where is my money", "refund", "no"),
+    ("i was charged twice for the same thing", "refund", "card lost"),
+    ("how do i top up", "top up", "x"),
+    ("somebody took my card on the train", "card", "top"),
+    ("top", "top up", "card card"),
+    ("two weeks and no money", "refund", "who knows"),
+    ("it is lost", "card", "good for you"),
+]
+TASK = TaskConfig(system="Name it.", labels=LABELS)
+
+Parts = Sequence[Sequence[int]]
+Gradients = dict[str, torch.Tensor]
+
+
+def records_of(shape: str) -> pa.Table:
+    """Eight records in the shape that an objective takes."""
+    rows = []
+    for line, (asked, good, bad) in enumerate(ASKED, 1):
+        desirable = line % 3 != 0
+        meta = {"label": desirable} if shape == "labelled" else {"margin": line / 8} if shape == "pair" else {}
+        rows.append(
+            {
+                "id": f"{line:020x}",
+                "input_id": f"{line:020x}",
+                "prompt": [{"role": "user", "content": asked}],
+                "completion": good if shape != "labelled" or desirable else bad,
+                "rejected": bad if shape == "pair" else None,
+                "text": None,
+                "group": None,
+                "source": "f",
+                "line": line,
+                "meta": json.dumps(meta),
+            }
+        )
+    return table(rows)
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A teacher: another tiny model, wider and deeper, with the same tokenizer."""
+    return write_tiny_model(tmp_path_factory.mktemp("teacher"), seed=5, width=128, layers=3)
+
+
+class Class:
+    """A model with a lesson; ``gradients(parts)`` is what a step over all units gives when it is cut so."""
+
+    def __init__(self, lm: LanguageModel, lesson: Lesson) -> None:
+        self.lm, self.lesson = lm, lesson
+
+    def loss(self, parts: Parts) -> tuple[float, dict[str, float]]:
+        """The step's mean, its gradient left in the model, and the metrics' means."""
+        whole, total, metrics = self.lesson.begin(self.lm, parts), 0.0, []
+        for rows in parts:
+            loss = self.lesson.loss(self.lm, pack([self.lesson.units[row] for row in rows]), rows)
+            (loss.sum / whole).backward()
+            total += loss.sum.item()
+            metrics.append(loss.metrics)
+        return total / whole, means(merged(metrics))
+
+    def gradients(self, parts: Parts) -> tuple[float, Gradients, dict[str, float]]:
+        self.lm.model.zero_grad()
+        loss, metrics = self.loss(parts)
+        weights = self.lm.model.named_parameters()
+        found = {name: weight.grad.clone() for name, weight in weights if weight.grad is not None}
+        self.lm.model.zero_grad()
+        return loss, found, metrics
+
+
+@pytest.fixture
+def school(tiny_model: Path, other_model: Path, tmp_path: Path) -> Any:
+    """``school(objective, settings)``: a lesson, prepared, and its model, which has moved on a little since then."""
+    with ExitStack() as stack:
+
+        def open_class(objective: str, settings: dict[str, Any] | None = None, **more: Any) -> Class:
+            base = {"objective": objective, "precision": "float32", "batch_size": 8, "micro_batch_tokens": 200}
+            values: dict[str, Any] = base | copy.deepcopy(settings or {})
+            if objective.startswith("distill"):
+                values.setdefault("distill", {}).setdefault("teacher", str(more.get("teacher", other_model)))
+            config = TrainConfig.read(values, "test")
+            torch.manual_seed(0)
+            lm = model_for(config, tiny_model, TASK, "float32")
+            records = more.get("records") or records_of(OBJECTIVES[objective].shape)
+            shape = shape_of(config, records)
+            found = examples(lm, records, config.max_length, shape)
+            lesson = lesson_for(
+                Given([one.unit for one in found], config, lm, [e.target for e in found], [e.margin for e in found])
+            )
+            lesson.consult(tmp_path)
+            stack.enter_context(lesson.equipped(lm))
+            longest = max(len(sequence.ids) for unit in lesson.units for sequence in unit)
+            assert stack.enter_context(packing(lm, longest))
+            lesson.prepare(lm, tmp_path, padded=False)
+            if more.get("moved", True):
+                move(lm)
+            return Class(lm, lesson)
+
+        yield open_class
+
+
+@pytest.fixture
+def shaped() -> Callable[[str], pa.Table]:
+    """``shaped("pair")``: eight records in that shape."""
+    return records_of
+
+
+@torch.no_grad()
+def move(lm: LanguageModel) -> None:
+    """Away from the reference, so that it matters."""
+    for weight in lm.model.parameters():
+        weight += 0.02 * torch.randn_like(weight)

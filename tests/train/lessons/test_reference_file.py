@@ -1,0 +1,102 @@
+"""What the reference says is computed once, kept, and checked."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.models.chat import Encoded
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Unit
+from posttrain.train.config import LoraConfig
+from posttrain.train.lessons import reference as module
+from posttrain.train.lessons.reference import reference
+from posttrain.train.lora import adapt
+
+UNITS: list[Unit] = [
+    [Encoded([5, 6, 7, said, 9], [False, False, False, True, True]) for said in (20 + number, 40)]
+    for number in range(5)
+]
+
+
+def read(lm: LanguageModel, folder: Path, units: list[Unit] = UNITS) -> torch.Tensor:
+    return reference(lm, units, folder, 12, padded=True)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("reference-*.safetensors"))
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """``never()``: from here on nothing is to be computed."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it was computed again")
+
+    return lambda: monkeypatch.setattr(module, "_computed", refuse)
+
+
+def test_it_is_computed_once(fresh: Callable[..., LanguageModel], tmp_path: Path, never: Callable[[], None]) -> None:
+    found = read(fresh(), tmp_path)
+    lm = fresh()
+    lm.model.set_attn_implementation("eager")
+    for row, unit in enumerate(UNITS):
+        for side, sequence in enumerate(unit):
+            with torch.no_grad():
+                logits = lm.model(input_ids=torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
+            assert found[row, side] == pytest.approx(float(logits[2, sequence.ids[3]] + logits[3, 9]), rel=1e-5)
+    never()
+    assert torch.equal(read(fresh(), tmp_path), found)
+    assert len(files(tmp_path)) == 1
+
+
+def test_other_weights_and_other_tokens_have_files_of_their_own(
+    fresh: Callable[..., LanguageModel], tmp_path: Path
+) -> None:
+    lm = fresh()
+    found = [read(lm, tmp_path)]
+    with torch.no_grad():
+        next(lm.model.parameters())[7, 3] += 0.5
+    found.append(read(lm, tmp_path))
+    found.append(read(lm, tmp_path, UNITS[:-1]))
+    changed = [[Encoded(one.ids, [False, False, False, False, True]) for one in UNITS[0]], *UNITS[1:]]
+    found.append(read(lm, tmp_path, changed))
+    assert len(files(tmp_path)) == 4
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[1][:-1], found[2])
+    assert found[3][0, 0] > found[1][0, 0]
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-3], lambda raw: raw[:-3] + b"\x01" + raw[-2:], lambda raw: b""])
+def test_damage_is_said_and_mended(
+    fresh: Callable[..., LanguageModel], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any
+) -> None:
+    found = read(fresh(), tmp_path)
+    (file,) = files(tmp_path)
+    good = file.read_bytes()
+    file.write_bytes(damage(good))
+    with caplog.at_level(logging.WARNING, "posttrain"):
+        assert torch.equal(read(fresh(), tmp_path), found)
+    assert "is damaged" in caplog.text
+    assert file.read_bytes() == good
+
+
+def test_an_adapter_is_switched_off(
+    fresh: Callable[..., LanguageModel], tmp_path: Path, never: Callable[[], None]
+) -> None:
+    (tmp_path / "plain").mkdir()
+    plain = read(fresh(), tmp_path / "plain")
+    lm = adapt(fresh(), LoraConfig(rank=4))
+    with torch.no_grad():
+        for name, weight in lm.model.named_parameters():
+            if "lora_" in name:
+                weight += 0.1
+    found = read(lm, tmp_path)
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+    assert lm.model.training, "it is left as it was"
+    never()
+    read(lm, tmp_path / "plain")  # the base weights are the same, and so is what is kept of them

@@ -1,0 +1,62 @@
+"""A teacher is asked once, is not in memory while the student learns, and fits the student."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.models.tiny import write_tiny_model
+from posttrain.store.errors import UserError
+from posttrain.train.lessons import teacher as module
+
+
+@pytest.mark.parametrize(
+    ("distill", "files"),
+    [
+        ({}, {"last.npy": (128,), "head.safetensors": None}),
+        ({"top_k": 4}, {"ids.npy": (4,), "log_probabilities.npy": (4,)}),
+        ({"top_k": 4, "hidden": {"layers": [(1, 1), (-1, 2)]}}, {"layers.npy": (2, 128)}),
+    ],
+)
+def test_what_is_kept(school: Any, tmp_path: Path, distill: dict[str, Any], files: dict[str, Any]) -> None:
+    taken = school("distill", {"distill": distill})
+    (kept,) = tmp_path.glob("teacher-*")
+    supervised = sum(sum(sequence.supervised) for unit in taken.lesson.units for sequence in unit)
+    for name, shape in files.items():
+        assert (kept / name).is_file()
+        if shape:
+            assert np.load(kept / name, mmap_mode="r").shape == (supervised, *shape)
+    assert not list(kept.parent.glob("*.part"))
+
+
+def test_it_is_asked_once_and_then_gone(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    gc.collect()
+    before = sum(type(one) is LlamaForCausalLM for one in gc.get_objects())
+    first = school("distill", moved=False)
+    gc.collect()
+    assert sum(type(one) is LlamaForCausalLM for one in gc.get_objects()) == before + 1, "the student alone"
+    expected = first.loss([list(range(8))])
+    monkeypatch.setattr(module, "load", lambda *_: pytest.fail("it was loaded again"))
+    assert school("distill", moved=False).loss([list(range(8))]) == expected
+    (kept,) = tmp_path.glob("teacher-*")
+    (kept / "what.json").unlink()  # as when it was killed before the end
+    with pytest.raises(pytest.fail.Exception, match="loaded again"):
+        school("distill", moved=False)
+
+
+def test_mistakes_are_one_clear_line(school: Any, tmp_path: Path, other_model: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.distill\.teacher: no folder `nowhere`"):
+        school("distill", teacher="nowhere")
+    with pytest.raises(UserError, match="the teacher has 3 layers, and no layer 4"):
+        school("distill_hidden", {"distill_hidden": {"layers": [(1, 4)]}})
+    with pytest.raises(UserError, match="the student has 2 layers, and no layer -4"):
+        school("distill", {"distill": {"hidden": {"layers": [(-4, 1)]}}})
+    stranger = write_tiny_model(tmp_path / "stranger")
+    words = (stranger / "tokenizer.json").read_text()
+    (stranger / "tokenizer.json").write_text(words.replace("<|system|>", "<|sys|>"))
+    with pytest.raises(UserError, match="has another tokenizer than the student"):
+        school("distill", teacher=stranger)

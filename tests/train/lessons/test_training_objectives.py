@@ -1,0 +1,144 @@
+"""Every objective through ``posttrain.train.train``: its loss falls, and what it leaves can be used."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.stage import train
+
+TASK = TaskConfig(system="Name it.", labels=["card", "refund", "top up"])
+# What falls is the loss; what rises shows that it is learnt, and not something else.
+RISES = {
+    **dict.fromkeys(("dpo", "cdpo", "robust_dpo", "ipo", "hinge", "orpo", "simpo", "cpo", "kto"), "rewards/margins"),
+    "reward": "rewards/accuracies",
+    "classification": "accuracy",
+    "distill": "agreement",
+}
+
+
+def config_of(objective: str, teacher: Path, **more: Any) -> TrainConfig:
+    values = {
+        "objective": objective,
+        "precision": "float32",
+        "epochs": 8,
+        "batch_size": 4,
+        "shuffle": False,
+        "micro_batch_tokens": 4096,
+        "learning_rate": 3e-3,
+        "schedule": {"name": "constant", "warmup": 0.0},
+        "checkpoint": {"every_seconds": None},
+        "distill": {"teacher": str(teacher)},
+    }
+    return TrainConfig.read(values | more, "test")
+
+
+def trained(shaped: Any, model: Path, config: TrainConfig, out: Path, name: str = "out") -> tuple[Any, list[Any]]:
+    records = shaped(OBJECTIVES[config.objective].shape)
+    meta = train(model, records, config, TASK, seed=0, out=out / name, scratch=out / f"{name}-scratch")
+    return meta, json.loads((out / name / "training.json").read_text())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_it_is_learnt(tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any, objective: str) -> None:
+    meta, steps = trained(shaped, tiny_model, config_of(objective, other_model), tmp_path)
+    assert meta["steps"] == len(steps) == 16
+    before, after = ([step["loss"] for step in steps[part]] for part in (slice(0, 2), slice(-2, None)))
+    assert sum(after) < 0.8 * sum(before) if sum(before) > 0 else sum(after) < sum(before) - 0.1
+    if name := RISES.get(objective):
+        assert steps[-1]["metrics"][name] > steps[0]["metrics"][name]
+    kind = AutoModelForSequenceClassification if objective in ("reward", "classification") else AutoModelForCausalLM
+    _, loading = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"], "nothing is left of what was beside the model"
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto", "reward", "classification", "distill_hidden"])
+def test_an_adapter_learns_it(tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any, objective: str) -> None:
+    config = config_of(objective, other_model, method="lora", learning_rate=1e-2, lora={"rank": 4})
+    _, steps = trained(shaped, tiny_model, config, tmp_path)
+    assert steps[-1]["loss"] < 0.9 * steps[0]["loss"]
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("objective", "loss"), [("dpo", math.log(2)), ("kto", 0.5)])
+def test_before_the_first_step_the_policy_is_the_reference_to_the_bit(
+    tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any, objective: str, loss: float
+) -> None:
+    """In bfloat16 too, where a sequence's rounding hangs on its neighbours: both are read in the same micro-batches."""
+    config = config_of(
+        objective,
+        other_model,
+        precision="bfloat16",
+        shuffle=True,
+        micro_batch_tokens=150,
+        epochs=1,
+        learning_rate=1e-30,
+    )
+    for step in trained(shaped, tiny_model, config, tmp_path)[1]:
+        assert step["loss"] == pytest.approx(loss, abs=1e-7)
+
+
+def test_a_classifier_knows_its_labels(tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any) -> None:
+    trained(shaped, tiny_model, config_of("classification", other_model, epochs=20), tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    from posttrain.models.classifier import load_classifier
+
+    lm = load_classifier(tmp_path / "out", TASK, "float32", TASK.label_set)
+    for record in shaped("class").to_pylist():
+        ids = torch.tensor([lm.prompt_ids(record["prompt"])])
+        with torch.no_grad():
+            assert model.config.id2label[int(model(input_ids=ids).logits.argmax())] == record["completion"]
+
+
+def test_a_saved_reward_model_is_trained_on(tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any) -> None:
+    config = config_of("reward", other_model)
+    first, _ = trained(shaped, tiny_model, config, tmp_path)
+    second, _ = trained(shaped, tmp_path / "out", config, tmp_path, "again")
+    assert second["first_loss"] < 0.5 * first["first_loss"]
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto", "distill"])
+def test_micro_batches_do_not_matter(
+    tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any, objective: str
+) -> None:
+    found = []
+    for tokens in (1, 10_000, "auto"):
+        config = config_of(objective, other_model, micro_batch_tokens=tokens, epochs=2)
+        found.append(trained(shaped, tiny_model, config, tmp_path, f"out{tokens}")[1])
+    losses = [[step["loss"] for step in steps] for steps in found]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] == pytest.approx(losses[2], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("objective", "shape", "words"),
+    [
+        ("dpo", "completion", "it is no pair of a chosen and a rejected answer"),
+        ("kto", "completion", "it is no answer with a label true or false"),
+        ("classification", "labelled", "no label `card lost` in task.labels"),
+    ],
+)
+def test_records_that_do_not_fit(
+    tiny_model: Path, other_model: Path, tmp_path: Path, shaped: Any, objective: str, shape: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        train(
+            tiny_model,
+            shaped(shape),
+            config_of(objective, other_model),
+            TASK,
+            seed=0,
+            out=tmp_path / "out",
+            scratch=tmp_path / "s",
+        )
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,73 @@
+"""Reward models and classifiers: saved as transformers' own, and loaded again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from posttrain.models.classifier import load_classifier, output_names, outputs
+from posttrain.models.language_model import save
+from posttrain.models.packing import pack
+from posttrain.models.reading import read
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+
+TASK = TaskConfig()
+
+
+@torch.no_grad()
+def said(taken: Any) -> torch.Tensor:
+    """What the trainer's model says of each sequence."""
+    return outputs(taken.lm, read(taken.lm, pack(list(taken.lesson.units))))
+
+
+@pytest.mark.parametrize(
+    ("objective", "names"), [("reward", ["reward"]), ("classification", ["card", "refund", "top up"])]
+)
+def test_the_saved_model_gives_the_trainers_outputs(
+    school: Any, tmp_path: Path, objective: str, names: list[str]
+) -> None:
+    taken = school(objective)
+    expected = said(taken)
+    save(taken.lm, tmp_path / "out", "float32")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", num_labels=len(names)).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert list(model.config.id2label.values()) == names
+    texts = [sequence.ids[:-1] for unit in taken.lesson.units for sequence in unit]
+    batch = tokenizer.pad({"input_ids": texts}, return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
+    again = load_classifier(tmp_path / "out", TASK, "float32", names)
+    assert output_names(again) == names
+    assert torch.equal(again.model.score.weight, taken.lm.model.score.weight)
+
+
+def test_a_padding_token_that_ends_answers_is_passed_over(school: Any, tmp_path: Path) -> None:
+    """Some tokenizers pad with the stop token: transformers reads the token before it, and so does the trainer."""
+    taken = school("reward")
+    taken.lm.model.config.pad_token_id = taken.lm.tokenizer.eos_token_id
+    lesson = type(taken.lesson)([[*unit] for unit in taken.lesson.units], taken.lesson.config, taken.lm, [0.0] * 8)
+    for unit in lesson.units:
+        for sequence in unit:
+            assert sequence.ids[-2] != taken.lm.tokenizer.eos_token_id
+    with torch.no_grad():
+        found = outputs(taken.lm, read(taken.lm, pack(list(lesson.units))))
+        taken.lm.model.set_attn_implementation("eager")
+        ids = [*lesson.units[0][0].ids[:-1], taken.lm.tokenizer.eos_token_id]
+        torch.testing.assert_close(taken.lm.model(input_ids=torch.tensor([ids])).logits, found[:1])
+
+
+def test_mistakes_are_one_clear_line(school: Any, tiny_model: Path, tmp_path: Path) -> None:
+    save(school("classification").lm, tmp_path / "classes")
+    with pytest.raises(UserError, match="has the outputs card, refund, top up, and reward are wanted"):
+        load_classifier(tmp_path / "classes", TASK, "float32", ["reward"])
+    config = json.loads((tmp_path / "classes" / "config.json").read_text())
+    (tmp_path / "classes" / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    with pytest.raises(UserError, match="no model for sequences") as caught:
+        load_classifier(tmp_path / "classes", TASK, "float32", ["card", "refund", "top up"])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="no label `cart` to weigh"):
+        school("classification", {"classification": {"label_weights": {"cart": 2.0}}})

@@ -1,0 +1,63 @@
+"""How much memory there is, from planted system files and from the real ones."""
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.train.memory import available
+from posttrain.train.memory.available import available_bytes, peak_bytes, process_bytes
+
+GIB = 2**30
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 8 GiB free, on which this process has 1 GiB and had 3."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: {9 << 20} kB\nMemAvailable:   {8 << 20} kB\nSwap: 0 kB\n")
+    (tmp_path / "proc" / "self" / "status").write_text(f"Name:\tx\nVmHWM:\t {3 << 20} kB\nVmRSS:\t {1 << 20} kB\n")
+    (tmp_path / "cgroup").mkdir()
+    monkeypatch.setattr(available, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(available, "_CGROUP", tmp_path / "cgroup")
+    return tmp_path
+
+
+def test_a_machine_without_a_limit(system: Path) -> None:
+    assert available_bytes() == 9 * GIB
+    assert (process_bytes(), peak_bytes()) == (GIB, 3 * GIB)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max", 9), (str(6 * GIB), 4), (str(60 * GIB), 9)])
+def test_a_container(system: Path, limit: str, expected: int) -> None:
+    group = system / "cgroup"
+    (group / "memory.max").write_text(limit + "\n")
+    (group / "memory.current").write_text(str(5 * GIB))
+    (group / "memory.stat").write_text(f"anon 1\nfile {2 * GIB}\n")
+    assert available_bytes() == expected * GIB
+
+
+def test_a_container_of_the_first_version(system: Path) -> None:
+    group = system / "cgroup" / "memory"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(4 * GIB))
+    (group / "memory.usage_in_bytes").write_text(str(3 * GIB))
+    (group / "memory.stat").write_text(f"cache 0\ntotal_cache {GIB}\n")
+    assert available_bytes() == 3 * GIB
+    (group / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
+    assert available_bytes() == 9 * GIB
+
+
+def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(available, "_PROC", tmp_path)
+    assert available_bytes() is None
+    assert process_bytes() == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
+def test_the_real_machine() -> None:
+    held = bytearray(64 << 20)
+    held[::4096] = b"x" * len(held[::4096])
+    assert 64 << 20 < process_bytes() <= peak_bytes()
+    found = available_bytes()
+    assert found is not None
+    assert found > 64 << 20

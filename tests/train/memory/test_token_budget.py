@@ -1,0 +1,121 @@
+"""The estimate as a whole, and the token budget that it leads to."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.shape import read_config
+from posttrain.models.sources import locate
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.config import TrainConfig
+from posttrain.train.memory.batch import MicroBatch
+from posttrain.train.memory.budget import choose_budget, fits
+from posttrain.train.memory.estimate import estimate
+from posttrain.train.memory.weights import Blueprint
+from posttrain.train.optimizers.config import OptimizerConfig
+
+GIB = 2**30
+CONFIG = TrainConfig(checkpoint=CheckpointConfig(every_seconds=None))
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Blueprint:
+    """The shape of SmolLM2-135M, from the header of its file."""
+    source = locate("smollm2-135m", tmp_path_factory.getbasetemp())
+    return Blueprint.of(read_config(source), CONFIG)
+
+
+def test_parts_add_up(smollm2: Blueprint) -> None:
+    found = estimate(smollm2, CONFIG, MicroBatch.full(4096, CONFIG), process=GIB)
+    count = 134_515_008
+    assert (found.parameters, found.masters, found.gradients) == (2 * count, 4 * count, 4 * count)
+    assert (found.optimizer, found.snapshot, found.averages) == (8 * count, 0, 0)
+    assert GIB < found.process < 1.1 * GIB  # libraries grow a little with their use
+    assert found.peak == "backward"
+    assert found.total == sum(found.parts.values()) == found.phases["backward"]
+    assert found.phases["step"] == found.static
+    # 24.6 kB a token and layer in bfloat16: 16 d + 4 (q + k) + 8 f.
+    a_token = 16 * 576 + 4 * (576 + 192) + 8 * 1536
+    assert found.activations == pytest.approx(30 * 4096 * a_token, rel=0.02)
+    assert found.recomputed == 0
+
+
+def test_what_makes_it_smaller(smollm2: Blueprint) -> None:
+    batch = MicroBatch.full(4096, CONFIG)
+
+    def total(**changes: object) -> int:
+        return estimate(smollm2, CONFIG.model_copy(update=changes), batch).total
+
+    full, half, none = (
+        TrainConfig.read({"recompute": mode}, "x").recompute
+        for mode in ("full", {"mode": "selective", "budget": "50%"}, "none")
+    )
+    assert total(recompute=full) < total(recompute=half) < total(recompute=none)
+    assert total(optimizer=OptimizerConfig(name="adafactor")) < total()
+    assert total() < total(checkpoint=CheckpointConfig())
+    averaged = CONFIG.ema.model_copy(update={"decay": 0.99})
+    assert total(ema=averaged) == total() + 4 * smollm2.count()
+    for smaller in (replace(batch, tokens=2048), replace(batch, supervised=1), replace(batch, queries=1)):
+        assert estimate(smollm2, CONFIG, smaller).total < estimate(smollm2, CONFIG, batch).total
+
+
+def test_recomputing_all_keeps_a_layer_and_the_layers_inputs(smollm2: Blueprint) -> None:
+    config = TrainConfig.read({"recompute": "full", "checkpoint": {"every_seconds": None}}, "x")
+    batch = MicroBatch.full(4096, config)
+    plain, again = estimate(smollm2, CONFIG, batch), estimate(smollm2, config, batch)
+    assert again.activations < plain.activations / 10
+    assert again.recomputed > 0
+    assert again.working["backward"] >= plain.activations / 30
+
+
+def test_an_accelerator(smollm2: Blueprint) -> None:
+    config = TrainConfig()
+    batch = MicroBatch.full(4096, config)
+    here, there = (estimate(smollm2, config, batch, device=device, process=GIB) for device in ("cpu", "cuda"))
+    assert here.host == 0
+    assert there.host == GIB + here.snapshot
+    assert (there.process, there.snapshot) == (0, 0)
+    moved = config.model_copy(update={"optimizer": OptimizerConfig(offload=True)})
+    offloaded = estimate(smollm2, moved, batch, device="cuda", process=GIB)
+    assert offloaded.static == offloaded.parameters
+    assert offloaded.host == there.host + (8 + 8 + 2) * smollm2.count()
+    assert estimate(smollm2, moved, batch, process=GIB) == here  # there is nowhere to move it
+
+
+def test_the_largest_budget_that_fits(smollm2: Blueprint) -> None:
+    chosen = {room: choose_budget(smollm2, CONFIG, room * GIB) for room in (1, 4, 5, 6, 60)}
+    assert not chosen[1].fits
+    assert all(chosen[room].fits for room in (4, 5, 6, 60))
+    budgets = [found.tokens for found in chosen.values()]
+    assert budgets == sorted(budgets)
+    assert (budgets[0], budgets[-1]) == (256, 4096)
+    assert all(tokens & (tokens - 1) == 0 for tokens in budgets)
+    for room, found in chosen.items():
+        if found.tokens < 4096 and found.fits:
+            twice = estimate(smollm2, CONFIG, MicroBatch.full(2 * found.tokens, CONFIG))
+            assert not fits(twice, room * GIB)
+    assert choose_budget(smollm2, CONFIG, None).tokens == 4096
+    assert choose_budget(smollm2, CONFIG, None, device="cuda").tokens == 32768
+
+
+def test_the_longest_sequence_sets_the_least(smollm2: Blueprint) -> None:
+    config = CONFIG.model_copy(update={"max_length": 8192})
+    short, long = (choose_budget(smollm2, config, 4 * GIB, longest) for longest in (128, 8192))
+    assert short.fits
+    assert not long.fits
+    assert long.estimate.total > short.estimate.total
+
+
+def test_batches_of_the_data_can_be_given(model: Callable[..., LanguageModel]) -> None:
+    blueprint = Blueprint.of_model(model("llama", CONFIG).model)
+    asked: list[int] = []
+
+    def batch(tokens: int) -> MicroBatch:
+        asked.append(tokens)
+        return MicroBatch(tokens, 0, 0, tokens, tokens)
+
+    found = choose_budget(blueprint, CONFIG, 1, batch=batch)
+    assert asked == [4096, 2048, 1024, 512, 256]
+    assert (found.tokens, found.fits) == (256, False)

@@ -1,0 +1,48 @@
+"""Supervised fine-tuning with label smoothing."""
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from posttrain.train.objectives.config import SftConfig
+from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.objectives.supervised import sft
+
+COUNTS = torch.tensor([3, 0, 2])
+
+
+def example() -> tuple[torch.Tensor, torch.Tensor, Sequences, torch.Tensor]:
+    """Logits [5, 11], targets, and the same as sequences of 3, 0 and 2 tokens."""
+    logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    targets = torch.tensor([0, 10, 4, 4, 7])
+    every = logits.log_softmax(-1)
+    owner = torch.tensor([0, 0, 0, 2, 2])
+    sums = torch.zeros(3, dtype=torch.float64).index_add(0, owner, every.gather(-1, targets[:, None])[:, 0])
+    means = torch.zeros(3, dtype=torch.float64).index_add(0, owner, every.mean(-1))
+    return logits, targets, Sequences(sums, COUNTS), means
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.75])
+def test_it_is_torchs_cross_entropy(smoothing: float) -> None:
+    logits, targets, found, means = example()
+    loss = sft(found, SftConfig(label_smoothing=smoothing), mean_sums=means)
+    expected = functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+    assert loss.count == 5
+    torch.testing.assert_close(loss.sum / loss.count, expected)
+    ours = torch.autograd.grad(loss.sum / loss.count, logits, retain_graph=True)[0]
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, logits)[0])
+
+
+def test_what_it_is_without_stays_in_sight() -> None:
+    _, _, found, means = example()
+    value, count = sft(found, SftConfig(label_smoothing=0.2), mean_sums=means).metrics["nll"]
+    assert (float(value), count) == (pytest.approx(float(sft(found).sum)), 5)
+    assert not value.requires_grad
+    assert not sft(found, SftConfig()).metrics
+
+
+def test_the_mean_is_needed() -> None:
+    _, _, found, means = example()
+    for wrong in (None, means[:2]):
+        with pytest.raises(ValueError, match="label smoothing needs"):
+            sft(found, SftConfig(label_smoothing=0.1), mean_sums=wrong)

@@ -1,0 +1,237 @@
+"""One training, done in many ways: all follow one canonical float32 trajectory, and end with the same weights.
+
+The canonical one is plain PyTorch and transformers: each example alone, torch's clipping and AdamW. What is compared
+are loss and gradient norm of every step, by the largest residual and by the mean signed one, which catches a drift to
+one side.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.models import reading
+from posttrain.models.chat import Encoded
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Unit, micro_batches
+from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.config import TrainConfig
+from posttrain.train.lessons.make import Given, lesson_for
+from posttrain.train.passes import epoch_order
+from posttrain.train.schedule import rate
+from posttrain.train.trainer import Trainer
+
+Fresh = Callable[..., LanguageModel]
+STEPS = 8
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do the training.
+
+    Args:
+        micro_batches: that a step of eight units is cut into.
+        changes: to the config.
+        padded: rows of their own, as for a model whose attention cannot be confined.
+        killed: after every step, and started again.
+        precision: what the model computes in.
+        tolerance: of the largest residual; a fifth of it for the mean one.
+    """
+
+    micro_batches: int = 1
+    changes: dict[str, Any] = field(default_factory=dict)
+    padded: bool = False
+    killed: bool = False
+    precision: str = "float32"
+    tolerance: float = 5e-6
+
+
+WAYS = {
+    "packed": Way(),
+    "padded": Way(padded=True),
+    "accumulated, 2 x 4": Way(2),
+    "accumulated, 4 x 2": Way(4),
+    "accumulated, 8 x 1": Way(8),
+    "accumulated, 4 x 2, padded": Way(4, padded=True),
+    "recomputed": Way(changes={"recompute": "full"}),
+    "recomputed, a part": Way(changes={"recompute": {"mode": "selective", "budget": "50%"}}),
+    "recomputed, 4 x 2, padded": Way(4, {"recompute": "full"}, padded=True),
+    "without prefetch": Way(2, {"loader": {"workers": 0}}),
+    "with much prefetch": Way(2, {"loader": {"workers": 3, "prefetch": 5}}),
+    "resumed at every step": Way(killed=True),
+    "resumed at every step, 4 x 2": Way(4, killed=True),
+}
+COMPILED = Way(2, {"compile": True}, tolerance=1e-4)  # takes half a minute, so it is done once
+
+PROMPTS = [f"{word} number {number:02d} of my accounts"[:26] for number in range(8) for word in ("card", "the money")]
+ANSWERS = [("lost", "stolen"), ("refund", "topup"), ("gone", "found")]
+
+
+def units_of(lm: LanguageModel, objective: str) -> list[Unit]:
+    """Sixteen units of much the same length, so that one token budget cuts every eight of them alike."""
+    found = []
+    for number, asked in enumerate(PROMPTS):
+        answers = ANSWERS[number % len(ANSWERS)]
+        sequences = [lm.encode([{"role": "user", "content": asked}], said) for said in answers]
+        found.append(sequences if objective == "dpo" else sequences[:1])
+    return found
+
+
+def config_of(objective: str, way: Way, units: Sequence[Unit]) -> TrainConfig:
+    longest = max(sum(len(sequence.ids) for sequence in unit) for unit in units)
+    budget = longest * 8 // way.micro_batches
+    cut = [len(part) for part in micro_batches(units[:8], budget)]
+    assert cut == [8 // way.micro_batches] * way.micro_batches
+    return TrainConfig.read(
+        {
+            "objective": objective,
+            "epochs": 4,
+            "batch_size": 8,
+            "learning_rate": 3e-3,
+            "precision": way.precision,
+            "micro_batch_tokens": budget,
+            "checkpoint": {"every_seconds": None, "every_steps": 1 if way.killed else None, "background": False},
+            "schedule": {"name": "cosine", "warmup": 0.3},
+            **way.changes,
+        },
+        "train",
+    )
+
+
+def log_probability(lm: LanguageModel, sequence: Encoded) -> Tensor:
+    """Of all supervised tokens, by transformers' own forward."""
+    ids = torch.tensor([sequence.ids])
+    every = lm.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+    found = every.gather(-1, ids[0, 1:, None])[:, 0]
+    return found[torch.tensor(sequence.supervised[1:])].sum()
+
+
+def unit_loss(lm: LanguageModel, start: LanguageModel, unit: Unit, config: TrainConfig) -> tuple[Tensor, int]:
+    """The loss, and what it counts: tokens, or one pair (Rafailov et al. 2023, arXiv:2305.18290, equation 7)."""
+    if config.objective == "sft":
+        (sequence,) = unit
+        return -log_probability(lm, sequence), sum(sequence.supervised[1:])
+    with torch.no_grad():
+        before = [log_probability(start, sequence) for sequence in unit]
+    chosen, rejected = (log_probability(lm, sequence) - ref for sequence, ref in zip(unit, before, strict=True))
+    return -torch.nn.functional.logsigmoid(config.dpo.beta * (chosen - rejected)), 1
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Loss and gradient norm [steps, 2] of every step, and the weights at the end."""
+
+    values: np.ndarray
+    weights: dict[str, Tensor]
+
+
+def canonical(lm: LanguageModel, units: Sequence[Unit], config: TrainConfig, seed: int) -> Trajectory:
+    start = copy.deepcopy(lm)
+    decayed = [weight for name, weight in lm.model.named_parameters() if name.endswith("proj.weight")]
+    others = [weight for name, weight in lm.model.named_parameters() if not name.endswith("proj.weight")]
+    groups = [
+        {"params": decayed, "weight_decay": config.optimizer.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
+    batches = [
+        rows for epoch in range(config.epochs) for rows in epoch_order(len(units), config.batch_size, seed, epoch)
+    ]
+    values = []
+    for step, rows in enumerate(batches):
+        losses = [unit_loss(lm, start, units[row], config) for row in rows]
+        mean = sum(loss for loss, _ in losses) / sum(count for _, count in losses)
+        mean.backward()
+        norm = torch.nn.utils.clip_grad_norm_(lm.model.parameters(), config.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(config.schedule, config.learning_rate, step, len(batches))
+        optimizer.step()
+        optimizer.zero_grad()
+        values.append((mean.item(), float(norm)))
+    return Trajectory(np.array(values), {name: one.detach() for name, one in lm.model.named_parameters()})
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+def train(fresh: Fresh, units: Sequence[Unit], config: TrainConfig, way: Way, scratch: Path) -> Trajectory:
+    """The training in one of its ways."""
+    while True:
+        lm = fresh("bfloat16" if way.precision == "bfloat16" else "float32")
+        torch.manual_seed(99)  # a new process's generators stand anywhere
+        with pytest.MonkeyPatch.context() as patch:
+            if way.padded:
+                patch.setattr(reading, "sees_all", lambda lm, tokens: False)
+            if way.killed:
+                _die_after_a_checkpoint(patch)
+            trainer = Trainer(lm, lesson_for(Given(units, config, lm)), config, 7, scratch)
+            try:
+                steps = trainer.fit()
+            except Killed:
+                continue
+        assert trainer.loader._padded == way.padded
+        return Trajectory(
+            np.array([(step.loss, step.grad_norm) for step in steps]),
+            {name: one.detach() for name, one in lm.model.named_parameters()},
+        )
+
+
+def _die_after_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    save = Checkpoints.save
+
+    def die(self: Checkpoints, *arguments: Any, **options: Any) -> bool:
+        save(self, *arguments, **options)
+        raise Killed
+
+    patch.setattr(Checkpoints, "save", die)
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Trajectory]:
+    """The canonical trajectory by objective, once it was needed."""
+    return {}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+def test_the_same_training(
+    fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path, objective: str, name: str
+) -> None:
+    follows(fresh, known, tmp_path, objective, WAYS[name])
+
+
+def test_compiled(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path) -> None:
+    follows(fresh, known, tmp_path, "sft", COMPILED)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+def test_low_precision_stays_near(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path, precision: str) -> None:
+    follows(fresh, known, tmp_path, "sft", Way(2, precision=precision, tolerance=0.1))
+
+
+def follows(fresh: Fresh, known: dict[str, Trajectory], scratch: Path, objective: str, way: Way) -> None:
+    """Do the training in this way, and compare it with the canonical one."""
+    units = units_of(fresh(), objective)
+    config = config_of(objective, way, units)
+    if objective not in known:
+        known[objective] = canonical(fresh(), units, config, seed=7)
+    expected = known[objective]
+    found = train(fresh, units, config, way, scratch)
+    assert found.values.shape == expected.values.shape == (STEPS, 2)
+    assert expected.values[0, 1] > config.clip, "the first step is clipped"
+    assert expected.values[-1, 0] < 0.7 * expected.values[0, 0], "something is learned"
+    residuals = found.values / expected.values - 1
+    assert np.abs(residuals).max() < way.tolerance
+    assert np.abs(residuals.mean(axis=0)).max() < way.tolerance / 5
+    if way.precision != "float32":
+        assert np.abs(residuals).max() > 1e-5, "it was low precision"
+        return
+    for name, weight in expected.weights.items():
+        torch.testing.assert_close(found.weights[name], weight, atol=2e-4, rtol=0, msg=name)

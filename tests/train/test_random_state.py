@@ -1,0 +1,63 @@
+"""A resumed training draws what an uninterrupted one draws, from whichever library."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.randomness import random_state, set_random_state
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "python": random.random,
+    "python, normal": lambda: random.gauss(0, 1),  # every second one is ready before it is asked for
+    "numpy": lambda: float(np.random.random()),
+    "numpy, normal": lambda: float(np.random.standard_normal()),
+    "torch": lambda: float(torch.rand(())),
+    "torch, normal": lambda: float(torch.randn(())),
+}
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_generators_alone() -> Iterator[None]:
+    """Other tests draw from them too."""
+    before = random_state()
+    yield
+    set_random_state(before)
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 700])
+@pytest.mark.parametrize("name", DRAWS)
+def test_each_generator_goes_on(tmp_path: Path, name: str, skipped: int) -> None:
+    """Through a checkpoint on the disk, also from the middle of a pair of normal numbers or of a block of words."""
+    draw = DRAWS[name]
+    for _ in range(skipped):
+        draw()
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, Checkpoint(random_state(), {}))
+    expected = [draw() for _ in range(5)]
+    assert [draw() for _ in range(5)] != expected
+    found = checkpoints.latest()
+    assert found is not None
+    set_random_state(found.tensors)
+    assert [draw() for _ in range(5)] == expected
+
+
+def test_taking_the_state_draws_nothing() -> None:
+    before = random_state()
+    after = random_state()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_other_devices_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    state = random_state()
+    set_random_state(state)
+    assert caplog.messages == []
+    count = sum(name.startswith("random.cuda.") for name in state)
+    set_random_state(state | {f"random.cuda.{count}": torch.get_rng_state()})
+    assert len(caplog.messages) == 1
+    assert f"the checkpoint is of {count + 1} CUDA devices, here are {count}" in caplog.text

@@ -1,0 +1,204 @@
+"""The page of one training: read from its folder, in a real browser, small however long the training was."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page
+
+from posttrain.store.errors import UserError
+from posttrain.train.watch.findings import Decision, Finding
+from posttrain.web.gather_training import training, training_of_folder
+from posttrain.web.report import render_training, write_training
+from posttrain.web.training_data import Training
+
+MakeLines = Callable[..., list[dict[str, Any]]]
+
+ROLLED_BACK = Decision(Finding("divergence", 90, "smoothed loss 3.1 after 1.2", 3.1, 1.8, 70), "rollback")
+SKIPPED = Decision(Finding("explosion", 40, "gradient norm 90 is 100 times the median", 90.0, 5.0), "skip")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, training_lines: MakeLines) -> Path:
+    """What ``posttrain train --out`` leaves."""
+    out = tmp_path / "support <b>"
+    out.mkdir()
+    rows = training_lines(200)
+    rows[40]["decisions"] = [SKIPPED.to_json()]
+    rows[150]["loss"] = None
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    decisions = [SKIPPED.to_json(), ROLLED_BACK.to_json()]
+    (out / "summary.json").write_text(json.dumps({"steps": 200, "decisions": decisions}))
+    (out / "config.yaml").write_text("model: smollm2-135m\ndata: <i>pairs</i>.jsonl\ntrain: {objective: dpo}\n")
+    return out
+
+
+def test_a_training_is_read_from_its_folder(folder: Path) -> None:
+    found = training_of_folder(folder)
+    assert found.name == "support <b>"
+    assert list(found.steps) == list(range(200))
+    assert math.isnan(found.values["loss"][150])
+    assert list(found.groups) == [f"layers.{at}" for at in range(6)]
+    assert found.objective["rewards/margins"][100] == 0.5
+    # Once each, though one stands in both files; the other's step was trained again.
+    assert [(one.step, one.kind, one.action) for one in found.decisions] == [
+        (40, "explosion", "skip"),
+        (90, "divergence", "rollback"),
+    ]
+    assert found.phases["backward"] == pytest.approx(200)
+    assert found.phases["everything else"] == pytest.approx(20)
+    assert found.settings == {"model": "smollm2-135m", "data": "<i>pairs</i>.jsonl", "objective": "dpo"}
+
+
+def test_a_training_that_still_runs_has_a_page_too(folder: Path) -> None:
+    (folder / "summary.json").unlink()
+    (folder / "config.yaml").unlink()
+    work = folder / ".training" / "scratch"
+    work.mkdir(parents=True)
+    (work / "notes.json").write_text(json.dumps({"steps": [], "decisions": [ROLLED_BACK.to_json()]}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 200, "lo')
+    found = training_of_folder(folder)
+    assert len(found.steps) == 200
+    assert [one.kind for one in found.decisions] == ["explosion", "divergence"]
+    assert "posttrain" in render_training(found)
+
+
+def test_what_older_versions_wrote_has_a_page_too() -> None:
+    old = [{"step": step, "loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "tokens": 5} for step in range(3)]
+    page = render_training(training("old", old))
+    assert "loss by step" in page
+    assert "nan" not in re.sub("<style>.*</style>", "", page, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "there is no metrics.jsonl in it"), ("", "no step is done yet")])
+def test_a_folder_without_a_training(tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(UserError, match=says):
+        training_of_folder(tmp_path)
+
+
+def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_lines: MakeLines) -> None:
+    one = training_lines(1000, groups=30)
+    steps = np.arange(100_000, dtype=np.float64)
+    rng = np.random.default_rng(1)
+    short = training("long", one)
+    long = dataclasses.replace(
+        short,
+        steps=steps,
+        values={name: np.resize(values, 100_000) + 1e-9 * rng.random(100_000) for name, values in short.values.items()},
+        groups={name: np.exp(rng.standard_normal(100_000)) for name in short.groups},
+        objective={name: rng.random(100_000) for name in short.objective},
+        decisions=tuple(training("", [], [SKIPPED.to_json()]).decisions) * 5000,
+    )
+    page = render_training(long)
+    assert len(page) < 1_000_000
+    assert "4,800 more" in page
+
+
+@dataclasses.dataclass
+class Opened:
+    page: Page
+    requests: list[str]
+    complaints: list[str]
+
+
+@pytest.fixture(params=[(1100, "light"), (400, "light"), (400, "dark")], ids=["desk", "phone", "dark phone"])
+def opened(request: pytest.FixtureRequest, browser: Browser, folder: Path, tmp_path: Path) -> Iterator[Opened]:
+    width, scheme = request.param
+    write_training(training_of_folder(folder), tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found = Opened(page, [], [])
+    page.on("request", lambda sent: found.requests.append(sent.url))
+    page.on("console", lambda message: found.complaints.append(message.text))
+    page.on("pageerror", lambda error: found.complaints.append(str(error)))
+    page.goto((tmp_path / "page.html").as_uri())
+    yield found
+    page.close()
+
+
+def test_the_page_loads_nothing_and_fits(opened: Opened) -> None:
+    page = opened.page
+    assert [url.rsplit("/", 1)[-1] for url in opened.requests] == ["page.html"]
+    assert opened.complaints == []
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide[0] == wide[1]
+    cut = page.evaluate(
+        """() => [...document.querySelectorAll('svg text')].filter(text => {
+            const box = text.getBoundingClientRect(), chart = text.closest('svg').getBoundingClientRect();
+            return box.width > 0 && (box.left < chart.left - 1 || box.right > chart.right + 1
+                || box.top < chart.top - 1 || box.bottom > chart.bottom + 1);
+        }).map(text => text.textContent)"""
+    )
+    assert cut == []
+
+
+def test_every_curve_is_there_with_a_name(opened: Opened) -> None:
+    charts = opened.page.locator("#curves svg.chart:visible")
+    told = [str(chart.locator("> title").text_content()).split(" by step")[0] for chart in charts.all()]
+    assert told == [
+        "loss",
+        "gradient norm",
+        "learning rate",
+        "update to weight ratio",
+        "tokens a second",
+        "model FLOP utilisation",
+        "memory",
+        "time spent waiting for data",
+        "rewards/margins",
+        "rewards/accuracies",
+    ]
+    assert all(chart.get_attribute("role") == "img" for chart in charts.all())
+    for name in ("layers", "time"):
+        assert opened.page.locator(f"#{name} svg.chart:visible").count() == 1
+    for link in opened.page.locator("nav a").all():
+        assert opened.page.locator(str(link.get_attribute("href"))).count() == 1
+
+
+def test_decisions_are_marked_and_told_in_plain_words(opened: Opened) -> None:
+    rows = [row.inner_text() for row in opened.page.locator("#decisions tbody tr").all()]
+    assert len(rows) == 2
+    assert "a gradient far too large" in rows[0]
+    assert "left this batch out" in rows[0]
+    assert "went back to the last good checkpoint" in rows[1]
+    marks = opened.page.locator("#curves svg.chart:visible").first.locator(".mark-number")
+    assert marks.all_text_contents() == ["1", "2"]
+
+
+def test_the_curves_can_be_read_as_tables_by_keyboard(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#numbers summary").first.focus()
+    page.keyboard.press("Enter")
+    region = page.locator("#numbers .scroll").first
+    assert region.is_visible()
+    assert region.get_attribute("tabindex") == "0"
+    head = region.locator("thead").inner_text()
+    assert "loss" in head
+    first = region.locator("tbody tr").first.inner_text()
+    assert first.split()[0] == "0"
+    assert region.locator("tbody tr").last.inner_text().split()[0] == "199"
+
+
+def test_what_users_write_stays_text(folder: Path) -> None:
+    page = render_training(training_of_folder(folder), "<script>alert(1)</script>")
+    assert "<script" not in page
+    assert "support <b>" not in page
+    assert "<i>pairs" not in page
+
+
+def test_a_training_of_one_step(browser: Browser, tmp_path: Path, training_lines: MakeLines) -> None:
+    one: Training = training("short", training_lines(1, metrics=False))
+    write_training(one, tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.locator("#curves svg:visible").count() == 8
+    assert "The watch found nothing wrong." in page.locator("#decisions").inner_text()
+    page.close()
