@@ -182,7 +182,7 @@ def main() -> None:
     errors, kept = [], []
     with tempfile.TemporaryDirectory() as root:
         for setting in SETTINGS:
-            words = json.dumps(setting["train"]).replace('"', "").strip("{}")
+            words = json.dumps(setting["train"])[1:-1].replace('"', "")
             line = f"| {setting['model']} | {setting['tokens']} × {setting['length']}, {setting['supervised']:.0%}"
             line += f" | {words.replace('checkpoint: {every_seconds: null}', 'no checkpoints')} |"
             if arguments.only not in line:

@@ -1,21 +1,26 @@
-"""How many tokens a second does full fine-tuning take in? Ours against TRL, padded and packed.
+"""How many tokens a second does fine-tuning take in? Ours against TRL, padded and packed.
 
-    python benchmarks/sft_vs_trl.py --model DIR --data gsm8k_train.jsonl --peer-python OTHER/bin/python [--steps 20]
+    python benchmarks/sft_vs_trl.py --model DIR --data gsm8k_train.jsonl --peer-python OTHER/bin/python
+        [--steps 20] [--method lora]
 
 The peer has a virtual environment of its own (``pip install trl==1.16.0 peft`` with the constraints of this project).
 Every contender is a process of its own, on the same examples in the same order: SmolLM2-135M, GSM8K's questions and
-answers, the answers supervised, 8 examples an optimiser step, AdamW, bfloat16. Reported are tokens without padding a
-second (the median step, the first two left out), the process's peak memory, and the loss of each step.
+answers, the answers supervised, 8 examples an optimiser step, AdamW, bfloat16; ours twice, plain and with
+``train.compile``. With ``--method lora`` an adapter of rank 16 on all linear layers is trained instead. Reported are
+tokens without padding a second (the median step, the first two left out), the process's peak memory, and the loss of
+each step.
 """
 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from contenders import run
+
+_OURS = "--ours"
 ROWS = 8
 PACKED = 512
 
@@ -36,7 +41,7 @@ def examples(model: str, data: str, count: int, out: Path) -> None:
             )
 
 
-def ours(model: str, data: str, steps: int) -> None:
+def ours(model: str, data: str, method: str, compiled: bool) -> None:
     """Train with this program's trainer; one line of JSON a step."""
     import torch
 
@@ -45,6 +50,7 @@ def ours(model: str, data: str, steps: int) -> None:
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
     from posttrain.train.lessons.log_probabilities import Supervised
+    from posttrain.train.lora import adapt
     from posttrain.train.trainer import Trainer
 
     torch.set_num_threads(2)
@@ -55,12 +61,15 @@ def ours(model: str, data: str, steps: int) -> None:
             "epochs": 1, "batch_size": ROWS, "micro_batch_tokens": 4096, "shuffle": False, "learning_rate": 2e-5,
             "schedule": {"name": "constant", "warmup": 0.0},
             "optimizer": {"betas": [0.9, 0.999], "weight_decay": 0.0},
-            "checkpoint": {"every_seconds": None},
+            "checkpoint": {"every_seconds": None}, "method": method, "compile": compiled,
         },
         "benchmark",
     )  # fmt: skip
+    lm = load(Path(model), TaskConfig())
+    if method == "lora":
+        lm = adapt(lm, config.lora)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = Trainer(load(Path(model), TaskConfig()), Supervised(units, config), config, 0, Path(scratch))
+        trainer = Trainer(lm, Supervised(units, config), config, 0, Path(scratch))
         for step in trainer.fit():
             print(
                 json.dumps(
@@ -77,7 +86,7 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 torch.set_num_threads(2)
-model, data, steps, packed, rows, length = sys.argv[1:]
+model, data, steps, packed, rows, length, method = sys.argv[1:]
 examples = [json.loads(line) for line in open(data)]
 config = SFTConfig(
     output_dir=sys.argv[2] + ".peer", max_steps=int(steps),
@@ -100,54 +109,57 @@ class Timed(TrainerCallback):
             found = {"loss": logs["loss"], "seconds": self.seconds, "bytes": peak, "tokens": logs["num_tokens"]}
             print(json.dumps(found), flush=True)
 
-trainer = SFTTrainer(model=model, args=config, train_dataset=Dataset.from_list(examples), callbacks=[Timed()])
+adapter = None
+if method == "lora":
+    from peft import LoraConfig
+    adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+trainer = SFTTrainer(
+    model=model, args=config, train_dataset=Dataset.from_list(examples), callbacks=[Timed()], peft_config=adapter
+)
 trainer.train()
 """
 
 
-def run(command: list[str]) -> list[dict[str, float]]:
-    """The steps that a contender prints."""
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"loss"')]
-
-
 def main() -> None:
-    """Run all three and print a table."""
+    """Run all and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--peer-python")
+    parser.add_argument("--peer-python", required=True)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--ours", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--method", choices=["full", "lora"], default="full")
     arguments = parser.parse_args()
-    if arguments.ours:
-        ours(arguments.model, arguments.data, arguments.steps)
-        return
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "examples.jsonl"
         examples(arguments.model, arguments.data, ROWS * arguments.steps, data)
         peer = Path(folder) / "peer.py"
         peer.write_text(_PEER, encoding="utf-8")
-        theirs = [str(arguments.model), str(data), str(arguments.steps)]
+        mine = [sys.executable, __file__, _OURS, arguments.model, str(data), arguments.method]
+        theirs = [arguments.peer_python, str(peer), arguments.model, str(data), str(arguments.steps)]
+        sizes = [str(ROWS), str(PACKED), arguments.method]
         found = {
-            "ours": run(
-                [sys.executable, __file__, "--ours", "--model", *theirs[:1], "--data", theirs[1], "--steps", theirs[2]]
-            ),
-            "TRL padded": run([arguments.peer_python, str(peer), *theirs, "padded", str(ROWS), str(PACKED)]),
-            "TRL packed": run([arguments.peer_python, str(peer), *theirs, "packed", str(ROWS), str(PACKED)]),
+            "ours": run([*mine, "plain"]).steps,
+            "ours, compiled": run([*mine, "compiled"]).steps,
+            "TRL padded": run([*theirs, "padded", *sizes]).steps,
+            "TRL packed": run([*theirs, "packed", *sizes]).steps,
         }
     for name, steps in found.items():
         print(name, [round(step["loss"], 4) for step in steps])
-        if name != "ours":  # TRL counts tokens from the beginning
+        if name.startswith("TRL"):  # which counts tokens from the beginning
             counts = [0, *(step["tokens"] for step in steps)]
             for step, before, after in zip(steps, counts, counts[1:], strict=False):
                 step["tokens"] = after - before
-    print("| contender | tokens/s | ratio | peak memory, GiB |\n| --- | ---: | ---: | ---: |")
+    print("| contender | tokens/s | ours is faster by | ours, compiled | peak memory, GiB |")
+    print("| --- | ---: | ---: | ---: | ---: |")
     speeds = {name: statistics.median(s["tokens"] / s["seconds"] for s in steps[2:]) for name, steps in found.items()}
     for name, steps in found.items():
         peak = max(step["bytes"] for step in steps) / 2**30
-        print(f"| {name} | {speeds[name]:.0f} | {speeds['ours'] / speeds[name]:.2f} | {peak:.1f} |")
+        plain, compiled = (speeds[mine] / speeds[name] for mine in ("ours", "ours, compiled"))
+        print(f"| {name} | {speeds[name]:.0f} | {plain:.2f} | {compiled:.2f} | {peak:.1f} |")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [_OURS]:
+        ours(*sys.argv[2:5], compiled=sys.argv[5] == "compiled")
+    else:
+        main()

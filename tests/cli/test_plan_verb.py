@@ -25,6 +25,25 @@ def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language_model, "load", refuse)
 
 
+@pytest.fixture(scope="module")
+def bones(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M's config, and a file in place of its weights that nobody could read."""
+    from transformers import LlamaConfig
+
+    folder = tmp_path_factory.mktemp("bones")
+    LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    ).save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    return folder
+
+
 @pytest.fixture
 def answers(tmp_path: Path) -> Path:
     path = tmp_path / "answers.jsonl"
@@ -33,12 +52,12 @@ def answers(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_packaged_model(posttrain: Call) -> None:
+def test_the_packaged_model(bones: Path, posttrain: Call) -> None:
     ended = posttrain("plan", "--model", "smollm2-135m", *FIXED)
     assert ended.code == 0, ended
     for said in ("134,515,008 parameters", "gradient sums", "activations", "of 4.00 GiB", "TFLOP", "4096 tokens"):
         assert said in ended.out
-    found = posttrain("plan", "--model", "smollm2-135m", *FIXED, "--json").json
+    found = posttrain("plan", "--model", bones, *FIXED, "--json").json
     assert sum(found["memory"]["parts"].values()) == found["memory"]["total"] == max(found["memory"]["phases"].values())
     assert found["memory"]["parts"]["parameters"] == 2 * 134_515_008
     assert found["memory"]["parts"]["optimiser state"] == 8 * 134_515_008
@@ -49,10 +68,10 @@ def test_the_packaged_model(posttrain: Call) -> None:
     assert work["tokens"] == 16 * 1024
 
 
-def test_settings_change_the_plan(posttrain: Call) -> None:
+def test_settings_change_the_plan(bones: Path, posttrain: Call) -> None:
     def total(*settings: str) -> int:
         options = [part for one in settings for part in ("--set", one)]
-        ended = posttrain("plan", "--model", "smollm2-135m", *FIXED, "--json", *options)
+        ended = posttrain("plan", "--model", bones, *FIXED, "--json", *options)
         assert ended.code == 0, ended
         return int(ended.json["memory"]["total"])
 
@@ -77,15 +96,15 @@ def test_the_data_give_real_lengths(answers: Path, posttrain: Call) -> None:
     assert posttrain("plan", "--model", "tiny", "--data", answers, *GIVEN).code == 0
 
 
-def test_another_machine(posttrain: Call) -> None:
+def test_another_machine(bones: Path, posttrain: Call) -> None:
     found = posttrain(
-        "plan", "--model", "smollm2-135m", "--device", "cuda", "--device-memory", "80", "--peak", "400", "--json"
+        "plan", "--model", bones, "--device", "cuda", "--device-memory", "80", "--peak", "400", "--json"
     ).json
     assert found["memory"]["available"] == 80 * 2**30
     assert "process" not in found["memory"]["parts"]
     assert found["memory"]["host"] == 12 * 134_515_008  # what checkpoints are written from
     assert found["micro_batch"]["auto"] == 32768
-    small = posttrain("plan", "--model", "smollm2-135m", *GIVEN[:3], "3", "--json").json
+    small = posttrain("plan", "--model", bones, *GIVEN[:3], "3", "--json").json
     assert small["micro_batch"]["auto"] is None or small["micro_batch"]["auto"] < 4096
 
 

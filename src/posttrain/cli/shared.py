@@ -87,3 +87,6 @@ def setup_logging(debug: bool) -> None:
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
     logger.propagate = False
+    # torchao says at import which of its GPU kernels do not load on a CPU, and torch what torchao will have to change.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from transformers import LlamaConfig
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.shape import read_config
-from posttrain.models.sources import locate
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
 from posttrain.train.memory.batch import MicroBatch
@@ -21,10 +20,18 @@ CONFIG = TrainConfig(checkpoint=CheckpointConfig(every_seconds=None))
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Blueprint:
-    """The shape of SmolLM2-135M, from the header of its file."""
-    source = locate("smollm2-135m", tmp_path_factory.getbasetemp())
-    return Blueprint.of(read_config(source), CONFIG)
+def smollm2() -> Blueprint:
+    """The shape of SmolLM2-135M."""
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
+    return Blueprint.of(config, CONFIG)
 
 
 def test_parts_add_up(smollm2: Blueprint) -> None:

@@ -12,7 +12,7 @@ _ENOUGH = {"cpu": 4096, "cuda": 32768}
 """Tokens beyond which larger matrix products are no faster."""
 _SMALLEST = 256
 _SHARE = 0.92
-"""Of the memory that is there; the rest is for what no formula knows, such as fragments between tensors."""
+"""Of the memory that is there; the rest is what the estimate may be wrong by (benchmarks/memory_estimate.py)."""
 
 
 @dataclass(frozen=True)
