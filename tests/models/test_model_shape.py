@@ -27,6 +27,13 @@ def test_the_skeleton_has_the_weights_of_the_model(tiny: LanguageModel, tiny_mod
     assert shape(skeleton(read_config("tiny"))) == shape(bones)
 
 
+def test_the_tokenizer_without_the_model(tiny: LanguageModel, tiny_model: Path) -> None:
+    for source in ("tiny", str(tiny_model)):
+        chat = read_chat(source, read_config(source))
+        assert chat.answer_ids("yes") == tiny.answer_ids("yes")
+        assert chat.stop_ids == tiny.chat.stop_ids
+
+
 def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     found = shape(skeleton(read_config(str(tmp_path))))
@@ -51,13 +58,11 @@ def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> Non
 
 def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
     source = locate(DEMO_MODEL, tmp_path)
-    config = read_config(source)
-    model = skeleton(config)
+    model = skeleton(read_config(source))
     found = shape(model)
     assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
     assert (found.hidden, found.layers, found.queries, found.keys, found.inner) == (576, 30, 576, 192, 1536)
     assert (found.vocabulary, found.tied) == (49152, True)
-    assert read_chat(source, config).answer_ids("yes")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def report(
         _of_training(training, out)
     else:
         _of_workspace(workspace, out)
-    console.print(f"wrote {out}", markup=False)
+    console.print(f"wrote {out}", markup=False, soft_wrap=True)
 
 
 def _of_training(folder: Path, out: Path) -> None:

@@ -15,7 +15,10 @@ def reference(section: type[BaseModel], indent: int = 0) -> str:
     for name, field in section.model_fields.items():
         lines.append(f"{pad}# {field.description}")
         inner = _section(field.annotation)
-        if inner is not None:
+        if inner is not None and field.default is None:
+            # Left out unless it is set: its keys stand there as a comment.
+            lines += [f"{pad}{name}: null", *(f"{pad}# {line}" for line in reference(inner, 2).splitlines())]
+        elif inner is not None:
             lines += [f"{pad}{name}:", reference(inner, indent + 2)]
         elif field.is_required():
             lines.append(f"{pad}{name}:  # required")

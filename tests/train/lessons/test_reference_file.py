@@ -10,7 +10,7 @@ import torch
 
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Unit
+from posttrain.models.packing import Unit, pack
 from posttrain.train.config import LoraConfig
 from posttrain.train.lessons import reference as module
 from posttrain.train.lessons.reference import reference
@@ -52,6 +52,23 @@ def test_it_is_computed_once(fresh: Callable[..., LanguageModel], tmp_path: Path
     never()
     assert torch.equal(read(fresh(), tmp_path), found)
     assert len(files(tmp_path)) == 1
+
+
+def test_micro_batches_that_are_named_are_read_as_they_are(
+    fresh: Callable[..., LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+
+    def noted(units: list[Unit], *given: Any, **more: Any) -> Any:
+        read.append([UNITS.index(unit) for unit in units])
+        return pack(units, *given, **more)
+
+    monkeypatch.setattr(module, "pack", noted)
+    parts = iter([[3, 1], [1, 0], [0, 3]])  # the last has nothing new
+    found = reference(fresh(), UNITS, tmp_path, 10, padded=True, parts=parts)
+    assert read == [[3, 1], [1, 0], [2], [4]]
+    (tmp_path / "other").mkdir()
+    torch.testing.assert_close(found, reference(fresh(), UNITS, tmp_path / "other", 12, padded=True))
 
 
 def test_other_weights_and_other_tokens_have_files_of_their_own(

@@ -11,7 +11,8 @@ Bytes of four kinds are added up:
 4. what the operation at hand works with, and on a CPU what is lost between tensors.
 
 The peak is the largest of the phases: the end of the forward pass, the backward pass (the head, the last norm, a
-layer), and the optimiser's step, when activations are gone.
+layer), the optimiser's step, and the folding of an adapter into weights in float32; in the last two activations are
+gone.
 """
 
 from collections.abc import Mapping
@@ -52,8 +53,7 @@ class Estimate:
         process: the interpreter and its libraries, on a CPU.
         activations: kept for the backward pass.
         holes: what the C library holds between tensors, on a CPU.
-        working: what the forward pass's end, the backward pass and the step take beyond all of these; by the step
-            activations are gone.
+        working: what each phase takes beyond all of these: ``forward``, ``backward``, ``step``, ``fold``.
         host: bytes in the host's memory, where training runs on an accelerator.
         recomputed: FLOPs of what a micro-batch computes again.
     """
@@ -80,8 +80,7 @@ class Estimate:
     @property
     def phases(self) -> dict[str, int]:
         """All bytes by phase."""
-        kept = {name: 0 if name == "step" else self.activations for name in self.working}
-        return {name: self.static + kept[name] + bytes for name, bytes in self.working.items()}
+        return {name: self.static + self._kept(name) + bytes for name, bytes in self.working.items()}
 
     @property
     def peak(self) -> str:
@@ -103,11 +102,15 @@ class Estimate:
             "optimiser state": self.optimizer,
             "averages": self.averages,
             "checkpoint copy": self.snapshot,
-            "activations": 0 if self.peak == "step" else self.activations,
+            "activations": self._kept(self.peak),
             "holes between tensors": self.holes,
             "working memory": self.working[self.peak],
             "process": self.process,
         }
+
+    def _kept(self, phase: str) -> int:
+        """Activations, while there are any."""
+        return 0 if phase in ("step", "fold") else self.activations
 
 
 def estimate(
@@ -146,11 +149,12 @@ def estimate(
         snapshot=snapshot if on_cpu else 0,
         process=process + _LIBRARIES if on_cpu else 0,
         activations=activations,
-        holes=_holes(activations, costs.whole.kept if again else 0) if on_cpu else 0,
+        holes=_holes(config, activations, costs.whole.kept if again else 0) if on_cpu else 0,
         working={
             "forward": _forward(blueprint, config, batch),
             "backward": _backward(blueprint, config, batch, max((way.saved for way in chosen), default=0)),
             "step": step,
+            "fold": _fold(blueprint, config),
         },
         host=host,
         recomputed=sum(way.flops for way in chosen),
@@ -172,20 +176,27 @@ def _activations(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, l
     return kept
 
 
-def _holes(activations: int, recomputed: int) -> int:
+def _fold(blueprint: Blueprint, config: TrainConfig) -> int:
+    """What it takes to add an adapter to 16-bit weights: all of them in float32 (``train/lora.py``)."""
+    return 4 * blueprint.count() if config.method == "lora" and config.dtype != "float32" else 0
+
+
+def _holes(config: TrainConfig, activations: int, recomputed: int) -> int:
     """What the C library's heap holds beside its tensors, and does not give back while training goes on.
 
     Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
     torch asks for aligned memory. Where blocks come and go like this, there is about half as much in holes as in use
-    (Knuth's fifty-percent rule, The Art of Computer Programming 1, section 2.5). Layers that are computed again are
-    allocated whole and freed but for their input, which breaks up the space of about three of them; both as measured
-    with glibc by ``benchmarks/memory_estimate.py``.
+    (Knuth's fifty-percent rule, The Art of Computer Programming 1, section 2.5). With float32 adapters on float32
+    weights there is as much: the two results, one of them scaled, and their sum are all of the size of what is kept.
+    Layers that are computed again are allocated whole and freed but for their input, which breaks up the space of
+    about three of them. The three numbers are measured with glibc, by ``benchmarks/memory_estimate.py``.
 
     Args:
         activations: bytes.
         recomputed: of a layer that is computed again, all that it would keep.
     """
-    return activations // 2 + 3 * recomputed
+    whole = config.method == "lora" and config.precision == "float32"
+    return (activations if whole else activations // 2) + 3 * recomputed
 
 
 def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch) -> int:
