@@ -21,6 +21,7 @@ from posttrain.store.config import StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.registry import OBJECTIVES
 
 CONFIG_FILE = "posttrain.yaml"
 
@@ -67,9 +68,20 @@ def load_config(root: Path) -> Config:
     config.evaluate.check(has_labels)
     config.select.check(has_labels)
     config.gate.check(metric_names(config.evaluate, has_labels))
+    _check_objective(config.train.objective)
     locate(config.model, root)
     main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
     return config.model_copy(update={"task": task, "gate": config.gate.with_default(f"gain.{main.paired}")})
+
+
+def _check_objective(name: str) -> None:
+    """Raise a UserError for an objective whose model cannot answer: no suite could measure it."""
+    if OBJECTIVES[name].output in ("reward", "classes"):
+        raise UserError(
+            f"`{name}` makes a model that judges and does not answer, so no round can measure it",
+            where="train.objective",
+            fix="use posttrain train",
+        )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,19 @@
+"""Objectives that a round cannot measure are refused before any work."""
+
+from typing import Any
+
+import pytest
+
+from posttrain.loop.config import load_config
+from posttrain.store.errors import UserError
+
+
+@pytest.mark.parametrize("objective", ["reward", "classification"])
+def test_a_model_that_only_judges(small: Any, objective: str) -> None:
+    with pytest.raises(UserError, match=f"train.objective: `{objective}` makes a model that judges"):
+        load_config(small(train={"objective": objective}))
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "distill"])
+def test_a_model_that_answers(small: Any, objective: str) -> None:
+    load_config(small(train={"objective": objective}))
