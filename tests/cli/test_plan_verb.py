@@ -132,10 +132,7 @@ def test_mistakes(posttrain: Call, options: tuple[str, ...], says: str) -> None:
     assert says in posttrain("plan", *options, "--peak", "1").mistake
 
 
-def test_a_device_that_is_not_here(posttrain: Call) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("it is here")
+def test_a_device_that_is_not_here(posttrain: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     ended = posttrain("plan", "--model", "tiny", "--device", "cuda")
     assert "--device-memory: there is no CUDA device here to measure; say what it has" in ended.mistake

@@ -1,48 +1,32 @@
 """The quickstart's commands run in order, and what it says they print is what they print."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+Run = Callable[[str, Path], str]
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def walk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
+def walk(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[Path, list[tuple[str, str]]]:
     """The folder of the walk, and for every quoted output the block and what the commands before it printed."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "examples" / "support", folder / "examples" / "support")
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "120",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
     printed = ""
     quoted = []
     for kind, text in FENCE.findall((ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")):
         if kind == "text":
             quoted.append((text, printed))
             continue
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout}"
-        printed = done.stdout
+        printed = run(text, folder)
     return folder, quoted
 
 

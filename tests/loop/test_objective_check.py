@@ -16,4 +16,4 @@ def test_a_model_that_only_judges(small: Any, objective: str) -> None:
 
 @pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "distill"])
 def test_a_model_that_answers(small: Any, objective: str) -> None:
-    load_config(small(train={"objective": objective}))
+    assert load_config(small(train={"objective": objective})).train.objective == objective

@@ -85,7 +85,7 @@ def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_capped_scores_are_refused() -> None:
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(ValueError, match="capped"):
         attend(None, *states(3, 1, 1), None, softcap=30.0, pieces=plan([Piece(0, 3)]))
 
 
@@ -168,23 +168,3 @@ def test_what_the_kernel_cannot_do_goes_the_other_way() -> None:
     found, _ = attend(None, *states(8, 4, 2), None, pieces=as_spans(pieces))
     expected, _ = attend(None, *states(8, 4, 2), None, pieces=plan(pieces))
     assert torch.equal(found, expected)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("heads", [(4, 2), (2, 2)])
-def test_the_kernel_is_masked_attention(heads: tuple[int, int]) -> None:
-    pieces = [Piece(0, 40), Piece(40, 300, 0), Piece(340, 7, 0), Piece(347, 129), Piece(476, 1, 3)]
-    mask = sees(pieces).cuda()
-    ours, theirs = (
-        [one.detach().to("cuda", dtype).requires_grad_() for one in states(len(mask), *heads)]
-        for dtype in (torch.bfloat16, torch.float32)
-    )
-    row = plan(pieces, "cuda")
-    assert varlen.runs_on(ours[0][0].transpose(0, 1), 0.0)
-    found, _ = attend(None, *ours, None, pieces=row)
-    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(found.float(), expected.transpose(1, 2), atol=2e-2, rtol=2e-2)
-    found.float().square().sum().backward()
-    expected.square().sum().backward()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.grad.float(), other.grad, atol=5e-2, rtol=5e-2)

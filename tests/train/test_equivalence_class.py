@@ -204,20 +204,21 @@ def known() -> dict[str, Trajectory]:
 def test_the_same_training(
     fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path, objective: str, name: str
 ) -> None:
-    follows(fresh, known, tmp_path, objective, WAYS[name])
+    assert apart(fresh, known, tmp_path, objective, WAYS[name]) < WAYS[name].tolerance
 
 
 def test_compiled(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path) -> None:
-    follows(fresh, known, tmp_path, "sft", COMPILED)
+    assert apart(fresh, known, tmp_path, "sft", COMPILED) < COMPILED.tolerance
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
 def test_low_precision_stays_near(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path, precision: str) -> None:
-    follows(fresh, known, tmp_path, "sft", Way(2, precision=precision, tolerance=0.1))
+    way = Way(2, precision=precision, tolerance=0.1)
+    assert 1e-5 < apart(fresh, known, tmp_path, "sft", way) < way.tolerance, "it was low precision, and near"
 
 
-def follows(fresh: Fresh, known: dict[str, Trajectory], scratch: Path, objective: str, way: Way) -> None:
-    """Do the training in this way, and compare it with the canonical one."""
+def apart(fresh: Fresh, known: dict[str, Trajectory], scratch: Path, objective: str, way: Way) -> float:
+    """Do the training in this way: how far its losses and norms are from the canonical ones, relative and at most."""
     units = units_of(fresh(), objective)
     config = config_of(objective, way, units)
     if objective not in known:
@@ -228,10 +229,8 @@ def follows(fresh: Fresh, known: dict[str, Trajectory], scratch: Path, objective
     assert expected.values[0, 1] > config.clip, "the first step is clipped"
     assert expected.values[-1, 0] < 0.7 * expected.values[0, 0], "something is learned"
     residuals = found.values / expected.values - 1
-    assert np.abs(residuals).max() < way.tolerance
-    assert np.abs(residuals.mean(axis=0)).max() < way.tolerance / 5
-    if way.precision != "float32":
-        assert np.abs(residuals).max() > 1e-5, "it was low precision"
-        return
-    for name, weight in expected.weights.items():
-        torch.testing.assert_close(found.weights[name], weight, atol=2e-4, rtol=0, msg=name)
+    assert np.abs(residuals.mean(axis=0)).max() < way.tolerance / 5, "it drifts to one side"
+    if way.precision == "float32":
+        for name, weight in expected.weights.items():
+            torch.testing.assert_close(found.weights[name], weight, atol=2e-4, rtol=0, msg=name)
+    return float(np.abs(residuals).max())

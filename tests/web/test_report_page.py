@@ -1,11 +1,12 @@
 """The report in a real browser: it loads nothing, complains about nothing and fits a phone."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from posttrain.store.errors import UserError
 from posttrain.web.charts import Node
@@ -15,33 +16,18 @@ from posttrain.web.report_data import Report
 SECTIONS = ["learning-curve", "decisions", "training", "labels", "classes", "confusion", "data", "lineage", "time"]
 
 
-@dataclasses.dataclass
-class Opened:
-    page: Page
-    requests: list[str]
-    complaints: list[str]
-
-
 @pytest.fixture(params=[(1100, "light"), (400, "light"), (400, "dark")], ids=["desk", "phone", "dark phone"])
-def opened(request: pytest.FixtureRequest, browser: Browser, report: Report, tmp_path: Path) -> Iterator[Opened]:
-    width, scheme = request.param
+def opened(request: pytest.FixtureRequest, open_page: Callable[..., Any], report: Report, tmp_path: Path) -> Any:
     write(report, tmp_path / "report.html")
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    opened = Opened(page, [], [])
-    page.on("request", lambda sent: opened.requests.append(sent.url))
-    page.on("console", lambda message: opened.complaints.append(message.text))
-    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-    page.goto((tmp_path / "report.html").as_uri())
-    yield opened
-    page.close()
+    return open_page(tmp_path / "report.html", *request.param)
 
 
-def test_the_page_loads_nothing_and_complains_about_nothing(opened: Opened) -> None:
+def test_the_page_loads_nothing_and_complains_about_nothing(opened: Any) -> None:
     assert [url.rsplit("/", 1)[-1] for url in opened.requests] == ["report.html"]
     assert opened.complaints == []
 
 
-def test_every_section_is_there_with_one_visible_chart_or_table(opened: Opened) -> None:
+def test_every_section_is_there_with_one_visible_chart_or_table(opened: Any) -> None:
     for name in SECTIONS:
         section = opened.page.locator(f"section#{name}")
         assert section.locator("h2").count() == 1
@@ -53,7 +39,7 @@ def test_every_section_is_there_with_one_visible_chart_or_table(opened: Opened) 
         assert opened.page.locator(str(link.get_attribute("href"))).count() == 1
 
 
-def test_nothing_is_wider_than_the_page(opened: Opened) -> None:
+def test_nothing_is_wider_than_the_page(opened: Any) -> None:
     page = opened.page
     page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
@@ -68,7 +54,7 @@ def test_nothing_is_wider_than_the_page(opened: Opened) -> None:
     assert outside == []
 
 
-def test_no_text_of_a_chart_is_cut_off(opened: Opened) -> None:
+def test_no_text_of_a_chart_is_cut_off(opened: Any) -> None:
     cut = opened.page.evaluate(
         """() => [...document.querySelectorAll('svg text')].filter(text => {
             const box = text.getBoundingClientRect(), chart = text.closest('svg').getBoundingClientRect();
@@ -79,7 +65,7 @@ def test_no_text_of_a_chart_is_cut_off(opened: Opened) -> None:
     assert cut == []
 
 
-def test_charts_are_legible_and_named(opened: Opened) -> None:
+def test_charts_are_legible_and_named(opened: Any) -> None:
     assert opened.page.locator("section:not(#training) svg.chart:visible").count() == 8
     assert opened.page.locator("#training svg.chart:visible").count() == 11, "the last round's is open"
     charts = opened.page.locator("svg.chart:visible")
@@ -94,7 +80,7 @@ def test_charts_are_legible_and_named(opened: Opened) -> None:
     assert scale > 0.95
 
 
-def test_the_headline_and_the_refused_round_can_be_read(opened: Opened) -> None:
+def test_the_headline_and_the_refused_round_can_be_read(opened: Any) -> None:
     headline = opened.page.locator("#headline").inner_text()
     for shown in ("85.3%", "+74.0", "348", "1 refused"):
         assert shown in headline
@@ -103,7 +89,7 @@ def test_the_headline_and_the_refused_round_can_be_read(opened: Opened) -> None:
     assert decisions.locator(".failed:visible").count() == 1
 
 
-def test_each_rounds_training_can_be_opened(opened: Opened) -> None:
+def test_each_rounds_training_can_be_opened(opened: Any) -> None:
     rounds = opened.page.locator("#training .rounds > details")
     assert rounds.count() == 4
     assert [one.get_attribute("open") is not None for one in rounds.all()] == [False, False, False, True]

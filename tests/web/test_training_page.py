@@ -4,13 +4,13 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from posttrain.store.errors import UserError
 from posttrain.train.watch.findings import Decision, Finding
@@ -103,28 +103,13 @@ def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_line
     assert "4,800 more" in page
 
 
-@dataclasses.dataclass
-class Opened:
-    page: Page
-    requests: list[str]
-    complaints: list[str]
-
-
 @pytest.fixture(params=[(1100, "light"), (400, "light"), (400, "dark")], ids=["desk", "phone", "dark phone"])
-def opened(request: pytest.FixtureRequest, browser: Browser, folder: Path, tmp_path: Path) -> Iterator[Opened]:
-    width, scheme = request.param
+def opened(request: pytest.FixtureRequest, open_page: Callable[..., Any], folder: Path, tmp_path: Path) -> Any:
     write_training(training_of_folder(folder), tmp_path / "page.html")
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    found = Opened(page, [], [])
-    page.on("request", lambda sent: found.requests.append(sent.url))
-    page.on("console", lambda message: found.complaints.append(message.text))
-    page.on("pageerror", lambda error: found.complaints.append(str(error)))
-    page.goto((tmp_path / "page.html").as_uri())
-    yield found
-    page.close()
+    return open_page(tmp_path / "page.html", *request.param)
 
 
-def test_the_page_loads_nothing_and_fits(opened: Opened) -> None:
+def test_the_page_loads_nothing_and_fits(opened: Any) -> None:
     page = opened.page
     assert [url.rsplit("/", 1)[-1] for url in opened.requests] == ["page.html"]
     assert opened.complaints == []
@@ -141,7 +126,7 @@ def test_the_page_loads_nothing_and_fits(opened: Opened) -> None:
     assert cut == []
 
 
-def test_every_curve_is_there_with_a_name(opened: Opened) -> None:
+def test_every_curve_is_there_with_a_name(opened: Any) -> None:
     charts = opened.page.locator("#curves svg.chart:visible")
     told = [str(chart.locator("> title").text_content()).split(" by step")[0] for chart in charts.all()]
     assert told == [
@@ -163,7 +148,7 @@ def test_every_curve_is_there_with_a_name(opened: Opened) -> None:
         assert opened.page.locator(str(link.get_attribute("href"))).count() == 1
 
 
-def test_decisions_are_marked_and_told_in_plain_words(opened: Opened) -> None:
+def test_decisions_are_marked_and_told_in_plain_words(opened: Any) -> None:
     rows = [row.inner_text() for row in opened.page.locator("#decisions tbody tr").all()]
     assert len(rows) == 2
     assert "a gradient far too large" in rows[0]
@@ -173,7 +158,7 @@ def test_decisions_are_marked_and_told_in_plain_words(opened: Opened) -> None:
     assert marks.all_text_contents() == ["1", "2"]
 
 
-def test_the_curves_can_be_read_as_tables_by_keyboard(opened: Opened) -> None:
+def test_the_curves_can_be_read_as_tables_by_keyboard(opened: Any) -> None:
     page = opened.page
     page.locator("#numbers summary").first.focus()
     page.keyboard.press("Enter")

@@ -120,10 +120,10 @@ def attend(
         [1, T, H, D].
 
     Raises:
-        NotImplementedError: the model caps its attention scores.
+        ValueError: the model caps its attention scores, which this attention is not for: `packing` has its rows padded.
     """
     if options.get("softcap"):
-        raise NotImplementedError("capped attention scores")
+        raise ValueError("capped attention scores")
     row: Plan = options["pieces"]
     scale = scaling or query.shape[-1] ** -0.5
     # Under autocast rotated queries and keys are float32, values are not.

@@ -2,9 +2,8 @@
 
 import shutil
 
-from torch import nn
-
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.shape import decoder_layers
 from posttrain.store.errors import UserError
 
 
@@ -16,7 +15,7 @@ def compile_layers(lm: LanguageModel) -> None:
     """
     if lm.device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         raise UserError("no C++ compiler is installed", where="train.compile", fix="install g++, or set it to false")
-    layers = next((module for module in lm.decoder.modules() if isinstance(module, nn.ModuleList)), None)
+    layers = decoder_layers(lm.decoder)
     if layers is None:
         raise UserError(f"{lm.model.config.model_type} has no list of layers to compile", where="train.compile")
     for layer in layers:

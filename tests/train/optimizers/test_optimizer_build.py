@@ -45,7 +45,6 @@ def plain_sgd(one: Named, decay: float) -> Optimizer:
 def adam8bit(one: Named, decay: float) -> Optimizer:
     if one.kind not in ("matrix", "head"):
         return adamw(one, decay)
-    pytest.importorskip("torchao")
     from torchao.optim import AdamW8bit
 
     reference: Optimizer = AdamW8bit([one.tensor], betas=BETAS, eps=EPS, weight_decay=decay)
@@ -108,8 +107,6 @@ def test_it_is_the_librarys_optimizer_bit_for_bit(
 def test_the_rate_starts_at_zero(
     settings: dict[str, Any], reference: Reference, gpt2: nn.Module, copies: Copies
 ) -> None:
-    if settings["name"] == "adam8bit":
-        pytest.importorskip("torchao")
     named = copies(gpt2)
     optimizer = build(named, OptimizerConfig.read(settings, "test"))
     set_gradients(named, 0)

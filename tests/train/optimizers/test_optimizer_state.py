@@ -32,8 +32,6 @@ def steps(named: Sequence[Named], state: OptimizerState, numbers: range) -> None
 
 
 def config_of(name: str) -> OptimizerConfig:
-    if name == "adam8bit":
-        pytest.importorskip("torchao")
     return OptimizerConfig.read({"name": name, "layer_decay": 0.8}, "test")
 
 
