@@ -23,6 +23,7 @@ from posttrain.train.config import LoraConfig, TrainConfig
 from posttrain.train.lessons.log_probabilities import Supervised
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.stage import train
+from posttrain.train.watch.sinks.jsonl import JsonLines
 
 LORA = {"method": "lora", "lora": LoraConfig(rank=4, dropout=0.3)}
 METHODS = {
@@ -33,6 +34,7 @@ METHODS = {
     "lora-bfloat16": LORA | {"precision": "bfloat16"},
 }
 TASK = TaskConfig(system="Name the intent.")
+TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 
 
 class Killed(BaseException):
@@ -140,8 +142,54 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
     assert "step-000000004 is damaged (tensors.safetensors does not match its checksums in `" in caplog.text
 
 
+def test_the_metrics_of_a_killed_training(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step stands twice and none is missing, and a step that need not be done again is as it was measured."""
+    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
+
+    def into(name: str) -> None:
+        sink = JsonLines(tmp_path / f"{name}.jsonl")
+        out, scratch = tmp_path / f"{name}-out", tmp_path / name
+        try:
+            train(tiny_model, records, config, TASK, seed=3, out=out, scratch=scratch, sink=sink)
+        finally:
+            sink.close()
+
+    def lines(name: str, leave_out: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        found = map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())
+        return [{key: value for key, value in line.items() if key not in leave_out} for line in found]
+
+    into("whole")
+    loss = Supervised.loss
+    for checkpointed in (2, 4):
+        done = 0
+
+        def killed(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+            nonlocal done
+            done += 1
+            if done == 4:  # with one step done since the checkpoint
+                raise Killed
+            return loss(self, lm, packed, rows)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Supervised, "loss", killed)
+            with pytest.raises(Killed):
+                into("parts")
+        before = lines("parts")
+        assert [line["step"] for line in before] == list(range(checkpointed + 1))
+        saved = Checkpoints(tmp_path / "parts" / "checkpoints").at(checkpointed)
+        assert saved is not None
+        assert [step.to_json() for step in saved.steps] == before[:checkpointed]
+        with (tmp_path / "parts.jsonl").open("ab") as file:
+            file.write(b'{"step": 9, "lo')  # as a kill leaves it
+    into("parts")
+    assert lines("parts")[:4] == before[:4]
+    assert lines("parts", leave_out=TIMES) == lines("whole", leave_out=TIMES)
+
+
 _SCRIPT = """
-import json, sys
+import sys
 from pathlib import Path
 import pyarrow.parquet as pq
 from posttrain.models.task import TaskConfig
@@ -149,33 +197,20 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.stage import train
 
 source, records, config, out, scratch = sys.argv[1:]
-meta = train(Path(source), pq.read_table(records), TrainConfig.model_validate_json(config),
-             TaskConfig(system="Name the intent."), seed=3, out=Path(out), scratch=Path(scratch))
-print(json.dumps(meta))
+train(Path(source), pq.read_table(records), TrainConfig.model_validate_json(config),
+      TaskConfig(system="Name the intent."), seed=3, out=Path(out), scratch=Path(scratch))
 """
 
 
 def test_kill_9_in_another_process(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
-    """Also between two processes that hash strings differently, as every two do."""
+    """Another process than the one that goes on, so that they hash strings differently, as every two do."""
     config = config.model_copy(update=LORA | {"precision": "bfloat16", "epochs": 14})
     pq.write_table(records, tmp_path / "records.parquet")
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-
-    def start(hash_seed: str) -> subprocess.Popen[str]:
-        places = [
-            tiny_model,
-            tmp_path / "records.parquet",
-            config.model_dump_json(),
-            tmp_path / "parts",
-            tmp_path / "b",
-        ]
-        return subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, *map(str, places)],
-            env=environment | {"PYTHONHASHSEED": hash_seed},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONHASHSEED": "1"}
+    places = [tiny_model, tmp_path / "records.parquet", config.model_dump_json(), tmp_path / "parts", tmp_path / "b"]
+    first = subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, *map(str, places)], env=environment, stderr=subprocess.PIPE, text=True
+    )
 
     def wait_for_a_checkpoint(process: subprocess.Popen[str], after: int) -> int:
         while process.poll() is None:
@@ -185,15 +220,12 @@ def test_kill_9_in_another_process(tiny_model: Path, records: pa.Table, config: 
             time.sleep(0.005)
         raise AssertionError(process.communicate()[1])
 
-    first = start("1")
     reached = wait_for_a_checkpoint(first, 5)
     first.send_signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     assert reached < 41
     assert not (tmp_path / "parts").exists(), "nothing is written before the training is done"
-    second = start("2")
-    printed, complaints = second.communicate()
-    assert second.returncode == 0, complaints
+    resumed = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "parts", scratch=tmp_path / "b")
     meta = train(tiny_model, records, config, TASK, seed=3, out=tmp_path / "whole", scratch=tmp_path / "a")
-    assert json.loads(printed.splitlines()[-1]) == meta
+    assert resumed == meta
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")

@@ -41,12 +41,11 @@ class TrainingState:
     def checkpoint(self) -> Checkpoint:
         """All of it, and the state of every random generator."""
         state = {
-            "steps": [step.to_json() for step in self.steps],
             "watch": self.watch.state(),
             "order": self.order.state(),
             "scale": self.scale.state() if self.scale else None,
         }
-        return Checkpoint(self.tensors() | random_state(), state)
+        return Checkpoint(self.tensors() | random_state(), state, self.steps)
 
     def load(self, checkpoint: Checkpoint, *, resumed: bool) -> None:
         """Go on where a checkpoint was taken.
@@ -62,5 +61,5 @@ class TrainingState:
             self.scale.load_state(checkpoint.state["scale"])
         self.order.load_state(checkpoint.state["order"])
         set_random_state(checkpoint.tensors)
-        self.steps[:] = [StepValues.from_json(step) for step in checkpoint.state["steps"]]
+        self.steps[:] = checkpoint.steps
         (self.watch.load if resumed else self.watch.rolled_back)(checkpoint.state["watch"])

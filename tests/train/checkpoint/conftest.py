@@ -50,7 +50,9 @@ def same() -> Callable[[Checkpoint | None, Checkpoint], bool]:
     """Whether two checkpoints are the same to the bit, names, dtypes and shapes too."""
 
     def same(found: Checkpoint | None, expected: Checkpoint) -> bool:
-        if found is None or found.state != expected.state or list(found.tensors) != list(expected.tensors):
+        if found is None or (found.state, found.steps) != (expected.state, expected.steps):
+            return False
+        if list(found.tensors) != list(expected.tensors):
             return False
         return all(_bits(found.tensors[name]) == _bits(tensor) for name, tensor in expected.tensors.items())
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, steps_file
 from posttrain.train.checkpoint import write as writer
+from posttrain.train.watch.values import StepValues
 
 
 def make(step: int, version: int = 0, size: int = 50) -> Checkpoint:
@@ -32,7 +33,24 @@ def make(step: int, version: int = 0, size: int = 50) -> Checkpoint:
         "bytes": torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8),
         "count": torch.tensor([step, version]),
     }
-    return Checkpoint(tensors, {"step": step, "version": version, "steps": [{"loss": 0.1 * n} for n in range(step)]})
+    return Checkpoint(tensors, {"step": step, "version": version}, [measured(n, version) for n in range(step)])
+
+
+def measured(step: int, version: int = 0) -> StepValues:
+    """What a step measured; no two versions measure the same."""
+    return StepValues(
+        step=step,
+        loss=0.1 * step,
+        grad_norm=1.0,
+        supervised_tokens=3,
+        epoch=0,
+        lr=1e-3,
+        tokens=7,
+        seconds=0.5 + version,
+        tokens_per_second=14.0,
+        memory_bytes=2**30,
+        group_norms={"layers.0": 0.25 + step},
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +92,7 @@ class Events:
 
     def watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            words = " ".join([name, *map(self.name, arguments[: 2 if name in ("rename", "replace") else 1])])
+            words = " ".join([name, *map(self.name, arguments[: 2 if name in ("rename", "replace", "link") else 1])])
             self(f"before {words}")
             # A kill, unlike a power cut, loses nothing that was written.
             result = None if name == "fsync" else function(*arguments, **options)
@@ -101,11 +119,25 @@ class Events:
 
         return call
 
+    def in_halves(self, name: str, function: Callable[[Path, bytes], Any]) -> Callable[[Path, bytes], Any]:
+        """A function that adds to a file, stopping once on half of the way."""
+
+        def call(path: Path, content: bytes) -> None:
+            words = f"{name} {self.name(path)}"
+            self(f"before {words}")
+            function(path, content[: len(content) // 2])
+            self(f"during {words}")
+            function(path, content[len(content) // 2 :])
+            self(f"after {words}")
+
+        return call
+
 
 def _watch(events: Events) -> None:
-    for name in ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir"):
+    for name in ("mkdir", "rename", "replace", "link", "fsync", "unlink", "rmdir"):
         setattr(os, name, events.watched(name, getattr(os, name)))
-    writer.save_file = events.halved("save_file", writer.save_file, 1)
+    writer.write_tensors = events.halved("write_tensors", writer.write_tensors, 0)
+    steps_file.append = events.in_halves("append", steps_file.append)
     Path.write_bytes = events.halved("write_bytes", Path.write_bytes, 0)  # type: ignore[method-assign]
 
 

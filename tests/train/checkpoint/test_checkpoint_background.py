@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from posttrain.store.errors import UserError, WorkError
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.checkpoint import Checkpoint, Checkpoints, steps_file, tensors_file
 from posttrain.train.checkpoint import folder as folder_module
 from posttrain.train.checkpoint import write as write_module
 
@@ -31,17 +30,18 @@ class Slow:
         self.reached = threading.Event()
         self.go = threading.Event()
         self.at_once = self.most = 0
-        save_file = write_module.save_file
+        write_tensors = write_module.write_tensors
 
-        def slow(*arguments: Any, **options: Any) -> None:
+        def slow(*arguments: Any, **options: Any) -> Any:
             self.at_once += 1
             self.most = max(self.most, self.at_once)
             self.reached.set()
             assert self.go.wait(60)
-            save_file(*arguments, **options)
+            found = write_tensors(*arguments, **options)
             self.at_once -= 1
+            return found
 
-        patch.setattr(write_module, "save_file", slow)
+        patch.setattr(write_module, "write_tensors", slow)
 
 
 @pytest.fixture
@@ -67,12 +67,15 @@ def test_what_is_changed_afterwards_is_not_saved(background: Background, slow: S
     checkpoints = background()
     changed = make(1)
     changed.tensors["turned"] = torch.arange(6.0).reshape(2, 3).T
-    expected = Checkpoint({name: tensor.clone() for name, tensor in changed.tensors.items()}, make(1).state)
+    expected = Checkpoint(
+        {name: tensor.clone() for name, tensor in changed.tensors.items()}, make(1).state, make(1).steps
+    )
     checkpoints.save(1, changed)
     for tensor in changed.tensors.values():
         tensor.zero_()
     changed.tensors.clear()
-    changed.state["steps"].append("more")
+    changed.state["more"] = 1
+    changed.steps.append(make(2).steps[1])
     slow.go.set()
     assert same(checkpoints.latest(), expected)
 
@@ -174,22 +177,26 @@ def no_space(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def no_space_in_words(*_: object, **__: object) -> None:
-    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-
 def broken(*_: object, **__: object) -> None:
     raise ZeroDivisionError("boom")
 
 
-def part_then_no_space(tensors: object, path: Path) -> None:
+def part_then_no_space(path: Path, _: object) -> None:
     path.write_bytes(b"half")
-    no_space_in_words()
+    no_space()
+
+
+def half_then_no_space(path: Path, lines: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(lines[: len(lines) // 2])
+    no_space()
 
 
 FULL = {
-    "tensors": (write_module, "save_file", no_space_in_words),
-    "half of the tensors": (write_module, "save_file", part_then_no_space),
+    "tensors": (write_module, "write_tensors", no_space),
+    "half of the tensors": (write_module, "write_tensors", part_then_no_space),
+    "steps": (steps_file, "append", no_space),
+    "half of the steps": (steps_file, "append", half_then_no_space),
     "files": (Path, "write_bytes", no_space),
     "sync of a file": (write_module, "sync_file", no_space),
     "sync of the folder": (write_module, "sync_folder", no_space),
@@ -240,7 +247,7 @@ def test_a_full_disk_in_the_foreground(
 ) -> None:
     now.save(1, make(1))
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "save_file", no_space_in_words)
+        patch.setattr(write_module, "write_tensors", no_space)
         with pytest.raises(UserError, match="no space left on device"):
             now.save(2, make(2))
     assert now.steps() == [1]
@@ -265,7 +272,7 @@ def test_any_error_surfaces(
 def test_an_error_while_hashing_surfaces(background: Background, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = background()
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "digest", broken)
+        patch.setattr(tensors_file, "xxh3_128", broken)
         checkpoints.save(1, make(1))
         with pytest.raises(ZeroDivisionError):
             checkpoints.close()
@@ -275,7 +282,7 @@ def test_leaving_the_context_closes(folder: Path, make: Make, same: Same, monkey
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(1, make(1))
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "save_file", broken)
+        patch.setattr(write_module, "write_tensors", broken)
         with pytest.raises(ZeroDivisionError), Checkpoints(folder) as checkpoints:
             checkpoints.save(2, make(2))
     assert same(Checkpoints(folder).latest(), make(1))
@@ -287,7 +294,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "steps.jsonl", "manifest.json"])
 def test_a_disk_that_lies_is_caught_before_the_rename(
     now: Checkpoints, make: Make, same: Same, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -312,12 +319,14 @@ def test_memory_that_changes_while_it_is_written_is_caught(
     now: Checkpoints, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checksums are of the tensors as they were handed over, not of what arrived on the disk."""
-    save_file = write_module.save_file
+    write_tensors = write_module.write_tensors
 
-    def changing(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        save_file({**tensors, "half": tensors["half"] + 1}, path)
+    def changing(path: Path, tensors: dict[str, torch.Tensor]) -> Any:
+        found = write_tensors(path, tensors)
+        write_tensors(path, {**tensors, "half": tensors["half"] + 1})
+        return found
 
-    monkeypatch.setattr(write_module, "save_file", changing)
+    monkeypatch.setattr(write_module, "write_tensors", changing)
     with pytest.raises(WorkError, match="does not match its checksums in `half`"):
         now.save(1, make(1))
     assert now.steps() == []
@@ -330,11 +339,11 @@ import time
 from pathlib import Path
 import torch
 from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, write
-save_file = write.save_file
+write_tensors = write.write_tensors
 def slow(*arguments):
     time.sleep(0.5)  # until the interpreter is on its way out
-    save_file(*arguments)
-write.save_file = slow
+    return write_tensors(*arguments)
+write.write_tensors = slow
 Checkpoints(Path({str(folder)!r}), CheckpointConfig()).save(1, Checkpoint({{"x": torch.ones(3)}}, {{}}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

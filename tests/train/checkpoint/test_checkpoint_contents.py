@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from posttrain.store.hashing import file_digest
 from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
-from posttrain.train.checkpoint.tensor_bytes import digest
+from posttrain.train.checkpoint.manifest import checksum
+from posttrain.train.checkpoint.tensor_bytes import raw
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -35,6 +35,7 @@ TENSORS: dict[str, dict[str, Tensor]] = {
     "float8": {"x": torch.randn(4).to(torch.float8_e4m3fn)},
     "complex": {"x": torch.randn(3, dtype=torch.complex64)},
     "conjugated": {"x": torch.randn(3, dtype=torch.complex64).conj()},
+    "mixed": {"x": torch.ones(3, dtype=torch.uint8), "y": torch.ones(3).bfloat16(), "z": torch.ones(1).double()},
     "scalar": {"x": torch.tensor(3.5), "y": torch.tensor(7), "z": torch.tensor(1.5).bfloat16()},
     "empty": {"x": torch.empty(0), "y": torch.empty(3, 0, 2, dtype=torch.int64), "z": torch.empty(0).bfloat16()},
     "none": {},
@@ -138,28 +139,45 @@ def test_the_manifest_says_what_is_there(now: Checkpoints, make: Make) -> None:
     expected = make(7)
     now.save(7, expected, metric=0.25)
     place = now.folder / "step-000000007"
-    assert sorted(path.name for path in place.iterdir()) == ["manifest.json", "state.json", "tensors.safetensors"]
+    names = {"manifest.json", "state.json", "steps.jsonl", "tensors.safetensors"}
+    assert {path.name for path in place.iterdir()} == names
     manifest = json.loads((place / "manifest.json").read_bytes())
-    assert (manifest["format"], manifest["step"], manifest["metric"]) == (1, 7, 0.25)
+    assert (manifest["format"], manifest["step"], manifest["metric"]) == (2, 7, 0.25)
     content = (place / "tensors.safetensors").read_bytes()
     assert manifest["tensors_size"] == len(content)
-    assert manifest["state_sha256"] == file_digest(place / "state.json")
+    for name in ("state", "steps"):
+        file = (place / ("state.json" if name == "state" else "steps.jsonl")).read_bytes()
+        assert (manifest[f"{name}_size"], manifest[f"{name}_checksum"]) == (len(file), checksum(file))
     assert manifest["tensors"].keys() == expected.tensors.keys()
     for name, tensor in expected.tensors.items():
         entry = manifest["tensors"][name]
         assert (entry["dtype"], entry["shape"]) == (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-        assert entry["sha256"] == digest(tensor)
+        assert entry["checksum"] == checksum(raw(tensor))
         assert (
             content[entry["start"] : entry["start"] + entry["size"]]
             == tensor.flatten().view(torch.uint8).numpy().tobytes()
         )
 
 
-def test_others_can_read_the_tensors(now: Checkpoints, make: Make, same: Same) -> None:
-    expected = make(7)
-    now.save(7, expected)
-    found = load_file(now.folder / "step-000000007" / "tensors.safetensors")
-    assert same(Checkpoint({name: found[name] for name in expected.tensors}, expected.state), expected)
+@pytest.mark.parametrize("kind", TENSORS)
+def test_others_can_read_the_tensors(now: Checkpoints, same: Same, kind: str) -> None:
+    tensors = {name: tensor.detach().resolve_conj() for name, tensor in TENSORS[kind].items()}
+    now.save(7, Checkpoint(tensors, {}))
+    place = now.folder / "step-000000007"
+    found = load_file(place / "tensors.safetensors")
+    assert found.keys() == tensors.keys()
+    entries = json.loads((place / "manifest.json").read_bytes())["tensors"]
+    assert all(entries[name]["start"] % tensor.element_size() == 0 for name, tensor in tensors.items()), "aligned"
+    assert same(Checkpoint({name: found[name] for name in tensors}, {}), Checkpoint(tensors, {}))
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_dtype_that_the_file_has_no_form_for_is_named(folder: Path, in_background: bool) -> None:
+    tensors = {"a": torch.ones(1), "b": torch.ones(1, dtype=torch.complex128)}
+    with Checkpoints(folder, CheckpointConfig(background=in_background)) as checkpoints:
+        with pytest.raises(ValueError, match=r"tensor `b` is of torch\.complex128, which a checkpoint cannot hold"):
+            checkpoints.save(1, Checkpoint(tensors, {}))
+        assert checkpoints.steps() == []
 
 
 def test_a_large_tensor(now: Checkpoints, same: Same) -> None:

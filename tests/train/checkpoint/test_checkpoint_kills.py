@@ -84,12 +84,14 @@ def test_the_phases_are_all_there(
     savers.run(request_of([["save", 3, 0]], config=BACKGROUND))
     events = trace(tmp_path / "trace")
     wanted = [
-        "before save_file tmp/*/tensors.safetensors",
-        "during save_file tmp/*/tensors.safetensors",
-        "after save_file tmp/*/tensors.safetensors",
+        "before write_tensors tmp/*/tensors.safetensors",
+        "during write_tensors tmp/*/tensors.safetensors",
+        "after write_tensors tmp/*/tensors.safetensors",
         "during write_bytes tmp/*/state.json",
+        "during append tmp/*/steps.jsonl",
         "before fsync tmp/*/tensors.safetensors",
         "after fsync tmp/*/state.json",
+        "after fsync tmp/*/steps.jsonl",
         "during write_bytes tmp/*/manifest.json",
         "before fsync tmp/*/manifest.json",
         "after fsync tmp/*",
@@ -110,7 +112,8 @@ def test_the_manifest_is_written_when_the_rest_is_on_the_disk(
     savers.run(request_of([["save", 3, 0]]))
     events = trace(tmp_path / "trace")
     start = events.index("before write_bytes tmp/*/manifest.json")
-    assert {"after fsync tmp/*/tensors.safetensors", "after fsync tmp/*/state.json"} <= set(events[:start])
+    files = ("tensors.safetensors", "state.json", "steps.jsonl")
+    assert {f"after fsync tmp/*/{file}" for file in files} <= set(events[:start])
 
 
 def test_killed_after_the_snapshot(

@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,10 @@ from posttrain.train.checkpoint.contents import Checkpoint, state_bytes
 from posttrain.train.checkpoint.folder import CheckpointFolder
 from posttrain.train.checkpoint.keep import best_first
 from posttrain.train.checkpoint.snapshot import Snapshots, on_host
-from posttrain.train.checkpoint.threads import alongside
+from posttrain.train.checkpoint.steps_file import StepsFile
+from posttrain.train.checkpoint.threads import alongside, give_way
 from posttrain.train.checkpoint.write import write
+from posttrain.train.watch.values import StepValues
 
 log = logging.getLogger("posttrain")
 
@@ -39,6 +42,8 @@ class Checkpoints:
         self._snapshots = Snapshots()
         self._writing: Future[None] | None = None
         self._last = time.monotonic()
+        # Two that take turns: damage of the one leaves the checkpoint before whole.
+        self._steps_files: deque[StepsFile] = deque(maxlen=min(2, self.config.keep_last))
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +73,7 @@ class Checkpoints:
 
         Args:
             step: optimiser steps done so far; a checkpoint of the same step is replaced.
-            checkpoint: tensors on any device, contiguous or not, and JSON.
+            checkpoint: tensors on any device, contiguous or not, JSON, and all steps so far.
             metric: what the best checkpoint is chosen by; NaN and infinities count as none.
 
         Returns:
@@ -81,7 +86,7 @@ class Checkpoints:
             UserError: the folder cannot be made; or the disk refused, and not in the background.
             WorkError: what was read back is not what was written, now or in the background before.
             TypeError: the state is no JSON.
-            ValueError: a tensor is sparse, or the step negative.
+            ValueError: a tensor is sparse or of a dtype that cannot be stored, or the step negative.
         """
         if step < 0:
             raise ValueError(f"step {step} is negative")
@@ -90,14 +95,14 @@ class Checkpoints:
             log.warning("no checkpoint of step %d: the one before is still being written", step)
             return False
         self._finish()
-        state = state_bytes(checkpoint.state)
+        state, steps = state_bytes(checkpoint.state), list(checkpoint.steps)
         score = float(metric) if metric is not None and math.isfinite(metric) else None
         self._folder.make()
         if self.config.background:
             tensors = self._snapshots.take(checkpoint.tensors)
-            self._writing = alongside(lambda: self._write_in_background(step, tensors, state, score))
+            self._writing = alongside(lambda: self._write_in_background(step, tensors, state, steps, score))
         else:
-            self._write(step, on_host(checkpoint.tensors), state, score)
+            self._write(step, on_host(checkpoint.tensors), state, steps, score)
         return True
 
     def close(self) -> None:
@@ -147,10 +152,11 @@ class Checkpoints:
             return found
 
     def _write_in_background(
-        self, step: int, tensors: Mapping[str, Tensor], state: bytes, metric: float | None
+        self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues], metric: float | None
     ) -> None:
         try:
-            self._write(step, tensors, state, metric)
+            give_way()
+            self._write(step, tensors, state, steps, metric)
         except UserError as refusal:
             why = f"{refusal.where}: {refusal.what}" if refusal.where else refusal.what
             log.warning("no checkpoint of step %d (%s): training goes on without it", step, why)
@@ -159,12 +165,20 @@ class Checkpoints:
             log.warning("saving the checkpoint of step %d failed: %s", step, error)
             raise
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], state: bytes, metric: float | None) -> None:
+    def _write(
+        self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues], metric: float | None
+    ) -> None:
         with writing(self.folder), self._folder.fresh() as fresh:
-            write(fresh, step, metric, tensors, state)
+            manifest = write(fresh, step, metric, tensors, state, steps, self._free_steps_file())
             with self._folder.locked():
-                self._folder.commit(fresh, step)
+                place = self._folder.commit(fresh, step)
+                self._steps_files.append(StepsFile(place, steps, manifest.steps_checksum))
                 self._folder.prune(self.config, step)
+
+    def _free_steps_file(self) -> StepsFile | None:
+        """A steps file that may grow, as the newest checkpoint does not need it."""
+        files = self._steps_files
+        return files[0] if len(files) == files.maxlen and files[-1].folder.exists() else None
 
     def _finish(self) -> None:
         """Wait for the checkpoint in flight, and raise what went wrong with it."""

@@ -1,18 +1,27 @@
 """What a checkpoint holds."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from posttrain.train.watch.values import StepValues
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """tensors: what the optimiser and the random generators hold, by name; state: everything that is JSON."""
+    """All that a training goes on from.
+
+    Args:
+        tensors: what the optimiser and the random generators hold, by name.
+        state: everything else that is JSON.
+        steps: what each step so far has measured. Of a list that grew since it was saved only the growth is written.
+    """
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
+    steps: list[StepValues] = field(default_factory=list)
 
 
 def state_bytes(state: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from posttrain.store.staging import claimed_folder, remove_unclaimed
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.contents import Checkpoint
 from posttrain.train.checkpoint.keep import Saved, kept
-from posttrain.train.checkpoint.manifest import Damaged, NewerFormat
+from posttrain.train.checkpoint.manifest import Damaged, OtherFormat
 from posttrain.train.checkpoint.read import read, read_manifest
 
 log = logging.getLogger("posttrain")
@@ -73,14 +73,15 @@ class CheckpointFolder:
         names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
         return sorted(int(name[1]) for name in names if name)
 
-    def commit(self, fresh: Path, step: int) -> None:
-        """Give a finished folder its name; an older checkpoint of the same step is there until then."""
+    def commit(self, fresh: Path, step: int) -> Path:
+        """Give a finished folder its name, and return it; an older checkpoint of the same step is there until then."""
         place = self._place(step)
         if place.exists():
             place.rename(self._replaced(place))
         fresh.rename(place)
         sync_folder(self.path)
         self._finish_replacing()
+        return place
 
     def first_good(self, steps: Iterable[int]) -> Checkpoint | None:
         """The first of these checkpoints that is whole; damaged ones before it are named in the log and put aside."""
@@ -129,13 +130,13 @@ class CheckpointFolder:
     def _put_aside(self, step: int, damage: Damaged) -> None:
         """Rename a checkpoint that cannot be used, so that it takes no good one's place among those kept."""
         place = self._place(step)
-        # What a newer version wrote is not pruned: only this version cannot read it.
-        name = f"{'newer' if isinstance(damage, NewerFormat) else 'damaged'}-{step:09d}"
+        # What another version wrote is not pruned: only this version cannot read it.
+        name = f"{'other-format' if isinstance(damage, OtherFormat) else 'damaged'}-{step:09d}"
         names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
         aside = next(self.path / free for free in names if not (self.path / free).exists())
         place.rename(aside)
         sync_folder(self.path)
-        state = "cannot be used" if isinstance(damage, NewerFormat) else "is damaged"
+        state = "cannot be used" if isinstance(damage, OtherFormat) else "is damaged"
         log.warning("checkpoint %s %s (%s) and was put aside as %s", place.name, state, damage, aside.name)
 
     def _replaced(self, place: Path) -> Path:

@@ -1,18 +1,20 @@
 """Read a checkpoint's folder, and believe nothing that does not match the manifest."""
 
 import errno
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 import torch
+from xxhash import xxh3_128
 
 from posttrain.train.checkpoint.contents import Checkpoint
 from posttrain.train.checkpoint.manifest import (
     MANIFEST,
     STATE,
+    STEPS,
     TENSORS,
     Damaged,
     Manifest,
@@ -21,10 +23,9 @@ from posttrain.train.checkpoint.manifest import (
     decode,
     encode,
 )
+from posttrain.train.checkpoint.steps_file import read_lines
 from posttrain.train.checkpoint.tensor_bytes import raw
-from posttrain.train.checkpoint.threads import each
-
-_CHUNK = 1 << 20  # hashed while it is still in the processor's cache
+from posttrain.train.checkpoint.tensors_file import CHUNK
 
 
 def read(folder: Path, step: int) -> Checkpoint:
@@ -39,7 +40,7 @@ def read(folder: Path, step: int) -> Checkpoint:
         name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in manifest.tensors.items()
     }
     _read_tensors(folder, manifest, {name: raw(tensor) for name, tensor in tensors.items()})
-    return Checkpoint(tensors, json.loads(_state(folder, manifest)))
+    return Checkpoint(tensors, json.loads(_state(folder, manifest)), read_lines(_steps(folder, manifest)))
 
 
 def check(folder: Path, manifest: Manifest) -> None:
@@ -52,6 +53,7 @@ def check(folder: Path, manifest: Manifest) -> None:
         raise Damaged(f"{MANIFEST} is not as it was written")
     _check_sizes(folder, manifest)
     _state(folder, manifest)
+    _steps(folder, manifest)
     _read_tensors(folder, manifest, {})
 
 
@@ -69,11 +71,12 @@ def read_manifest(folder: Path, step: int) -> Manifest:
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
-    for name, size in ((TENSORS, manifest.tensors_size), (STATE, manifest.state_size)):
+    sizes = {TENSORS: manifest.tensors_size, STATE: manifest.state_size, STEPS: manifest.steps_size}
+    for name, size in sizes.items():
         if not (folder / name).is_file():
             raise Damaged(f"{name} is missing")
         found = (folder / name).stat().st_size
-        if found == size:
+        if found == size or (name == STEPS and found > size):  # later checkpoints add to it
             continue
         problem = f"{name} has {found} bytes instead of {size}"
         lost = [entry for entry, place in manifest.tensors.items() if place.start + place.size > found]
@@ -82,37 +85,43 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
 
 def _state(folder: Path, manifest: Manifest) -> bytes:
     content = _content(folder, STATE)
-    if checksum(content) != manifest.state_sha256:
+    if checksum(content) != manifest.state_checksum:
         raise Damaged(f"{STATE} does not match its checksum")
+    return content
+
+
+def _steps(folder: Path, manifest: Manifest) -> bytes:
+    content = _content(folder, STEPS)[: manifest.steps_size]
+    if checksum(content) != manifest.steps_checksum:
+        raise Damaged(f"{STEPS} does not match its checksum")
     return content
 
 
 def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryview]) -> None:
     """Check the header and every tensor; the bytes of a tensor named in ``into`` are left there."""
-    path = folder / TENSORS
-    names = list(manifest.tensors)
-    with _reading(TENSORS):
-        with path.open("rb") as file:
-            if checksum(file.read(manifest.header_size)) != manifest.header_sha256:
-                raise Damaged(f"the header of {TENSORS} does not match its checksum")
-        found = each(lambda name: _read_tensor(path, manifest.tensors[name], into.get(name)), names)
-    wrong = [name for name, sha256 in zip(names, found, strict=True) if sha256 != manifest.tensors[name].sha256]
+    wrong = set()
+    with _reading(TENSORS), (folder / TENSORS).open("rb", buffering=0) as file:
+        if checksum(file.read(manifest.header_size)) != manifest.header_checksum:
+            raise Damaged(f"the header of {TENSORS} does not match its checksum")
+        for name, entry in sorted(manifest.tensors.items(), key=lambda item: item[1].start):
+            if _read_tensor(file, entry, into.get(name)) != entry.checksum:
+                wrong.add(name)
     if wrong:
-        raise Damaged(f"{TENSORS} does not match its checksums in {_named(wrong)}")
+        named = _named([name for name in manifest.tensors if name in wrong])
+        raise Damaged(f"{TENSORS} does not match its checksums in {named}")
 
 
-def _read_tensor(path: Path, entry: TensorEntry, into: memoryview | None) -> str:
+def _read_tensor(file: FileIO, entry: TensorEntry, into: memoryview | None) -> str:
     """The checksum of a tensor's bytes as they are in the file."""
-    sha256 = hashlib.sha256()
-    once = memoryview(bytearray(min(_CHUNK, entry.size))) if into is None else into
-    with path.open("rb", buffering=0) as file:
-        file.seek(entry.start)
-        for position in range(0, entry.size, _CHUNK):
-            size = min(_CHUNK, entry.size - position)
-            part = once[:size] if into is None else into[position : position + size]
-            count = file.readinto(part) or 0  # a file that was cut off since gives less, and another checksum
-            sha256.update(part[:count])
-    return sha256.hexdigest()
+    found = xxh3_128()
+    once = memoryview(bytearray(min(CHUNK, entry.size))) if into is None else into
+    file.seek(entry.start)
+    for position in range(0, entry.size, CHUNK):
+        size = min(CHUNK, entry.size - position)
+        part = once[:size] if into is None else into[position : position + size]
+        count = file.readinto(part) or 0  # a file that was cut off since gives less, and another checksum
+        found.update(part[:count])
+    return found.hexdigest()
 
 
 def _content(folder: Path, name: str) -> bytes:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posttrain.train.checkpoint.tensor_bytes import raw
+from posttrain.train.checkpoint.tensors_file import check_storable
 from posttrain.train.checkpoint.threads import alongside, each
 
 
@@ -31,9 +32,9 @@ class Snapshots:
         """Contiguous copies in host memory, each its own; valid until the next call.
 
         Raises:
-            ValueError: a tensor is sparse.
+            ValueError: a tensor is sparse, or of a dtype that the file cannot hold.
         """
-        check_dense(tensors)
+        check_storable(tensors)
         if self._ready is not None:
             found, self._ready = self._ready, None
             found.result()
@@ -65,9 +66,9 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors themselves where they are contiguous in host memory that no other of them uses, else copies.
 
     Raises:
-        ValueError: a tensor is sparse.
+        ValueError: a tensor is sparse, or of a dtype that the file cannot hold.
     """
-    check_dense(tensors)
+    check_storable(tensors)
     hosts: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, tensor in tensors.items():
@@ -77,10 +78,3 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         places.add(host.untyped_storage().data_ptr())
         hosts[name] = host
     return hosts
-
-
-def check_dense(tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ``ValueError`` that names the first tensor which is sparse."""
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided:
-            raise ValueError(f"tensor `{name}` is sparse; a checkpoint holds dense ones")

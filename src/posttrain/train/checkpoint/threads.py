@@ -1,10 +1,11 @@
 """Work in threads of its own. An executor would refuse work while the interpreter exits; a thread is waited for."""
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from threading import Thread
+from threading import Thread, get_native_id
 from typing import TypeVar
 
 _THREADS = min(4, os.cpu_count() or 1)
@@ -25,6 +26,15 @@ def alongside(work: Callable[[], Result]) -> Future[Result]:
 
     Thread(target=run, name="checkpoint").start()
     return future
+
+
+def give_way() -> None:
+    """Let this thread, and those that it starts, have a core only when no other work wants it.
+
+    On Linux; elsewhere a priority is the whole process's.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)
 
 
 def each(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
