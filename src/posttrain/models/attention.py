@@ -132,12 +132,13 @@ def attend(
         if (keys := row.spans.keys) is not None:
             k, v = (_Repeated.apply(states, keys)[0] for states in (k, v))  # type: ignore[no-untyped-call]
         return varlen.span_attention(q, k, v, row.spans, scale)[None], None
-    own = [_Rearranged.apply(states, row.order, row.places, None) for states in (q, k, v)]  # type: ignore[no-untyped-call]
-    found, start = [], 0
-    for group in row.groups:
-        part = slice(start, start := start + group.queries.numel())
-        mine = own[0][part], own[1][part], own[2][part]
-        found.append(_attend_group(group, mine, k, v, scale, dropout))
+    sizes = [group.queries.numel() for group in row.groups]
+    # Split, not sliced: the gradient of each slice would be as long as the row.
+    own = [_Rearranged.apply(states, row.order, row.places, None).split(sizes) for states in (q, k, v)]  # type: ignore[no-untyped-call]
+    found = [
+        _attend_group(group, mine, k, v, scale, dropout)
+        for group, mine in zip(row.groups, zip(*own, strict=True), strict=True)
+    ]
     output: Tensor = _Rearranged.apply(torch.cat(found), row.places, row.order, row.real)  # type: ignore[no-untyped-call]
     return output[None], None
 

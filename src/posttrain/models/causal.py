@@ -1,8 +1,8 @@
 """Causal attention of short sequences side by side, forwards and backwards, a tile of scores at a time.
 
 For sequences of up to a thousand tokens the score matrices of a few heads fit a processor's cache, and plain matrix
-products over them beat the fused kernels that torch has for CPUs. Nothing but the inputs is kept for the backward
-pass; scores are computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1).
+products over them beat the fused kernels that torch has for CPUs. Of long sequences nothing but the inputs is kept for
+the backward pass, and scores are computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1).
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from torch import Tensor
 
 _SCORES = 1 << 20  # in a tile
 _QUERIES = 256  # in a tile, of each sequence: longer sequences leave out most of what no query sees
+_KEPT = 6  # keys for each number of a head
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ class _Tile:
         return self.rows, slice(self.first * self.heads, self.last * self.heads)
 
 
+def keeps_scores(keys: int, size: int) -> bool:
+    """Whether what sequences of so many keys, heads of this size, take of each key is kept for the backward pass.
+
+    That of short ones is, as it is no more than a few times their queries.
+    """
+    return keys <= _KEPT * size
+
+
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
     """Softmax attention in which query i sees the first K - Q + i + 1 keys.
 
@@ -63,27 +72,30 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
         found = torch.empty(query.shape, dtype=query.dtype, device=query.device)  # contiguous, so that rows are its own
-        rows = found.flatten(1, 2)
+        rows, kept = found.flatten(1, 2), []
         for tile in _tiles(query, key):
-            _, probabilities = _probabilities(query, key, hidden, tile, scale)
+            probabilities = _probabilities(query, key, hidden, tile, scale)
             rows[tile.at] = torch.bmm(probabilities, value[tile.rows, : tile.seen])
-        context.save_for_backward(query, key, value, hidden)
+            if keeps_scores(key.shape[1], key.shape[2]):
+                kept.append(probabilities)
+        context.save_for_backward(query, key, value, hidden, *kept)
         context.scale = scale
         return found
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
-        query, key, value, hidden = context.saved_tensors
+        query, key, value, hidden, *kept = context.saved_tensors
         of_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         rows, above = of_query.flatten(1, 2), gradient.flatten(1, 2)
         tiles = list(_tiles(query, key))
         once = all(tile.whole for tile in tiles)
         # Where the queries of a sequence stand in several tiles, the gradients of its keys are added up in float32.
         dtype = key.dtype if once else torch.float32
-        of_key, of_value = (torch.zeros(states.shape, dtype=dtype, device=key.device) for states in (key, value))
-        for tile in tiles:
-            asked, probabilities = _probabilities(query, key, hidden, tile, context.scale)
-            keys, part = (tile.rows, slice(tile.seen)), above[tile.at]
+        begun = torch.empty if once else torch.zeros
+        of_key, of_value = (begun(states.shape, dtype=dtype, device=key.device) for states in (key, value))
+        for number, tile in enumerate(tiles):
+            probabilities = kept[number] if kept else _probabilities(query, key, hidden, tile, context.scale)
+            keys, part, asked = (tile.rows, slice(tile.seen)), above[tile.at], query.flatten(1, 2)[tile.at]
             found = torch.bmm(probabilities.transpose(1, 2), part)
             _add(of_value[keys], found, once)
             of_probabilities = torch.bmm(part, value[keys].transpose(1, 2))
@@ -113,17 +125,15 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
             yield _Tile(slice(start, start + together), first, last, heads, before + last, last - first == queries)
 
 
-def _probabilities(
-    query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile, scale: float
-) -> tuple[Tensor, Tensor]:
-    """A tile's queries [m, q * G, D], and how much of each key they take: [m, q * G, k]."""
+def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile, scale: float) -> Tensor:
+    """How much of each key a tile's queries take: [m, q * G, k]."""
     asked, keys = query.flatten(1, 2)[tile.at], key[tile.rows, : tile.seen].transpose(1, 2)
     before = key.shape[1] - query.shape[1]
     bias = _later(tile.first, tile.last, tile.heads, before, query.dtype, query.device)
     if hidden is not None:
         bias = bias.repeat(len(asked), 1, 1)
         bias[..., :before].masked_fill_(hidden[tile.rows, None], torch.finfo(bias.dtype).min)
-    return asked, torch.softmax(torch.baddbmm(bias, asked, keys, alpha=scale), -1)
+    return torch.softmax(torch.baddbmm(bias, asked, keys, alpha=scale), -1)
 
 
 @lru_cache(256)

@@ -124,17 +124,24 @@ class _LogProbabilities(torch.autograd.Function):
         states, weight, targets, total = context.saved_tensors
         of_states = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
         of_weight = torch.empty_like(weight) if context.needs_input_grad[1] else None
+        # What a whole row of logits is multiplied by is applied to the narrow states instead, where it cannot overflow.
+        narrow = of_mean is None and weight.dtype != torch.float16
+        read = (states * -gradient[:, None]).to(states.dtype) if narrow else states
         for logits, words, rows in _parts(states, weight, targets):
             part = logits.sub_(total[:, None]).exp_()
-            if of_mean is None:
-                part.mul_(-gradient[:, None])
+            if narrow:
+                part[rows, targets[rows] - words.start] -= 1
             else:
-                part.mul_(-(gradient + of_mean)[:, None]).add_((of_mean / len(weight))[:, None])
-            part[rows, targets[rows] - words.start] += gradient[rows]
+                part.mul_(-(gradient if of_mean is None else gradient + of_mean)[:, None])
+                if of_mean is not None:
+                    part.add_((of_mean / len(weight))[:, None])
+                part[rows, targets[rows] - words.start] += gradient[rows]
             low = part.to(weight.dtype)
             of_states += low @ weight[words]
             if of_weight is not None:
-                torch.matmul(low.T, states, out=of_weight[words])
+                torch.matmul(low.T, read, out=of_weight[words])
+        if narrow:
+            of_states.mul_(-gradient[:, None])
         return of_states.to(states.dtype), of_weight, None, None
 
 

@@ -1,6 +1,10 @@
-"""What a model's layers are: whether they attend to all that came before."""
+"""What a model's layers are: whether they attend to all that came before; and what they do for a while instead."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from torch import nn
 
 from posttrain.models.language_model import LanguageModel
 
@@ -19,6 +23,20 @@ def only_attention(lm: LanguageModel) -> bool:
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in _layers(lm))
+
+
+@contextmanager
+def with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give a module another forward for a while."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 def _layers(lm: LanguageModel) -> list[Any]:

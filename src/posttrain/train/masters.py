@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ class Masters:
             config,
         )
         self._state = OptimizerState(self.optimizer)
+        self._adamw: Any = self.optimizer if type(self.optimizer) is torch.optim.AdamW else None
 
     @property
     def sums(self) -> list[Tensor]:
@@ -76,12 +78,14 @@ class Masters:
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> None:
         """Step at the given rate, with the gradients multiplied by ``scale``, round back, and forget the gradients."""
-        if scale != 1:
+        if scale != 1 and not self._adamw:
             torch._foreach_mul_(self.sums, scale)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
         samples = [_sample(master) for master in self.masters]
         before = [sample.clone() for sample in samples]
+        if self._adamw:  # divides by it as it reads the gradients
+            self._adamw.grad_scale = torch.tensor(1 / scale) if scale != 1 else None
         self.optimizer.step()
         weights = _norm(before)
         torch._foreach_sub_(before, samples)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.layers import with_forward
 from posttrain.models.shape import GATED, decoder_layers, is_norm
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
@@ -52,7 +53,7 @@ def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iter
         for layer, way in zip(layers, chosen, strict=True):
             for part in sorted(way.parts):
                 for module, forward in _again(layer, part):
-                    changed.enter_context(_with_forward(module, forward))
+                    changed.enter_context(with_forward(module, forward))
         yield chosen
 
 
@@ -125,17 +126,3 @@ def _child(layer: nn.Module, *words: str) -> Any:
         where="train.recompute.mode",
         fix="use full or none",
     )
-
-
-@contextmanager
-def _with_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Give a module another forward for a while."""
-    own = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own

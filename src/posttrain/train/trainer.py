@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from posttrain.models.fused import fused
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.reading import packing
 from posttrain.store.errors import WorkError
@@ -99,6 +100,8 @@ class Trainer:
             if self.config.weight_standardization:
                 within.enter_context(standardized(self.lm))
             within.enter_context(self.lesson.equipped(self.lm))
+            if not self.config.compile:
+                within.enter_context(fused(self.lm))
             padded = not within.enter_context(packing(self.lm, int(longest(self.lesson.units).max())))
             within.enter_context(_mode(self.lm, training=False))
             order = self._order(padded)

@@ -1,0 +1,77 @@
+"""Models with fused operations: the same, to rounding, and as they were afterwards; what is not known stays."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, Qwen3Config
+from transformers.models.llama import modeling_llama
+
+from posttrain.models.fused import fused
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import byte_tokenizer
+
+SIZES = {
+    "vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+IDS = torch.arange(40).view(2, 20)
+
+
+def made(config: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(weight, 1.0, 0.3)
+    return LanguageModel(model.eval(), byte_tokenizer(), TaskConfig())
+
+
+def logits_and_gradients(lm: LanguageModel) -> list[torch.Tensor]:
+    lm.model.zero_grad()
+    found = lm.model(input_ids=IDS).logits
+    found.logsumexp(-1).sum().backward()
+    return [found.detach(), *(weight.grad.clone() for weight in lm.model.parameters())]
+
+
+def replaced(lm: LanguageModel) -> set[str]:
+    return {type(module).__name__ for module in lm.model.modules() if "forward" in vars(module)}
+
+
+@pytest.mark.parametrize(
+    ("config", "norms"),
+    [
+        (LlamaConfig(**SIZES), {"LlamaRMSNorm"}),
+        (Qwen3Config(**SIZES), {"Qwen3RMSNorm"}),
+        (GemmaConfig(**SIZES), set()),  # its weights are added to one
+        (GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4), set()),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_the_same_model(config: Any, norms: set[str]) -> None:
+    lm = made(config)
+    plain = logits_and_gradients(lm)
+    with fused(lm):
+        assert replaced(lm) == norms
+        inside = logits_and_gradients(lm)
+    assert not replaced(lm)
+    for one, other in zip(inside, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for one, other in zip(logits_and_gradients(lm), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = modeling_llama.apply_rotary_pos_emb
+    lm = made(LlamaConfig(**SIZES))
+    with fused(lm):
+        assert modeling_llama.apply_rotary_pos_emb is not own
+    assert modeling_llama.apply_rotary_pos_emb is own
+
+    def other(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        return own(q, k, cos, -sin, unsqueeze_dim)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", other)
+    with fused(lm):  # one that turns the other way is left alone
+        assert modeling_llama.apply_rotary_pos_emb is other
