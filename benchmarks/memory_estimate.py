@@ -154,7 +154,8 @@ def measure(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
         schema=RECORD,
     )
     read = rows * (length - 1)
-    batch = MicroBatch(read, read if whole else rows * answer, rows * length * (length - 1) // 2, read, read)
+    pairs, scores = rows * length * (length - 1) // 2, rows * (length - 1) ** 2
+    batch = MicroBatch(read, read if whole else rows * answer, pairs, read, read, scores, length - 1)
     blueprint = Blueprint.of(read_config(str(folder)), config)
     found = estimate(blueprint, config, batch, process=process_bytes())
     with tempfile.TemporaryDirectory() as scratch:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from posttrain.models.chat import Encoded
+from posttrain.models.fused import fused
 from posttrain.models.head import token_log_probabilities
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, pack
@@ -115,9 +116,10 @@ def test_what_is_kept_is_what_was_said(
     lm, config = fresh(), read_config(mode)
     batch = MicroBatch.of(packed)
     costs = layer_costs(Blueprint.of_model(lm.model), config, batch)
-    before = kept(lm, packed)
-    with recompute(lm, config, batch) as chosen:
-        less = kept(lm, packed)
+    with fused(lm):
+        before = kept(lm, packed)
+        with recompute(lm, config, batch) as chosen:
+            less = kept(lm, packed)
     assert chosen == chosen_ways(config, costs, 2)
     saved = sum(way.saved for way in chosen)
     assert before - less == pytest.approx(saved, rel=0.02)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from posttrain.models.chat import Encoded
+from posttrain.models.fused import fused
 from posttrain.models.head import token_log_probabilities
-from posttrain.models.language_model import LanguageModel
+from posttrain.models.language_model import DTYPES, LanguageModel
 from posttrain.models.packing import Packed, pack
 from posttrain.models.reading import packing, read
 from posttrain.train.config import LoraConfig, TrainConfig
@@ -59,8 +60,7 @@ def model(fresh: Callable[..., LanguageModel]) -> Callable[..., LanguageModel]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(common | settings)))
-            dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-            lm = LanguageModel(made.to(dtype), tiny.tokenizer, tiny.task)
+            lm = LanguageModel(made.to(DTYPES[config.dtype]), tiny.tokenizer, tiny.task)
             if config.method == "lora":
                 lm = adapt(lm, config.lora)
         lm.model.train()
@@ -94,7 +94,7 @@ def kept_bytes() -> Callable[..., int]:
     def measure(
         lm: LanguageModel, packed: Packed, config: TrainConfig, condition: AbstractContextManager[Any] | None = None
     ) -> int:
-        with packing(lm, 500) as packs, counted(lm) as kept:
+        with fused(lm), packing(lm, 500) as packs, counted(lm) as kept:
             assert packs
             kept.clear()
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "autocast"):
@@ -110,9 +110,11 @@ def kept_bytes() -> Callable[..., int]:
 
 CONFIGS = {
     "full bfloat16": TrainConfig(),
+    "full float16": TrainConfig(precision="float16"),
     "full float32": TrainConfig(precision="float32"),
     "full autocast": TrainConfig(precision="autocast"),
     "lora bfloat16": TrainConfig(method="lora", lora=LoraConfig(rank=4)),
+    "lora float16": TrainConfig(method="lora", precision="float16", lora=LoraConfig(rank=4)),
     "lora float32": TrainConfig(method="lora", precision="float32", lora=LoraConfig(rank=4)),
     "lora autocast": TrainConfig(method="lora", precision="autocast", lora=LoraConfig(rank=4)),
     "lora dropout": TrainConfig(method="lora", lora=LoraConfig(rank=4, dropout=0.1)),

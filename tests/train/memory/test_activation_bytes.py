@@ -13,6 +13,8 @@ from posttrain.train.memory.activations import layer_costs
 from posttrain.train.memory.batch import MicroBatch, largest
 from posttrain.train.memory.estimate import estimate
 from posttrain.train.memory.weights import Blueprint
+from posttrain.train.noise import conditions
+from posttrain.train.noise.config import NoiseConfig
 
 LENGTHS = (60, 58, 33, 31)
 
@@ -48,6 +50,37 @@ def test_a_whole_model(trained: TrainConfig, model: Model, row: Row, kept_bytes:
     assert found.activations == pytest.approx(
         kept_bytes(lm, packed, trained), rel=0.04 if trained.lora.dropout else 0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "noise"),
+    [
+        ((130, 128, 121), {}),  # longer sequences keep no scores
+        (LENGTHS, {"dropout": {"attention": 0.1}}),
+        (LENGTHS, {"neftune": 5.0}),
+    ],
+)
+def test_attention_and_noise(
+    lengths: tuple[int, ...], noise: dict[str, Any], model: Model, row: Row, kept_bytes: Kept
+) -> None:
+    config = TrainConfig.read({"noise": noise}, "train")
+    packed = row(lengths, 300)
+    lm = model("llama", config, 4)
+    found = estimate(Blueprint.of_model(lm.model), config, MicroBatch.of(packed))
+    with conditions.noise(lm, config.noise):
+        assert found.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_perturbed_embeddings(method: Any, model: Model, row: Row) -> None:
+    """The perturbations are kept in float32, and with them what leads back to them."""
+    plain = TrainConfig(method=method)
+    attacked = plain.model_copy(update={"noise": NoiseConfig.read({"adversarial": {"method": "fgm"}}, "noise")})
+    blueprint = Blueprint.of_model(model("llama", plain, 4).model)
+    batch = MicroBatch.of(row(LENGTHS, 300))
+    more, less = (estimate(blueprint, config, batch).activations for config in (attacked, plain))
+    first_norm = batch.tokens * (2 * 64 + 4) if method == "lora" else 0
+    assert more == less + batch.tokens * 4 * 64 + first_norm
 
 
 def test_other_families_are_near(model: Model, row: Row, kept_bytes: Kept) -> None:
@@ -87,5 +120,7 @@ def test_a_full_micro_batch_is_the_largest(row: Row) -> None:
     assert MicroBatch.full(256, config.model_copy(update={"objective": "dpo"})).tokens == 256
     assert MicroBatch.full(8, config.model_copy(update={"objective": "dpo"})).tokens == 128
     real = MicroBatch.of(row((40, 40), 300))
-    assert real == MicroBatch(tokens=78, supervised=20, pairs=2 * 39 * 40 // 2, queries=78, keys=78)
-    assert largest([MicroBatch(1, 5, 1, 1, 0), MicroBatch(4, 2, 3, 4, 7)]) == MicroBatch(4, 5, 3, 4, 7)
+    whole = {"scores": 2 * 39 * 39, "longest": 39}
+    assert real == MicroBatch(tokens=78, supervised=20, pairs=2 * 39 * 40 // 2, queries=78, keys=78, **whole)
+    both = [MicroBatch(1, 5, 1, 1, 0, 2, 9), MicroBatch(4, 2, 3, 4, 7, 5, 8)]
+    assert largest(both) == MicroBatch(4, 5, 3, 4, 7, 5, 9)

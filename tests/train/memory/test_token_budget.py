@@ -43,8 +43,8 @@ def test_parts_add_up(smollm2: Blueprint) -> None:
     assert found.peak == "backward"
     assert found.total == sum(found.parts.values()) == found.phases["backward"]
     assert found.phases["step"] == found.static
-    # 24.6 kB a token and layer in bfloat16: 16 d + 4 (q + k) + 8 f.
-    a_token = 16 * 576 + 4 * (576 + 192) + 8 * 1536
+    # 20.0 kB a token and layer in bfloat16: 8 d + 4 (q + k) + 8 f.
+    a_token = 8 * 576 + 4 * (576 + 192) + 8 * 1536
     assert found.activations == pytest.approx(30 * 4096 * a_token, rel=0.02)
     assert found.recomputed == 0
 
@@ -121,7 +121,7 @@ def test_batches_of_the_data_can_be_given(model: Callable[..., LanguageModel]) -
 
     def batch(tokens: int) -> MicroBatch:
         asked.append(tokens)
-        return MicroBatch(tokens, 0, 0, tokens, tokens)
+        return MicroBatch(tokens, 0, 0, tokens, tokens, 0, tokens)
 
     found = choose_budget(blueprint, CONFIG, 1, batch=batch)
     assert asked == [4096, 2048, 1024, 512, 256]

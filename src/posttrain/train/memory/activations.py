@@ -3,11 +3,14 @@
 A layer is ``x + attention(norm(x))`` and then ``x + feed_forward(norm(x))``. With hidden states of width d, queries q,
 keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token costs, where all weights are trained:
 
-- a norm: its input in float32 (4d; in bfloat16 a copy), the normed input in the hidden states' dtype for the gradient
-  of its weights, and the 4 bytes of its scale;
+- a norm: on a CPU its input and the 4 bytes of its scale (``models/fused/norm.py``); elsewhere its input in float32
+  (4d; in bfloat16 a copy), the normed input in the hidden states' dtype for the gradient of its weights, and the scale;
 - linear layers that read one tensor of width n: that tensor once, wn; under autocast a copy each, 2n;
-- attention: scaled queries, keys and values (scores are computed again, ``models/causal.py``), w(q + 2k), and its
-  output, which the output projection reads, wq; rotation keeps sine and cosine, which all layers share;
+- attention: scaled queries, keys and values, w(q + 2k); of short sequences w a score and head, while the scores of long
+  ones are computed again (``models/causal.py``; where a micro-batch has both, none are counted); and its output, which
+  the output projection reads, wq. Rotation keeps sine and cosine, which all layers share. With dropout of attention
+  weights (on a CPU, torch's written-out attention in float32) queries, and keys and values for each query head, 12q,
+  and of each score and head the weight, the mask and their product, 12;
 - a gated feed-forward block: gate, its activation, what that is multiplied with, and the product, which the last layer
   reads, 4wf; without a gate 2wf.
 
@@ -19,6 +22,7 @@ input alone (Chen et al. 2016, arXiv:1604.06174).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from posttrain.models.causal import keeps_scores
 from posttrain.models.shape import Shape
 from posttrain.train.config import LoraConfig, TrainConfig
 from posttrain.train.memory.batch import MicroBatch
@@ -88,15 +92,22 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     stream = tokens * numbers.stream * hidden
     full = config.method == "full"
 
-    norm = tokens * norm_bytes(shape, numbers, trained=full)
+    rows = shape.rms and fuses(config, device)
+    norm = tokens * norm_bytes(shape, numbers, trained=full, fused=rows)
     norms = Cost(shape.norms * norm, shape.norms * stream, 8.0 * shape.norms * tokens * hidden)
 
     inside = numbers.product * (shape.queries * batch.queries + 2 * shape.keys * batch.keys)
     if device != "cpu":  # fused kernels keep their output, which a trained projection reads, and a number a row
         inside += tokens * ((0 if full else numbers.product * shape.queries) + 4 * shape.heads)
+    elif config.noise.dropout.attention:
+        inside = 12 * (shape.queries * batch.queries + shape.heads * batch.scores)
+    elif keeps_scores(batch.longest, shape.head_size):
+        inside += numbers.product * shape.heads * batch.scores
     if shape.head_norms:
         scales = 4 * (shape.heads + shape.shared_heads)
-        inside += tokens * ((4 + (numbers.product if full else 0)) * (shape.queries + shape.keys) + scales)
+        # Under autocast they are in bfloat16 and the weights are not: that is not fused.
+        wide = numbers.product if rows and numbers.product == numbers.stream else 4 + (numbers.product if full else 0)
+        inside += tokens * (wide * (shape.queries + shape.keys) + scales)
     projections = 2.0 * tokens * hidden * (shape.queries + 2 * shape.keys)
     scores = 4.0 * shape.queries * batch.pairs
     output = 2.0 * tokens * shape.queries * hidden
@@ -124,10 +135,17 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     return LayerCosts(norms, attention, feed_forward, activation, whole)
 
 
-def norm_bytes(shape: Shape, numbers: Numbers, *, trained: bool) -> int:
+def fuses(config: TrainConfig, device: str) -> bool:
+    """Whether norms are fused operations (``models/fused``)."""
+    return device == "cpu" and not config.compile
+
+
+def norm_bytes(shape: Shape, numbers: Numbers, *, trained: bool, fused: bool) -> int:
     """Bytes a token that a norm of the hidden states keeps."""
     if not shape.rms:
         return numbers.stream * shape.hidden + 8
+    if fused:
+        return numbers.stream * shape.hidden + 4
     return (4 + (numbers.stream if trained else 0)) * shape.hidden + 4
 
 

@@ -2,8 +2,8 @@
 
 Bytes of four kinds are added up:
 
-1. what is there all the time: weights, float32 masters and gradient sums, the optimiser's state, the copy that
-   checkpoints are written from (`static`), and on a CPU the process with its libraries;
+1. what is there all the time: weights, float32 masters and gradient sums, the optimiser's state, moving averages, the
+   copy that checkpoints are written from (`static`), and on a CPU the process with its libraries;
 2. activations, which the forward pass leaves for the backward pass (`activations`), and under autocast the weights in
    bfloat16, which it leaves as well;
 3. the gradient of the head's weights, which is whole in low precision once; where it is the embedding too, autograd
@@ -12,14 +12,15 @@ Bytes of four kinds are added up:
 
 The peak is the largest of the phases: the end of the forward pass, the backward pass (the head, the last norm, a
 layer), the optimiser's step, and the folding of an adapter into weights in float32; in the last two activations are
-gone.
+gone, and what is new fits into the space that they left.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from posttrain.models.shape import Shape
 from posttrain.train.config import TrainConfig
-from posttrain.train.memory.activations import Numbers, layer_costs, norm_bytes
+from posttrain.train.memory.activations import Numbers, fuses, layer_costs, norm_bytes
 from posttrain.train.memory.batch import MicroBatch
 from posttrain.train.memory.choice import Way, chosen_ways
 from posttrain.train.memory.static import (
@@ -75,12 +76,12 @@ class Estimate:
     def static(self) -> int:
         """What is there all the time."""
         fixed = self.parameters + self.masters + self.gradients + self.optimizer + self.averages
-        return fixed + self.snapshot + self.process + self.holes
+        return fixed + self.snapshot + self.process
 
     @property
     def phases(self) -> dict[str, int]:
         """All bytes by phase."""
-        return {name: self.static + self._kept(name) + bytes for name, bytes in self.working.items()}
+        return {name: self.static + sum(self._kept(name)) + bytes for name, bytes in self.working.items()}
 
     @property
     def peak(self) -> str:
@@ -95,6 +96,7 @@ class Estimate:
     @property
     def parts(self) -> dict[str, int]:
         """The bytes at the peak by what they are for; their sum is the total."""
+        activations, holes = self._kept(self.peak)
         return {
             "parameters": self.parameters,
             "float32 masters": self.masters,
@@ -102,15 +104,15 @@ class Estimate:
             "optimiser state": self.optimizer,
             "averages": self.averages,
             "checkpoint copy": self.snapshot,
-            "activations": self._kept(self.peak),
-            "holes between tensors": self.holes,
+            "activations": activations,
+            "holes between tensors": holes,
             "working memory": self.working[self.peak],
             "process": self.process,
         }
 
-    def _kept(self, phase: str) -> int:
-        """Activations, while there are any."""
-        return 0 if phase in ("step", "fold") else self.activations
+    def _kept(self, phase: str) -> tuple[int, int]:
+        """Activations, while there are any, and the holes between them."""
+        return (0, 0) if phase in ("step", "fold") else (self.activations, self.holes)
 
 
 def estimate(
@@ -128,31 +130,32 @@ def estimate(
     costs = layer_costs(blueprint, config, batch, device)
     chosen = chosen_ways(config, costs, blueprint.shape.layers)
     masters, state = master_bytes(blueprint, config), state_bytes(blueprint, config.optimizer)
-    sums, snapshot = sum_bytes(blueprint), snapshot_bytes(blueprint, config)
+    sums, averages, snapshot = sum_bytes(blueprint), average_bytes(blueprint, config), snapshot_bytes(blueprint, config)
     on_cpu = device == "cpu"
     offloaded = not on_cpu and config.optimizer.offload
     host = 0 if on_cpu else process + snapshot
     step = step_bytes(blueprint, config.optimizer)
     if offloaded:
         # Masters of adapters and float32 weights are copies there too, and each gradient lands beside its sum.
-        trained = blueprint.count(trained=True)
-        host += 8 * trained + state + parameter_bytes(blueprint, config) + step
-        masters = sums = state = step = 0
-    activations = _activations(blueprint, config, batch, costs.whole.kept, chosen)
-    again = any(way.parts for way in chosen)
+        landing = parameter_bytes(blueprint, config, trained=True)
+        host += 4 * blueprint.count(trained=True) + sums + landing + state + averages + step
+        masters = sums = state = averages = step = 0
+    fused = fuses(config, device)
+    activations = _activations(blueprint, config, batch, costs.whole.kept, chosen, fused)
+    again = sum(bool(way.parts) for way in chosen)
     return Estimate(
         parameters=parameter_bytes(blueprint, config),
         masters=masters,
         gradients=sums,
         optimizer=state,
-        averages=average_bytes(blueprint, config),
+        averages=averages,
         snapshot=snapshot if on_cpu else 0,
         process=process + _LIBRARIES if on_cpu else 0,
         activations=activations,
-        holes=_holes(config, activations, costs.whole.kept if again else 0) if on_cpu else 0,
+        holes=_holes(blueprint.shape, config, batch, activations, again) if on_cpu else 0,
         working={
-            "forward": _forward(blueprint, config, batch),
-            "backward": _backward(blueprint, config, batch, max((way.saved for way in chosen), default=0)),
+            "forward": _forward(blueprint, config, batch, fused),
+            "backward": _backward(blueprint, config, batch, max((way.saved for way in chosen), default=0), fused),
             "step": step,
             "fold": _fold(blueprint, config),
         },
@@ -161,11 +164,16 @@ def estimate(
     )
 
 
-def _activations(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, layer: int, chosen: list[Way]) -> int:
+def _activations(
+    blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, layer: int, chosen: list[Way], fused: bool
+) -> int:
     shape, numbers = blueprint.shape, Numbers.of(config.precision)
     kept = shape.layers * layer - sum(way.saved for way in chosen)
-    norm = batch.tokens * norm_bytes(shape, numbers, trained=config.method == "full")
-    if config.method == "lora" and chosen and not chosen[0].parts & {"norms", "layer"}:
+    norm = batch.tokens * norm_bytes(shape, numbers, trained=config.method == "full", fused=fused)
+    attacked = config.noise.adversarial.method != "none"
+    if attacked:
+        kept += 4 * batch.tokens * shape.hidden  # what is added to the embeddings, in float32
+    elif config.method == "lora" and chosen and not chosen[0].parts & {"norms", "layer"}:
         kept -= norm  # nothing before the first adapter needs a gradient
     kept += norm + batch.supervised * (_head_number(config) * shape.hidden + 4)
     kept += batch.tokens * 2 * numbers.stream * shape.head_size  # sine and cosine
@@ -181,40 +189,46 @@ def _fold(blueprint: Blueprint, config: TrainConfig) -> int:
     return 4 * blueprint.count() if config.method == "lora" and config.dtype != "float32" else 0
 
 
-def _holes(config: TrainConfig, activations: int, recomputed: int) -> int:
+def _holes(shape: Shape, config: TrainConfig, batch: MicroBatch, activations: int, recomputed: int) -> int:
     """What the C library's heap holds beside its tensors, and does not give back while training goes on.
 
     Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
     torch asks for aligned memory. Where blocks come and go like this, there is about half as much in holes as in use
     (Knuth's fifty-percent rule, The Art of Computer Programming 1, section 2.5). With float32 adapters on float32
     weights there is as much: the two results, one of them scaled, and their sum are all of the size of what is kept.
-    Layers that are computed again are allocated whole and freed but for their input, which breaks up the space of
-    about three of them. The three numbers are measured with glibc, by ``benchmarks/memory_estimate.py``.
+    A layer that is computed again is freed but for its input, which stays in the midst of the space that the next layer
+    is to have: the hole beside it is too small for that one's largest tensor, of the width inside a feed-forward block.
+    With float32 adapters on 16-bit weights there are two such at a time, the adapter's result and the same scaled. The
+    holes were compared with those of glibc's heap (``benchmarks/memory_estimate.py``).
 
     Args:
         activations: bytes.
-        recomputed: of a layer that is computed again, all that it would keep.
+        recomputed: layers that are computed again.
     """
-    whole = config.method == "lora" and config.precision == "float32"
-    return (activations if whole else activations // 2) + 3 * recomputed
+    numbers, lora = Numbers.of(config.precision), config.method == "lora"
+    largest = 8 if lora and config.dtype != "float32" else numbers.product
+    between = activations if lora and config.precision == "float32" else activations // 2
+    return between + recomputed * largest * batch.tokens * shape.inner
 
 
-def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch) -> int:
+def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, fused: bool) -> int:
     """At the end of the forward pass: the last norm, or the head.
 
-    The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in float32 and
-    in their dtype.
+    The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in their dtype
+    and, where it is not fused, in float32.
     """
     shape, numbers = blueprint.shape, Numbers.of(config.precision)
-    return max(batch.tokens * shape.hidden * (3 * numbers.stream + 4), _logits(blueprint, config, batch, 0))
+    wide = 3 * numbers.stream + (0 if fused else 4)
+    return max(batch.tokens * shape.hidden * wide, _logits(blueprint, config, batch, 0))
 
 
-def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, recomputed: int) -> int:
+def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, recomputed: int, fused: bool) -> int:
     """In the backward pass: the head, the last norm, or a layer.
 
     - The head: what it works with, the states' gradient in float32 and in their dtype, and the weights' gradient.
     - The last norm, a root mean square in float32: the gradient of its input by two ways, of the mean square, and
-      three terms of the square's derivative, 20d a token, less the normed states, which are freed by then.
+      three terms of the square's derivative, 20d a token, less the normed states, which are freed by then. Fused: the
+      gradients of its output and its input.
     - A layer: the gradients of a feed-forward block's product and of its two factors, less the product, 2wf; and what
       is computed again.
 
@@ -227,7 +241,7 @@ def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, reco
     logits = _logits(blueprint, config, batch, 4 if number == 2 else 0)
     head = weight + logits + batch.supervised * (4 + number) * shape.hidden
     normed = numbers.stream if full else 0
-    norm = batch.tokens * shape.hidden * (20 - normed if shape.rms else 2 * numbers.stream)
+    norm = batch.tokens * shape.hidden * (20 - normed if shape.rms and not fused else 2 * numbers.stream)
     layer = batch.tokens * shape.inner * (2 * numbers.product if full else 6)
     waiting = weight if shape.tied else 0
     return max(head, waiting + max(norm, recomputed + layer))

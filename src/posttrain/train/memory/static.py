@@ -10,10 +10,11 @@ _BLOCK = 256  # numbers that share a scale in torchao's 8-bit moments
 _SMALL = 4096  # numbers below which it keeps 32 bits
 
 
-def parameter_bytes(blueprint: Blueprint, config: TrainConfig) -> int:
-    """Of all weights: 2 bytes a number in 16 bits, else 4; adapters are always float32."""
+def parameter_bytes(blueprint: Blueprint, config: TrainConfig, *, trained: bool = False) -> int:
+    """Of all weights, or those that are trained: 2 bytes a number in 16 bits, else 4; adapters are always float32."""
     number = 4 if config.dtype == "float32" else 2
-    return sum(one.count * (4 if one.adapter else number) for one in blueprint.weights)
+    chosen = (one for one in blueprint.weights if one.trained or not trained)
+    return sum(one.count * (4 if one.adapter else number) for one in chosen)
 
 
 def master_bytes(blueprint: Blueprint, config: TrainConfig) -> int:

@@ -89,7 +89,8 @@ def adapted(model: Any, config: LoraConfig) -> Any:
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
 
-    settings = PeftConfig(r=config.rank, target_modules=config.targets, task_type="CAUSAL_LM")
+    kind = "SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM"  # a classifier's head is trained whole, in a copy
+    settings = PeftConfig(r=config.rank, target_modules=config.targets, task_type=kind)
     try:
         return get_peft_model(model, settings, low_cpu_mem_usage=True)
     except ValueError as error:
