@@ -4,23 +4,22 @@
         [--steps 20] [--pairs 4] [--longest 512]
 
 The peer has a virtual environment of its own (``pip install trl==1.16.0`` with the constraints of this project). Every
-contender is a process of its own, on the same pairs in the same order: SmolLM2-135M, HH's harmless pairs, 4 an
-optimiser step, AdamW, bfloat16 (TRL: float32 weights under autocast). TRL runs twice: with the reference's
-log-probabilities computed ahead, as ours has them, and with the reference beside the model; its padding-free mode is
-switched off in 1.16. Reported are tokens without padding a second, those of prompts counted for both answers (the
-median step, the first two left out), the seconds that pass ahead of the first step, the process's peak memory, and the
-loss of each step.
+contender is a process of its own, on the same pairs in the same order, ours and another a step in turn: SmolLM2-135M,
+HH's harmless pairs, 4 an optimiser step, AdamW, bfloat16 (TRL: float32 weights under autocast). TRL runs twice: with
+the reference's log-probabilities computed ahead, as ours has them, and with the reference beside the model; its
+padding-free mode is switched off in 1.16. Reported are tokens without padding a second, those of prompts counted for
+both answers (the median step, the first two left out), the seconds that pass ahead of the first step, the process's
+peak memory, and the loss of each step.
 """
 
 import argparse
 import json
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from contenders import print_table, run
-from preferences import hh_pairs, tokens, units
+from contenders import OnDemand, compare
+from preferences import hh_pairs, units
 
 
 def ours(model: str, data: str, steps: str, pairs: str) -> None:
@@ -45,16 +44,13 @@ def ours(model: str, data: str, steps: str, pairs: str) -> None:
         "benchmark",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        start = time.perf_counter()
-        lesson = ReferencePairs(units(rows), config)
-        done = Trainer(load(Path(model), TaskConfig()), lesson, config, 0, Path(scratch)).fit()
-        print(json.dumps({"ahead": time.perf_counter() - start - sum(step.seconds for step in done)}))
-        for step in done:
-            print(json.dumps({"loss": step.loss, "seconds": step.seconds, "bytes": step.memory_bytes}))
+        lm, lesson = load(Path(model), TaskConfig()), ReferencePairs(units(rows), config)
+        sys.stdin.readline()
+        Trainer(lm, lesson, config, 0, Path(scratch), OnDemand()).fit()
 
 
 def main() -> None:
-    """Run all three and print a table."""
+    """Run all and print a table."""
     if sys.argv[1:2] == ["--ours"]:
         ours(*sys.argv[2:])
         return
@@ -72,13 +68,9 @@ def main() -> None:
         data = Path(folder) / "pairs.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         given = [arguments.model, str(data), str(arguments.steps), str(arguments.pairs)]
-        found = {"ours": run([sys.executable, __file__, "--ours", *given])}
-        for reference in ("before", "beside"):
-            found[f"TRL, reference {reference}"] = run([arguments.peer_python, peer, *given, reference])
-    per_step = [
-        sum(map(tokens, rows[start : start + arguments.pairs])) for start in range(0, len(rows), arguments.pairs)
-    ]
-    print_table(found, per_step)
+        mine = [sys.executable, __file__, "--ours", *given]
+        references = {"before": "TRL, reference's log-probabilities ahead", "beside": "TRL, reference beside the model"}
+        compare(mine, {name: [arguments.peer_python, peer, *given, way] for way, name in references.items()})
 
 
 if __name__ == "__main__":

@@ -51,11 +51,6 @@ def units(rows: list[Row]) -> list[Any]:
     ]
 
 
-def tokens(row: Row) -> int:
-    """Tokens of both sequences of a pair, the prompt counted for each."""
-    return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
-
-
 def _conversations(data: str) -> Iterator[tuple[Turns, str, str]]:
     with gzip.open(data, "rt", encoding="utf-8") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""TRL's DPO on pairs of token ids: run by ``dpo_vs_trl.py`` in TRL's own environment; one line of JSON a step.
+"""TRL's DPO on pairs of token ids: run by ``dpo_vs_trl.py`` in TRL's own environment, a step for each line it gets.
 
     python trl_dpo.py MODEL PAIRS STEPS BATCH before|beside
 
@@ -27,7 +27,11 @@ class OfTokens(DPOTrainer):
 
 
 class Timed(TrainerCallback):
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = iter(tokens)
+
     def on_step_begin(self, *_: Any, **__: Any) -> None:
+        sys.stdin.readline()
         self.start = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -36,7 +40,13 @@ class Timed(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **__: Any) -> None:
         if "loss" in logs:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            print(json.dumps({"loss": logs["loss"], "seconds": self.seconds, "bytes": peak}), flush=True)
+            found = {"loss": logs["loss"], "tokens": next(self.tokens), "seconds": self.seconds, "bytes": peak}
+            print(json.dumps(found), flush=True)
+
+
+def tokens(row: dict[str, list[int]]) -> int:
+    """Of both sequences of a pair, the prompt counted for each."""
+    return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
 
 
 def main(model: str, pairs: str, steps: str, batch: str, reference: str) -> None:
@@ -50,8 +60,10 @@ def main(model: str, pairs: str, steps: str, batch: str, reference: str) -> None
             model_init_kwargs={"dtype": "float32"},
         )  # fmt: skip
         rows = [json.loads(line) for line in Path(pairs).read_text(encoding="utf-8").splitlines()]
+        size = int(batch)
+        timed = Timed([sum(map(tokens, rows[start : start + size])) for start in range(0, len(rows), size)])
         start = time.perf_counter()
-        trainer = OfTokens(model=model, args=config, train_dataset=Dataset.from_list(rows), callbacks=[Timed()])
+        trainer = OfTokens(model=model, args=config, train_dataset=Dataset.from_list(rows), callbacks=[timed])
         print(json.dumps({"ahead": time.perf_counter() - start}), flush=True)
         trainer.train()
 

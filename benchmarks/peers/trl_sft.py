@@ -1,0 +1,58 @@
+"""TRL's SFT on examples of token ids: run by ``sft_vs_trl.py`` in TRL's own environment, a step for each line it gets.
+
+python trl_sft.py MODEL EXAMPLES STEPS full|lora padded|packed ROWS LENGTH
+"""
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+
+class Timed(TrainerCallback):
+    tokens = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        sys.stdin.readline()
+        self.start = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds = time.perf_counter() - self.start
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **__: Any) -> None:
+        if "loss" in logs:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            tokens, self.tokens = logs["num_tokens"] - self.tokens, logs["num_tokens"]  # it counts from the beginning
+            found = {"loss": logs["loss"], "tokens": tokens, "seconds": self.seconds, "bytes": peak}
+            print(json.dumps(found), flush=True)
+
+
+def main(model: str, examples: str, steps: str, method: str, way: str, rows: str, length: str) -> None:
+    torch.set_num_threads(2)
+    packed, adapter = way == "packed", None
+    if method == "lora":
+        from peft import LoraConfig
+
+        adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    with tempfile.TemporaryDirectory() as scratch:
+        config = SFTConfig(
+            output_dir=scratch, max_steps=int(steps), per_device_train_batch_size=int(rows), packing=packed,
+            max_length=int(length) if packed else None, learning_rate=2e-5, lr_scheduler_type="constant", bf16=True,
+            use_cpu=True, gradient_checkpointing=False, weight_decay=0.0, max_grad_norm=1.0, logging_steps=1,
+            report_to=[], save_strategy="no", disable_tqdm=True, shuffle_dataset=False, completion_only_loss=True,
+            train_sampling_strategy="sequential", model_init_kwargs={"dtype": "float32"},
+        )  # fmt: skip
+        data = Dataset.from_list([json.loads(line) for line in Path(examples).read_text(encoding="utf-8").splitlines()])
+        SFTTrainer(model=model, args=config, train_dataset=data, callbacks=[Timed()], peft_config=adapter).train()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
