@@ -1,7 +1,6 @@
 """The demo in processes of its own, which can be killed."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import forked_demo
+import forked
 import pyarrow.parquet as parquet
 import pytest
 from filelock import FileLock
@@ -23,10 +22,6 @@ from posttrain.store.workspace import Workspace
 
 _TIMED = ("latency", "decision")
 
-# Every run that is to be killed is forked from a process that has imported what takes seconds, and no more than that.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["sklearn.cluster", "transformers.models.llama.modeling_llama", "posttrain.loop.loop"])
-
 
 class Demo:
     """``posttrain demo --quick`` in a folder."""
@@ -36,9 +31,7 @@ class Demo:
         self.log = folder.with_suffix(".log")
 
     def start(self) -> BaseProcess:
-        process = _FORKS.Process(target=forked_demo.run, args=(self.folder, self.log))
-        process.start()
-        return process
+        return forked.start(["demo", "--quick", "--dir", str(self.folder)], self.folder.parent, self.log)
 
     def finish(self) -> None:
         process = self.start()

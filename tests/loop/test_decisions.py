@@ -1,5 +1,6 @@
 """Rounds that end in a refusal or a roll-back, and decisions made by hand in between."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,28 @@ def planted(small: Any) -> Callable[..., Path]:
     def made(name: str = "workspace", **changes: Any) -> Path:
         label = {"per_round": 20, "error_rate": {2: 1.0}} | changes.pop("label", {})
         gate = {"deploy": ["accuracy > champion.accuracy"]}
-        return small(name, rounds=3, label=label, train=LEARNS, **({"gate": gate} | changes))
+        root: Path = small(name, rounds=3, label=label, train=LEARNS, **({"gate": gate} | changes))
+        small.write(root / "test.csv", small.rows()[60:160])  # enough for a surely lower accuracy
+        return root
 
     return made
+
+
+@pytest.fixture(scope="module")
+def two_rounds(small_anywhere: Any, turned_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace after two of its three rounds; both candidates were deployed."""
+    root: Path = small_anywhere(tmp_path_factory.mktemp("decisions"))(rounds=3)
+    loop = turned_class(root)
+    loop.run(2)
+    loop.store.close()
+    return root
+
+
+@pytest.fixture
+def after_two(two_rounds: Path, turned: Open, tmp_path: Path) -> Any:
+    """The loop of a copy of `two_rounds` in the folder ``workspace``."""
+    shutil.copytree(two_rounds, tmp_path / "workspace", symlinks=True)
+    return turned(tmp_path / "workspace")
 
 
 def test_a_bad_round_is_refused_and_its_labels_set_aside(
@@ -70,14 +90,12 @@ def test_what_becomes_of_refused_labels_can_be_said(small: Any, turned: Open, po
     assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
-def test_the_gate_rolls_back(small: Any, turned: Open) -> None:
-    root = small(rounds=3)
-    loop = turned(root)
-    loop.run(2)
+def test_the_gate_rolls_back(small: Any, after_two: Any) -> None:
+    loop = after_two
     first, second = loop.metadata.rounds()[1:]
     assert loop.champion == second.candidate
     small.configure(
-        root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"], "collect_more": ["accuracy > 2"]}
+        loop.root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"], "collect_more": ["accuracy > 2"]}
     )
     loop.run(3)
     third = loop.metadata.rounds()[3]
@@ -93,11 +111,9 @@ def test_the_gate_rolls_back(small: Any, turned: Open) -> None:
     assert loop.champion == loop.metadata.rounds()[0].candidate
 
 
-def test_a_kill_within_a_roll_back_rolls_back_once(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = small(rounds=3)
-    loop = turned(root)
-    loop.run(2)
-    small.configure(root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"]})
+def test_a_kill_within_a_roll_back_rolls_back_once(small: Any, after_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = after_two
+    small.configure(loop.root, gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy < 2"]})
     rollback = Registry.rollback
 
     def killed(self: Registry, *arguments: Any, **options: Any) -> Any:
@@ -114,9 +130,8 @@ def test_a_kill_within_a_roll_back_rolls_back_once(small: Any, turned: Open, mon
     assert loop.champion == loop.metadata.rounds()[1].candidate
 
 
-def test_the_candidate_has_to_beat_whom_the_user_put_in_service_meanwhile(small: Any, turned: Open) -> None:
-    loop = turned(small(rounds=3))
-    loop.run(2)
+def test_the_candidate_has_to_beat_whom_the_user_put_in_service_meanwhile(after_two: Any) -> None:
+    loop = after_two
     loop.run(3, until="label")
     base, first, second = (entry.candidate for entry in loop.metadata.rounds()[:3])
     assert loop.metadata.rounds()[3].champion_before == second
@@ -131,9 +146,8 @@ def test_the_candidate_has_to_beat_whom_the_user_put_in_service_meanwhile(small:
     assert base != first != second
 
 
-def test_a_roll_back_during_the_judgement_counts(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = turned(small(rounds=3))
-    loop.run(2)
+def test_a_roll_back_during_the_judgement_counts(after_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = after_two
     first, second = (entry.candidate for entry in loop.metadata.rounds()[1:])
     opponents = []
 
