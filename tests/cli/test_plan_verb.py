@@ -96,6 +96,61 @@ def test_the_data_give_real_lengths(answers: Path, posttrain: Call) -> None:
     assert posttrain("plan", "--model", "tiny", "--data", answers, *GIVEN).code == 0
 
 
+def test_the_stage_that_needs_the_most_is_planned_for(bones: Path, posttrain: Call) -> None:
+    def plan(stages: str, *options: str) -> dict[str, Any]:
+        ended = posttrain("plan", "--model", bones, *FIXED, "--json", "--set", f"train.stages={stages}", *options)
+        assert ended.code == 0, ended
+        found: dict[str, Any] = ended.json
+        return found
+
+    short, long = "{steps: 30, max_length: 64}", "{steps: 10, max_length: 512}"
+    alone = [plan(f"[{stage}]") for stage in (short, long)]
+    found = plan(f"[{short}, {long}, {short}]")
+    totals = [one["memory"]["total"] for one in alone]
+    assert found["memory"]["stages"] == [totals[0], totals[1], totals[0]]
+    assert (found["memory"]["stage"], found["memory"]["total"]) == (1, totals[1])
+    assert totals[1] > totals[0]
+    assert found["micro_batch"] == alone[1]["micro_batch"]
+    assert found["work"]["steps"] == 70
+    work = 60 * alone[0]["work"]["flops"] + 10 * alone[1]["work"]["flops"]
+    assert found["work"]["flops"] * 70 == pytest.approx(work)
+    ended = posttrain("plan", "--model", bones, *FIXED, "--set", f"train.stages=[{short}, {long}]")
+    assert "of 2 stages, train.stages.1 needs the most" in ended.out
+    assert plan("[]")["memory"]["stage"] is None
+    assert plan("[{epochs: 2}, {steps: 3}]")["work"]["steps"] is None, "nobody knows how long a pass is"
+
+
+def test_stages_with_their_own_data(tmp_path: Path, posttrain: Call) -> None:
+    path = tmp_path / "data.jsonl"
+    rows = [{"prompt": "hi" * (1 + 40 * (at % 2)), "completion": "x", "topic": "ab"[at % 2]} for at in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    stages = "train.stages=[{mix: {a: 1}, mix_by: topic, epochs: 3}, {mix: {b: 1}, mix_by: topic, steps: 5}]"
+    options = ("--data", path, "--set", "train.batch_size=2", "--set", "train.micro_batch_tokens=1", *GIVEN)
+    ended = posttrain("plan", "--model", "tiny", *options, "--set", stages, "--json")
+    assert ended.code == 0, ended
+    memory, work = ended.json["memory"], ended.json["work"]
+    assert memory["stage"] == 1
+    assert memory["stages"][0] < memory["stages"][1] == memory["total"]
+    assert work["steps"] == 3 * 2 + 5
+    short, long = ((2 * (1 + 40 * kind) + 3 + 2) * 2 for kind in (0, 1))  # marks, answer and stop token
+    assert work["tokens"] == pytest.approx((6 * short + 5 * long) / 11)
+    assert ended.json["micro_batch"]["tokens"] == long / 2 - 1, "a last token is not read"
+    ended = posttrain("plan", "--model", "tiny", *options, "--set", stages.replace("topic", "topics"))
+    assert ended.mistake.startswith(f"{path}:1: record ")
+
+
+def test_pairs_that_are_taken_apart(tmp_path: Path, posttrain: Call) -> None:
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": "hi", "chosen": f"yes {at}", "rejected": "no"} for at in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    options = ("--data", path, "--set", "train.batch_size=4", "--set", "train.epochs=1", *GIVEN, "--json")
+    steps = {
+        objective: posttrain("plan", "--model", "tiny", *options, "--objective", objective).json["work"]["steps"]
+        for objective in ("dpo", "kto")
+    }
+    assert steps == {"dpo": 2, "kto": 4}
+
+
 def test_another_machine(bones: Path, posttrain: Call) -> None:
     found = posttrain(
         "plan", "--model", bones, "--device", "cuda", "--device-memory", "80", "--peak", "400", "--json"

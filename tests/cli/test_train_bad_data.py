@@ -48,9 +48,33 @@ def test_a_bad_record_is_named(
     data, out = write(tmp_path / "data.jsonl", good, row), tmp_path / "out"
     labels = ("--set", "task.labels=[card lost, refund]")
     ended = posttrain("train", "--model", "tiny", "--data", data, "--out", out, *labels, *options)
-    assert "record " in ended.mistake
+    assert ended.mistake.startswith(f"{data}:2: record ")
     assert says in ended.mistake
     assert not (out / "model.safetensors").exists()
+
+
+def test_a_margin_that_is_no_number_is_named(tmp_path: Path, posttrain: Call) -> None:
+    pair = {"prompt": "hi", "chosen": "x", "rejected": "y"}
+    data = write(tmp_path / "data.jsonl", pair | {"margin": 1}, pair | {"chosen": "z", "margin": "much"})
+    arguments = ("train", "--model", "tiny", "--data", data, "--set", "train.epochs=1")
+    ended = posttrain(*arguments, "--objective", "reward", "--out", tmp_path / "out")
+    assert ended.mistake.startswith(f"{data}:2: record ")
+    assert "its `margin` is no number; give all a number, or none" in ended.mistake
+    ended = posttrain(*arguments, "--objective", "dpo", "--out", tmp_path / "other")  # where nobody asks for it
+    assert ended.code == 0, ended
+
+
+def test_a_bad_record_is_found_before_any_weight_is_loaded_and_can_be_mended(
+    tmp_path: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = write(tmp_path / "data.jsonl", GOOD, {"prompt": "hi", "completion": "x" * 50}), tmp_path / "out"
+    arguments = ("train", "--model", "tiny", "--data", data, "--out", out, "--set", "train.max_length=40")
+    with monkeypatch.context() as patch:
+        patch.setattr("posttrain.train.lessons.make.load", lambda *_: pytest.fail("weights were loaded"))
+        assert "its answer leaves no room" in posttrain(*arguments).mistake
+    write(data, GOOD)
+    ended = posttrain(*arguments)
+    assert ended.code == 0, ended
 
 
 def test_a_template_that_does_not_fit(tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
@@ -88,5 +112,5 @@ def test_stages_from_the_command_line(tmp_path: Path, posttrain: Call) -> None:
     assert all(0 <= step["data_wait"] < 1 for step in steps)
     wrong = stages.replace("topic", "topics")
     ended = posttrain("train", "--model", "tiny", "--data", data, "--out", tmp_path / "other", "--set", wrong)
-    assert "train.stages.0.mix_by: record" in ended.mistake
-    assert "has no `topics`" in ended.mistake
+    assert ended.mistake.startswith(f"{data}:1: record ")
+    assert "it has no `topics`; name a column that all records have in train.stages.0.mix_by" in ended.mistake

@@ -1,12 +1,17 @@
 """``posttrain train``: what someone types who wants a model out of a file."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from posttrain.models.language_model import load
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import byte_tokenizer
 
 Call = Callable[..., Any]
 
@@ -101,6 +106,29 @@ def test_inspect(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     assert "2 " not in ended.out.splitlines()[0][:2]
 
 
+def test_inspecting_needs_no_weights(answers: Path, tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    asked = ("train", "--data", answers, "--inspect", "4")
+    ended = posttrain(*asked, "--model", bare)
+    assert ended.code == 0, ended
+    assert ended.out == posttrain(*asked, "--model", tiny_model).out
+    ended = posttrain("train", "--data", answers, "--model", bare, "--out", tmp_path / "out")
+    assert "holds no safetensors weights" in ended.mistake
+
+
+def test_inspecting_stops_where_training_does(answers: Path, tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
+    """Some models name the token that ends a turn in their generation config alone."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    stop = byte_tokenizer().convert_tokens_to_ids("r")
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": stop}), encoding="utf-8")
+    ended = posttrain("train", "--data", answers, "--inspect", "1", "--model", model)
+    lm = load(model, TaskConfig())
+    assert lm.tokenizer.decode(lm.answer_ids("card lost")) == "car"
+    assert ended.out.splitlines()[-2] == "[trained] car"
+
+
 def test_a_dataset_version_of_a_workspace(turned_workspace: Path, tmp_path: Path, posttrain: Call) -> None:
     ended = posttrain("train", *SMALL, "--data", "train", "-w", turned_workspace, "--out", tmp_path / "out")
     assert ended.code == 0, ended
@@ -129,7 +157,7 @@ def test_what_has_changed_is_said(
     [
         (("--set", "train.epoch=2"), "unknown key `train.epoch`; did you mean `epochs`?"),
         (("--set", "epochs"), "`epochs` is no setting"),
-        (("--objective", "dpa"), "`train.objective`"),
+        (("--objective", "dpa"), "--objective: no objective `dpa`; did you mean `dpo`?"),
         (("--objective", "dpo"), "it is no pair of a chosen and a rejected answer"),
         (("--set", "train.max_length=8"), "its answer leaves no room for its prompt in 8 tokens"),
         (("--set", "train.schedule.warmup_steps=99"), "99 warm-up steps are more than the 6 of the training"),

@@ -156,7 +156,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_data(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^data: the folder holds no \.arrow files$"):
+    with pytest.raises(UserError, match=r"^data: the folder holds no \.arrow files; name a file, or a folder"):
         list(read(tmp_path, name="data"))
 
 

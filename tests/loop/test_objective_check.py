@@ -14,6 +14,6 @@ def test_a_model_that_only_judges(small: Any, objective: str) -> None:
         load_config(small(train={"objective": objective}))
 
 
-@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "distill"])
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto"])
 def test_a_model_that_answers(small: Any, objective: str) -> None:
     assert load_config(small(train={"objective": objective})).train.objective == objective

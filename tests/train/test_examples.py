@@ -81,7 +81,8 @@ def test_an_answer_that_leaves_no_room_for_its_prompt(fresh: Fresh, make_records
         UserError, match=f"record {2:020x}: its answer leaves no room for its prompt in 25 tokens"
     ) as caught:
         encode(fresh(), rows, 25)
-    assert caught.value.where == "train.max_length"
+    assert str(caught.value).startswith(f"f:2: record {2:020x}: ")
+    assert "raise train.max_length" in str(caught.value)
     assert encode(fresh(), rows, 26)[1] == [f"{2:020x}"]
 
 

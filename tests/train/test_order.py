@@ -182,7 +182,7 @@ def test_what_the_data_say(make_records: MakeRecords) -> None:
     assert kinds(records, "source", "here") == ["f", "f"]
     assert kinds(records, "topic", "here") == ["cards", "loans"]
     assert numbers(records, "score", "here").tolist() == [0.5, 0.5]
-    with pytest.raises(UserError, match=f"here: record {1:020x} has no `dataset`"):
+    with pytest.raises(UserError, match=f"f:1: record {1:020x}: it has no `dataset`; .* in here"):
         kinds(records, "dataset", "here")
-    with pytest.raises(UserError, match=f"here: record {1:020x} has no number `topic` but `cards`"):
+    with pytest.raises(UserError, match=f"f:1: record {1:020x}: it has no number `topic` but `cards`; .* in here"):
         numbers(records, "topic", "here")

@@ -196,16 +196,16 @@ def test_a_disk_that_is_full_for_a_while(
 ) -> None:
     """Training goes on without the checkpoints of that time, and says so for each."""
     tried = 0
-    save_file = checkpoint_write.save_file
+    write_tensors = checkpoint_write.write_tensors
 
-    def full(*arguments: Any, **options: Any) -> None:
+    def full(*arguments: Any, **options: Any) -> Any:
         nonlocal tried
         tried += 1
         if 5 <= tried < 8:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save_file(*arguments, **options)
+        return write_tensors(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint_write, "save_file", full)
+    monkeypatch.setattr(checkpoint_write, "write_tensors", full)
     found = clean.again(tmp_path)
     said = [message for message in caplog.messages if message.startswith("no checkpoint of step ")]
     assert [message.split()[4] for message in said] == ["10", "12", "14"]

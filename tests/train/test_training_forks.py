@@ -113,7 +113,7 @@ def test_another_config(begun: Train, out: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_other_data(begun: Train, records: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     less = records.slice(0, 9)
-    with pytest.raises(UserError, match="`records` was"):
+    with pytest.raises(UserError, match="what is in the data has changed"):
         begun(data=less)
     saved = trained_steps(monkeypatch)
     assert begun(data=less, fork=True)["examples"] == 9

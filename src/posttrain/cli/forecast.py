@@ -1,25 +1,31 @@
 """What a training will take of a machine: memory, work and time, from the model's config and perhaps the data."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 
 from posttrain.models.packing import Unit, micro_batches, pack
-from posttrain.models.shape import read_chat, read_config
+from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
+from posttrain.train.columns import stage_kinds
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import Encoder, encode
+from posttrain.train.curriculum import CurriculumConfig
+from posttrain.train.examples import encode, encoder_of
+from posttrain.train.lessons.make import shape_of
+from posttrain.train.lessons.units import split
 from posttrain.train.memory.available import available_bytes, process_bytes
 from posttrain.train.memory.batch import MicroBatch, largest
 from posttrain.train.memory.budget import choose_budget, fits
 from posttrain.train.memory.estimate import Estimate, estimate
 from posttrain.train.memory.weights import Blueprint
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.passes import epoch_order
+from posttrain.train.order import Order, stages_of
+from posttrain.train.tokens.token_set import longest
 from posttrain.train.watch.throughput import Decoder, matmul_peak, training_flops
 
 
@@ -98,14 +104,19 @@ def forecast(settings: AloneConfig, source: str, records: pa.Table | None, machi
     config, train = read_config(source), settings.train
     blueprint = Blueprint.of(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
-    units = None
-    if records is not None:
-        shape = OBJECTIVES[train.objective].shape
-        units, _ = encode(Encoder(read_chat(source, config), settings.task), records, train.max_length, shape)
-    batch = _batches(units, train, settings.seed)
-    auto = choose_budget(blueprint, train, machine.memory, device=machine.device, process=process, batch=batch)
+    stages = _stages(settings, source, records)
+    auto = choose_budget(
+        blueprint,
+        train,
+        machine.memory,
+        device=machine.device,
+        process=process,
+        batch=lambda budget: largest(stage.batch(budget) for stage in stages),
+    )
     tokens = train.micro_batch_tokens if isinstance(train.micro_batch_tokens, int) else auto.tokens
-    found = estimate(blueprint, train, batch(tokens), device=machine.device, process=process)
+    each = [estimate(blueprint, train, stage.batch(tokens), device=machine.device, process=process) for stage in stages]
+    most = max(range(len(each)), key=lambda number: each[number].total)
+    found, batch = each[most], stages[most].batch(tokens)
     return {
         "model": settings.model,
         "family": blueprint.shape.family,
@@ -114,6 +125,8 @@ def forecast(settings: AloneConfig, source: str, records: pa.Table | None, machi
         "memory": {
             "total": found.total,
             "phase": found.peak,
+            "stage": most if train.stages else None,
+            "stages": [one.total for one in each],
             "parts": {name: bytes for name, bytes in found.parts.items() if bytes},
             "phases": found.phases,
             "host": found.host,
@@ -122,50 +135,99 @@ def forecast(settings: AloneConfig, source: str, records: pa.Table | None, machi
         },
         "micro_batch": {
             "budget": tokens,
-            "tokens": batch(tokens).tokens,
-            "supervised": batch(tokens).supervised,
+            "tokens": batch.tokens,
+            "supervised": batch.supervised,
             "auto": auto.tokens if auto.fits else None,
         },
-        "work": _time(_work(config, train, units, settings.seed, tokens), found, train, machine),
+        "work": _time(_together([_work(config, train, stage, tokens) for stage in stages]), found, train, machine),
     }
 
 
-def _batches(units: Sequence[Unit] | None, config: TrainConfig, seed: int) -> Callable[[int], MicroBatch]:
-    """The largest micro-batch of the first pass over the data, by token budget."""
-    if units is None:
-        return lambda budget: MicroBatch.full(budget, config)
-    known: dict[int, MicroBatch] = {}
+@dataclass(frozen=True)
+class _Stage:
+    """A part of a training, by its data or by what its config allows.
 
-    def of(budget: int) -> MicroBatch:
-        if budget not in known:
-            steps = _steps(units, config, seed)
-            parts = (part for step in steps for part in micro_batches(step, budget))
-            known[budget] = largest(MicroBatch.of(pack(part)) for part in parts)
-        return known[budget]
+    Args:
+        train: the whole training.
+        longest: tokens of the longest sequences.
+        steps: None where the data are not known.
+        batches: the steps of its first pass over the data; none where the data are not known.
+    """
 
-    return of
+    train: TrainConfig
+    longest: int
+    steps: int | None
+    batches: Sequence[Sequence[Unit]] = ()
+    _known: dict[int, MicroBatch] = field(default_factory=dict)
+
+    def batch(self, budget: int) -> MicroBatch:
+        """The largest micro-batch under a token budget."""
+        if not self.batches:
+            return MicroBatch.full(budget, self.train, self.longest)
+        if budget not in self._known:
+            parts = (part for step in self.batches for part in micro_batches(step, budget))
+            self._known[budget] = largest(MicroBatch.of(pack(part)) for part in parts)
+        return self._known[budget]
 
 
-def _steps(units: Sequence[Unit], config: TrainConfig, seed: int) -> Iterator[list[Unit]]:
-    for rows in epoch_order(len(units), config.batch_size, seed if config.shuffle else None, 0):
-        yield [units[row] for row in rows]
+def _stages(settings: AloneConfig, source: str, records: pa.Table | None) -> list[_Stage]:
+    """What a training meets one after the other; of a curriculum's records, all of them from the start."""
+    train = settings.train
+    configs = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in stages_of(train)]
+    if records is None:
+        return [_Stage(train, min(one.max_length or train.max_length, train.max_length), one.steps) for one in configs]
+    shape = shape_of(train, records)
+    encoded, _ = encode(encoder_of(source, settings.task), records, train.max_length, shape)
+    apart = shape == "pair" and OBJECTIVES[train.objective].shape == "labelled"  # as training takes them
+    units: Sequence[Unit] = split(encoded) if apart else encoded
+    order = Order(
+        len(units),
+        train.batch_size,
+        settings.seed if train.shuffle else None,
+        configs,
+        kinds={name: np.repeat(of, 1 + apart).tolist() for name, of in stage_kinds(train, records).items()},
+        lengths=longest(units),
+    )
+    found: list[_Stage] = []
+    start = 0
+    for place in order.stages:
+        steps = range(start, start + place.steps)
+        met = [order.rows(step) for step in steps if order.place(step).epoch == place.epoch]
+        found.append(_Stage(train, train.max_length, place.steps, [[units[row] for row in rows] for rows in met]))
+        start = steps.stop
+    return found
 
 
-def _work(config: Any, train: TrainConfig, units: Sequence[Unit] | None, seed: int, budget: int) -> _Work:
+def _work(config: Any, train: TrainConfig, stage: _Stage, budget: int) -> _Work:
     decoder = Decoder.of(config.get_text_config())
-    frozen = train.method == "lora"
-    if units is None:
-        count = train.batch_size * (2 if OBJECTIVES[train.objective].shape == "pair" else 1)
-        lengths, supervised, steps, passes = [train.max_length] * count, train.max_length * count, None, 1
-        parts = float(-(-sum(lengths) // max(budget, train.max_length)))
-    else:
-        every = list(_steps(units, train, seed))
+    if stage.batches:
+        units = [unit for step in stage.batches for unit in step]
         lengths = [len(sequence.ids) for unit in units for sequence in unit]
         supervised = sum(sum(sequence.supervised[1:]) for unit in units for sequence in unit)
-        steps, passes = len(every) * train.epochs, len(every)
-        parts = sum(len(list(micro_batches(step, budget))) for step in every) / passes
+        parts, passes = sum(len(list(micro_batches(step, budget))) for step in stage.batches), len(stage.batches)
+    else:
+        count = train.batch_size * (2 if OBJECTIVES[train.objective].shape == "pair" else 1)
+        lengths, supervised, passes = [stage.longest] * count, stage.longest * count, 1
+        parts = -(-sum(lengths) // max(budget, stage.longest))
+    frozen = train.method == "lora"
     flops = 0.0 if decoder is None else training_flops(decoder, lengths, supervised, weights_frozen=frozen)
-    return _Work(sum(lengths) / passes, flops / passes, parts, steps)
+    return _Work(sum(lengths) / passes, flops / passes, parts / passes, stage.steps)
+
+
+def _together(stages: Sequence[_Work]) -> _Work:
+    """The average step of all stages; where the steps of one are not known, all count alike."""
+    steps = [one.steps for one in stages if one.steps is not None]
+    weights = steps if len(steps) == len(stages) else [1] * len(stages)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+    return _Work(
+        mean(one.tokens for one in stages),
+        mean(one.flops for one in stages),
+        mean(one.parts for one in stages),
+        sum(steps) if len(steps) == len(stages) else None,
+    )
 
 
 def _time(work: _Work, found: Estimate, train: TrainConfig, machine: Machine) -> dict[str, Any]:

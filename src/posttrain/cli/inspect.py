@@ -1,18 +1,15 @@
 """Examples as a model will see them in training, coloured by mask."""
 
 import itertools
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from rich.text import Text
 
 from posttrain.cli.shared import console
 from posttrain.models.chat import Encoded
-from posttrain.models.language_model import LanguageModel, load
-from posttrain.models.sources import fetch
 from posttrain.train.alone import AloneConfig
-from posttrain.train.examples import encode
+from posttrain.train.examples import encode, encoder_of
 from posttrain.train.lessons.make import shape_of
 from posttrain.train.tokens.fit import check_template
 
@@ -21,29 +18,25 @@ _STYLES = {"trained": "bold green", "context": "dim", "cut off": "red strike"}
 
 def print_examples(config: AloneConfig, source: str, records: pa.Table) -> None:
     """Print every record's sequences: what is trained, what is context, and what is cut off."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(source)
-        if not folder.is_dir():
-            folder = Path(scratch)
-            fetch(source, folder)
-        lm = load(folder, config.task)
+    encoder = encoder_of(source, config.task)
     shape, limit = shape_of(config.train, records), config.train.max_length
-    check_template(lm.chat)
-    encode(lm, records, limit, shape)  # says what is wrong with them
-    whole, _ = encode(lm, records, max(limit, 1 << 30), shape)
+    check_template(encoder.chat)
+    encode(encoder, records, limit, shape)  # says what is wrong with them
+    whole, _ = encode(encoder, records, max(limit, 1 << 30), shape)
     for number, (unit, record) in enumerate(zip(whole, records["id"].to_pylist(), strict=True), 1):
         for side, sequence in zip(("chosen", "rejected") if shape == "pair" else ("",), unit, strict=True):
             title = f"{number} {side}".rstrip()
             supervised = sum(sequence.supervised)
             console.rule(f"{title}  {record}  {len(sequence.ids)} tokens, {supervised} trained", align="left")
-            console.print(_coloured(lm, sequence, max(0, len(sequence.ids) - limit)), soft_wrap=True)
+            cut = max(0, len(sequence.ids) - limit)
+            console.print(_coloured(encoder.chat.tokenizer, sequence, cut), soft_wrap=True)
 
 
-def _coloured(lm: LanguageModel, sequence: Encoded, cut: int) -> Text:
+def _coloured(tokenizer: Any, sequence: Encoded, cut: int) -> Text:
     kinds = ["cut off" if at < cut else "trained" if on else "context" for at, on in enumerate(sequence.supervised)]
     text = Text()
     for kind, run in itertools.groupby(zip(kinds, sequence.ids, strict=True), key=lambda pair: pair[0]):
-        words = lm.tokenizer.decode([token for _, token in run])
+        words = tokenizer.decode([token for _, token in run])
         if not console.is_terminal:
             text.append(f"[{kind}] ")
             words += "\n"

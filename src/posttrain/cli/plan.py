@@ -39,7 +39,7 @@ def plan(
 ) -> None:
     """Memory, micro-batch and time of a training, from the model's config alone."""
     settings = read_settings(config, {"model": model, "data": data, "train.objective": objective}, set or [], plan=True)
-    source = locate(settings.model, Path(), weights=settings.train.initialization.method == "none")
+    source = locate(settings.model, Path(), weights=False)
     from posttrain.cli.forecast import Machine, forecast
 
     machine = Machine.of(device, None if device_memory is None else int(device_memory * _GIB), peak, mfu)
@@ -65,6 +65,8 @@ def _print(found: dict[str, Any]) -> None:
     _line(f"together {memory['total'] / _GIB:.2f}{fits} ({found['device']})")
     if memory["host"]:
         _line(f"and {memory['host'] / _GIB:.2f} GiB of the host's memory")
+    if memory["stage"] is not None:
+        _line(f"of {len(memory['stages'])} stages, train.stages.{memory['stage']} needs the most")
     batch, work = found["micro_batch"], found["work"]
     chosen = "" if batch["auto"] is None else f"; train.micro_batch_tokens=auto takes {batch['auto']}"
     _line(f"micro-batch: {batch['tokens']} tokens, {batch['supervised']} of them supervised{chosen}")

@@ -8,22 +8,27 @@ import typer
 import yaml
 
 from posttrain.cli.data import dataset_version
-from posttrain.cli.shared import opened
+from posttrain.cli.shared import HERE, opened
 from posttrain.data.read import read
 from posttrain.data.schema import concat
 from posttrain.loop.config import CONFIG_FILE, read_yaml
+from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
+from posttrain.train.objectives.registry import objective
 
 ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
 DataOption = Annotated[str | None, typer.Option(help="A file of records, or a dataset version such as train@v2.")]
 ObjectiveOption = Annotated[str | None, typer.Option(help="What is learned: sft, dpo and others.")]
-ConfigOption = Annotated[Path | None, typer.Option(help="YAML with `task`, `train`, `seed`; a posttrain.yaml will do.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(help="YAML with `task`, `train`, `seed`; a posttrain.yaml will do. Paths are relative to it."),
+]
 SetOption = Annotated[list[str] | None, typer.Option(help="A setting, such as train.shuffle=false; may be repeated.")]
 
 
 def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], *, plan: bool = False) -> AloneConfig:
-    """The config file's values, then the options', then those that ``--set`` names.
+    """The config file's values, then the options', then those that ``--set`` names; paths are given in full.
 
     Args:
         file: YAML, or None.
@@ -32,7 +37,7 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
         plan: whether nothing is trained, so that the data may be left open; then they are "".
 
     Raises:
-        UserError: one cannot be read, or does not fit.
+        UserError: one cannot be read, does not fit, or names what is not there.
     """
     values: dict[str, Any] = {}
     if file is not None:
@@ -41,6 +46,7 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
             values = {"columns": values["data"].get("columns")} | {
                 key: values[key] for key in ("seed", "model", "task", "train") if key in values
             }
+        AloneConfig.read({"model": "", "data": ""} | values, str(file))
     for key, value in given.items():
         if value is not None:
             _put(values, key, value)
@@ -52,19 +58,48 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
             _put(values, key, yaml.safe_load(text))
         except yaml.YAMLError:
             raise UserError(f"`{text}` cannot be read as a value", where=f"--set {key}") from None
+    if given.get("train.objective") is not None:
+        objective(given["train.objective"], "--objective")
     if plan:
         values.setdefault("data", "")
     for name in ("model", "data"):
         if name not in values:
             raise UserError(f"no {name} is named", where=f"--{name}")
-    return AloneConfig.read(values, str(file or "--set"))
+    config = AloneConfig.read(values, "--set")
+    named = [*(key for key, value in given.items() if value is not None), *(text.partition("=")[0] for text in changes)]
+
+    def root(key: str) -> Path:
+        """What a path is relative to: the folder of the file that names it, or the current one."""
+        return HERE if file is None or any(f"{key}.".startswith(f"{one}.") for one in named) else file.parent
+
+    return config.model_copy(
+        update={
+            "model": _model(config.model, root("model")),
+            "data": _data(config.data, root("data")),
+            "task": config.task.with_labels_from(root("task.labels")),
+            "train": config.train.with_teacher_from(root("train.distill.teacher")),
+        }
+    )
+
+
+def _model(name: str, root: Path) -> str:
+    """The model with its path in full, if it has one."""
+    return name if name in (TINY_MODEL, DEMO_MODEL) else locate(name, root, weights=False)
+
+
+def _data(name: str, root: Path) -> str:
+    """The data with their path in full, if they have one; a dataset version has no suffix."""
+    path = (root / Path(name).expanduser()).resolve()
+    return str(path) if name and (path.exists() or path.suffix) else name
 
 
 def read_records(settings: AloneConfig, workspace: Path) -> pa.Table:
     """The records of the file, or of the workspace's dataset version, that the settings name."""
     path = Path(settings.data)
-    if path.exists() or not (workspace / CONFIG_FILE).is_file():
-        return concat(list(read(path, settings.columns, name=settings.data)))
+    if path.exists() or path.suffix or not (workspace / CONFIG_FILE).is_file():
+        here = Path.cwd()
+        name = str(path.relative_to(here) if path.is_relative_to(here) else path)
+        return concat(list(read(path, settings.columns, name=name)))
     with opened(workspace, checked=False) as (store, _):
         return dataset_version(store, settings.data).records
 

@@ -50,7 +50,7 @@ def train(
     if autotune and (inspect is not None or profile or fork):
         raise UserError("finds settings and does nothing else", where="--autotune", fix="leave out the other option")
     settings = read_settings(config, given, set or [])
-    source = locate(settings.model, Path(), weights=settings.train.initialization.method == "none")
+    source = locate(settings.model, Path(), weights=inspect is None and settings.train.initialization.method == "none")
     records = read_records(settings, workspace)
     if inspect is not None:
         from posttrain.cli.inspect import print_examples

@@ -153,7 +153,8 @@ def _arrow_folder(path: Path, name: str) -> Rows:
         path = path / splits[0]
     files = _arrow_files(path)
     if not files:
-        yield Problem(name, None, "no data files", "the folder holds no .arrow files")
+        fix = "name a file, or a folder that `datasets` has saved"
+        yield Problem(name, None, "no data files", "the folder holds no .arrow files", fix)
         return
     yield from _batches((batch for file in files for batch in _arrow_batches(file)), name)
 

@@ -70,8 +70,10 @@ def load_config(root: Path) -> Config:
     config.gate.check(metric_names(config.evaluate, has_labels))
     _check_objective(config.train.objective)
     locate(config.model, root)
+    train = config.train.with_teacher_from(root)
     main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
-    return config.model_copy(update={"task": task, "gate": config.gate.with_default(f"gain.{main.paired}")})
+    gate = config.gate.with_default(f"gain.{main.paired}")
+    return config.model_copy(update={"task": task, "train": train, "gate": gate})
 
 
 def _check_objective(name: str) -> None:

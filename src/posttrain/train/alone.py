@@ -14,9 +14,10 @@ from posttrain import __version__
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, remove_tree, write_atomically, writing
-from posttrain.store.hashing import digest
+from posttrain.store.hashing import digest, file_states
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
+from posttrain.train.tokens.key import content_digest
 
 log = logging.getLogger("posttrain")
 
@@ -24,6 +25,7 @@ CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 TUNED = "autotune.json"
 """Beside a config that was tuned for the training that is to come into the same folder."""
 _WORK = ".training"
+_SHOWN = 3  # changes that are said
 
 
 class AloneConfig(Section):
@@ -93,15 +95,22 @@ def train_alone(
 
 def _begin(out: Path, wanted: dict[str, Any], fork: bool) -> None:
     """Note what decides the training, or compare it with what was noted."""
-    started = out / _WORK / "started.json"
+    work, done = out / _WORK, (out / SUMMARY).exists()
+    started = work / "started.json"
     if started.exists():
         changes = list(_changes(_read(started), wanted))
-        if changes and not fork:
-            more = f" (and {len(changes) - 1} more changes)" if len(changes) > 1 else ""
+        trained = done or any((work / "scratch" / "checkpoints").glob("*"))
+        if changes and trained and not fork:
+            more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
             fix = "take that back, go on all the same with --fork, or name another --out"
-            raise UserError(f"this training was begun otherwise: {changes[0]}{more}", where=str(out), fix=fix)
-        if changes and (out / SUMMARY).exists():
+            what = f"this training was begun otherwise: {', '.join(changes[:_SHOWN])}{more}"
+            raise UserError(what, where=str(out), fix=fix)
+        if changes and done:
             raise UserError("this training is done", where=str(out), fix="name another --out")
+        if changes:
+            remove_tree(work / "base")  # of another model, it may be
+        if changes and not trained:  # as after a mistake that was mended
+            remove_tree(work / "scratch")
     elif out.exists() and not (out.is_dir() and _is_free(out)):
         raise UserError("is there and is no training", where=str(out), fix="name another --out")
     make_folder(started.parent)
@@ -115,11 +124,22 @@ def _is_free(out: Path) -> bool:
 
 
 def _identity(config: AloneConfig, records: pa.Table) -> dict[str, Any]:
+    teacher = config.train.distill.teacher if config.train.has_teacher else None
     return {
         **config.model_dump(mode="json", exclude={"train": {"sinks", "checkpoint", "profile"}}),
-        "records": digest(records["id"].to_pylist()),
+        "contents": {
+            "records": content_digest(records),
+            "model": _files_digest(config.model),
+            "teacher": None if teacher is None else _files_digest(teacher),
+        },
         "version": __version__,
     }
+
+
+def _files_digest(model: str) -> str | None:
+    """Tells two states of a model's files apart; None for a model by name."""
+    path = Path(model)
+    return digest(file_states(path)) if path.is_absolute() else None
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -127,6 +147,8 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
         old, new = before.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _changes(old, new, f"{path}{key}.")
+        elif old != new and path == "contents.":
+            yield f"what is in {'the data' if key == 'records' else f'the {key}'} has changed"
         elif old != new:
             yield f"`{path}{key}` was {json.dumps(old)} and is {json.dumps(new)}"
 

@@ -1,12 +1,16 @@
 """What a data file said about its records besides prompt and answer."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from posttrain.store.errors import UserError
+from posttrain.train.examples import PLACE, unusable
+
+if TYPE_CHECKING:
+    from posttrain.train.config import TrainConfig
 
 
 def column(records: pa.Table, name: str) -> list[Any]:
@@ -27,9 +31,9 @@ def kinds(records: pa.Table, name: str, where: str) -> list[str]:
         UserError: a record says nothing there.
     """
     found = column(records, name)
-    for id, value in zip(records["id"].to_pylist(), found, strict=True):
+    for row, value in enumerate(found):
         if value is None:
-            raise UserError(f"record {id} has no `{name}`", where=where, fix="name a column that all records have")
+            raise named(records, row, f"it has no `{name}`", fix=f"name a column that all records have in {where}")
     return [str(value) for value in found]
 
 
@@ -40,7 +44,29 @@ def numbers(records: pa.Table, name: str, where: str) -> np.ndarray:
         UserError: a record has none there.
     """
     found = column(records, name)
-    for id, value in zip(records["id"].to_pylist(), found, strict=True):
+    for row, value in enumerate(found):
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise UserError(f"record {id} has no number `{name}` but `{value}`", where=where)
+            fix = f"name a column of numbers in {where}"
+            raise named(records, row, f"it has no number `{name}` but `{value}`", fix=fix)
     return np.array(found, np.float64)
+
+
+def stage_kinds(config: "TrainConfig", records: pa.Table) -> dict[str, list[str]]:
+    """For each column that a stage mixes by, what each record is."""
+    found = {}
+    for number, stage in enumerate(config.stages):
+        if stage.mix is not None:
+            found[stage.mix_by] = kinds(records, stage.mix_by, f"train.stages.{number}.mix_by")
+    return found
+
+
+def check_margins(records: pa.Table, margins: np.ndarray) -> None:
+    """Raise a UserError where a pair's ``margin``, float [N] as `Example` gives it, is no number."""
+    if len(wrong := np.flatnonzero(~np.isfinite(margins))):
+        raise named(records, int(wrong[0]), "its `margin` is no number", fix="give all a number, or none")
+
+
+def named(records: pa.Table, row: int, what: str, *, fix: str | None = None) -> UserError:
+    """What is wrong with the record of a row, as `unusable` says it."""
+    columns = [name for name in ("id", *PLACE) if name in records.column_names]
+    return unusable(records.select(columns).slice(row, 1).to_pylist()[0], what, fix=fix)

@@ -1,9 +1,11 @@
 """The config section ``train``."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.curriculum import CurriculumConfig
@@ -27,6 +29,7 @@ from posttrain.train.objectives.config import (
     SftConfig,
     SimpoConfig,
 )
+from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.optimizers.config import OptimizerConfig
 from posttrain.train.order import StageConfig
 from posttrain.train.scaling import ScalingConfig
@@ -121,6 +124,35 @@ class TrainConfig(Section):
     )
     distill: DistillationConfig = Field(DistillationConfig(), description="The objective distill's settings.")
     distill_hidden: HiddenConfig = Field(HiddenConfig(), description="The objective distill_hidden's settings.")
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the objective learns from a teacher."""
+        return OBJECTIVES[self.objective].shape == "teacher"
+
+    def with_teacher_from(self, root: Path) -> "TrainConfig":
+        """The same config with the teacher's folder, which is relative to ``root``, in full.
+
+        Raises:
+            UserError: the objective has a teacher, and none is named, or there is no model where it should be.
+        """
+        from posttrain.models.language_model import check_folder
+
+        if not self.has_teacher:
+            return self
+        name, where, fix = self.distill.teacher, "train.distill.teacher", "name a model's folder"
+        if name is None:
+            raise UserError("distillation needs a teacher", where=where, fix=fix)
+        folder = (root / Path(name).expanduser()).resolve()
+        if not folder.is_dir():
+            raise UserError(f"no folder `{name}`", where=where, fix=fix)
+        check_folder(folder)
+        return self.with_teacher(folder)
+
+    def with_teacher(self, folder: Path | None) -> "TrainConfig":
+        """The same config with another teacher."""
+        distill = self.distill.model_copy(update={"teacher": None if folder is None else str(folder)})
+        return self.model_copy(update={"distill": distill})
 
     @property
     def token_budget(self) -> int:

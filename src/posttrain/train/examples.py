@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ if TYPE_CHECKING:  # torch comes with it, and processes that only tokenise need 
 
 COLUMNS = ["id", "prompt", "completion", "rejected", "text", "meta"]
 """What of a record decides its token ids."""
+PLACE = ["source", "line"]
+"""Where a record came from, which errors name."""
 
 
 class Speaker(Protocol):
@@ -40,6 +43,29 @@ class Encoder:
 
     chat: Chat
     task: TaskConfig
+
+
+def encoder_of(source: str, task: TaskConfig) -> Encoder:
+    """The encoder of a model that ``posttrain.models.sources.locate`` names; none of its weights is fetched or loaded.
+
+    Raises:
+        UserError: config or tokenizer cannot be read, or nothing names a stop token.
+    """
+    from transformers import GenerationConfig
+
+    from posttrain.models.language_model import stop_tokens
+    from posttrain.models.shape import read_chat, read_config
+    from posttrain.models.sources import TINY_MODEL
+
+    chat = read_chat(source, read_config(source))
+    if source == TINY_MODEL or source.endswith(".gguf"):  # they have no other stop tokens than their config's
+        return Encoder(chat, task)
+    try:
+        generation = GenerationConfig.from_pretrained(source)
+    except OSError:  # there is none
+        return Encoder(chat, task)
+    stops = stop_tokens(SimpleNamespace(generation_config=generation), chat.tokenizer)
+    return Encoder(Chat(chat.tokenizer, frozenset(stops)), task)
 
 
 @dataclass(frozen=True)
@@ -76,7 +102,8 @@ def encode(
 
 def examples(speaker: Speaker, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
     """Every record as an example, in their order."""
-    rows = records.select([name for name in COLUMNS if name in records.column_names]).to_pylist()
+    wanted = [name for name in (*COLUMNS, *PLACE) if name in records.column_names]
+    rows = records.select(wanted).to_pylist()
     return [example(speaker, row, max_length, shape) for row in rows]
 
 
@@ -98,14 +125,20 @@ def example(speaker: Speaker, record: Mapping[str, Any], max_length: int, shape:
         unit = [_cut(sequence, record, max_length) for sequence in unit]
     for sequence in unit:
         if not any(sequence.supervised[1:]):  # nothing predicts a first token
-            raise UserError(f"record {record['id']}: none of its tokens is learned", fix="take it out of the data")
+            raise unusable(record, "none of its tokens is learned", fix="take it out of the data")
     return Example(unit, cut, target, _margin(record) if shape == "pair" else 0.0)
+
+
+def unusable(record: Mapping[str, Any], what: str, *, fix: str | None = None) -> UserError:
+    """What is wrong with a record, named by its id, and by file and line where it came from one."""
+    file, line = (record.get(name) for name in PLACE)
+    return UserError(f"record {record['id']}: {what}", where=f"{file}:{line}" if file and line else file, fix=fix)
 
 
 def _completion(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
     prompt = request(record)
     if not prompt or (record["prompt"] and record["completion"] is None):
-        raise UserError(f"record {record['id']}: it has no answer and no text to learn")
+        raise unusable(record, "it has no answer and no text to learn", fix="give it one, or take it out of the data")
     if record["completion"] is not None:
         return [speaker.chat.encode(speaker.task.turns(prompt), record["completion"])], -1
     ids = [*speaker.chat.tokenizer(record["text"])["input_ids"], _stop(speaker.chat)]
@@ -114,10 +147,12 @@ def _completion(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encod
 
 def _pair(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
     if not request(record) or record["completion"] is None or record["rejected"] is None:
-        raise UserError(f"record {record['id']}: it is no pair of a chosen and a rejected answer")
+        raise unusable(
+            record, "it is no pair of a chosen and a rejected answer", fix="give it the columns `chosen` and `rejected`"
+        )
     chosen, rejected = (_answered(speaker, record, record[side]) for side in ("completion", "rejected"))
     if chosen.ids == rejected.ids:
-        raise UserError(f"record {record['id']}: its chosen and its rejected answer are the same")
+        raise unusable(record, "its chosen and its rejected answer are the same", fix="take it out of the data")
     return [chosen, rejected], -1
 
 
@@ -125,14 +160,14 @@ def _labelled(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded
     label = _meta(record).get("label")
     if not request(record) or record["completion"] is None or not isinstance(label, bool):
         fix = "give it a column `label`, true where the answer is desirable and false where it is not"
-        raise UserError(f"record {record['id']}: it is no answer with a label true or false", fix=fix)
+        raise unusable(record, "it is no answer with a label true or false", fix=fix)
     return [_answered(speaker, record, record["completion"])], int(label)
 
 
 def _class(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
     prompt = request(record)
     if not prompt:
-        raise UserError(f"record {record['id']}: it has no text to classify")
+        raise unusable(record, "it has no text to classify", fix="take it out of the data")
     ids = speaker.chat.prompt_ids(speaker.task.turns(prompt))
     return [Encoded([*ids, _stop(speaker.chat)], [False] * len(ids) + [True])], _label(speaker.task, record)
 
@@ -160,13 +195,17 @@ def _label(task: TaskConfig, record: Mapping[str, Any]) -> int:
         raise UserError("a classifier needs the closed set of its labels", where="task.labels", fix="name them")
     if said is not None:
         if said not in labels:
-            raise UserError(f"record {record['id']}: no label `{said}` in task.labels", fix=did_you_mean(said, labels))
+            raise unusable(record, f"no label `{said}` in task.labels", fix=did_you_mean(said, labels))
         return labels.index(said)
     number = _meta(record).get("label")
     if not isinstance(number, int) or isinstance(number, bool):
-        raise UserError(f"record {record['id']}: it has no label")
+        raise unusable(record, "it has no label", fix="give it a completion, or a column `label` with its number")
     if not 0 <= number < len(labels):
-        raise UserError(f"record {record['id']}: label {number} is out of range, task.labels has {len(labels)}")
+        raise unusable(
+            record,
+            f"label {number} is out of range, task.labels has {len(labels)}",
+            fix=f"number them from 0 to {len(labels) - 1}",
+        )
     return number
 
 
@@ -191,8 +230,9 @@ def _cut(sequence: Encoded, record: Mapping[str, Any], max_length: int) -> Encod
         return sequence
     short = Encoded(sequence.ids[-max_length:], sequence.supervised[-max_length:])
     if all(short.supervised) and record["completion"] is not None:
-        raise UserError(
-            f"record {record['id']}: its answer leaves no room for its prompt in {max_length} tokens",
-            where="train.max_length",
+        raise unusable(
+            record,
+            f"its answer leaves no room for its prompt in {max_length} tokens",
+            fix="raise train.max_length, or take it out of the data",
         )
     return short

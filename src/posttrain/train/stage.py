@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from posttrain.models.language_model import LanguageModel, save
+from posttrain.models.language_model import LanguageModel, check_folder, save
+from posttrain.models.shape import read_config
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.train.columns import kinds, numbers
+from posttrain.train.columns import check_margins, numbers, stage_kinds
 from posttrain.train.config import TrainConfig
+from posttrain.train.examples import encoder_of
 from posttrain.train.initialization.untrained import check_from_scratch, untrained
 from posttrain.train.lessons.make import Given, lesson_for, model_for, shape_of
 from posttrain.train.lora import adapt, fold
@@ -72,12 +74,19 @@ def train(
     """
     if records.num_rows == 0:
         raise UserError("there is no labelled record to train on")
-    mixed, difficulties = _kinds(config, records), _difficulties(config, records)
+    from_scratch = config.initialization.method != "none"
+    check_folder(source, weights=not from_scratch)
+    if from_scratch:
+        check_from_scratch(config)
+    config = config.with_teacher_from(Path())
+    mixed, difficulties = stage_kinds(config, records), _difficulties(config, records)
+    shape, encoder = shape_of(config, records), encoder_of(str(source), task)
+    units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
+    check_model(read_config(str(source)), encoder.chat.tokenizer, units, records)
+    if config.objective == "reward":
+        check_margins(records, units.margins)
     torch.manual_seed(seed)
     lm = _model(config, source, task, seed)
-    shape = shape_of(config, records)
-    units = tokenise(lm, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
-    check_model(lm, units)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
     lesson = lesson_for(Given(units, config, lm, units.targets.tolist(), units.margins.tolist()))
@@ -126,18 +135,8 @@ def train(
 
 def _model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> LanguageModel:
     if config.initialization.method != "none":
-        check_from_scratch(config)
         return untrained(source, task, config.initialization, seed, config.dtype)
     return model_for(config, source, task, config.dtype)
-
-
-def _kinds(config: TrainConfig, records: pa.Table) -> dict[str, list[str]]:
-    """For each column that a stage mixes by, what each record is."""
-    found = {}
-    for number, stage in enumerate(config.stages):
-        if stage.mix is not None:
-            found[stage.mix_by] = kinds(records, stage.mix_by, f"train.stages.{number}.mix_by")
-    return found
 
 
 def _difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:

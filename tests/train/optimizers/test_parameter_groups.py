@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,23 @@ def test_places_in_an_adapted_model() -> None:
     assert found["base_model.model.model.embed_tokens.weight"] == ("embedding", -1)
     assert found["base_model.model.model.norm.weight"] == ("norm", None)
     assert found["base_model.model.lm_head.weight"] == ("head", None)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_places_in_a_state_space_model(tmp_path: Path, saved: bool) -> None:
+    from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+
+    settings = MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4)
+    model: nn.Module = MambaForCausalLM(settings)
+    if saved:
+        model.save_pretrained(tmp_path)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    found = places(model)
+    assert dict(model.named_parameters())["backbone.layers.0.mixer.A_log"].ndim == 2
+    assert found["backbone.layers.0.mixer.A_log"] == ("other", 0)
+    assert found["backbone.layers.0.mixer.D"] == ("other", 0)
+    for name in ("conv1d", "in_proj", "x_proj", "dt_proj", "out_proj"):
+        assert found[f"backbone.layers.0.mixer.{name}.weight"] == ("matrix", 0)
 
 
 def test_places_of_unusual_parameters() -> None:

@@ -24,6 +24,11 @@ def chat(template: str | None = None, tokenizer: Any = None) -> Chat:
     return Chat(tokenizer, frozenset([tokenizer.eos_token_id]))
 
 
+def check(lm: LanguageModel, records: pa.Table, max_length: int, folder: Path) -> None:
+    units = tokenise(lm, records, max_length, "completion", folder)
+    check_model(lm.model.config, lm.tokenizer, units, records)
+
+
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + END + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -69,24 +74,20 @@ def test_a_mark_that_the_tokenizer_has_no_token_for() -> None:
 def test_a_tokenizer_of_another_model(fresh: Fresh, make_records: MakeRecords, tmp_path: Path) -> None:
     lm = fresh()
     records = make_records([("my card", "gone")])
-    check_model(lm, tokenise(lm, records, 100, "completion", tmp_path))
+    check(lm, records, 100, tmp_path)
     lm.tokenizer.add_tokens(["card"])
     says = "model: the tokenizer does not fit the model: `card` is token 261, and the model has 261"
-    for units in (found := tokenise(lm, records, 100, "completion", tmp_path), list(found)):
-        with pytest.raises(UserError, match=says):
-            check_model(lm, units)
+    with pytest.raises(UserError, match=says):
+        check(lm, records, 100, tmp_path)
 
 
 def test_a_sequence_longer_than_the_model_reads(fresh: Fresh, make_records: MakeRecords, tmp_path: Path) -> None:
     lm = fresh()
     records = make_records([("my card", "gone"), ("long " * 200, "gone"), (None, "text " * 250)])
-    found = tokenise(lm, records, 2000, "completion", tmp_path)
-    says = rf"train\.max_length: record {3:020x} has 1251 tokens, and the model reads 1024 at most; set it to 1024"
+    says = rf"^f:3: record {3:020x}: it has 1251 tokens, and the model reads 1024 at most; set train\.max_length to"
     with pytest.raises(UserError, match=says):
-        check_model(lm, found)
-    with pytest.raises(UserError, match="example 3 has 1251 tokens"):
-        check_model(lm, list(found))
-    check_model(lm, tokenise(lm, records, 1024, "completion", tmp_path))
+        check(lm, records, 2000, tmp_path)
+    check(lm, records, 1024, tmp_path)
 
 
 def test_the_template_is_looked_at_before_the_records(make_records: MakeRecords, tmp_path: Path) -> None:

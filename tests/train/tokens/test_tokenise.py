@@ -119,7 +119,7 @@ def test_the_first_bad_record_is_named_whoever_finds_it(
     monkeypatch.setattr(shard, "_RECORDS", 3)
     answers = [None if row in (4, 9) else "x" for row in range(10)]
     for processes in (1, 2):
-        with pytest.raises(UserError, match=f"^record {5:020x}: it has no answer"):
+        with pytest.raises(UserError, match=f"^f:5: record {5:020x}: it has no answer"):
             tokenise(encoder(), with_column(records, "completion", answers), 100, "completion", tmp_path, processes)
     assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != ".lock")
 

@@ -1,30 +1,40 @@
-"""Fetch: the base model as an artifact in Hugging Face layout, converted once."""
+"""Fetch: the models that the config names as artifacts in Hugging Face layout, converted once."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from posttrain.loop.turn import Turn
 from posttrain.models.sources import fetch, locate
 from posttrain.store.artifacts import Artifact
-from posttrain.store.hashing import digest
+from posttrain.store.hashing import digest, file_states
 
 
 def fetch_base(turn: Turn) -> Artifact:
-    """The model that the config names."""
-    source = locate(turn.config.model, turn.workspace.root)
+    """The model that rounds start from."""
+    return _fetched(turn, turn.config.model, "model", {"name": turn.config.model})
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
+
+def fetch_teacher(turn: Turn) -> Artifact | None:
+    """The model that a candidate learns from, where the objective has one; where it lies is no part of what it is."""
+    config = turn.config.train
+    if not config.has_teacher:
+        return None
+    assert config.distill.teacher is not None, "it was checked with the config"
+    return _fetched(turn, config.distill.teacher, "teacher", {})
+
+
+def _fetched(turn: Turn, name: str, kind: str, meta: Mapping[str, Any]) -> Artifact:
+    source = locate(name, turn.workspace.root)
+
+    def work(out: Path, scratch: Path) -> Mapping[str, Any]:
         fetch(source, out)
-        return {"name": turn.config.model}
+        return meta
 
-    inputs = {"source": _fingerprint(source)}
-    return turn.stage("fetch", "model", inputs, {"model": turn.config.model}, work, seeded=False)
+    return turn.stage("fetch", kind, {"source": _fingerprint(source)}, {kind: name}, work, seeded=False)
 
 
 def _fingerprint(source: str) -> str:
-    """Tells two states of a model's files apart by name, size and time: hashing large ones is slow."""
     path = Path(source)
-    if not path.is_absolute():
-        return digest([[source], []])  # a model by name: nothing in the current folder is meant
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return digest([[source], [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]])
+    # A model by name: nothing in the current folder is meant.
+    return digest([[source], file_states(path) if path.is_absolute() else []])

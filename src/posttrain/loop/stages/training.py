@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact
 from posttrain.train.stage import VERSION, train
@@ -12,6 +13,7 @@ from posttrain.train.watch.sinks.together import open_sinks
 def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artifact:
     """The round's candidate."""
     source = base if turn.config.train.start == "base" else champion
+    teacher = fetch_teacher(turn)
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         records = turn.dataset(dataset).records
@@ -24,7 +26,7 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
             return train(
                 turn.path(source),
                 records,
-                turn.config.train,
+                turn.config.train if teacher is None else turn.config.train.with_teacher(turn.path(teacher.id)),
                 turn.config.task,
                 seed=turn.seed("train"),
                 out=out,
@@ -34,6 +36,8 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
         finally:
             sinks.close()
 
-    settings = turn.config.train.model_dump(mode="json", exclude={"start", "checkpoint", "sinks", "profile"})
-    inputs = {"source": source, "dataset": dataset}
+    # A teacher is an input: which one it is counts, and not where it lies.
+    config = turn.config.train.with_teacher(None)
+    settings = config.model_dump(mode="json", exclude={"start", "checkpoint", "sinks", "profile"})
+    inputs = {"source": source, "dataset": dataset} | ({"teacher": teacher.id} if teacher else {})
     return turn.stage("train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION)

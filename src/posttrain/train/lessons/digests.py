@@ -2,13 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from torch import nn
 
 from posttrain.models.packing import Unit
-from posttrain.store.hashing import digest
 from posttrain.train.checkpoint.tensor_bytes import raw
 
 
@@ -30,9 +28,3 @@ def tokens_digest(units: Sequence[Unit]) -> str:
             found.update(np.array([len(unit), len(sequence.ids), *sequence.ids], np.int64).tobytes())
             found.update(bytes(sequence.supervised))
     return found.hexdigest()
-
-
-def folder_digest(folder: Path) -> str:
-    """Tells two states of a folder's files apart by name, size and time: hashing a model's gigabytes is slow."""
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    return digest([[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])

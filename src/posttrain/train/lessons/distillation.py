@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from posttrain.models.head import over_logits
-from posttrain.models.language_model import LanguageModel, check_folder
+from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit
 from posttrain.models.reading import read, read_layers
 from posttrain.store.errors import UserError
@@ -42,7 +42,8 @@ class _Taught(Supervised):
         self, units: Sequence[Unit], config: TrainConfig, lm: LanguageModel, hidden: HiddenConfig | None, logits: bool
     ) -> None:
         super().__init__(units, config)
-        self.teacher, teacher = _teacher(config.distill.teacher, lm.tokenizer)
+        self.teacher = Path(config.with_teacher_from(Path()).distill.teacher or "")
+        teacher = _text_config(self.teacher, lm.tokenizer)
         student = lm.model.config.get_text_config()
         self.hidden, self._task = hidden, lm.task
         where = "train.distill.hidden.layers" if logits else "train.distill_hidden.layers"
@@ -151,17 +152,11 @@ def _check_layer(layer: int, depth: int, whose: str, where: str) -> None:
         raise UserError(f"the {whose} has {depth} layers, and no layer {layer}", where=where)
 
 
-def _teacher(name: str | None, tokenizer: Any) -> tuple[Path, Any]:
-    """The teacher's folder and its text model's config."""
+def _text_config(folder: Path, tokenizer: Any) -> Any:
+    """The config of a teacher's text model, if it reads what the student reads."""
     from transformers import AutoConfig, AutoTokenizer
 
     where = "train.distill.teacher"
-    if name is None:
-        raise UserError("distillation needs a teacher", where=where, fix="name a model's folder")
-    folder = Path(name)
-    if not folder.is_dir():
-        raise UserError(f"no folder `{name}`", where=where, fix="name a model's folder")
-    check_folder(folder)
     try:
         theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab()
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -169,5 +164,5 @@ def _teacher(name: str | None, tokenizer: Any) -> tuple[Path, Any]:
         raise UserError(f"no teacher: {str(error).splitlines()[0]}", where=where) from None
     if theirs != tokenizer.get_vocab():
         fix = "take a teacher with the student's tokenizer"
-        raise UserError(f"`{name}` has another tokenizer than the student", where=where, fix=fix)
-    return folder, config.get_text_config()
+        raise UserError(f"`{folder}` has another tokenizer than the student", where=where, fix=fix)
+    return config.get_text_config()

@@ -17,6 +17,7 @@ from posttrain.train.lessons.reference import reference
 from posttrain.train.lessons.units import UnitView, supervised_tokens, whole_text
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.tokens.token_set import longest
 
 
 class ReferencePairs(Lesson):
@@ -58,7 +59,12 @@ class OddsRatioPairs(ReferenceFreePairs):
     def __init__(self, units: Sequence[Unit], config: TrainConfig) -> None:
         self.answers = units
         if config.orpo.likelihood == "text":
-            units = UnitView(len(units), lambda place: [whole_text(self.answers[place][0]), self.answers[place][1]])
+
+            def whole(place: int) -> Unit:
+                chosen, rejected = self.answers[place]
+                return [whole_text(chosen), rejected]
+
+            units = UnitView(len(units), whole, longest(units))
         super().__init__(units, config)
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:

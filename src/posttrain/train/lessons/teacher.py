@@ -22,12 +22,13 @@ from posttrain.models.packing import Unit, micro_batches, pack
 from posttrain.models.reading import packing, read_layers
 from posttrain.models.task import TaskConfig
 from posttrain.store.files import make_folder, remove_tree, sync_file, sync_folder, write_atomically, writing
-from posttrain.store.hashing import digest
+from posttrain.store.hashing import digest, file_states
 from posttrain.store.progress import task as progress
-from posttrain.train.lessons.digests import folder_digest, tokens_digest
+from posttrain.train.lessons.digests import tokens_digest
 from posttrain.train.lessons.teacher_head import save_head
 from posttrain.train.lessons.units import supervised_tokens
 from posttrain.train.objectives.distillation import TopTokens, top_tokens
+from posttrain.train.tokens.token_set import longest
 
 _FORMAT = 1
 _WHAT = "what.json"
@@ -98,7 +99,7 @@ def ask(source: Path, units: Sequence[Unit], wanted: Wanted, task: TaskConfig, t
     Raises:
         UserError: there is no such model.
     """
-    key = digest([_FORMAT, folder_digest(source), tokens_digest(units), asdict(wanted)])
+    key = digest([_FORMAT, file_states(source), tokens_digest(units), asdict(wanted)])
     kept = folder / f"teacher-{key[:16]}"
     if not (kept / _WHAT).exists():
         unfinished = folder / f"{kept.name}.part"
@@ -117,9 +118,8 @@ def ask(source: Path, units: Sequence[Unit], wanted: Wanted, task: TaskConfig, t
 def _read_all(lm: LanguageModel, units: Sequence[Unit], wanted: Wanted, tokens: int, folder: Path) -> None:
     if wanted.logits and wanted.top_k is None:
         save_head(lm, folder)
-    longest = max(len(sequence.ids) for unit in units for sequence in unit)
     with (
-        packing(lm, longest) as packs,
+        packing(lm, int(longest(units).max())) as packs,
         _files(folder, int(_starts(units)[-1])) as put,
         progress("reading the teacher", len(units), "examples") as advance,
     ):

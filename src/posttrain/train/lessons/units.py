@@ -1,19 +1,36 @@
 """Units as an objective wants them, made from those that every objective begins with."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import overload
+
+import numpy as np
 
 from posttrain.models.chat import Encoded
 from posttrain.models.packing import Unit, micro_batches
 from posttrain.train.order import Order
+from posttrain.train.tokens.token_set import TokenSet, counted
 
 
 class UnitView(Sequence[Unit]):
-    """So many units, each made when it is asked for, so that no token is held twice."""
+    """So many units, each made when it is asked for, so that no token is held twice.
 
-    def __init__(self, length: int, make: Callable[[int], Unit]) -> None:
+    Args:
+        length: how many.
+        make: a unit by its place.
+        longest: int64 [length], tokens of each unit's longest sequence; without it they are counted when asked for.
+    """
+
+    def __init__(self, length: int, make: Callable[[int], Unit], longest: np.ndarray | None = None) -> None:
         self._length, self._make = length, make
+        if longest is not None:
+            self.longest = longest
+
+    @cached_property
+    def longest(self) -> np.ndarray:
+        """int64 [length]: tokens of each unit's longest sequence."""
+        return counted(self)
 
     def __len__(self) -> int:
         return self._length
@@ -28,15 +45,16 @@ class UnitView(Sequence[Unit]):
         return self._make(range(self._length)[place])
 
 
-def changed(units: Sequence[Unit], change: Callable[[Encoded], Encoded]) -> UnitView:
-    """The units with every sequence changed."""
-    return UnitView(len(units), lambda place: [change(sequence) for sequence in units[place]])
+def changed(units: Sequence[Unit], change: Callable[[Encoded], Encoded], longest: np.ndarray | None = None) -> UnitView:
+    """The units with every sequence changed; ``longest`` as `UnitView` takes it."""
+    return UnitView(len(units), lambda place: [change(sequence) for sequence in units[place]], longest)
 
 
 def split(units: Sequence[Unit]) -> UnitView:
     """Every sequence of units of one size as a unit of its own."""
     size = len(units[0])
-    return UnitView(len(units) * size, lambda place: [units[place // size][place % size]])
+    lengths = units.sequence_lengths if isinstance(units, TokenSet) else None
+    return UnitView(len(units) * size, lambda place: [units[place // size][place % size]], lengths)
 
 
 def answer_start(sequence: Encoded) -> int:

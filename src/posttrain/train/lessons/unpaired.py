@@ -18,6 +18,7 @@ from posttrain.train.lessons.units import UnitView, answer_start, changed, only_
 from posttrain.train.objectives.kto import kl_estimate
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.tokens.token_set import longest
 
 
 class UnpairedAnswers(Lesson):
@@ -36,7 +37,7 @@ class UnpairedAnswers(Lesson):
     """
 
     def __init__(self, units: Sequence[Unit], config: TrainConfig, desirable: Sequence[bool]) -> None:
-        super().__init__(changed(units, only_answer), config)
+        super().__init__(changed(units, only_answer, longest(units)), config)
         self.desirable = torch.tensor(list(desirable))
         prompts = [sequence.ids[: answer_start(sequence)] for (sequence,) in units]
         self.partner = partners(prompts, config.batch_size)

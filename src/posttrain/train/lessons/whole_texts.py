@@ -8,7 +8,6 @@ from posttrain.models.classifier import output_names, outputs, padding_token
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit
 from posttrain.models.reading import read
-from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.lessons.base import Lesson
 from posttrain.train.lessons.units import answer_start, changed, read_to_end
@@ -23,17 +22,12 @@ class Rewards(Lesson):
         units: pairs.
         lm: a model with one output.
         margins: by how much, for each pair; 0 where nothing was said.
-
-    Raises:
-        UserError: a margin is no number.
     """
 
     def __init__(self, units: Sequence[Unit], config: TrainConfig, lm: LanguageModel, margins: Sequence[float]) -> None:
         padding = padding_token(lm)
         super().__init__(changed(units, lambda sequence: read_to_end(sequence.ids, padding)), config)
         self.margins = torch.tensor(list(margins), dtype=torch.float32)
-        if len(wrong := self.margins.isfinite().logical_not().nonzero()):
-            raise UserError(f"example {int(wrong[0]) + 1}: its `margin` is no number", fix="give all a number, or none")
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         rewards = outputs(lm, read(lm, packed))[:, 0]

@@ -129,5 +129,5 @@ class DistillationConfig(Section):
     )
     hard_weight: float = Field(0.0, ge=0, le=1, description="Share of the data's own tokens in the loss.")
     top_k: int | None = Field(None, ge=1, description="How many of the teacher's tokens are kept; none: all.")
-    teacher: str | None = Field(None, description="Folder of the teacher, for distill_hidden too.")
+    teacher: str | None = Field(None, description="Folder of any objective's teacher, relative to the config's.")
     hidden: HiddenConfig | None = Field(None, description="Distil hidden states as well.")

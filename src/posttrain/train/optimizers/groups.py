@@ -133,8 +133,8 @@ def _kind(name: str, parameter: Tensor, owner: nn.Module, embedding: bool) -> Ki
         return "norm"
     if name.endswith("bias"):
         return "bias"
-    # State-space models mark their 2-D parameters that are no matrices.
-    if parameter.ndim < 2 or getattr(parameter, "_no_weight_decay", False):
+    # Of state-space models' 2-D parameters those are no matrices that they mark, or that hold the state's decay rates.
+    if parameter.ndim < 2 or getattr(parameter, "_no_weight_decay", False) or name.endswith("A_log"):
         return "other"
     return "matrix"
 

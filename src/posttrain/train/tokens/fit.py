@@ -1,16 +1,14 @@
 """Whether template, tokenizer, model and examples go with each other."""
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from posttrain.models.chat import Chat
 from posttrain.store.errors import UserError
-from posttrain.train.tokens.token_set import TokenSet, longest
-
-if TYPE_CHECKING:
-    from posttrain.models.language_model import LanguageModel
-    from posttrain.models.packing import Unit
+from posttrain.train.columns import named
+from posttrain.train.tokens.token_set import TokenSet
 
 _MARK = re.compile(r"<[^<>\s]+>")
 _WORD = "posttrain"  # in no mark
@@ -42,39 +40,30 @@ def check_template(chat: Chat) -> None:
         )
 
 
-def check_model(lm: "LanguageModel", units: "Sequence[Unit]") -> None:
-    """Hold the examples against what the model can read.
+def check_model(config: Any, tokenizer: Any, units: TokenSet, records: pa.Table) -> None:
+    """Hold the examples against what a model can read.
+
+    Args:
+        config: the model's, as transformers has it.
+        tokenizer: that the examples were made with.
+        units: of ``records``, one each.
 
     Raises:
         UserError: a token id is none of the model's, or a sequence is longer than the model has positions.
     """
-    config: Any = lm.model.config.get_text_config()
-    known, most = lm.model.get_input_embeddings().num_embeddings, getattr(config, "max_position_embeddings", None)
-    largest, tokens = _extremes(units)
-    if largest >= known:
-        token = lm.tokenizer.convert_ids_to_tokens(largest)
+    text = config.get_text_config()
+    known, most = text.vocab_size, getattr(text, "max_position_embeddings", None)
+    if units.largest_id >= known:
+        token = tokenizer.convert_ids_to_tokens(units.largest_id)
         raise UserError(
-            f"the tokenizer does not fit the model: `{token}` is token {largest}, and the model has {known}",
+            f"the tokenizer does not fit the model: `{token}` is token {units.largest_id}, and the model has {known}",
             where="model",
             fix="use the model's own tokenizer",
         )
-    if most is not None and tokens > most:
-        raise UserError(
-            f"{_record(units, int(longest(units).argmax()))} has {tokens} tokens, and the model reads {most} at most",
-            where="train.max_length",
-            fix=f"set it to {most}",
-        )
-
-
-def _extremes(units: "Sequence[Unit]") -> tuple[int, int]:
-    """The largest token id, and the tokens of the longest sequence."""
-    if isinstance(units, TokenSet):
-        return units.largest_id, int(units.longest.max())
-    return max(max(sequence.ids) for unit in units for sequence in unit), int(longest(units).max())
-
-
-def _record(units: "Sequence[Unit]", row: int) -> str:
-    return f"record {units.record_ids[row]}" if isinstance(units, TokenSet) else f"example {row + 1}"
+    row = int(units.longest.argmax())
+    if most is not None and units.longest[row] > most:
+        what = f"it has {units.longest[row]} tokens, and the model reads {most} at most"
+        raise named(records, row, what, fix=f"set train.max_length to {most}")
 
 
 def _ids(chat: Chat, text: str) -> list[int]:

@@ -33,13 +33,13 @@ def key(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> s
             "labels": task.label_set if shape == "class" else None,
             "max_length": max_length,
             "shape": shape,
-            "records": _content(records),
+            "records": content_digest(records),
         }
     )
 
 
-def _content(records: pa.Table) -> str:
-    """Ids do not do: two records of one id may differ in their white space."""
+def content_digest(records: pa.Table) -> str:
+    """Of what decides records' tokens. Ids do not do: two of one id may differ in white space or in their label."""
     names = [name for name in COLUMNS if name in records.column_names]
     found = hashlib.sha256(json.dumps(names).encode())
     for batch in records.select(names).combine_chunks().to_batches(max_chunksize=65_536):

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.store.errors import UserError, WorkError
-from posttrain.train.examples import COLUMNS, Encoder, examples
+from posttrain.train.examples import COLUMNS, PLACE, Encoder, examples
 from posttrain.train.objectives.registry import Shape
 
 _RECORDS = 512
@@ -57,10 +57,8 @@ def shards(
         UserError: of the first record that cannot be used.
         WorkError: a process was killed.
     """
-    parts = [
-        records.slice(start, _RECORDS).select([name for name in COLUMNS if name in records.column_names])
-        for start in range(0, records.num_rows, _RECORDS)
-    ]
+    records = records.select([name for name in (*COLUMNS, *PLACE) if name in records.column_names])
+    parts = [records.slice(start, _RECORDS) for start in range(0, records.num_rows, _RECORDS)]
     if processes is None:
         processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = processes if records.num_rows >= _LARGE else 1

@@ -57,9 +57,14 @@ class TokenSet(Sequence["Unit"]):
         return np.diff(self._offsets[self._units])
 
     @cached_property
+    def sequence_lengths(self) -> np.ndarray:
+        """int64 [S]: tokens of each sequence, in the units' order."""
+        return np.diff(self._offsets)
+
+    @cached_property
     def longest(self) -> np.ndarray:
         """int64 [U]: tokens of each unit's longest sequence."""
-        return np.maximum.reduceat(np.diff(self._offsets), self._units[:-1])
+        return np.maximum.reduceat(self.sequence_lengths, self._units[:-1])
 
     @property
     def largest_id(self) -> int:
@@ -88,9 +93,13 @@ class TokenSet(Sequence["Unit"]):
 
 
 def longest(units: Sequence["Unit"]) -> np.ndarray:
-    """int64 [U]: tokens of each unit's longest sequence."""
-    if isinstance(units, TokenSet):
-        return units.longest
+    """int64 [U]: tokens of each unit's longest sequence; counted only where the units do not have it as ``longest``."""
+    known: np.ndarray | None = getattr(units, "longest", None)
+    return counted(units) if known is None else known
+
+
+def counted(units: Sequence["Unit"]) -> np.ndarray:
+    """What `longest` gives, by looking at every unit."""
     return np.array([max(len(sequence.ids) for sequence in unit) for unit in units], np.int64)
 
 

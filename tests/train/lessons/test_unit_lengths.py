@@ -1,0 +1,46 @@
+"""How long units are is known without reading them, where the token set knows it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.train.config import TrainConfig
+from posttrain.train.lessons.make import Given, lesson_for
+from posttrain.train.lessons.units import UnitView, changed, read_to_end, split
+from posttrain.train.tokens.token_set import TokenSet, counted, longest
+from posttrain.train.tokens.tokenise import tokenise
+
+
+@pytest.fixture
+def pairs(fresh: Callable[..., Any], shaped: Any, tmp_path: Path) -> TokenSet:
+    return tokenise(fresh(), shaped("pair"), 1024, "pair", tmp_path)
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("a unit was read")
+
+
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
+def test_the_units_of_a_lesson(
+    pairs: TokenSet, fresh: Callable[..., Any], objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig.model_validate({"objective": objective, "batch_size": 4})
+    units = lesson_for(Given(pairs, config, fresh())).units
+    expected = counted(list(units))
+    monkeypatch.setattr(TokenSet, "__getitem__", refuse)
+    assert longest(units).tolist() == expected.tolist()
+
+
+def test_units_that_are_changed_are_counted_once(pairs: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    units = changed(split(pairs), lambda sequence: read_to_end(sequence.ids, None))
+    assert longest(units).tolist() == (pairs.sequence_lengths + 1).tolist()
+    monkeypatch.setattr(TokenSet, "__getitem__", refuse)
+    assert longest(units).max() == pairs.longest.max() + 1
+
+
+def test_units_without_a_token_set() -> None:
+    view = UnitView(2, lambda place: [read_to_end([1] * (place + 1), None)], np.array([2, 3]))
+    assert longest(view).tolist() == longest(list(view)).tolist() == [2, 3]
