@@ -62,6 +62,35 @@ def test_the_same_model(config: Any, norms: set[str]) -> None:
         assert torch.equal(one, other)
 
 
+def final_states(lm: LanguageModel) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = lm.decoder(input_ids=IDS, use_cache=False).last_hidden_state
+    return found.double()
+
+
+def test_what_layers_add_up_is_not_rounded() -> None:
+    config = LlamaConfig(**(SIZES | {"num_hidden_layers": 24, "initializer_range": 0.05}))
+    exact, low = final_states(made(config)), made(config)
+    low.model.to(torch.bfloat16)
+    plain = (final_states(low) - exact).norm()
+    with fused(low):
+        inside = (final_states(low) - exact).norm()
+        states = low.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
+    assert {state.dtype for state in states[:-1]} == {torch.float32}
+    assert states[-1].dtype == torch.bfloat16
+    assert inside < 0.8 * plain
+    assert not low.decoder.get_input_embeddings()._forward_hooks
+
+
+@pytest.mark.parametrize("config", [GemmaConfig(**SIZES), GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4)])
+def test_other_models_add_up_as_they_did(config: Any) -> None:
+    lm = made(config)
+    lm.model.to(torch.bfloat16)
+    with fused(lm):
+        states = lm.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
+    assert {state.dtype for state in states} == {torch.bfloat16}
+
+
 def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     own = modeling_llama.apply_rotary_pos_emb
     lm = made(LlamaConfig(**SIZES))

@@ -43,8 +43,8 @@ def test_parts_add_up(smollm2: Blueprint) -> None:
     assert found.peak == "backward"
     assert found.total == sum(found.parts.values()) == found.phases["backward"]
     assert found.phases["step"] == found.static
-    # 20.0 kB a token and layer in bfloat16: 8 d + 4 (q + k) + 8 f.
-    a_token = 8 * 576 + 4 * (576 + 192) + 8 * 1536
+    # 22.3 kB a token and layer in bfloat16: 12 d + 4 (q + k) + 8 f.
+    a_token = 12 * 576 + 4 * (576 + 192) + 8 * 1536
     assert found.activations == pytest.approx(30 * 4096 * a_token, rel=0.02)
     assert found.recomputed == 0
 
@@ -72,7 +72,7 @@ def test_recomputing_all_keeps_a_layer_and_the_layers_inputs(smollm2: Blueprint)
     config = TrainConfig.read({"recompute": "full", "checkpoint": {"every_seconds": None}}, "x")
     batch = MicroBatch.full(4096, config)
     plain, again = estimate(smollm2, CONFIG, batch), estimate(smollm2, config, batch)
-    assert again.activations < plain.activations / 10
+    assert again.activations < plain.activations / 9
     assert again.recomputed > 0
     assert again.working["backward"] >= plain.activations / 30
 

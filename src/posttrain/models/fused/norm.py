@@ -12,11 +12,11 @@ def rms_norm(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """``weight * states / sqrt(mean(states ** 2) + epsilon)``, in float32 but for the last product.
 
     Args:
-        states: [..., D].
-        weight: [D], of the same dtype.
+        states: [..., D], of the weight's dtype or float32.
+        weight: [D].
 
     Returns:
-        [..., D], of the same dtype.
+        [..., D], of the weight's dtype.
     """
     found: Tensor = _RmsNorm.apply(states, weight, epsilon)  # type: ignore[no-untyped-call]
     return found
@@ -28,13 +28,13 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         rows = states.reshape(-1, states.shape[-1])
-        found = torch.empty_like(rows)
+        found = torch.empty(rows.shape, dtype=weight.dtype, device=rows.device)
         inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=rows.device)
         for block in blocks(rows):
             some = rows[block].to(torch.float32, copy=True)
             scale = torch.linalg.vector_norm(some, dim=-1, keepdim=True).square_().div_(rows.shape[1])
             inverse[block] = scale.add_(epsilon).rsqrt_()
-            torch.mul(some.mul_(inverse[block]).to(rows.dtype), weight, out=found[block])
+            torch.mul(some.mul_(inverse[block]).to(weight.dtype), weight, out=found[block])
         context.save_for_backward(states, weight, inverse)
         return found.view(states.shape)
 

@@ -17,24 +17,62 @@ from posttrain.models.shape import is_norm
 
 _ROTATION = "apply_rotary_pos_emb"
 """What transformers' models call their own copy of the same function."""
+_PROBE = torch.arange(3, 19)[None]
 
 
 @contextmanager
 def fused(lm: LanguageModel) -> Iterator[None]:
     """Have a model on a CPU run its norms and rotations fused, and leave it as it was.
 
-    What takes an operation's place has been compared with it on a few numbers; what is not known stays. Other devices
-    have kernels of their own.
+    What takes an operation's place has been compared with it on a few numbers; what is not known stays. Where all norms
+    are replaced, what the layers add up for each token is kept in float32, as it is under autocast, whatever the
+    weights are in: it is not rounded after each layer. Other devices have kernels of their own.
     """
     with ExitStack() as changed:
         if lm.device.type == "cpu":
-            for module in lm.decoder.modules():
-                if is_norm(module) and (forward := _fused_norm(module)):
+            norms = {module: _fused_norm(module) for module in lm.decoder.modules() if is_norm(module)}
+            for module, forward in norms.items():
+                if forward:
                     changed.enter_context(with_forward(module, forward))
             for home in {sys.modules[type(module).__module__] for module in lm.decoder.modules()}:
                 if hasattr(home, _ROTATION):
                     changed.enter_context(_rotating(home))
+            if norms and all(norms.values()) and lm.model.dtype != torch.float32:
+                changed.enter_context(_wide_sum(lm))
         yield
+
+
+@contextmanager
+def _wide_sum(lm: LanguageModel) -> Iterator[None]:
+    """Have the layers add to float32 states, if they can."""
+
+    def widened(module: Any, given: Any, found: Tensor) -> Tensor:
+        return found.float()
+
+    def states() -> Tensor:
+        found: Tensor = lm.decoder(input_ids=_PROBE, use_cache=False).last_hidden_state
+        return found[0]
+
+    decoder: Any = lm.decoder
+    embeddings = decoder.get_input_embeddings()
+    training = lm.model.training
+    lm.model.eval()
+    with torch.no_grad():
+        before = states()
+        hook = embeddings.register_forward_hook(widened)
+        try:
+            after = states()
+            apart = (after - before).norm(dim=1) / before.norm(dim=1)
+            if after.dtype != before.dtype or apart.median() > 0.2:
+                hook.remove()
+        except RuntimeError:  # a layer is given what its weights are not in
+            hook.remove()
+        finally:
+            lm.model.train(training)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _fused_norm(module: Any) -> Callable[[Tensor], Tensor] | None:
@@ -45,7 +83,7 @@ def _fused_norm(module: Any) -> Callable[[Tensor], Tensor] | None:
         return None
 
     def forward(states: Tensor) -> Tensor:
-        if states.dtype != module.weight.dtype:
+        if states.dtype not in (module.weight.dtype, torch.float32):
             found: Tensor = own(states)
             return found
         return rms_norm(states, module.weight, epsilon)
@@ -63,15 +101,18 @@ def _agree(module: Any, forward: Callable[[Tensor], Tensor]) -> bool:
 def _rotating(home: Any) -> Iterator[None]:
     """Replace the function by which a module of transformers rotates queries and keys."""
     own = getattr(home, _ROTATION)
+    known: tuple[Tensor | None, list[Tensor]] = (None, [])  # which all layers are given
 
     def turned(
         queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
-        if cosine.shape[-1] != queries.shape[-1] or cosine.dtype != queries.dtype:
+        if cosine.shape[-1] != queries.shape[-1]:
             found: tuple[Tensor, Tensor] = own(queries, keys, cosine, sine, unsqueeze_dim=unsqueeze_dim)
             return found
-        angles = cosine.unsqueeze(unsqueeze_dim), sine.unsqueeze(unsqueeze_dim)
-        return rotate(queries, *angles), rotate(keys, *angles)
+        nonlocal known
+        if known[0] is not cosine or known[1][0].dtype != queries.dtype:
+            known = cosine, [part.unsqueeze(unsqueeze_dim).to(queries.dtype) for part in (cosine, sine)]
+        return rotate(queries, *known[1]), rotate(keys, *known[1])
 
     if list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"] or not _turn(own, turned):
         yield

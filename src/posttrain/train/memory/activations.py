@@ -3,8 +3,9 @@
 A layer is ``x + attention(norm(x))`` and then ``x + feed_forward(norm(x))``. With hidden states of width d, queries q,
 keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token costs, where all weights are trained:
 
-- a norm: on a CPU its input and the 4 bytes of its scale (``models/fused/norm.py``); elsewhere its input in float32
-  (4d; in bfloat16 a copy), the normed input in the hidden states' dtype for the gradient of its weights, and the scale;
+- a norm: on a CPU its input, which is float32, and the 4 bytes of its scale (``models/fused``); elsewhere its input in
+  float32 (4d; in bfloat16 a copy), the normed input in the hidden states' dtype for the gradient of its weights, and
+  the scale;
 - linear layers that read one tensor of width n: that tensor once, wn; under autocast a copy each, 2n;
 - attention: scaled queries, keys and values, w(q + 2k); of short sequences w a score and head, while the scores of long
   ones are computed again (``models/causal.py``; where a micro-batch has both, none are counted); and its output, which
@@ -73,27 +74,39 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Bytes of a number: in the hidden states, and in the products of matrices."""
+    """Bytes of a number, and what decides how many numbers there are.
+
+    Args:
+        stream: of what layers add to.
+        product: of what matrices give.
+        autocast: whether the weights are float32 and the products are not.
+        fused: whether norms and rotations are (``models/fused``).
+    """
 
     stream: int
     product: int
+    autocast: bool
+    fused: bool
 
     @classmethod
-    def of(cls, precision: str) -> "Numbers":
+    def of(cls, config: TrainConfig, shape: Shape, device: str) -> "Numbers":
         """In a training of this precision."""
-        return {"float32": cls(4, 4), "autocast": cls(4, 2)}.get(precision, cls(2, 2))
+        fused = shape.rms and device == "cpu" and not config.compile
+        autocast = config.precision == "autocast"
+        wide = config.dtype == "float32"
+        return cls(4 if wide or fused else 2, 4 if wide and not autocast else 2, autocast, fused)
 
 
 def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
     """What a layer of the middle keeps of a micro-batch."""
-    shape, numbers = blueprint.shape, Numbers.of(config.precision)
-    reads = _Reads.of(blueprint, config)
+    shape = blueprint.shape
+    numbers = Numbers.of(config, shape, device)
+    reads = _Reads.of(blueprint, config, numbers)
     tokens, hidden, inner = batch.tokens, shape.hidden, shape.inner
     stream = tokens * numbers.stream * hidden
     full = config.method == "full"
 
-    rows = shape.rms and fuses(config, device)
-    norm = tokens * norm_bytes(shape, numbers, trained=full, fused=rows)
+    norm = tokens * norm_bytes(shape, numbers, trained=full)
     norms = Cost(shape.norms * norm, shape.norms * stream, 8.0 * shape.norms * tokens * hidden)
 
     inside = numbers.product * (shape.queries * batch.queries + 2 * shape.keys * batch.keys)
@@ -106,7 +119,8 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     if shape.head_norms:
         scales = 4 * (shape.heads + shape.shared_heads)
         # Under autocast they are in bfloat16 and the weights are not: that is not fused.
-        wide = numbers.product if rows and numbers.product == numbers.stream else 4 + (numbers.product if full else 0)
+        fused = numbers.fused and not numbers.autocast
+        wide = numbers.product if fused else 4 + (numbers.product if full else 0)
         inside += tokens * (wide * (shape.queries + shape.keys) + scales)
     projections = 2.0 * tokens * hidden * (shape.queries + 2 * shape.keys)
     scores = 4.0 * shape.queries * batch.pairs
@@ -135,16 +149,11 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     return LayerCosts(norms, attention, feed_forward, activation, whole)
 
 
-def fuses(config: TrainConfig, device: str) -> bool:
-    """Whether norms are fused operations (``models/fused``)."""
-    return device == "cpu" and not config.compile
-
-
-def norm_bytes(shape: Shape, numbers: Numbers, *, trained: bool, fused: bool) -> int:
+def norm_bytes(shape: Shape, numbers: Numbers, *, trained: bool) -> int:
     """Bytes a token that a norm of the hidden states keeps."""
     if not shape.rms:
         return numbers.stream * shape.hidden + 8
-    if fused:
+    if numbers.fused:
         return numbers.stream * shape.hidden + 4
     return (4 + (numbers.stream if trained else 0)) * shape.hidden + 4
 
@@ -161,15 +170,15 @@ class _Reads:
     product_adapted: bool
 
     @classmethod
-    def of(cls, blueprint: Blueprint, config: TrainConfig) -> "_Reads":
-        shape, numbers = blueprint.shape, Numbers.of(config.precision)
+    def of(cls, blueprint: Blueprint, config: TrainConfig, numbers: Numbers) -> "_Reads":
+        shape = blueprint.shape
         first = [one for one in blueprint.weights if one.depth == 0 and len(one.shape) == 2]
         attention = [one for one in first if "attn" in one.name or "attention" in one.name]
         others = [one for one in first if one not in attention]
         if config.method == "full":
 
             def copies(readers: Sequence[Weight]) -> int:
-                return max(1, len(readers) - 1) if numbers.stream != numbers.product else 1
+                return max(1, len(readers) - 1) if numbers.autocast else 1
 
             return cls(
                 numbers.product * shape.hidden * copies(attention),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from posttrain.models.shape import Shape
 from posttrain.train.config import TrainConfig
-from posttrain.train.memory.activations import Numbers, fuses, layer_costs, norm_bytes
+from posttrain.train.memory.activations import Numbers, layer_costs, norm_bytes
 from posttrain.train.memory.batch import MicroBatch
 from posttrain.train.memory.choice import Way, chosen_ways
 from posttrain.train.memory.static import (
@@ -140,8 +140,8 @@ def estimate(
         landing = parameter_bytes(blueprint, config, trained=True)
         host += 4 * blueprint.count(trained=True) + sums + landing + state + averages + step
         masters = sums = state = averages = step = 0
-    fused = fuses(config, device)
-    activations = _activations(blueprint, config, batch, costs.whole.kept, chosen, fused)
+    numbers = Numbers.of(config, blueprint.shape, device)
+    activations = _activations(blueprint, config, batch, costs.whole.kept, chosen, numbers)
     again = sum(bool(way.parts) for way in chosen)
     return Estimate(
         parameters=parameter_bytes(blueprint, config),
@@ -152,10 +152,10 @@ def estimate(
         snapshot=snapshot if on_cpu else 0,
         process=process + _LIBRARIES if on_cpu else 0,
         activations=activations,
-        holes=_holes(blueprint.shape, config, batch, activations, again) if on_cpu else 0,
+        holes=_holes(blueprint.shape, config, batch, activations, again, numbers) if on_cpu else 0,
         working={
-            "forward": _forward(blueprint, config, batch, fused),
-            "backward": _backward(blueprint, config, batch, max((way.saved for way in chosen), default=0), fused),
+            "forward": _forward(blueprint, config, batch, numbers),
+            "backward": _backward(blueprint, config, batch, max((way.saved for way in chosen), default=0), numbers),
             "step": step,
             "fold": _fold(blueprint, config),
         },
@@ -165,18 +165,19 @@ def estimate(
 
 
 def _activations(
-    blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, layer: int, chosen: list[Way], fused: bool
+    blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, layer: int, chosen: list[Way], numbers: Numbers
 ) -> int:
-    shape, numbers = blueprint.shape, Numbers.of(config.precision)
+    shape = blueprint.shape
     kept = shape.layers * layer - sum(way.saved for way in chosen)
-    norm = batch.tokens * norm_bytes(shape, numbers, trained=config.method == "full", fused=fused)
+    norm = batch.tokens * norm_bytes(shape, numbers, trained=config.method == "full")
     attacked = config.noise.adversarial.method != "none"
     if attacked:
         kept += 4 * batch.tokens * shape.hidden  # what is added to the embeddings, in float32
     elif config.method == "lora" and chosen and not chosen[0].parts & {"norms", "layer"}:
         kept -= norm  # nothing before the first adapter needs a gradient
     kept += norm + batch.supervised * (_head_number(config) * shape.hidden + 4)
-    kept += batch.tokens * 2 * numbers.stream * shape.head_size  # sine and cosine
+    # Sine and cosine.
+    kept += batch.tokens * 2 * (numbers.product if numbers.fused else numbers.stream) * shape.head_size
     # Places are 64-bit: tokens, positions, the plan of attention, and what is predicted.
     kept += 8 * (3 * batch.tokens + 2 * batch.queries + batch.keys + 3 * batch.supervised)
     if config.precision == "autocast":
@@ -189,7 +190,9 @@ def _fold(blueprint: Blueprint, config: TrainConfig) -> int:
     return 4 * blueprint.count() if config.method == "lora" and config.dtype != "float32" else 0
 
 
-def _holes(shape: Shape, config: TrainConfig, batch: MicroBatch, activations: int, recomputed: int) -> int:
+def _holes(
+    shape: Shape, config: TrainConfig, batch: MicroBatch, activations: int, recomputed: int, numbers: Numbers
+) -> int:
     """What the C library's heap holds beside its tensors, and does not give back while training goes on.
 
     Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
@@ -205,24 +208,24 @@ def _holes(shape: Shape, config: TrainConfig, batch: MicroBatch, activations: in
         activations: bytes.
         recomputed: layers that are computed again.
     """
-    numbers, lora = Numbers.of(config.precision), config.method == "lora"
+    lora = config.method == "lora"
     largest = 8 if lora and config.dtype != "float32" else numbers.product
     between = activations if lora and config.precision == "float32" else activations // 2
     return between + recomputed * largest * batch.tokens * shape.inner
 
 
-def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, fused: bool) -> int:
+def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, numbers: Numbers) -> int:
     """At the end of the forward pass: the last norm, or the head.
 
     The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in their dtype
     and, where it is not fused, in float32.
     """
-    shape, numbers = blueprint.shape, Numbers.of(config.precision)
-    wide = 3 * numbers.stream + (0 if fused else 4)
-    return max(batch.tokens * shape.hidden * wide, _logits(blueprint, config, batch, 0))
+    shape = blueprint.shape
+    normed = (4 if config.dtype == "float32" else 2) + (0 if numbers.fused else 4)
+    return max(batch.tokens * shape.hidden * (2 * numbers.stream + normed), _logits(blueprint, config, batch, 0))
 
 
-def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, recomputed: int, fused: bool) -> int:
+def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: Numbers) -> int:
     """In the backward pass: the head, the last norm, or a layer.
 
     - The head: what it works with, the states' gradient in float32 and in their dtype, and the weights' gradient.
@@ -234,14 +237,14 @@ def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, reco
 
     A tied head's gradient waits through the last two.
     """
-    shape, numbers = blueprint.shape, Numbers.of(config.precision)
+    shape = blueprint.shape
     number = _head_number(config)
     full = config.method == "full"
     weight = number * shape.vocabulary * shape.hidden if full and _output(config) != "hidden" else 0
     logits = _logits(blueprint, config, batch, 4 if number == 2 else 0)
     head = weight + logits + batch.supervised * (4 + number) * shape.hidden
     normed = numbers.stream if full else 0
-    norm = batch.tokens * shape.hidden * (20 - normed if shape.rms and not fused else 2 * numbers.stream)
+    norm = batch.tokens * shape.hidden * (20 - normed if shape.rms and not numbers.fused else 2 * numbers.stream)
     layer = batch.tokens * shape.inner * (2 * numbers.product if full else 6)
     waiting = weight if shape.tied else 0
     return max(head, waiting + max(norm, recomputed + layer))
@@ -259,7 +262,7 @@ def _logits(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, gradie
     if output != "log_probabilities":
         return 0
     parts = 2 if vocabulary > _WORDS else 1
-    low = 2 if Numbers.of(config.precision).product == 2 else 0
+    low = 0 if config.precision == "float32" else 2
     return batch.supervised * (min(_WORDS, vocabulary) * (4 * parts + low + gradients) + 16)
 
 
