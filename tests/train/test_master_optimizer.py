@@ -178,6 +178,24 @@ def test_what_was_loaded_is_not_changed_by_going_on() -> None:
     assert all(torch.equal(given[name], kept[name]) for name in kept)
 
 
+def test_a_widened_embedding_gives_the_rows_of_its_master() -> None:
+    model = Model().bfloat16()
+    masters = Masters(model, OptimizerConfig())
+    ids = torch.tensor([[1, 4, 1]])
+    with torch.no_grad():
+        masters.masters[0].add_(1e-4)  # less than a step in bfloat16
+    with masters.looked_up():
+        assert model.embedding(ids).dtype == torch.bfloat16  # what is not widened stays
+    widened = model.embedding.register_forward_hook(lambda module, given, found: found.float())
+    with masters.looked_up():
+        found = model.embedding(ids)
+        assert torch.equal(found.detach(), masters.masters[0][ids])
+        (found * torch.tensor([1.0, 2.0, 4.0])[None, :, None]).sum().backward()
+    assert masters.sums[0][:, 0].tolist() == [0, 5, 0, 0, 2, 0, 0]
+    assert not torch.equal(model.embedding(ids), masters.masters[0][ids])
+    widened.remove()
+
+
 def test_closing_takes_the_hooks_off() -> None:
     model = Model().bfloat16()
     optimizer = Masters(model, OptimizerConfig())

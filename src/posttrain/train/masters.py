@@ -1,7 +1,8 @@
 """Float32 master weights, and gradients summed in float32, around any optimiser."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -111,6 +112,24 @@ class Masters:
         for embedding in self._embeddings:
             embedding.sparse = False
 
+    @contextmanager
+    def looked_up(self) -> Iterator[None]:
+        """Have embeddings give the rows of their masters, where what the layers add to is float32.
+
+        An embedding in 16 bits would not show an update before it has grown to half the distance of two such numbers.
+        """
+        masters: dict[Tensor, Tensor] = dict(zip(self.weights, self.masters, strict=True))
+        hooks = [
+            embedding.register_forward_hook(_look_up(masters[embedding.weight]))
+            for embedding in self._embeddings
+            if embedding.weight in masters
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def tensors(self) -> dict[str, Tensor]:
         """Master weights and what the optimiser remembers, by name, as they are (no copy)."""
         masters = {f"master.{name}": one.detach() for name, one in zip(self.names, self.masters, strict=True)}
@@ -170,6 +189,16 @@ class Masters:
         rounded = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
         if rounded:
             torch._foreach_copy_([weight for weight, _ in rounded], [master for _, master in rounded])
+
+
+def _look_up(master: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
+    def rows(embedding: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> Tensor | None:
+        if found.dtype != torch.float32 or master.device != found.device:
+            return None
+        exact = nn.functional.embedding(given[0], master.detach())
+        return exact + (found - found.detach())  # the second is 0, and leads the gradient to the embedding
+
+    return rows
 
 
 def _master(weight: Tensor) -> Tensor:

@@ -165,6 +165,7 @@ class Trainer:
     def _conditions(self, budget: int) -> Iterator[Any]:
         """What changes the model while it trains."""
         yield _mode(self.lm, training=True)
+        yield self.state.masters.looked_up()
         yield phases.around_calls(self.lm.decoder, lambda: phase("forward"))
         yield noise(self.lm, self.config.noise)
         batch = MicroBatch.full(budget, self.config, int(longest(self.lesson.units).max()))

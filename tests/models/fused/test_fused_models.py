@@ -76,6 +76,9 @@ def test_what_layers_add_up_is_not_rounded() -> None:
     with fused(low):
         inside = (final_states(low) - exact).norm()
         states = low.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
+        wide = {name for name, weight in low.model.named_parameters() if weight.dtype == torch.float32}
+    assert wide == {name for name, _ in low.model.named_parameters() if "norm" in name}
+    assert {weight.dtype for weight in low.model.parameters()} == {torch.bfloat16}
     assert {state.dtype for state in states[:-1]} == {torch.float32}
     assert states[-1].dtype == torch.bfloat16
     assert inside < 0.8 * plain

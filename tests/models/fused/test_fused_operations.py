@@ -30,7 +30,7 @@ def test_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, numbers: int)
     monkeypatch.setattr(blocks, "_NUMBERS", numbers)
     inputs = [drawn(2, 5, 16, dtype=dtype), drawn(16, dtype=dtype)]
     doubles = [one.detach().double().requires_grad_() for one in inputs]
-    ours, exact = rms_norm(*inputs, 1e-5), normed(*doubles, 1e-5)
+    ours, exact = rms_norm(*inputs, 1e-5, dtype), normed(*doubles, 1e-5)
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     for one, other in zip(gradients(ours, inputs), gradients(exact, doubles), strict=True):
@@ -40,7 +40,7 @@ def test_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, numbers: int)
 def test_a_norm_leaves_its_input_as_it_is() -> None:
     states, weight = drawn(3, 8, dtype=torch.float32), drawn(8, dtype=torch.float32)
     before = states.detach().clone()
-    gradients(rms_norm(states, weight, 1e-5), [states, weight])
+    gradients(rms_norm(states, weight, 1e-5, torch.float32), [states, weight])
     assert torch.equal(states, before)
 
 

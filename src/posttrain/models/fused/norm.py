@@ -8,17 +8,18 @@ from torch import Tensor
 from posttrain.models.fused.blocks import blocks
 
 
-def rms_norm(states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """``weight * states / sqrt(mean(states ** 2) + epsilon)``, in float32 but for the last product.
+def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """``weight * states / sqrt(mean(states ** 2) + epsilon)``, in float32.
 
     Args:
-        states: [..., D], of the weight's dtype or float32.
+        states: [..., D].
         weight: [D].
+        dtype: of the result.
 
     Returns:
-        [..., D], of the weight's dtype.
+        [..., D].
     """
-    found: Tensor = _RmsNorm.apply(states, weight, epsilon)  # type: ignore[no-untyped-call]
+    found: Tensor = _RmsNorm.apply(states, weight, epsilon, dtype)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -26,15 +27,15 @@ class _RmsNorm(torch.autograd.Function):
     """With n = x / rms and p = g * n: the weight's gradient is the sum of p, x's is (g * w - n * mean(p * w)) / rms."""
 
     @staticmethod
-    def forward(context: Any, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(context: Any, states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
         rows = states.reshape(-1, states.shape[-1])
-        found = torch.empty(rows.shape, dtype=weight.dtype, device=rows.device)
+        found = torch.empty(rows.shape, dtype=dtype, device=rows.device)
         inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=rows.device)
         for block in blocks(rows):
             some = rows[block].to(torch.float32, copy=True)
             scale = torch.linalg.vector_norm(some, dim=-1, keepdim=True).square_().div_(rows.shape[1])
             inverse[block] = scale.add_(epsilon).rsqrt_()
-            torch.mul(some.mul_(inverse[block]).to(weight.dtype), weight, out=found[block])
+            found[block] = some.mul_(inverse[block]).mul_(weight)
         context.save_for_backward(states, weight, inverse)
         return found.view(states.shape)
 
@@ -52,4 +53,4 @@ class _RmsNorm(torch.autograd.Function):
             of_weight += product.sum(0)
             share = torch.mv(product, wide).div_(-width)
             of_rows[block] = some.mul_(wide).addcmul_(normed, share[:, None]).mul_(inverse[block])
-        return of_rows.view(states.shape), of_weight.to(weight.dtype), None
+        return of_rows.view(states.shape), of_weight.to(weight.dtype), None, None

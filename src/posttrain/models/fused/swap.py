@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -38,8 +38,22 @@ def fused(lm: LanguageModel) -> Iterator[None]:
                 if hasattr(home, _ROTATION):
                     changed.enter_context(_rotating(home))
             if norms and all(norms.values()) and lm.model.dtype != torch.float32:
+                changed.enter_context(_wide(list(norms)))
                 changed.enter_context(_wide_sum(lm))
         yield
+
+
+@contextmanager
+def _wide(norms: Sequence[Any]) -> Iterator[None]:
+    """Keep the weights of norms in float32: near 1, in 16 bits they would hardly ever show an update."""
+    low = [norm.weight.dtype for norm in norms]
+    for norm in norms:
+        norm.weight.data = norm.weight.data.float()
+    try:
+        yield
+    finally:
+        for norm, dtype in zip(norms, low, strict=True):
+            norm.weight.data = norm.weight.data.to(dtype)
 
 
 @contextmanager
@@ -82,11 +96,13 @@ def _fused_norm(module: Any) -> Callable[[Tensor], Tensor] | None:
     if epsilon is None or [name for name, _ in module.named_parameters()] != ["weight"]:
         return None
 
+    low = module.weight.dtype
+
     def forward(states: Tensor) -> Tensor:
-        if states.dtype not in (module.weight.dtype, torch.float32):
+        if states.dtype not in (low, torch.float32):
             found: Tensor = own(states)
             return found
-        return rms_norm(states, module.weight, epsilon)
+        return rms_norm(states, module.weight, epsilon, low)
 
     return forward if _agree(module, forward) else None
 
