@@ -213,7 +213,7 @@ def test_compiled(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path) ->
 
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
 def test_low_precision_stays_near(fresh: Fresh, known: dict[str, Trajectory], tmp_path: Path, precision: str) -> None:
-    way = Way(2, precision=precision, tolerance=0.1)
+    way = Way(2, precision=precision, tolerance=0.12)
     assert 1e-5 < apart(fresh, known, tmp_path, "sft", way) < way.tolerance, "it was low precision, and near"
 
 
