@@ -315,8 +315,8 @@ def test_a_divergence_goes_back_to_before_it_began(
     assert (decision["action"], decision["since"], decision["step"]) == ("rollback", 15, 18)
     assert found["steps"] == 30
     assert calls == 30 + 19 - from_step
-    left_out = json.loads((tmp_path / "scratch" / "notes.json").read_text())
-    assert left_out["left_out"] == [15, 16, 17, 18]
+    course = json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"]
+    assert course == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turns": 1}
 
 
 def test_a_lower_rate_takes_no_step_away(
@@ -329,5 +329,4 @@ def test_a_lower_rate_takes_no_step_away(
     log = json.loads((tmp_path / "out" / "training.json").read_text())
     rates = [step["lr"] for step in log]
     assert rates[first["step"]] == 2 * rates[first["step"] + 1]
-    left_out = json.loads((tmp_path / "scratch" / "notes.json").read_text())
-    assert left_out["left_out"] == []
+    assert json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"] == {}

@@ -50,9 +50,9 @@ def killed_after(steps: int, do: Callable[[], object]) -> None:
     saved = 0
     save, loss = Checkpoints.save, Supervised.loss
 
-    def counted(self: Checkpoints, step: int, checkpoint: Checkpoint) -> bool:
+    def counted(self: Checkpoints, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
         nonlocal saved
-        save(self, step, checkpoint)
+        save(self, step, checkpoint, metric)
         saved += 1
         return True
 

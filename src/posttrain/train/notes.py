@@ -1,7 +1,6 @@
-"""What a training decided on its way that no kill may undo, and that its next attempt has to know from the start."""
+"""What a training keeps beside its checkpoints, for what they cannot say: that it went back to one of them."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,24 @@ _FILE = "notes.json"
 
 @dataclass
 class Notes:
-    """Decisions of one training.
+    """What a training's next attempt has to know from the start.
+
+    Whatever a step decides without going back is in the checkpoints alone: an attempt that starts before it decides the
+    same again.
 
     Args:
-        left_out: steps whose gradients are dropped.
-        rate_factor: what every learning rate is multiplied by.
         token_budget: tokens of a micro-batch; None before it was decided.
-        decisions: all that the watch decided, as JSON, oldest first.
+        course: as JSON, when training last went back; it goes before that of a checkpoint with fewer turns.
+        decisions: all that the watch had decided by then, as JSON, oldest first.
+        untold: those of them that no line of the metrics tells.
+        back_to: the step to go back to; None once that is done.
     """
 
-    left_out: list[int] = field(default_factory=list)
-    rate_factor: float = 1.0
     token_budget: int | None = None
+    course: dict[str, Any] = field(default_factory=dict)
     decisions: list[dict[str, Any]] = field(default_factory=list)
-
-    def leave_out(self, steps: Iterable[int]) -> None:
-        """Drop the gradients of these steps, whenever they are met."""
-        self.left_out = sorted({*self.left_out, *steps})
+    untold: list[dict[str, Any]] = field(default_factory=list)
+    back_to: int | None = None
 
     def write(self, folder: Path) -> None:
         """Keep them in a training's folder."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from posttrain.train.checkpoint import Checkpoint
+from posttrain.train.course import Course
 from posttrain.train.ema import Ema
 from posttrain.train.masters import Masters
 from posttrain.train.order import Order
@@ -22,6 +23,7 @@ class TrainingState:
         masters: weights, gradients and what the optimiser remembers.
         order: which units each step meets; an adaptive curriculum remembers losses.
         watch: what the detectors have seen.
+        course: what its decisions change in the steps that follow.
         ema: averages of the weights, where they are wanted.
         scale: of the loss, with float16.
         steps: what each step so far has measured.
@@ -30,6 +32,7 @@ class TrainingState:
     masters: Masters
     order: Order
     watch: Watch
+    course: Course
     ema: Ema | None
     scale: LossScale | None
     steps: list[StepValues] = field(default_factory=list)
@@ -42,6 +45,7 @@ class TrainingState:
         """All of it, and the state of every random generator."""
         state = {
             "watch": self.watch.state(),
+            "course": self.course.state(),
             "order": self.order.state(),
             "scale": self.scale.state() if self.scale else None,
         }
@@ -51,7 +55,7 @@ class TrainingState:
         """Go on where a checkpoint was taken.
 
         Args:
-            resumed: by another process; one that goes back in its own training keeps the decisions that it took.
+            resumed: by another process; one that goes back in its own training keeps its decisions and its course.
         """
         self.masters.load(checkpoint.tensors)
         self.masters.forget()
@@ -63,3 +67,5 @@ class TrainingState:
         set_random_state(checkpoint.tensors)
         self.steps[:] = checkpoint.steps
         (self.watch.load if resumed else self.watch.rolled_back)(checkpoint.state["watch"])
+        if resumed:
+            self.course = Course(**checkpoint.state["course"])

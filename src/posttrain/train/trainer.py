@@ -21,6 +21,7 @@ from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.clip import clip_factor
 from posttrain.train.compiled import compile_layers
 from posttrain.train.config import TrainConfig
+from posttrain.train.course import Course
 from posttrain.train.difficulty import first_losses
 from posttrain.train.ema import Ema
 from posttrain.train.gradients import Summed, add_up, autocast
@@ -38,6 +39,7 @@ from posttrain.train.out_of_memory import give_back, is_out_of_memory
 from posttrain.train.profile import profiled
 from posttrain.train.randomness import random_state, set_random_state
 from posttrain.train.recompute import recompute
+from posttrain.train.recovery import Recovery
 from posttrain.train.scaling import LossScale
 from posttrain.train.schedule import rate
 from posttrain.train.state import TrainingState
@@ -45,7 +47,6 @@ from posttrain.train.tokens.token_set import longest
 from posttrain.train.watch import phases
 from posttrain.train.watch.findings import Decision
 from posttrain.train.watch.phases import phase
-from posttrain.train.watch.policies import stopped
 from posttrain.train.watch.sinks.base import Sink
 from posttrain.train.watch.values import StepValues
 from posttrain.train.watch.watch import Watch
@@ -80,7 +81,7 @@ class Trainer:
     kinds: Mapping[str, Sequence[str]] | None = None
     difficulties: np.ndarray | None = None
     profile: Path | None = None
-    _untold: list[Decision] = field(default_factory=list, init=False)
+    _prepared: bool = field(default=False, init=False)
 
     def fit(self) -> list[StepValues]:
         """Train.
@@ -93,7 +94,7 @@ class Trainer:
         """
         make_folder(self.scratch)
         self.notes = read_notes(self.scratch)
-        budget = self.notes.token_budget or self.config.token_budget
+        budget = min(self.notes.token_budget or self.config.token_budget, self.config.token_budget)
         self.meter = Meter(self.lm, self.config)
         torch.manual_seed(self.seed)
         with ExitStack() as within:
@@ -114,7 +115,10 @@ class Trainer:
             for condition in self._conditions(budget):
                 within.enter_context(condition)
             self.checkpoints = within.enter_context(Checkpoints(self.scratch / "checkpoints", self.config.checkpoint))
-            self._resume()
+            self.recovery = Recovery(
+                self.state, self.notes, self.checkpoints, self.scratch, self.config.watch.rate_factor, self.sink
+            )
+            self.recovery.resume()
             loader = Loader(
                 self.lesson.units, order, budget, device=self.lm.device, padded=padded, config=self.config.loader
             )
@@ -133,7 +137,8 @@ class Trainer:
         masters = Masters(self.lm.model, self.config.optimizer)
         ema = None if self.config.ema.decay is None else Ema(self.config.ema, masters.names, masters.masters)
         scale = LossScale(self.config.scaling) if self.config.precision == "float16" else None
-        return TrainingState(masters, order, Watch(self.config.watch), ema, scale)
+        watch = Watch(self.config.watch, can_go_back=lambda: bool(self.checkpoints.steps()))
+        return TrainingState(masters, order, watch, Course(), ema, scale)
 
     def _order(self, padded: bool) -> Order:
         """Which units each step meets, checked against the schedule."""
@@ -196,7 +201,7 @@ class Trainer:
         place = state.order.place(number)
         if place.step == 0 and number > 0:
             state.watch.new_stage()
-        learning = self.notes.rate_factor * rate(
+        learning = state.course.rate_factor * rate(
             self.config.schedule, place.config.learning_rate or self.config.learning_rate, place.step, place.steps
         )
         batch, summed = self._gradients(batch)
@@ -206,13 +211,12 @@ class Trainer:
         norm = math.hypot(*groups.values())
         decision, stepped = None, False
         overflowed = scaling is not None and scaling.overflowed(summed.loss, norm)
-        watched = number not in self.notes.left_out and not overflowed
+        watched = number not in state.course.left_out and not overflowed
         if watched:
             with phase("watch"):
                 decision = state.watch.before_step(summed.loss, norm, summed.supervised, number)
         if decision and decision.action != "warn":
-            if self._act(decision):
-                self._untold.append(decision)  # this step has no line of its own
+            if self._went_back(decision, [decision]):
                 return
         elif watched:
             self._update(learning, norm, scale)
@@ -237,14 +241,24 @@ class Trainer:
         state.order.observe(number, summed.loss)
         with phase("watch"):
             found = state.watch.observe(values) if watched else []
-            if self.sink:
-                self.sink.write(values, [*self._untold, *([decision] if decision else []), *found])
-                self._untold.clear()
-        if found and found[0].action != "warn":
-            self._act(found[0])
+        mine = [*([decision] if decision else []), *found]
+        if found and found[0].restores and self._went_back(found[0], mine):
+            return
+        if self.sink:
+            with phase("watch"):
+                self.sink.write(values, [*self.recovery.untold, *mine])
+                self.recovery.untold.clear()
+        if found and not found[0].restores and found[0].action != "warn":
+            self.recovery.act(found[0], mine)
         elif self.checkpoints.due(len(state.steps)) and len(state.steps) < state.order.steps:
             with phase("checkpoint"):
-                self.checkpoints.save(len(state.steps), state.checkpoint())
+                self.recovery.save()
+
+    def _went_back(self, decision: Decision, mine: list[Decision]) -> bool:
+        """Carry a decision out; whether training went back for it."""
+        if back := self.recovery.act(decision, mine):
+            self.loader.seek(len(self.state.steps))
+        return back
 
     def _gradients(self, batch: Batch) -> tuple[Batch, Summed]:
         """Add up the gradients of a step, in smaller micro-batches where memory runs out."""
@@ -288,43 +302,9 @@ class Trainer:
             state.masters.step(learning, factor)
             if state.ema:
                 state.ema.update(len(state.steps) + 1)
-        if not state.steps:
+        if not self._prepared:
             self.checkpoints.prepare(state.tensors())
-
-    def _act(self, decision: Decision) -> bool:
-        """Carry a decision out, noting it first so that a kill does not undo it.
-
-        Returns:
-            Whether training went back; if not, it goes on with the next step.
-        """
-        if decision.action == "stop":
-            raise stopped(decision)
-        first, last = decision.finding.since, decision.finding.step
-        if decision.action == "lower_rate":
-            self.notes.rate_factor *= self.config.watch.rate_factor
-        if decision.drops_gradient:
-            self.notes.leave_out(range(first, last + 1))
-        self.notes.decisions = self.state.watch.report()
-        self.notes.write(self.scratch)
-        if not decision.restores:
-            return False
-        oldest = min(self.checkpoints.steps(), default=first)
-        checkpoint = self.checkpoints.rewind(max(first, oldest))
-        if checkpoint is None:
-            return False  # nothing to go back to: what is left out are the gradients from here on
-        self.state.load(checkpoint, resumed=False)
-        self.loader.seek(len(self.state.steps))
-        if self.sink:
-            self.sink.rewind(len(self.state.steps))
-        return True
-
-    def _resume(self) -> None:
-        if checkpoint := self.checkpoints.latest():
-            self.state.load(checkpoint, resumed=True)
-        if self.notes.decisions:
-            self.state.watch.decisions = [Decision.from_json(one) for one in self.notes.decisions]
-        if self.sink:
-            self.sink.rewind(len(self.state.steps))
+            self._prepared = True
 
 
 @contextmanager

@@ -7,16 +7,18 @@ from posttrain.train.watch.config import WatchConfig
 from posttrain.train.watch.findings import ACTIONS, FAULTS, Action, Decision, Finding
 
 
-def decide(finding: Finding, config: WatchConfig, taken: Sequence[Decision]) -> Decision:
+def decide(finding: Finding, config: WatchConfig, taken: Sequence[Decision], *, can_go_back: bool = True) -> Decision:
     """What to do about a finding.
 
     A fault (NaN, explosion, divergence) of a kind that was acted on up to ``again_within`` steps ago, or at a later
     step that training has gone back from, takes the next graver action: skip, rollback, lower rate, stop. A skip has
     to have happened ``max_skips`` times first. Past ``max_rollbacks`` rollbacks of any kind the training stops.
-    Warnings, and what no weights are in doubt for, stay as configured.
+    Warnings, and what no weights are in doubt for, stay as configured. Where there is nothing to go back to, the step
+    is skipped instead, or the rate lowered after a divergence.
 
     Args:
         taken: earlier decisions of this training, oldest first, those that were rolled back from included.
+        can_go_back: whether there is a checkpoint.
     """
     action: Action = getattr(config, finding.kind).action
     why = ""
@@ -24,6 +26,8 @@ def decide(finding: Finding, config: WatchConfig, taken: Sequence[Decision]) -> 
         recent = _recent(finding, config.again_within, taken)
         if recent and recent[-1].gravity >= ACTIONS.index(action):
             action, why = _escalated(recent, config)
+    if action == "rollback" and not can_go_back:
+        action, why = "lower_rate" if finding.kind == "divergence" else "skip", "there is no checkpoint to go back to"
     decision = Decision(finding, action, why)
     rollbacks = sum(earlier.restores for earlier in taken)
     if decision.restores and rollbacks >= config.max_rollbacks:

@@ -1,6 +1,7 @@
 """All detectors over one training, and the decisions taken."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from posttrain.train.watch.config import WatchConfig
@@ -17,10 +18,14 @@ class Watch:
 
     Each decision is logged as one line and kept in ``decisions``, oldest first. Steps that a loss scaler drops for
     overflow are not to be asked about: an infinite gradient is what it works with.
+
+    Args:
+        can_go_back: tells whether there is a checkpoint.
     """
 
-    def __init__(self, config: WatchConfig) -> None:
+    def __init__(self, config: WatchConfig, can_go_back: Callable[[], bool] = lambda: True) -> None:
         self.config = config
+        self._can_go_back = can_go_back
         self.decisions: list[Decision] = []
         self._start()
 
@@ -74,7 +79,7 @@ class Watch:
         return (*self._before, *self._after)
 
     def _decide(self, finding: Finding) -> Decision:
-        decision = decide(finding, self.config, self.decisions)
+        decision = decide(finding, self.config, self.decisions, can_go_back=self._can_go_back())
         self.decisions.append(decision)
         log.warning("%s", decision.line())
         return decision

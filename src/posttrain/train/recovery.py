@@ -1,0 +1,107 @@
+"""Save a training's state, take it up again, and carry out what the watch decides, so that no kill undoes it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.course import Course
+from posttrain.train.notes import Notes
+from posttrain.train.state import TrainingState
+from posttrain.train.watch.findings import Decision
+from posttrain.train.watch.policies import stopped
+from posttrain.train.watch.sinks.base import Sink
+
+
+@dataclass
+class Recovery:
+    """What leads a training back to a state that it was in.
+
+    Args:
+        state: of the training.
+        notes: as the attempt before left them.
+        checkpoints: of the training.
+        scratch: where the notes are kept.
+        rate_factor: what lowering the rate multiplies it by.
+        sink: what is told to forget steps.
+    """
+
+    state: TrainingState
+    notes: Notes
+    checkpoints: Checkpoints
+    scratch: Path
+    rate_factor: float
+    sink: Sink | None
+    untold: list[Decision] = field(default_factory=list, init=False)
+    """Decisions at steps that have no line of their own."""
+    _saved: int = field(default=0, init=False)  # steps at the last checkpoint
+
+    def resume(self) -> None:
+        """Go on where an earlier attempt was stopped, if there was one."""
+        state, notes = self.state, self.notes
+        if notes.back_to is not None:
+            self._gone_back()
+        if checkpoint := self.checkpoints.latest():
+            state.load(checkpoint, resumed=True)
+        if notes.course and notes.course["turns"] > state.course.turns:
+            state.course = Course(**notes.course)
+            state.watch.decisions = [Decision.from_json(one) for one in notes.decisions]
+            self.untold = [Decision.from_json(one) for one in notes.untold]
+        self._stands()
+
+    def save(self) -> None:
+        """Save a checkpoint; the best one is that with the lowest mean loss since the one before."""
+        since = self.state.steps[self._saved :]
+        count = sum(step.supervised_tokens for step in since)
+        loss = sum(step.loss * step.supervised_tokens for step in since) / max(1, count)
+        if self.checkpoints.save(len(self.state.steps), self.state.checkpoint(), metric=loss):
+            self._saved = len(self.state.steps)
+
+    def act(self, decision: Decision, mine: list[Decision]) -> bool:
+        """Carry a decision out.
+
+        Args:
+            mine: all decisions of the step, which is forgotten with its line where training goes back.
+
+        Returns:
+            Whether training went back; if not, it goes on with the next step.
+
+        Raises:
+            WorkError: the decision is to stop.
+        """
+        course, notes = self.state.course, self.notes
+        if decision.action == "stop":
+            notes.decisions = self.state.watch.report()
+            notes.write(self.scratch)
+            raise stopped(decision)
+        if decision.action == "lower_rate":
+            course.rate_factor *= self.rate_factor
+        if decision.drops_gradient:
+            course.leave_out(range(decision.finding.since, decision.finding.step + 1))
+        there = self.checkpoints.steps()
+        if not decision.restores or not there:
+            return False
+        course.turns += 1
+        self.untold += mine
+        notes.course, notes.decisions = course.state(), self.state.watch.report()
+        notes.untold = [one.to_json() for one in self.untold]
+        notes.back_to = max(decision.finding.since, there[0])
+        checkpoint = self._gone_back()
+        if checkpoint is None:
+            return False  # none was whole: what is left out are the gradients from here on
+        self.state.load(checkpoint, resumed=False)
+        self._stands()
+        return True
+
+    def _gone_back(self) -> Checkpoint | None:
+        """The checkpoint to go back to, once those that came after it are gone; noted first, as a kill may come."""
+        assert self.notes.back_to is not None
+        self.notes.write(self.scratch)
+        checkpoint = self.checkpoints.rewind(self.notes.back_to)
+        self.notes.back_to = None
+        self.notes.write(self.scratch)
+        return checkpoint
+
+    def _stands(self) -> None:
+        self._saved = len(self.state.steps)
+        if self.sink:
+            self.sink.rewind(self._saved)

@@ -1,0 +1,176 @@
+"""Decisions and kills together: whatever the instant of a kill, the training ends as if there had been none."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from posttrain.models.task import TaskConfig
+from posttrain.train import trainer
+from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.config import TrainConfig
+from posttrain.train.gradients import Summed
+from posttrain.train.notes import Notes
+from posttrain.train.stage import train
+from posttrain.train.watch.findings import Decision
+from posttrain.train.watch.values import StepValues
+
+STEPS = 30
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+class Lines:
+    """A sink that keeps, as a file would, a line a step with its decisions."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, tuple[float, float, list[str]]] = {}
+
+    def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
+        loss = values.loss if math.isfinite(values.loss) else 0.0
+        self.lines[values.step] = (loss, values.lr, [one.line() for one in decisions])
+
+    def rewind(self, step: int) -> None:
+        self.lines = {number: line for number, line in self.lines.items() if number < step}
+
+    def close(self) -> None: ...
+
+
+Run = Callable[..., tuple[dict[str, Any], Lines]]
+Spoiled = dict[int, float]
+
+
+@pytest.fixture
+def run(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """``run(name, spoiled, watch, killed=…)``: train; the losses of some steps are said to be others.
+
+    A training that is killed, when a step is met for the first time, is taken up again.
+    """
+    add_up = trainer.add_up
+
+    def done(name: str, spoiled: Spoiled, watch: dict[str, Any], killed: int | None = None, **changes: Any) -> Any:
+        waiting = {killed}
+
+        def changed(*arguments: Any) -> Summed:
+            step = arguments[3].step
+            if step in waiting:
+                waiting.clear()
+                raise Killed
+            found = add_up(*arguments)
+            return dataclasses.replace(found, loss=found.loss + spoiled.get(step, 0.0))
+
+        monkeypatch.setattr(trainer, "add_up", changed)
+        saved = {"every_steps": 4, "every_seconds": None, "background": False}
+        values = config.model_dump(mode="json") | {"epochs": 10, "watch": watch, "checkpoint": saved} | changes
+        lines, folder = Lines(), tmp_path / name
+
+        def attempt() -> dict[str, Any]:
+            settings = TrainConfig.read({"micro_batch_tokens": 4096} | values, "here")
+            task = TaskConfig(system="Name the intent.")
+            places = {"out": folder / "out", "scratch": folder / "scratch"}
+            return train(tiny_model, records, settings, task, seed=3, **places, sink=lines)
+
+        try:
+            return attempt(), lines
+        except Killed:
+            return attempt(), lines
+
+    return done
+
+
+LOWERED = ({}, {"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}})
+WARNED = (
+    {9: math.nan, 13: 60.0},
+    {"explosion": {"action": "warn"}, "plateau": {"window": 10, "improvement": 50.0}, "nan": {"action": "skip"}},
+)
+TURNED = ({9: math.nan, 18: math.nan}, {"nan": {"action": "rollback"}})
+DIVERGED = (
+    dict.fromkeys(range(15, 19), 30.0),
+    {"divergence": {"window": 3, "patience": 3}, "explosion": {"action": "warn"}},
+)
+
+
+@pytest.mark.parametrize("case", [LOWERED, WARNED, TURNED, DIVERGED], ids=["lowered", "warned", "turned", "diverged"])
+def test_killed_at_any_step(run: Run, case: tuple[Spoiled, dict[str, Any]]) -> None:
+    whole, expected = run("whole", *case)
+    assert whole["decisions"]
+    assert sorted(expected.lines) == list(range(STEPS))
+    for step in (6, 11, 19):
+        found, lines = run(f"killed-{step}", *case, killed=step)
+        assert found["decisions"] == whole["decisions"], step
+        assert lines.lines == expected.lines, step
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_while_going_back(run: Run, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    whole, expected = run("whole", *DIVERGED)
+    rewind, calls = Checkpoints.rewind, []
+
+    def killed(self: Checkpoints, step: int) -> Any:
+        calls.append(step)
+        if after:
+            rewind(self, step)
+        if len(calls) == 1:
+            raise Killed
+        return rewind(self, step)
+
+    monkeypatch.setattr(Checkpoints, "rewind", killed)
+    found, lines = run("killed", *DIVERGED)
+    assert calls == [15, 15], "the second attempt went on with it"
+    assert found["decisions"] == whole["decisions"]
+    assert lines.lines == expected.lines
+
+
+def test_what_a_step_that_is_forgotten_decided_is_told(run: Run) -> None:
+    found, lines = run("told", *DIVERGED)
+    (rollback,) = (Decision.from_json(one) for one in found["decisions"] if one["action"] == "rollback")
+    told = [line for _, _, decisions in lines.lines.values() for line in decisions]
+    assert told.count(rollback.line()) == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "action"), [(TURNED, "skip"), (DIVERGED, "lower_rate")], ids=["no number", "divergence"]
+)
+def test_nothing_to_go_back_to(run: Run, case: tuple[Spoiled, dict[str, Any]], action: str) -> None:
+    found, lines = run("without", *case, checkpoint={"every_seconds": None})
+    decision = next(one for one in found["decisions"] if one["action"] != "warn")
+    assert (decision["action"], decision["why"]) == (action, "there is no checkpoint to go back to")
+    rates = [lines.lines[step][1] for step in range(STEPS)]
+    after = decision["step"] + 1
+    lowered = rates[after] < 0.75 * rates[after - 1]
+    assert lowered == (action == "lower_rate")
+
+
+def test_the_best_checkpoint_has_the_lowest_loss(run: Run, tmp_path: Path) -> None:
+    spoiled = dict.fromkeys(range(20, STEPS), 50.0)
+    off = {"explosion": {"action": "warn"}, "divergence": {"action": "warn"}}
+    saved = {"every_steps": 4, "every_seconds": None, "background": False, "keep_best": True, "keep_last": 1}
+    run("best", spoiled, off, checkpoint=saved)
+    kept = Checkpoints(tmp_path / "best" / "scratch" / "checkpoints")
+    assert kept.steps() == [20, 28]
+
+
+@pytest.mark.parametrize(("noted", "taken"), [(4096, 64), (32, 32)], ids=["a fork", "memory ran out before"])
+def test_micro_batches_are_no_larger_than_config_and_notes_say(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: int, taken: int
+) -> None:
+    budgets = []
+    usual = trainer.Loader
+
+    def loader(units: Any, order: Any, budget: int, **options: Any) -> Any:
+        budgets.append(budget)
+        return usual(units, order, budget, **options)
+
+    monkeypatch.setattr(trainer, "Loader", loader)
+    (tmp_path / "noted" / "scratch").mkdir(parents=True)
+    Notes(token_budget=noted).write(tmp_path / "noted" / "scratch")
+    run("noted", {}, {}, micro_batch_tokens=64, epochs=1)
+    assert budgets == [taken]
