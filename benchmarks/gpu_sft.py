@@ -185,7 +185,8 @@ def flops_per_token(shape: str, data: Path) -> float:
     assert decoder is not None
     rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
     lengths = [len(row["input_ids"]) for row in rows]
-    return training_flops(decoder, lengths, sum(sum(row["completion_mask"]) for row in rows)) / sum(lengths)
+    tokens, pairs = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
+    return training_flops(decoder, tokens, pairs, sum(sum(row["completion_mask"]) for row in rows)) / tokens
 
 
 def compare(shape: str, folder: Path, arguments: argparse.Namespace) -> list[Row]:

@@ -3,11 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from posttrain.cli import forecast
 from posttrain.models import language_model
+from posttrain.train.config import TrainConfig
+from posttrain.train.memory import decide
 
 Call = Callable[..., Any]
 
@@ -94,6 +99,29 @@ def test_the_data_give_real_lengths(answers: Path, posttrain: Call) -> None:
     assert work["tokens"] == texts / 2
     # What answers nothing is not there to be read; the same file trains.
     assert posttrain("plan", "--model", "tiny", "--data", answers, *GIVEN).code == 0
+
+
+@pytest.mark.parametrize("memory", [0.02, 0.1, 0.12, 4.0])
+def test_auto_is_what_training_takes(
+    tiny_model: Path,
+    answers: Path,
+    tmp_path: Path,
+    posttrain: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    memory: float,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    # The process itself takes as much in both: nothing.
+    monkeypatch.setattr(forecast, "process_bytes", lambda: 0)
+    monkeypatch.setattr(decide, "process_bytes", lambda: 0)
+    monkeypatch.setattr(decide, "available_bytes", lambda device: int(memory * 2**30))
+    options = ("--data", answers, "--set", "train.batch_size=64", "--device", "cpu", "--peak", "1", "--json")
+    found = posttrain("plan", "--model", tiny_model, *options, "--device-memory", str(memory)).json
+    lm: Any = SimpleNamespace(model=AutoModelForCausalLM.from_pretrained(tiny_model), device=torch.device("cpu"))
+    longest = 15 * 8 + 3 + 10
+    config = decide.decided(TrainConfig(batch_size=64), lm, longest, tmp_path / "scratch")
+    assert found["micro_batch"]["budget"] == config.micro_batch_tokens
 
 
 def test_the_stage_that_needs_the_most_is_planned_for(bones: Path, posttrain: Call) -> None:

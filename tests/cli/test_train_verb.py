@@ -1,17 +1,21 @@
 """``posttrain train``: what someone types who wants a model out of a file."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from posttrain.models.language_model import load
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
+from posttrain.train.trainer import Trainer
 
 Call = Callable[..., Any]
 
@@ -59,6 +63,8 @@ def test_it_leaves_a_model_its_config_and_its_steps(answers: Path, tmp_path: Pat
     assert [step["step"] for step in steps] == list(range(6))
     assert steps[0].keys() >= METRICS
     assert steps[-1]["loss"] < steps[0]["loss"]
+    summary = json.loads((out / "summary.json").read_bytes())
+    assert summary["micro_batch_tokens"] >= max(step["tokens"] for step in steps)
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert (config["train"]["epochs"], config["train"]["schedule"]["name"]) == (3, "cosine")
     again = posttrain("train", *SMALL, "--data", answers, "--out", out)
@@ -93,17 +99,15 @@ def test_the_files_order_is_kept_on_request(answers: Path, tmp_path: Path, postt
 def test_inspect(answers: Path, tmp_path: Path, posttrain: Call) -> None:
     ended = posttrain("train", "--model", "tiny", "--data", answers, "--inspect", "1", "--set", "train.max_length=20")
     assert ended.code == 0, ended
-    assert (
-        ended.out.splitlines()[1:4]
-        == [
-            "[cut off] <|user|>my ca",
-            "[context] rd is gone<|end|><|assistant|>",
-            "[trained] card lost<|end|>",
-        ]
-        or "[trained] card lost<|end|>" in ended.out
-    )
-    assert "[cut off]" in ended.out
-    assert "2 " not in ended.out.splitlines()[0][:2]
+    title, *shown = ended.out.splitlines()
+    assert title.startswith("1  ")
+    assert "  28 tokens, 10 trained " in title
+    assert shown == [
+        "[cut off] <|user|>my card",
+        "[context]  is gone<|end|><|assistant|>",
+        "[trained] card lost<|end|>",
+        "",
+    ]
 
 
 def test_inspecting_needs_no_weights(answers: Path, tiny_model: Path, tmp_path: Path, posttrain: Call) -> None:
@@ -175,6 +179,31 @@ def test_an_answer_equal_to_its_rejected(tmp_path: Path, posttrain: Call) -> Non
     data = write(tmp_path / "pairs.jsonl", [{"prompt": "hi", "chosen": "x", "rejected": "x"}])
     ended = posttrain("train", *SMALL, "--data", data, "--objective", "dpo", "--out", tmp_path / "out")
     assert "its chosen and its rejected answer are the same" in ended.mistake
+
+
+def test_a_loss_that_is_no_number(
+    answers: Path, tmp_path: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", lambda self: [replace(step, loss=math.nan) for step in fit(self)])
+    ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
+    assert ended.out.startswith("6 steps, loss no number to no number\n")
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    summary = json.loads((tmp_path / "out" / "summary.json").read_bytes(), parse_constant=refuse)
+    assert (summary["first_loss"], summary["last_loss"]) == (None, None)
+
+
+def test_one_process_at_a_time(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+    out = tmp_path / "out"
+    (out / ".training").mkdir(parents=True)
+    with FileLock(out / ".training" / "lock"):
+        ended = posttrain("train", *SMALL, "--data", answers, "--out", out)
+        assert "is being trained by another process" in ended.mistake
+        assert [path.name for path in out.iterdir()] == [".training"]
+    assert posttrain("train", *SMALL, "--data", answers, "--out", out).code == 0
 
 
 def test_a_folder_with_something_else(answers: Path, tmp_path: Path, posttrain: Call) -> None:

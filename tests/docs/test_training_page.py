@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Callable[[str, Path], 
     commands = "\n".join(re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     run(commands, folder)
     return folder
+
+
+def test_python_does_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (folder / "call.py").write_text(block, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    runpy.run_path("call.py")
+    models = [(folder / name / "model.safetensors").read_bytes() for name in ("trained", "trained-in-python")]
+    assert models[0] == models[1]
 
 
 @pytest.mark.parametrize("name", ["trained", "preferred"])

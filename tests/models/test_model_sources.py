@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from posttrain.models import sources
 from posttrain.models.generate import generate
 from posttrain.models.language_model import LanguageModel, load, save
-from posttrain.models.sources import fetch, locate
+from posttrain.models.sources import fetch, fetch_once, locate
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer, write_tiny_model
 from posttrain.store.errors import UserError
@@ -61,6 +61,38 @@ def test_a_local_folder(copy: Path, tmp_path: Path, tiny: LanguageModel) -> None
     assert {file.suffix for file in (tmp_path / "fetched").iterdir()} == {".json", ".safetensors", ".jinja"}
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(load(tmp_path / "fetched", TaskConfig(), "float32").model(ids).logits, tiny.model(ids).logits)
+
+
+def test_a_model_is_fetched_once_and_whole(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        """Stands for the death of the process."""
+
+    def killed(source: str, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "left.json").touch()
+        raise Killed
+
+    folder = tmp_path / "work" / "model"
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "fetch", killed)
+        with pytest.raises(Killed):
+            fetch_once("tiny", folder)
+        assert not folder.exists()
+    assert fetch_once("tiny", folder) == folder
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert {file.name for file in folder.iterdir()} == {file.name for file in tiny_model.iterdir()}
+    monkeypatch.setattr(sources, "fetch", killed)
+    assert fetch_once("tiny", folder) == folder
+
+
+def test_a_model_that_lies_here_is_not_copied(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fetch_once(str(tiny_model), tmp_path / "copy") == tiny_model
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert fetch_once("tiny", tmp_path / "copy") == tmp_path / "copy", "a model by name is no folder"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from posttrain.models import varlen
+from posttrain.models import causal, varlen
 from posttrain.models.attention import Piece, Plan, _places_before, _spans, attend, plan
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6)
@@ -73,6 +73,30 @@ def test_sequences_longer_than_a_tile(length: int) -> None:
     expected.square().sum().backward()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_long_sequences_with_beginnings_of_other_lengths() -> None:
+    """Tiles in which some see fewer keys than others."""
+    pieces = [Piece(0, 5), Piece(5, 2), Piece(7, 300, 0), Piece(307, 297, 1)]
+    row = plan(pieces)
+    assert any(group.hidden is not None and group.queries.shape[1] == 300 for group in row.groups)
+    ours, theirs = states(604, 4, 2), states(604, 4, 2)
+    found, _ = attend(None, *ours, None, pieces=row)
+    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=sees(pieces), enable_gqa=True)
+    torch.testing.assert_close(found, expected.transpose(1, 2))
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_what_is_kept_does_not_grow_with_lengths() -> None:
+    causal._later.cache_clear()
+    for own in (2, 9, 270):
+        for before in (0, 1, 30):
+            query, keys = torch.randn(1, own, 3, 4), torch.randn(1, before + own, 4)
+            causal.causal_attention(query, keys, keys, 0.5)
+    assert causal._later.cache_info().currsize == 1
 
 
 def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

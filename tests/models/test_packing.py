@@ -38,6 +38,7 @@ def seen(row: Packed) -> list[set[int]]:
 @given(units=UNITS, padded=st.booleans())
 def test_every_supervised_token_is_predicted_from_what_stands_before_it(units: list[Unit], padded: bool) -> None:
     row = pack(units, padded=padded)
+    assert row.pairs == sum(map(len, seen(row)))
     sequences = [sequence for unit in units for sequence in unit]
     wanted = [
         (number, place, sequence.ids[place])

@@ -23,7 +23,6 @@ from posttrain.models.packing import Unit, micro_batches
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.config import TrainConfig
 from posttrain.train.lessons.make import Given, lesson_for
-from posttrain.train.passes import epoch_order
 from posttrain.train.schedule import rate
 from posttrain.train.trainer import Trainer
 
@@ -140,9 +139,9 @@ def canonical(lm: LanguageModel, units: Sequence[Unit], config: TrainConfig, see
         {"params": others, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
-    batches = [
-        rows for epoch in range(config.epochs) for rows in epoch_order(len(units), config.batch_size, seed, epoch)
-    ]
+    passes = [np.random.default_rng([seed, epoch]).permutation(len(units)) for epoch in range(config.epochs)]
+    size = config.batch_size
+    batches = [rows[start : start + size] for rows in passes for start in range(0, len(units), size)]
     values = []
     for step, rows in enumerate(batches):
         losses = [unit_loss(lm, start, units[row], config) for row in rows]

@@ -18,9 +18,8 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.train.curriculum import CurriculumConfig
 from posttrain.train.examples import Encoder
-from posttrain.train.loader import Batch, Loader
+from posttrain.train.loader import Batch, Lengths, Loader
 from posttrain.train.order import Order, StageConfig
-from posttrain.train.passes import epoch_order
 from posttrain.train.tokens.config import LoaderConfig
 from posttrain.train.tokens.tokenise import tokenise
 
@@ -65,12 +64,14 @@ def test_it_loads_what_no_loader_would(units: Sequence[Unit], workers: int, pref
     with Loader(units, order(), 130, padded=padded, config=config) as loader:
         found = [content(batch) for batch in loader]
     expected = []
-    for step, (epoch, rows) in enumerate((e, rows) for e in range(3) for rows in epoch_order(10, 4, 3, e)):
+    for step in range(9):
+        epoch, rows = step // 3, order().rows(step)
         parts = list(micro_batches([units[row] for row in rows], 130))
         left = iter(rows)
         groups = [[next(left) for _ in part] for part in parts]
-        lengths = [len(units[row][0].ids) for row in rows]
         packed = [pack(part, padded=padded) for part in parts]
+        lengths = Lengths.of([units[row] for row in rows], packed)
+        assert lengths.sequences == [len(units[row][0].ids) for row in rows]
         expected.append(content(Batch(step, epoch, groups, packed, lengths)))
     assert found == expected
     assert max(len(batch["packed"]) for batch in found) > 1
@@ -121,7 +122,7 @@ class Slow(Sequence[Unit]):
 @pytest.mark.parametrize(("workers", "prefetch"), WAYS)
 def test_what_goes_wrong_in_a_thread_is_raised(units: Sequence[Unit], workers: int, prefetch: int) -> None:
     spoilt = Slow(units, broken=7)
-    place = next(step for step, rows in enumerate(epoch_order(10, 4, 3, 0)) if 7 in rows)
+    place = next(step for step in range(3) if 7 in order().rows(step))
     with Loader(spoilt, order(), 130, config=LoaderConfig(workers=workers, prefetch=prefetch)) as loader:
         for step in range(place):
             assert next(loader).step == step
@@ -194,4 +195,4 @@ def test_a_step_whose_rows_are_not_known_cannot_be_loaded(units: Sequence[Unit])
 
 def test_units_need_not_lie_on_a_disk(examples: list[Encoded]) -> None:
     with Loader([[example] for example in examples], order(), 130) as loader:
-        assert sum(len(batch.lengths) for batch in loader) == 30
+        assert sum(len(batch.lengths.sequences) for batch in loader) == 30

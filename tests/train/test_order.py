@@ -13,7 +13,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.columns import kinds, numbers
 from posttrain.train.curriculum import CurriculumConfig
 from posttrain.train.order import Order, StageConfig
-from posttrain.train.passes import epoch_order
+from posttrain.train.passes import Part, Passes
 
 MakeRecords = Callable[..., pa.Table]
 
@@ -30,11 +30,11 @@ def all_rows(order: Order) -> list[list[int]]:
 @pytest.mark.parametrize("count", [1, 7, 8])
 def test_one_stage_is_epoch_after_epoch(count: int, seed: int | None) -> None:
     order = Order(count, 4, seed, [stage(epochs=3)])
-    expected = [(epoch, rows) for epoch in range(3) for rows in epoch_order(count, 4, seed, epoch)]
+    passes = Passes([Part(np.arange(count), count)], 4, seed)
+    expected = [(batch // passes.batches, passes.rows(batch).tolist()) for batch in range(3 * passes.batches)]
     assert [(order.place(step).epoch, order.rows(step)) for step in range(order.steps)] == expected
     assert order.seen().tolist() == [3] * count
-    first = len(epoch_order(count, 4, seed, 0))
-    assert order.seen(first).tolist() == [1] * count
+    assert order.seen(passes.batches).tolist() == [1] * count
 
 
 def test_stages_go_on_from_each_other() -> None:
@@ -143,6 +143,50 @@ def test_it_goes_on_from_any_step(kept: int) -> None:
         assert again.rows(step) == met[step]
         again.observe(step, loss(step))
     assert again.seen().tolist() == whole.seen().tolist()
+
+
+ADAPTIVE = CurriculumConfig(name="adaptive", every=5)
+PLAIN, OPENING = stage(steps=10), stage(steps=10, curriculum=ADAPTIVE)
+EVERY_3 = stage(steps=10, curriculum=CurriculumConfig(name="adaptive", every=3))
+
+
+def after_7(*stages: StageConfig, state: Any = None) -> Order:
+    order = Order(100, 5, 3, stages, difficulties=np.arange(100))
+    for step in range(7 if state is None else 0):
+        order.observe(step, 1.0)
+    if state is not None:
+        order.load_state(json.loads(json.dumps(state)))
+    return order
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        ([OPENING], [PLAIN], "0: .* seen 7 steps and looked at them 1 times, and the config's .* seen 0 "),
+        ([PLAIN], [OPENING], "0: .* seen 0 steps and looked at them 0 times, and the config's .* seen 7 "),
+        ([OPENING], [EVERY_3], "0: .* looked at them 1 times, and the config's .* looked at them 2 times"),
+        ([stage(steps=2), OPENING], [PLAIN], "1: .* seen 5 steps .* the config's .* seen 0 "),
+        ([stage(steps=2), OPENING], [stage(steps=3), OPENING], "1: .* seen 5 steps .* the config's .* seen 4 "),
+    ],
+)
+def test_it_does_not_go_on_from_another_curriculum(
+    before: list[StageConfig], now: list[StageConfig], says: str
+) -> None:
+    with pytest.raises(UserError, match=rf"train\.stages\.{says}") as caught:
+        after_7(*now, state=after_7(*before).state())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [([PLAIN, OPENING], [PLAIN]), ([PLAIN], [PLAIN, OPENING]), ([PLAIN, OPENING], [stage(steps=20), PLAIN])],
+)
+def test_a_curriculum_that_was_not_begun_may_change(before: list[StageConfig], now: list[StageConfig]) -> None:
+    order = after_7(*now, state=after_7(*before).state())
+    assert order.state()["steps"] == 7
+    for step in range(7, order.steps):
+        assert order.rows(step)
+        order.observe(step, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
-from posttrain.train.passes import Part, Passes, apportioned, epoch_order, parts_of
+from posttrain.train.passes import Part, Passes, apportioned, parts_of
+
+
+def epoch_order(count: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """The batches of one pass over ``count`` rows."""
+    passes = Passes([Part(np.arange(count), count)], batch_size, seed)
+    return [passes.rows(epoch * passes.batches + batch).tolist() for batch in range(passes.batches)]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 257])

@@ -90,6 +90,10 @@ def test_nothing_has_changed(begun: Train, monkeypatch: pytest.MonkeyPatch) -> N
     assert saved == [4, 5], "what was done is not done again, and the last step needs no checkpoint"
 
 
+def test_what_cannot_change_the_outcome_needs_no_fork(begun: Train) -> None:
+    assert begun(loader={"workers": 0, "prefetch": 1, "processes": 1})["steps"] == 6
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "config": ({"learning_rate": 1e-5}, "`train.learning_rate` was 0.003 and is 1e-05"),
     "deep in the config": ({"optimizer": {"weight_decay": 0.5}}, "`train.optimizer.weight_decay` was 0.01 and is 0.5"),
@@ -148,6 +152,11 @@ def test_a_checkpoint_of_another_architecture(
         name: content for name, content in before.items() if "step-" in name
     }, "it is still there for the model that it is of"
     assert begun()["steps"] == 6
+
+
+def test_a_curriculum_that_the_checkpoint_knows_nothing_of(begun: Train) -> None:
+    with pytest.raises(UserError, match=r"train\.stages\.0: .* has seen 0 steps .* the config's would have seen 3 "):
+        begun(fork=True, curriculum={"name": "adaptive"})
 
 
 def test_a_checkpoint_of_another_optimiser(begun: Train) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 
 from posttrain.models.language_model import load
 from posttrain.models.sources import locate
@@ -82,6 +83,28 @@ def test_the_table_is_logged_and_what_is_wrong_is_warned_of(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("the variance of activations changes by" in line for line in warnings)
     assert all("from layer 0 to layer 1" in line for line in warnings if "changes by" in line)
+
+
+def test_memory_runs_out_at_the_first_look(
+    described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer examples are looked at."""
+    from posttrain.train.initialization import first_look
+
+    sizes, forward = [], first_look.forward
+
+    def short(lm: Any, lesson: Any, config: Any, packed: Any, rows: list[int]) -> Any:
+        sizes.append(packed.sequences)
+        if packed.sequences > 1:
+            raise torch.OutOfMemoryError("planted")
+        return forward(lm, lesson, config, packed, rows)
+
+    monkeypatch.setattr(first_look, "forward", short)
+    config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
+    found = trained(described, records, config, tmp_path)["initialization"]
+    assert sizes[0] == 4
+    assert sizes[-1] == 1
+    assert [one["layer"] for one in found] == ["embeddings", "0", "1"]
 
 
 def test_looking_changes_nothing(

@@ -1,5 +1,7 @@
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +15,8 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.stage import train
+from posttrain.train.trainer import Trainer
+from posttrain.train.watch.values import StepValues
 
 MakeRecords = Callable[..., pa.Table]
 TASK = TaskConfig(system="Name the intent.", max_new_tokens=12)
@@ -58,6 +62,26 @@ def test_the_counts_are_those_of_the_work_done(
         "last_loss": pytest.approx(sum(step["loss"] * step["supervised_tokens"] for step in last) / 19),
         "decisions": [],
     }
+
+
+@pytest.mark.parametrize(("left", "last"), [((), None), ((4,), 2.0)])
+def test_a_loss_that_is_no_number_counts_for_nothing(
+    tiny_model: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    left: tuple[int, ...],
+    last: float | None,
+) -> None:
+    fit = Trainer.fit
+
+    def spoilt(self: Trainer) -> list[StepValues]:
+        return [replace(step, loss=2.0 if step.step in left else math.nan) for step in fit(self)]
+
+    monkeypatch.setattr(Trainer, "fit", spoilt)
+    meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
+    assert (meta["first_loss"], meta["last_loss"]) == (None, last)
 
 
 def test_the_first_loss_is_the_models_likelihood_of_the_answers(

@@ -1,14 +1,14 @@
 """What a training will take of a machine: memory, work and time, from the model's config and perhaps the data."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from posttrain.models.packing import Unit, micro_batches, pack
+from posttrain.models.packing import Packed, Unit, micro_batches, pack
 from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
@@ -105,18 +105,14 @@ def forecast(settings: AloneConfig, source: str, records: pa.Table | None, machi
     blueprint = Blueprint.of(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
     stages = _stages(settings, source, records)
-    auto = choose_budget(
-        blueprint,
-        train,
-        machine.memory,
-        device=machine.device,
-        process=process,
-        batch=lambda budget: largest(stage.batch(budget) for stage in stages),
-    )
+    most_tokens = max(stage.longest for stage in stages)
+    # As training does it, which does not pack all of its data for every budget.
+    auto = choose_budget(blueprint, train, machine.memory, most_tokens, device=machine.device, process=process)
     tokens = train.micro_batch_tokens if isinstance(train.micro_batch_tokens, int) else auto.tokens
-    each = [estimate(blueprint, train, stage.batch(tokens), device=machine.device, process=process) for stage in stages]
+    batches = [stage.batch(tokens) for stage in stages]
+    each = [estimate(blueprint, train, batch, device=machine.device, process=process) for batch in batches]
     most = max(range(len(each)), key=lambda number: each[number].total)
-    found, batch = each[most], stages[most].batch(tokens)
+    found, batch = each[most], batches[most]
     return {
         "model": settings.model,
         "family": blueprint.shape.family,
@@ -149,7 +145,7 @@ class _Stage:
 
     Args:
         train: the whole training.
-        longest: tokens of the longest sequences.
+        longest: tokens of the training's longest sequences, or of those that the stage may have.
         steps: None where the data are not known.
         batches: the steps of its first pass over the data; none where the data are not known.
     """
@@ -158,16 +154,16 @@ class _Stage:
     longest: int
     steps: int | None
     batches: Sequence[Sequence[Unit]] = ()
-    _known: dict[int, MicroBatch] = field(default_factory=dict)
 
     def batch(self, budget: int) -> MicroBatch:
         """The largest micro-batch under a token budget."""
         if not self.batches:
             return MicroBatch.full(budget, self.train, self.longest)
-        if budget not in self._known:
-            parts = (part for step in self.batches for part in micro_batches(step, budget))
-            self._known[budget] = largest(MicroBatch.of(pack(part)) for part in parts)
-        return self._known[budget]
+        return largest(MicroBatch.of(packed) for packed in self.packed(budget))
+
+    def packed(self, budget: int) -> Iterator[Packed]:
+        """The micro-batches under a token budget; none where the data are not known."""
+        return (pack(part) for step in self.batches for part in micro_batches(step, budget))
 
 
 def _stages(settings: AloneConfig, source: str, records: pa.Table | None) -> list[_Stage]:
@@ -180,38 +176,40 @@ def _stages(settings: AloneConfig, source: str, records: pa.Table | None) -> lis
     encoded, _ = encode(encoder_of(source, settings.task), records, train.max_length, shape)
     apart = shape == "pair" and OBJECTIVES[train.objective].shape == "labelled"  # as training takes them
     units: Sequence[Unit] = split(encoded) if apart else encoded
+    lengths = longest(units)
     order = Order(
         len(units),
         train.batch_size,
         settings.seed if train.shuffle else None,
         configs,
         kinds={name: np.repeat(of, 1 + apart).tolist() for name, of in stage_kinds(train, records).items()},
-        lengths=longest(units),
+        lengths=lengths,
     )
     found: list[_Stage] = []
     start = 0
     for place in order.stages:
         steps = range(start, start + place.steps)
         met = [order.rows(step) for step in steps if order.place(step).epoch == place.epoch]
-        found.append(_Stage(train, train.max_length, place.steps, [[units[row] for row in rows] for rows in met]))
+        batches = [[units[row] for row in rows] for rows in met]
+        found.append(_Stage(train, int(lengths.max()), place.steps, batches))
         start = steps.stop
     return found
 
 
 def _work(config: Any, train: TrainConfig, stage: _Stage, budget: int) -> _Work:
-    decoder = Decoder.of(config.get_text_config())
+    decoder = Decoder.of(config.get_text_config(), train.objective)
     if stage.batches:
-        units = [unit for step in stage.batches for unit in step]
-        lengths = [len(sequence.ids) for unit in units for sequence in unit]
-        supervised = sum(sum(sequence.supervised[1:]) for unit in units for sequence in unit)
-        parts, passes = sum(len(list(micro_batches(step, budget))) for step in stage.batches), len(stage.batches)
+        sizes = [(one.tokens, one.ids.shape[1], one.pairs, len(one.targets)) for one in stage.packed(budget)]
+        (tokens, computed, pairs, supervised), passes = np.sum(sizes, axis=0).tolist(), len(stage.batches)
+        parts = len(sizes)
     else:
         count = train.batch_size * (2 if OBJECTIVES[train.objective].shape == "pair" else 1)
-        lengths, supervised, passes = [stage.longest] * count, stage.longest * count, 1
-        parts = -(-sum(lengths) // max(budget, stage.longest))
+        tokens = computed = supervised = count * stage.longest
+        pairs, passes = tokens * (stage.longest + 1) // 2, 1
+        parts = -(-tokens // max(budget, stage.longest))
     frozen = train.method == "lora"
-    flops = 0.0 if decoder is None else training_flops(decoder, lengths, supervised, weights_frozen=frozen)
-    return _Work(sum(lengths) / passes, flops / passes, parts / passes, stage.steps)
+    flops = 0.0 if decoder is None else training_flops(decoder, computed, pairs, supervised, weights_frozen=frozen)
+    return _Work(tokens / passes, flops / passes, parts / passes, stage.steps)
 
 
 def _together(stages: Sequence[_Work]) -> _Work:

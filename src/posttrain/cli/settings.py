@@ -9,12 +9,10 @@ import yaml
 
 from posttrain.cli.data import dataset_version
 from posttrain.cli.shared import HERE, opened
-from posttrain.data.read import read
-from posttrain.data.schema import concat
 from posttrain.loop.config import CONFIG_FILE, read_yaml
-from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
+from posttrain.train.api import read_file
 from posttrain.train.objectives.registry import objective
 
 ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
@@ -72,34 +70,14 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
         """What a path is relative to: the folder of the file that names it, or the current one."""
         return HERE if file is None or any(f"{key}.".startswith(f"{one}.") for one in named) else file.parent
 
-    return config.model_copy(
-        update={
-            "model": _model(config.model, root("model")),
-            "data": _data(config.data, root("data")),
-            "task": config.task.with_labels_from(root("task.labels")),
-            "train": config.train.with_teacher_from(root("train.distill.teacher")),
-        }
-    )
-
-
-def _model(name: str, root: Path) -> str:
-    """The model with its path in full, if it has one."""
-    return name if name in (TINY_MODEL, DEMO_MODEL) else locate(name, root, weights=False)
-
-
-def _data(name: str, root: Path) -> str:
-    """The data with their path in full, if they have one; a dataset version has no suffix."""
-    path = (root / Path(name).expanduser()).resolve()
-    return str(path) if name and (path.exists() or path.suffix) else name
+    return config.with_paths_from(root)
 
 
 def read_records(settings: AloneConfig, workspace: Path) -> pa.Table:
     """The records of the file, or of the workspace's dataset version, that the settings name."""
     path = Path(settings.data)
     if path.exists() or path.suffix or not (workspace / CONFIG_FILE).is_file():
-        here = Path.cwd()
-        name = str(path.relative_to(here) if path.is_relative_to(here) else path)
-        return concat(list(read(path, settings.columns, name=name)))
+        return read_file(settings)
     with opened(workspace, checked=False) as (store, _):
         return dataset_version(store, settings.data).records
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +19,11 @@ from posttrain.cli.settings import (
     read_settings,
 )
 from posttrain.cli.shared import HERE, WorkspaceOption, console
-from posttrain.models.sources import fetch, locate
+from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.train.alone import CONFIG, METRICS, AloneConfig, train_alone
+
+_LOSSES = ("first_loss", "last_loss")
 
 
 def train(
@@ -60,12 +63,12 @@ def train(
     if out is None:
         raise UserError("say where the model is to be written", where="--out")
     if autotune:
-        _tune(out, settings, records, lambda folder: _fetched(source, folder), autotune_seconds or 300.0)
+        _tune(out, settings, records, partial(fetch_once, source), autotune_seconds or 300.0)
         return
-    summary = train_alone(out, settings, records, lambda folder: _fetched(source, folder), fork=fork)
+    summary = train_alone(out, settings, records, partial(fetch_once, source), fork=fork)
+    first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
     console.print(
-        f"{summary['steps']} steps, loss {summary['first_loss']:.4f} to {summary['last_loss']:.4f}\n"
-        f"model: {out}   steps: {out / METRICS}",
+        f"{summary['steps']} steps, loss {first} to {last}\nmodel: {out}   steps: {out / METRICS}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -83,15 +86,6 @@ def _tune(out: Path, settings: AloneConfig, records: pa.Table, fetch: Callable[[
         shlex.join(["posttrain", "train", "--config", str(out / CONFIG), "--out", str(out)]),
     ]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-
-
-def _fetched(source: str, folder: Path) -> Path:
-    """A folder in Hugging Face layout: the model's own, or ``folder``, converted or downloaded once."""
-    if Path(source).is_dir():
-        return Path(source)
-    if not (folder / "config.json").exists():
-        fetch(source, folder)
-    return folder
 
 
 def add_to(app: typer.Typer) -> None:

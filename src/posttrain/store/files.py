@@ -90,6 +90,15 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Have all that is below a folder on the disk before returning, its files with the permissions of new ones."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            make_readable(Path(parent, name))
+            sync_file(Path(parent, name))
+        sync_folder(Path(parent))
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.
 

@@ -1,4 +1,4 @@
-"""One process at a time works in a workspace; the kernel lets go when it dies, however it dies."""
+"""One process at a time works in a folder; the kernel lets go when it dies, however it dies."""
 
 import json
 import os
@@ -15,11 +15,14 @@ from posttrain.store.files import write_atomically, writing
 
 
 @contextmanager
-def exclusive(path: Path, *, wait: float = 0) -> Iterator[None]:
+def exclusive(
+    path: Path, *, wait: float = 0, taken: str = "another posttrain works in this workspace"
+) -> Iterator[None]:
     """Hold the lock file ``path``; who holds it stands in a file of the same name with ``.json``.
 
     Args:
         wait: seconds to wait for another process to let go.
+        taken: what is said where it does not.
 
     Raises:
         UserError: another process holds it; names its id, its host and since when.
@@ -31,7 +34,7 @@ def exclusive(path: Path, *, wait: float = 0) -> Iterator[None]:
             lock.acquire()
     except Timeout:
         raise UserError(
-            f"another posttrain works in this workspace ({_holder(note)})",
+            f"{taken} ({_holder(note)})",
             where=str(path.parent.parent),
             fix="wait for it to end, or end it",
         ) from None

@@ -11,12 +11,15 @@ import yaml
 from pydantic import Field
 
 from posttrain import __version__
+from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, remove_tree, write_atomically, writing
+from posttrain.store.files import make_folder, remove_tree, sync_file, sync_folder, sync_tree, write_atomically, writing
 from posttrain.store.hashing import digest, file_states
+from posttrain.store.lock import exclusive
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
+from posttrain.train.notes import read_notes
 from posttrain.train.tokens.key import content_digest
 
 log = logging.getLogger("posttrain")
@@ -38,6 +41,28 @@ class AloneConfig(Section):
     task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
     train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
 
+    def with_paths_from(self, root: Callable[[str], Path]) -> "AloneConfig":
+        """The same config with the paths of model, data and teacher in full, and the labels read from their file.
+
+        Args:
+            root: what the path under a key, such as ``task.labels``, is relative to.
+
+        Raises:
+            UserError: one leads to nothing, or to something else.
+        """
+        model, data = self.model, (root("data") / Path(self.data).expanduser()).resolve()
+        if model not in (TINY_MODEL, DEMO_MODEL):
+            model = locate(model, root("model"), weights=False)
+        is_file = bool(self.data) and (data.exists() or bool(data.suffix))  # a dataset version has no suffix
+        return self.model_copy(
+            update={
+                "model": model,
+                "data": str(data) if is_file else self.data,
+                "task": self.task.with_labels_from(root("task.labels")),
+                "train": self.train.with_teacher_from(root("train.distill.teacher")),
+            }
+        )
+
 
 def train_alone(
     out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path], *, fork: bool = False
@@ -46,24 +71,34 @@ def train_alone(
 
     Args:
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
-            optimiser step, and ``summary.json``.
+            optimiser step, and ``summary.json``. One process at a time trains into it.
         config: how.
         records: rows of the record schema.
         fetch: gives the folder of the model to start from; may write it into the folder that it is given.
         fork: go on although config, data or code have changed since.
 
     Returns:
-        The summary.
+        The summary: what `stage.train` counts, and ``micro_batch_tokens`` as they were in the end.
 
     Raises:
-        UserError: the folder holds something else, or what decides the training has changed since it was begun.
+        UserError: the folder holds something else, another process trains into it, or what decides the training has
+            changed since it was begun.
         WorkError: training went wrong beyond mending.
     """
+    work = out / _WORK
+    if out.exists() and not work.is_dir() and not (out.is_dir() and _is_free(out)):
+        raise UserError("is there and is no training", where=str(out), fix="name another --out")
+    make_folder(work)
+    with exclusive(work / "lock", taken="is being trained by another process"):
+        _begin(out, _identity(config, records), fork)
+        return _train(out, config, records, fetch)
+
+
+def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:
     from posttrain.train.stage import train
     from posttrain.train.watch.sinks.together import open_sinks
 
-    work, wanted = out / _WORK, _identity(config, records)
-    _begin(out, wanted, fork)
+    work = out / _WORK
     write_atomically(out / CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
     if (out / SUMMARY).exists():
         log.info("this training is done")
@@ -71,7 +106,7 @@ def train_alone(
     sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
     try:
         summary = train(
-            fetch(work / "base"),
+            fetch(work / "base" / "model"),
             records,
             config.train,
             config.task,
@@ -83,14 +118,26 @@ def train_alone(
         )
     finally:
         sinks.close()
-    with writing(out):
-        for file in (work / "model").iterdir():
-            file.replace(out / file.name)
+    used = config.train.micro_batch_tokens, read_notes(work / "scratch").token_budget
+    summary["micro_batch_tokens"] = min(number for number in used if isinstance(number, int))
+    _move(work / "model", out)
+    sync_file(out / METRICS)
     write_atomically(out / SUMMARY, json.dumps(summary, indent=1).encode())
     for part in ("base", "model", "scratch"):
         if (work / part).exists():
             remove_tree(work / part)
     return summary
+
+
+def _move(model: Path, out: Path) -> None:
+    """Put a model's files into ``out``, where a kill may have left some before; they are on the disk then."""
+    with writing(out):
+        sync_tree(model)
+        for file in list(model.iterdir()):
+            if (out / file.name).is_dir():  # a rename replaces no folder that holds something
+                remove_tree(out / file.name)
+            file.replace(out / file.name)
+        sync_folder(out)
 
 
 def _begin(out: Path, wanted: dict[str, Any], fork: bool) -> None:
@@ -111,9 +158,6 @@ def _begin(out: Path, wanted: dict[str, Any], fork: bool) -> None:
             remove_tree(work / "base")  # of another model, it may be
         if changes and not trained:  # as after a mistake that was mended
             remove_tree(work / "scratch")
-    elif out.exists() and not (out.is_dir() and _is_free(out)):
-        raise UserError("is there and is no training", where=str(out), fix="name another --out")
-    make_folder(started.parent)
     write_atomically(started, json.dumps(wanted, indent=1).encode())
 
 
@@ -126,7 +170,7 @@ def _is_free(out: Path) -> bool:
 def _identity(config: AloneConfig, records: pa.Table) -> dict[str, Any]:
     teacher = config.train.distill.teacher if config.train.has_teacher else None
     return {
-        **config.model_dump(mode="json", exclude={"train": {"sinks", "checkpoint", "profile"}}),
+        **config.model_dump(mode="json", exclude={"train": {"sinks", "checkpoint", "profile", "loader"}}),
         "contents": {
             "records": content_digest(records),
             "model": _files_digest(config.model),

@@ -15,6 +15,27 @@ from posttrain.train.order import Order, Place
 from posttrain.train.tokens.config import LoaderConfig
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """How much one optimiser step reads.
+
+    Args:
+        sequences: tokens of each sequence.
+        computed: tokens of the rows, in which what sequences share stands once.
+        pairs: of a token of the rows and one that it sees, itself included.
+    """
+
+    sequences: list[int]
+    computed: int
+    pairs: int
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], packed: Sequence[Packed]) -> Self:
+        """Of a step's units and its micro-batches."""
+        sequences = [len(sequence.ids) for unit in units for sequence in unit]
+        return cls(sequences, sum(one.ids.shape[1] for one in packed), sum(one.pairs for one in packed))
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """One optimiser step.
@@ -24,14 +45,14 @@ class Batch:
         epoch: passes over the data that were finished before.
         rows: of each micro-batch, the numbers of its units.
         packed: the micro-batches, on the model's device.
-        lengths: tokens of each sequence of the step.
+        lengths: how much of it there is.
     """
 
     step: int
     epoch: int
     rows: list[list[int]]
     packed: list[Packed]
-    lengths: list[int]
+    lengths: Lengths
 
 
 class Loader:
@@ -141,4 +162,4 @@ class Loader:
         for part in parts:
             groups.append(rows[first : first + len(part)])
             first += len(part)
-        return Batch(step, place.epoch, groups, packed, [len(sequence.ids) for unit in units for sequence in unit])
+        return Batch(step, place.epoch, groups, packed, Lengths.of(units, packed))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # it holds the sections of this module
 
 log = logging.getLogger("posttrain")
 
+_FIX = "leave train.stages and train.curriculum as they were, or train anew in another folder"
+
 
 class StageConfig(Section):
     """One part of a training in several."""
@@ -121,6 +123,7 @@ class Order:
         self.count = count
         self._stages: list[_Stage] = []
         self._starts = [0]
+        self._observed = 0  # steps
         epoch = 0
         for number, config in enumerate(stages):
             where, rows = f"train.stages.{number}", np.arange(count)
@@ -184,6 +187,7 @@ class Order:
     def observe(self, step: int, loss: float) -> None:
         """Tell of a step's loss, in the steps' order; only adaptive curricula listen."""
         _, stage, within = self._at(step)
+        self._observed = step + 1
         if stage.adaptive is not None:
             stage.adaptive.observe(within, loss)
 
@@ -195,15 +199,31 @@ class Order:
         return times
 
     def state(self) -> dict[str, Any]:
-        """What `load_state` takes, as JSON values: what was observed."""
-        return {str(at): one.adaptive.state() for at, one in enumerate(self._stages) if one.adaptive is not None}
+        """What `load_state` takes, as JSON values: how many steps were observed, and what each stage knows of them."""
+        known = {str(at): one.adaptive.state() for at, one in enumerate(self._stages) if one.adaptive is not None}
+        return {"steps": self._observed, **known}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, of an order with the same arguments."""
-        for at, observed in state.items():
-            adaptive = self._stages[int(at)].adaptive
-            assert adaptive is not None, "the state is of another order"
-            adaptive.load_state(observed)
+        """Go on from what `state` gave, perhaps of an order with other arguments.
+
+        Raises:
+            UserError: its adaptive curricula are not those that have seen these steps here.
+        """
+        steps, saved = state["steps"], {int(at): of for at, of in state.items() if at != "steps"}
+        own = {at: one.adaptive for at, one in enumerate(self._stages) if one.adaptive is not None}
+        for at in sorted({*saved, *own}):
+            there = (saved[at]["seen"], len(saved[at]["shares"]) - 1) if at in saved else (0, 0)
+            here = (0, 0)
+            if at in own:
+                seen = min(max(0, steps - self._starts[at]), own[at].steps)
+                here = (seen, seen // own[at].config.every)
+            if there != here:
+                had, has = ("seen {} steps and looked at them {} times".format(*one) for one in (there, here))
+                what = f"the checkpoint's adaptive curriculum has {had}, and the config's would have {has}"
+                raise UserError(what, where=f"train.stages.{at}", fix=_FIX)
+        for at in own.keys() & saved:
+            own[at].load_state(saved[at])
+        self._observed = steps
 
     def _at(self, step: int) -> tuple[int, "_Stage", int]:
         if not 0 <= step < self.steps:

@@ -9,15 +9,6 @@ from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 
 
-def epoch_order(count: int, batch_size: int, seed: int | None, epoch: int) -> list[list[int]]:
-    """Batches of row numbers for one pass over ``count`` rows: the same seed and epoch give the same order.
-
-    Without a seed the rows keep their order.
-    """
-    rows = np.arange(count) if seed is None else np.random.default_rng([seed, epoch]).permutation(count)
-    return [rows[start : start + batch_size].tolist() for start in range(0, count, batch_size)]
-
-
 @dataclass(frozen=True, eq=False)
 class Part:
     """Records of one kind.

@@ -27,7 +27,7 @@ from posttrain.train.tokens.fit import check_model
 from posttrain.train.tokens.tokenise import tokenise
 from posttrain.train.trainer import Trainer
 from posttrain.train.watch.sinks.base import Sink
-from posttrain.train.watch.values import StepValues
+from posttrain.train.watch.values import StepValues, finite
 
 log = logging.getLogger("posttrain")
 
@@ -64,9 +64,9 @@ def train(
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (how many were longer than
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
-        ``last_loss`` (mean of the last epoch), ``decisions`` (what was found wrong and done about it); from scratch
-        also ``initialization`` (variance of activations and gradients by layer before the first step); where stages or
-        a curriculum left records out, ``never_met`` (their ids).
+        ``last_loss`` (mean of the last epoch; both None where there is no finite number), ``decisions`` (what was found
+        wrong and done about it); from scratch also ``initialization`` (variance of activations and gradients by layer
+        before the first step); where stages or a curriculum left records out, ``never_met`` (their ids).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
@@ -127,7 +127,7 @@ def train(
         "steps": len(steps),
         "tokens": sum(step.tokens for step in steps),
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
-        "first_loss": steps[0].loss,
+        "first_loss": finite(steps[0].loss),
         "last_loss": _mean_loss(last),
         "decisions": trainer.watch.report(),
     }
@@ -150,5 +150,6 @@ def _lasting(step: StepValues) -> dict[str, Any]:
     return {name: value for name, value in step.to_json().items() if name not in _TIMES}
 
 
-def _mean_loss(steps: Sequence[StepValues]) -> float:
-    return sum(s.loss * s.supervised_tokens for s in steps) / max(1, sum(s.supervised_tokens for s in steps))
+def _mean_loss(steps: Sequence[StepValues]) -> float | None:
+    tokens = sum(step.supervised_tokens for step in steps)
+    return sum(step.loss * step.supervised_tokens for step in steps) / tokens if tokens else None

@@ -27,6 +27,7 @@ from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import make_folder, remove_tree, writing
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
+from posttrain.train.curriculum import CurriculumConfig
 from posttrain.train.notes import read_notes
 from posttrain.train.schedule import ScheduleConfig
 from posttrain.train.watch.config import ProfileConfig
@@ -42,7 +43,6 @@ STEPS = 4
 """Steps that are measured, after those that are not."""
 OUT_OF_MEMORY = "out of memory"
 _POLL = 0.2
-_WHOLE = ("stages", "curriculum")  # sections that only a whole training can follow
 _SPEC, _STEPS, _LOG, _MISTAKE = "trial.json", "steps.jsonl", "log.txt", "mistake.json"
 
 
@@ -158,11 +158,11 @@ class Trials:
             "checkpoint": CheckpointConfig(every_seconds=None),
             "sinks": SinksConfig(),
             "profile": ProfileConfig(),
+            # Only a whole training can follow these.
+            "stages": [],
+            "curriculum": CurriculumConfig(),
         }
-        fields = TrainConfig.model_fields
-        quiet |= {name: fields[name].get_default(call_default_factory=True) for name in _WHOLE if name in fields}
-        known = {name: value for name, value in quiet.items() if name in fields}
-        config = changed(self._config, settings).model_copy(update=known)
+        config = changed(self._config, settings).model_copy(update=quiet)
         spec = {
             "source": str(self._source),
             "train": config.model_dump(mode="json"),

@@ -10,11 +10,14 @@ import torch
 
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Unit, pack
+from posttrain.models.packing import Packed, Unit, pack
+from posttrain.store.errors import WorkError
 from posttrain.train.config import LoraConfig
 from posttrain.train.lessons import reference as module
+from posttrain.train.lessons.log_probabilities import sequences
 from posttrain.train.lessons.reference import reference
 from posttrain.train.lora import adapt
+from posttrain.train.objectives.sequences import Sequences
 
 UNITS: list[Unit] = [
     [Encoded([5, 6, 7, said, 9], [False, False, False, True, True]) for said in (20 + number, 40)]
@@ -69,6 +72,50 @@ def test_micro_batches_that_are_named_are_read_as_they_are(
     assert read == [[3, 1], [1, 0], [2], [4]]
     (tmp_path / "other").mkdir()
     torch.testing.assert_close(found, reference(fresh(), UNITS, tmp_path / "other", 12, padded=True))
+
+
+@pytest.mark.parametrize(
+    ("room", "sizes", "budgets"), [(4, [4, 2], []), (2, [2, 2, 2], [20]), (1, [1, 1, 1, 1, 1, 1], [20, 10])]
+)
+def test_memory_runs_out(
+    fresh: Callable[..., LanguageModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    room: int,
+    sizes: list[int],
+    budgets: list[int],
+) -> None:
+    """Groups are cut in two from there on, and every example is read all the same."""
+    expected = read(fresh(), tmp_path)
+    (tmp_path / "short").mkdir()
+    done: list[int] = []
+
+    def short(lm: LanguageModel, packed: Packed) -> Sequences:
+        if packed.sequences > 2 * room:
+            raise torch.OutOfMemoryError("planted")
+        done.append(packed.sequences // 2)
+        return sequences(lm, packed)
+
+    monkeypatch.setattr(module, "sequences", short)
+    found = reference(fresh(), UNITS, tmp_path / "short", 40, padded=True, parts=[[3, 1, 0, 4], [0, 2]])
+    torch.testing.assert_close(found, expected)
+    assert done == sizes
+    said = [f"  out of memory: at most {budget} tokens are read at a time from here on" for budget in budgets]
+    assert [line for line in caplog.messages if "memory" in line] == said
+
+
+def test_memory_runs_out_for_one_example(
+    fresh: Callable[..., LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(lm: LanguageModel, packed: Packed) -> Sequences:
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(module, "sequences", never)
+    with pytest.raises(WorkError, match="out of memory with one example of 10 tokens at a time; set a lower") as caught:
+        read(fresh(), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert files(tmp_path) == []
 
 
 def test_other_weights_and_other_tokens_have_files_of_their_own(

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.train.lessons import teacher as module
@@ -29,6 +32,31 @@ def test_what_is_kept(school: Any, tmp_path: Path, distill: dict[str, Any], file
         if shape:
             assert np.load(kept / name, mmap_mode="r").shape == (supervised, *shape)
     assert not list(kept.parent.glob("*.part"))
+
+
+def test_memory_runs_out(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is kept stands where it would have stood."""
+    expected = school("distill", {"distill": {"top_k": 4}})
+    (kept,) = tmp_path.glob("teacher-*")
+    ids, values = (np.load(kept / name) for name in ("ids.npy", "log_probabilities.npy"))
+    kept.rename(tmp_path / "before")
+    most, planted, read_layers = 0, 0, module.read_layers
+
+    def short(lm: LanguageModel, packed: Packed, layers: list[int]) -> Any:
+        nonlocal most, planted
+        if packed.sequences > 2:
+            planted += 1
+            raise torch.OutOfMemoryError("planted")
+        most = max(most, packed.sequences)
+        return read_layers(lm, packed, layers)
+
+    monkeypatch.setattr(module, "read_layers", short)
+    again = school("distill", {"distill": {"top_k": 4}})
+    assert planted
+    assert most == 2
+    assert len(again.lesson.units) == len(expected.lesson.units) == 8
+    np.testing.assert_array_equal(np.load(kept / "ids.npy"), ids)
+    np.testing.assert_allclose(np.load(kept / "log_probabilities.npy"), values, atol=1e-5)
 
 
 def test_it_is_asked_once_and_then_gone(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

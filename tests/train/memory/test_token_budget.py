@@ -1,12 +1,10 @@
 """The estimate as a whole, and the token budget that it leads to."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from transformers import LlamaConfig
 
-from posttrain.models.language_model import LanguageModel
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
 from posttrain.train.memory.batch import MicroBatch
@@ -113,16 +111,3 @@ def test_the_longest_sequence_sets_the_least(smollm2: Blueprint) -> None:
     assert short.fits
     assert not long.fits
     assert long.estimate.total > short.estimate.total
-
-
-def test_batches_of_the_data_can_be_given(model: Callable[..., LanguageModel]) -> None:
-    blueprint = Blueprint.of_model(model("llama", CONFIG).model)
-    asked: list[int] = []
-
-    def batch(tokens: int) -> MicroBatch:
-        asked.append(tokens)
-        return MicroBatch(tokens, 0, 0, tokens, tokens, 0, tokens)
-
-    found = choose_budget(blueprint, CONFIG, 1, batch=batch)
-    assert asked == [4096, 2048, 1024, 512, 256]
-    assert (found.tokens, found.fits) == (256, False)

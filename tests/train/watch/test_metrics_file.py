@@ -46,7 +46,7 @@ def test_one_line_a_step(path: Path, make_values: MakeValues) -> None:
 
 
 def test_a_line_is_there_as_soon_as_it_is_written(path: Path, make_values: MakeValues) -> None:
-    sink = JsonLines(path, start=10)
+    sink = JsonLines(path)
     for step in (10, 11):
         sink.write(make_values(step, loss=math.nan), [])
         assert read_steps(path)[-1]["step"] == step
@@ -57,18 +57,10 @@ def test_a_line_is_there_as_soon_as_it_is_written(path: Path, make_values: MakeV
 @pytest.mark.parametrize("start", [0, 1, 6, 10, 15])
 def test_after_a_resume_no_step_stands_twice(path: Path, make_values: MakeValues, start: int) -> None:
     before = path.read_bytes()
-    sink = JsonLines(path, start)
-    write(sink, make_values, range(start, 10))
-    sink.close()
-    assert path.read_bytes() == before
-
-
-def test_a_file_that_is_opened_before_the_step_is_known_keeps_its_lines(path: Path, make_values: MakeValues) -> None:
-    before = path.read_bytes()
     sink = JsonLines(path)
     assert path.read_bytes() == before
-    sink.rewind(6)
-    write(sink, make_values, range(6, 10))
+    sink.rewind(start)
+    write(sink, make_values, range(start, 10))
     sink.close()
     assert path.read_bytes() == before
 
@@ -80,7 +72,7 @@ def test_what_a_kill_leaves_is_removed(
     whole = path.read_bytes()
     path.write_bytes(whole + tail)
     assert [line["step"] for line in read_steps(path)] == list(range(10))
-    JsonLines(path, start=10).close()
+    JsonLines(path).close()
     assert path.read_bytes() == whole
     assert len(caplog.messages) == 1
     assert "cannot be read" in caplog.messages[0]
@@ -89,13 +81,13 @@ def test_what_a_kill_leaves_is_removed(
 def test_damage_amid_the_file_costs_what_follows_and_is_named(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], b"\xff" + lines[3], *lines[4:]]))
-    JsonLines(path, start=8).close()
+    JsonLines(path).close()
     assert steps(path) == [0, 1, 2]
     assert len(caplog.messages) == 1
 
 
 def test_going_back_within_a_training(path: Path, make_values: MakeValues) -> None:
-    sink = JsonLines(path, start=10)
+    sink = JsonLines(path)
     sink.rewind(7)
     write(sink, make_values, [7, 8])
     sink.close()

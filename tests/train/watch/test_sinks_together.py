@@ -117,7 +117,8 @@ def test_what_was_opened_is_closed_when_another_cannot_be(path: Path, monkeypatc
 
 def test_sinks_opened_from_a_config(path: Path, make_values: MakeValues, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="posttrain")
-    sinks = open_sinks(SinksConfig(prometheus=0), path, run="r", start=5)
+    sinks = open_sinks(SinksConfig(prometheus=0), path, run="r")
+    sinks.rewind(5)
     sinks.write(make_values(5), [])
     assert steps(path) == list(range(6))
     (line,) = caplog.messages
@@ -127,7 +128,8 @@ def test_sinks_opened_from_a_config(path: Path, make_values: MakeValues, caplog:
 
 
 def test_without_a_config_nothing_but_the_file_is_written(path: Path, make_values: MakeValues) -> None:
-    sinks = open_sinks(SinksConfig(), path, run="r", start=0)
+    sinks = open_sinks(SinksConfig(), path, run="r")
+    sinks.rewind(0)
     sinks.write(make_values(0), [])
     sinks.close()
     assert steps(path) == [0]

@@ -36,10 +36,18 @@ def test_the_work_of_a_tiny_llama_by_hand() -> None:
     decoder = Decoder.of(LLAMA)
     assert decoder == Decoder(matrices=1152, head=256, attention=16)
     # Sequences of 3 and 2 tokens have 6 and 3 pairs; 2 tokens are supervised.
-    assert training_flops(decoder, [3, 2], 2) == 6 * (5 * 1152 + 2 * 256) + 12 * 16 * 9 == 39360
-    assert training_flops(decoder, [3, 2], 2, weights_frozen=True) == 4 * 6272 + 1728
-    assert training_flops(decoder, [], 0) == 0
+    assert training_flops(decoder, 5, 9, 2) == 6 * (5 * 1152 + 2 * 256) + 12 * 16 * 9 == 39360
+    assert training_flops(decoder, 5, 9, 2, weights_frozen=True) == 4 * 6272 + 1728
+    assert training_flops(decoder, 0, 0, 0) == 0
     assert mfu(39360, seconds=2.0, peak=39360) == 0.5
+
+
+@pytest.mark.parametrize(("objective", "outputs"), [("dpo", 32), ("reward", 3), ("classification", 3)])
+def test_a_classifiers_head_has_an_output_a_label(objective: str, outputs: int) -> None:
+    config = LLAMA.__class__.from_dict(LLAMA.to_dict() | {"num_labels": 3})
+    decoder = Decoder.of(config, objective)
+    assert decoder is not None
+    assert decoder.head == 8 * outputs
 
 
 @pytest.mark.parametrize(
@@ -75,8 +83,8 @@ def test_the_work_is_what_torch_counts(config: PreTrainedConfig) -> None:
         model(input_ids=ids, labels=ids).loss.backward()
     decoder = Decoder.of(config)
     assert decoder is not None
-    hidden = 12 * decoder.attention * length * (length - 1) // 2
-    assert counter.get_total_flops() == pytest.approx(training_flops(decoder, [length], length) + hidden, rel=1e-3)
+    found = training_flops(decoder, length, length * length, length)
+    assert counter.get_total_flops() == pytest.approx(found, rel=1e-3)
 
 
 @pytest.mark.parametrize("config", [MixtralConfig(), SimpleNamespace(hidden_size=8), PreTrainedConfig()])

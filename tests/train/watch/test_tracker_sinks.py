@@ -46,13 +46,13 @@ class Writer:
 def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_values: MakeValues) -> None:
     Writer.made = []
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    sink = TensorBoard(tmp_path / "events", start=4)
+    sink = TensorBoard(tmp_path / "events")
     sink.write(make_values(4, loss=float("nan")), [STOPPED])
     sink.rewind(2)
     sink.write(make_values(2), [])
     sink.close()
     first, second = Writer.made
-    assert (first.folder, first.purge_step, first.open) == (str(tmp_path / "events"), 4, False)
+    assert (first.folder, first.purge_step, first.open) == (str(tmp_path / "events"), None, False)
     assert (second.purge_step, second.open) == (2, False)
     assert first.scalars["grad_norm/layers.0", 4] == 0.5
     assert ("loss", 4) not in first.scalars

@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import micro_batches, pack
+from posttrain.models.packing import pack
 from posttrain.store.files import write_atomically
 from posttrain.train.config import TrainConfig
 from posttrain.train.gradients import forward
-from posttrain.train.initialization.variances import doubts, table, variances
+from posttrain.train.initialization.variances import Variances, doubts, table, variances
 from posttrain.train.lessons.base import Lesson
+from posttrain.train.lessons.in_groups import in_groups
+from posttrain.train.lessons.units import grouped
 
 log = logging.getLogger("posttrain")
 
@@ -47,14 +49,17 @@ def first_look(
     """
     if not file.exists():
         scale = _SCALE if config.precision == "float16" else 1.0
-        part = next(micro_batches([lesson.units[row] for row in rows], budget))
-        packed, first = pack(part, lm.device, padded=padded), list(rows[: len(part)])
 
-        def loss() -> Tensor:
-            whole = lesson.begin(lm, [first]) or 1.0
-            return forward(lm, lesson, config, packed, first).sum * (scale / whole)
+        def measured(part: Sequence[int]) -> list[Variances]:
+            packed, first = pack([lesson.units[row] for row in part], lm.device, padded=padded), list(part)
 
-        found = variances(lm, loss, scale)
+            def loss() -> Tensor:
+                whole = lesson.begin(lm, [first]) or 1.0
+                return forward(lm, lesson, config, packed, first).sum * (scale / whole)
+
+            return variances(lm, loss, scale)
+
+        _, found = next(in_groups(lesson.units, grouped(lesson.units, rows, budget), measured))
         log.info("variance of activations and of gradients by layer, before the first step:\n%s", table(found))
         for doubt in doubts(found, config.initialization.largest_ratio):
             log.warning("  %s", doubt)

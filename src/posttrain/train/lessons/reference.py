@@ -17,6 +17,7 @@ from posttrain.store.progress import task
 from posttrain.train.checkpoint import tensor_bytes
 from posttrain.train.lessons.base import evaluating
 from posttrain.train.lessons.digests import tokens_digest, weights_digest
+from posttrain.train.lessons.in_groups import in_groups
 from posttrain.train.lessons.log_probabilities import sequences
 from posttrain.train.lessons.units import grouped
 
@@ -69,13 +70,17 @@ def _computed(
     def missing(rows: Sequence[int]) -> list[int]:
         return [row for row in rows if found[row, 0].isnan()]
 
+    def read(rows: Sequence[int]) -> Tensor:
+        packed = pack([units[row] for row in rows], lm.device, padded=padded)
+        return sequences(lm, packed).sums.cpu().view(len(rows), -1)
+
+    wanted = (rows for rows in chain(parts, _rest(units, tokens, missing)) if missing(rows))
     with evaluating(lm.model), _bare(lm), task("reading the reference", len(units), "examples") as advance:
-        for rows in chain(parts, _rest(units, tokens, missing)):
-            if not (fresh := missing(rows)):
-                continue
-            packed = pack([units[row] for row in rows], lm.device, padded=padded)
-            sums = dict(zip(rows, sequences(lm, packed).sums.cpu().view(len(rows), -1), strict=True))
-            found[fresh] = torch.stack([sums[row] for row in fresh])
+        for rows, sums in in_groups(units, wanted, read):
+            fresh = set(missing(rows))
+            for row, its in zip(rows, sums, strict=True):
+                if row in fresh:
+                    found[row] = its
             advance(len(fresh))
     return found
 

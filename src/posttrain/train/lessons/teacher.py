@@ -18,15 +18,16 @@ from torch import Tensor
 
 from posttrain.models.head import over_logits
 from posttrain.models.language_model import DTYPES, LanguageModel, load
-from posttrain.models.packing import Unit, micro_batches, pack
+from posttrain.models.packing import Unit, pack
 from posttrain.models.reading import packing, read_layers
 from posttrain.models.task import TaskConfig
 from posttrain.store.files import make_folder, remove_tree, sync_file, sync_folder, write_atomically, writing
 from posttrain.store.hashing import digest, file_states
 from posttrain.store.progress import task as progress
 from posttrain.train.lessons.digests import tokens_digest
+from posttrain.train.lessons.in_groups import in_groups
 from posttrain.train.lessons.teacher_head import save_head
-from posttrain.train.lessons.units import supervised_tokens
+from posttrain.train.lessons.units import grouped, supervised_tokens
 from posttrain.train.objectives.distillation import TopTokens, top_tokens
 from posttrain.train.tokens.token_set import longest
 
@@ -118,18 +119,22 @@ def ask(source: Path, units: Sequence[Unit], wanted: Wanted, task: TaskConfig, t
 def _read_all(lm: LanguageModel, units: Sequence[Unit], wanted: Wanted, tokens: int, folder: Path) -> None:
     if wanted.logits and wanted.top_k is None:
         save_head(lm, folder)
+    starts = _starts(units)
     with (
         packing(lm, int(longest(units).max())) as packs,
-        _files(folder, int(_starts(units)[-1])) as put,
+        _files(folder, int(starts[-1])) as put,
         progress("reading the teacher", len(units), "examples") as advance,
     ):
-        start = 0
-        for part in micro_batches(units, tokens):
-            last, *layers = read_layers(lm, pack(part, lm.device, padded=not packs), [-1, *wanted.layers])
-            for name, values in _answers(lm, last, layers, wanted).items():
-                put(name, start, values)
-            start += len(last)
-            advance(len(part))
+
+        def read(rows: Sequence[int]) -> dict[str, Tensor]:
+            packed = pack([units[row] for row in rows], lm.device, padded=not packs)
+            last, *layers = read_layers(lm, packed, [-1, *wanted.layers])
+            return _answers(lm, last, layers, wanted)
+
+        for rows, answers in in_groups(units, grouped(units, range(len(units)), tokens), read):
+            for name, values in answers.items():
+                put(name, int(starts[rows[0]]), values)
+            advance(len(rows))
 
 
 def _answers(lm: LanguageModel, last: Tensor, layers: list[Tensor], wanted: Wanted) -> dict[str, Tensor]:

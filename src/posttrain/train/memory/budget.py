@@ -1,6 +1,5 @@
 """The token budget of a micro-batch: as large as fits and still makes training faster."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from posttrain.train.config import TrainConfig
@@ -35,7 +34,6 @@ def choose_budget(
     *,
     device: str = "cpu",
     process: int = 0,
-    batch: Callable[[int], MicroBatch] | None = None,
 ) -> Budget:
     """What ``train.micro_batch_tokens: auto`` is: the largest power of two that fits, up to where speed ends.
 
@@ -46,12 +44,10 @@ def choose_budget(
         longest: tokens of the longest sequence, where it is known; no budget is smaller than what it needs.
         device: ``cpu`` or ``cuda``.
         process: bytes of the process without a model.
-        batch: the largest micro-batch under a budget; without it all are as long and as supervised as can be.
     """
-    largest_batch = batch or (lambda tokens: MicroBatch.full(tokens, config, longest))
     tokens = _ENOUGH.get(device, _ENOUGH["cuda"])
     while True:
-        found = estimate(blueprint, config, largest_batch(tokens), device=device, process=process)
+        found = estimate(blueprint, config, MicroBatch.full(tokens, config, longest), device=device, process=process)
         if fits(found, available) or tokens <= _SMALLEST:
             return Budget(tokens, found, fits(found, available))
         tokens //= 2

@@ -52,11 +52,6 @@ class TokenSet(Sequence["Unit"]):
         return Encoded(self._ids[tokens].tolist(), self._supervised[tokens].tolist())
 
     @cached_property
-    def lengths(self) -> np.ndarray:
-        """int64 [U]: tokens of each unit, all of its sequences together."""
-        return np.diff(self._offsets[self._units])
-
-    @cached_property
     def sequence_lengths(self) -> np.ndarray:
         """int64 [S]: tokens of each sequence, in the units' order."""
         return np.diff(self._offsets)

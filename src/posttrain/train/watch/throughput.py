@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
+
+from posttrain.train.objectives.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +71,7 @@ class Decoder:
 
     Attributes:
         matrices: weights of all matrix products of the decoder layers: attention projections and feed-forward.
-        head: weights of the output head, hidden size times vocabulary, tied or not.
+        head: weights of the output head, hidden size times vocabulary, tied or not, or times a classifier's labels.
         attention: layers times heads times head size.
     """
 
@@ -78,7 +80,7 @@ class Decoder:
     attention: int
 
     @classmethod
-    def of(cls, config: Any) -> Self | None:
+    def of(cls, config: Any, objective: str = "sft") -> Self | None:
         """From a transformers config; None for a model whose work is not known here, such as a mixture of experts."""
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         if any(not isinstance(getattr(config, name, None), int) for name in names):
@@ -91,34 +93,33 @@ class Decoder:
         inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
         projections = 2 * hidden * size * (heads + shared)  # queries and output; keys and values
         forward = (2 if config.model_type in _WITHOUT_GATE else 3) * hidden * inner
-        return cls(layers * (projections + forward), hidden * config.vocab_size, layers * heads * size)
+        classifier = OBJECTIVES[objective].output in ("reward", "classes")
+        outputs = config.num_labels if classifier else config.vocab_size
+        return cls(layers * (projections + forward), hidden * outputs, layers * heads * size)
 
 
 def training_flops(
-    decoder: Decoder, lengths: Iterable[int], supervised_tokens: int, *, weights_frozen: bool = False
+    decoder: Decoder, tokens: int, pairs: int, supervised_tokens: int, *, weights_frozen: bool = False
 ) -> float:
-    """FLOPs that one forward and backward pass over some sequences needs.
+    """FLOPs that one forward and backward pass over some rows needs.
 
     A weight of a matrix product costs 2 FLOPs a token forward and 4 backward, 2 for the input's gradient and 2 for the
     weight's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention costs 12 FLOPs a pair of tokens, layer and
     channel: two products, forward and twice backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), and only
-    the ``n (n + 1) / 2`` pairs of a sequence that causality lets through are counted. So, with T tokens::
+    pairs that causality lets through are counted, ``n (n + 1) / 2`` of a sequence by itself. So, with T tokens::
 
-        6 T matrices + 12 attention sum(n (n + 1) / 2) + 6 supervised_tokens head
+        6 T matrices + 12 attention pairs + 6 supervised_tokens head
 
-    Padding, logits where nothing is supervised, recomputed activations, norms, embeddings and the optimiser do not
-    count, so that work which need not be done does not look like speed.
+    Padding, what sequences share but for once, logits where nothing is supervised, recomputed activations, norms,
+    embeddings and the optimiser do not count, so that work which need not be done does not look like speed.
 
     Args:
-        lengths: tokens of each sequence, without padding.
+        tokens: of all rows, without padding.
+        pairs: of a token and one that it sees, itself included.
         supervised_tokens: positions at which the output head is needed.
         weights_frozen: adapters alone are trained: no gradient of the weights, 4 instead of 6. Theirs are left out.
     """
     passes = 4 if weights_frozen else 6
-    tokens = pairs = 0
-    for length in lengths:
-        tokens += length
-        pairs += length * (length + 1) // 2
     linear = passes * (tokens * decoder.matrices + supervised_tokens * decoder.head)
     return float(linear + 12 * decoder.attention * pairs)
 

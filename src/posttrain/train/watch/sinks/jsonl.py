@@ -18,8 +18,6 @@ class JsonLines:
 
     Args:
         path: the file; made if missing.
-        start: the step that the training begins or goes on with: lines of that step and later ones are removed, so
-            that no step stands twice. None where that is not known yet: `rewind` says it later.
 
     What cannot be read, such as the half line that a kill leaves, is removed with all that follows, and named.
 
@@ -27,12 +25,12 @@ class JsonLines:
         UserError: the disk refused.
     """
 
-    def __init__(self, path: Path, start: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         make_folder(path.parent)
         with writing(path):
             self._file = path.open("ab")
-        self._cut(start)
+        self._cut(None)
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         """One line: the values by name, and ``decisions`` where there are any."""

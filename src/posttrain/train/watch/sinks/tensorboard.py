@@ -16,11 +16,11 @@ class TensorBoard:
         UserError: tensorboard is not installed, or the disk refused.
     """
 
-    def __init__(self, folder: Path, start: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._library = optional("torch.utils.tensorboard", "tensorboard", "train.sinks.tensorboard")
         self._folder = folder
         make_folder(folder)
-        self._open(start)
+        self._open(None)
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         for name, number in values.numbers().items():

@@ -50,33 +50,32 @@ class Together:
                 _problem(sink, lambda failed: failed.close())
 
 
-def open_sinks(config: SinksConfig, path: Path, *, run: str, start: int | None = None) -> Together:
+def open_sinks(config: SinksConfig, path: Path, *, run: str) -> Together:
     """Open ``path`` and every sink that the config names.
 
     Args:
         path: the file of JSON lines.
         run: what the training is called elsewhere; the same name goes on with the same run.
-        start: the step that the training begins or goes on with; None where `rewind` says it later.
 
     Raises:
         UserError: a package is missing, or something cannot be opened. The file is untouched then.
     """
     others: dict[str, Sink] = {}
     with ExitStack() as opened:
-        for name, make in _makers(config, run, start).items():
+        for name, make in _makers(config, run).items():
             others[name] = make()
             opened.callback(others[name].close)
-        own = JsonLines(path, start)
+        own = JsonLines(path)
         opened.pop_all()
     return Together(own, others)
 
 
-def _makers(config: SinksConfig, run: str, start: int | None) -> dict[str, Callable[[], Sink]]:
+def _makers(config: SinksConfig, run: str) -> dict[str, Callable[[], Sink]]:
     makers: dict[str, Callable[[], Sink]] = {}
     if (port := config.prometheus) is not None:
         makers["prometheus"] = lambda: _served(port, config.prometheus_address)
     if (folder := config.tensorboard) is not None:
-        makers["tensorboard"] = lambda: TensorBoard(Path(folder).expanduser(), start)
+        makers["tensorboard"] = lambda: TensorBoard(Path(folder).expanduser())
     if (uri := config.mlflow) is not None:
         makers["mlflow"] = lambda: MLflow(uri, config.mlflow_experiment, run)
     if (project := config.wandb) is not None:

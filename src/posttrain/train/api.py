@@ -1,0 +1,63 @@
+"""``posttrain train`` in Python: a model and a file of records in, a folder with what was trained out."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.data.read import read
+from posttrain.data.schema import concat
+from posttrain.models.sources import fetch_once, locate
+from posttrain.train.alone import AloneConfig, train_alone
+from posttrain.train.objectives.registry import objective as check_objective
+
+
+def train(
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    objective: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    fork: bool = False,
+) -> dict[str, Any]:
+    """Train a model on a file of records, going on where an earlier call was stopped.
+
+    Args:
+        model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
+        data: a file of records, or a Hugging Face dataset folder.
+        out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
+            optimiser step, and ``summary.json``.
+        objective: what is learned, such as ``dpo``; without it what ``settings`` say, or ``sft``.
+        settings: what a config file holds besides, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
+            to the current folder.
+        fork: go on although settings, data or version have changed since.
+
+    Returns:
+        The summary, as `posttrain.train.stage.train` counts it, and ``micro_batch_tokens`` as they were in the end.
+
+    Raises:
+        UserError: a setting, the model or a record cannot be used, the folder holds something else, another process
+            trains into it, or what decides the training has changed since it was begun.
+        WorkError: training went wrong beyond mending.
+    """
+    config = AloneConfig.read({**(settings or {}), "model": str(model), "data": str(data)}, "settings")
+    if objective is not None:
+        check_objective(objective, "objective")
+        config = config.model_copy(update={"train": config.train.model_copy(update={"objective": objective})})
+    config = config.with_paths_from(lambda key: Path())
+    source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
+    return train_alone(Path(out), config, read_file(config), partial(fetch_once, source), fork=fork)
+
+
+def read_file(config: AloneConfig) -> pa.Table:
+    """The records of the file that the config names; errors call it by its path from the current folder.
+
+    Raises:
+        UserError: on the first bad record, with file and line.
+    """
+    path, here = Path(config.data), Path.cwd()
+    name = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return concat(list(read(path, config.columns, name=name)))

@@ -1,0 +1,127 @@
+"""A training in a folder of its own: what a kill at its end, another process and too little memory leave there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.packing import Packed
+from posttrain.models.task import TaskConfig
+from posttrain.store import files
+from posttrain.store.errors import UserError
+from posttrain.train import alone
+from posttrain.train.alone import AloneConfig, train_alone
+from posttrain.train.config import TrainConfig
+from posttrain.train.lessons.log_probabilities import Supervised
+from posttrain.train.objectives.loss import Loss
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+@pytest.fixture
+def lora(config: TrainConfig) -> AloneConfig:
+    train = config.model_copy(update={"method": "lora"})
+    return AloneConfig(model="tiny", data="a.jsonl", train=train)
+
+
+def test_a_kill_while_the_model_is_moved(
+    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = alone.write_atomically
+
+    def killed(path: Path, content: bytes) -> None:
+        if path.name == "summary.json":
+            raise Killed
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(alone, "write_atomically", killed)
+        with pytest.raises(Killed):
+            train_alone(tmp_path, lora, records, lambda folder: tiny_model)
+    first = (tmp_path / "model.safetensors").read_bytes()
+    assert list((tmp_path / "adapter").iterdir()), "it has been moved"
+    assert train_alone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
+    assert (tmp_path / "model.safetensors").read_bytes() == first
+    assert len(list((tmp_path / "adapter").iterdir())) == 2
+    assert [path.name for path in (tmp_path / ".training").iterdir() if path.is_dir()] == []
+
+
+def test_the_model_is_on_the_disk_before_its_checkpoints_go(
+    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync_file, remove_tree = files.sync_file, alone.remove_tree
+
+    def sync(path: Path) -> None:
+        synced.append(path.name)
+        sync_file(path)
+
+    def remove(path: Path) -> None:
+        if path.name == "scratch":
+            kept = [*tmp_path.glob("*.*"), *(tmp_path / "adapter").iterdir()]
+            names = {file.name for file in kept if file.is_file()} - {"config.yaml", "summary.json"}
+            assert {"model.safetensors", "adapter_model.safetensors", "metrics.jsonl"} <= names <= set(synced)
+            synced.append("checkpoints gone")
+        remove_tree(path)
+
+    monkeypatch.setattr(files, "sync_file", sync)
+    monkeypatch.setattr(alone, "sync_file", sync)
+    monkeypatch.setattr(alone, "remove_tree", remove)
+    train_alone(tmp_path, lora, records, lambda folder: tiny_model)
+    assert "checkpoints gone" in synced
+
+
+def test_two_at_once(tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def fetch(folder: Path) -> Path:
+        with pytest.raises(UserError, match="is being trained by another process") as caught:
+            train_alone(tmp_path, lora, records, lambda folder: tiny_model)
+        refused.append(str(caught.value))
+        return tiny_model
+
+    assert train_alone(tmp_path, lora, records, fetch)["steps"] == 6
+    assert len(refused) == 1
+    assert refused[0].startswith(str(tmp_path))
+
+
+def test_a_kill_before_anything_was_noted(
+    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path
+) -> None:
+    (tmp_path / ".training").mkdir()
+    assert train_alone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
+
+
+@pytest.mark.parametrize("tokens", ["auto", 4096])
+def test_the_micro_batch_that_was_used_is_said(
+    tiny_model: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tokens: Any,
+) -> None:
+    """Memory runs out once."""
+    loss, calls = Supervised.loss, 0
+
+    def too_much(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return loss(self, lm, packed, rows)
+
+    monkeypatch.setattr(Supervised, "loss", too_much)
+    train = config.model_copy(update={"micro_batch_tokens": tokens})
+    settings = AloneConfig(model="tiny", data="a.jsonl", train=train)
+    summary = train_alone(tmp_path, settings, records, lambda folder: tiny_model)
+    (halved,) = re.findall(r"micro-batches of at most (\d+) tokens", caplog.text)
+    assert summary["micro_batch_tokens"] == int(halved) < 4096
+    load(tmp_path, TaskConfig())
