@@ -222,8 +222,17 @@ def test_without_a_checkpoint_the_gradient_is_left_out(
     never = long.model_copy(update={"checkpoint": long.checkpoint.model_copy(update={"every_steps": None})})
     spoilt(monkeypatch, at_step(2, float("nan")))
     found = trained(tiny_model, records, never, tmp_path)
-    assert [(one["kind"], one["action"]) for one in found["decisions"]] == [("nan", "rollback")]
+    assert [(one["kind"], one["action"]) for one in found["decisions"]] == [("nan", "skip")]
     assert found["last_loss"] < found["first_loss"]
+
+
+def test_without_a_checkpoint_no_number_does_not_go_on_for_ever(
+    tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = long.model_copy(update={"checkpoint": long.checkpoint.model_copy(update={"every_steps": None})})
+    spoilt(monkeypatch, at_step(5, float("nan"), again=True))
+    with pytest.raises(WorkError, match=r"stopped at step 10: .*5 skips .* did not help, and there is no checkpoint"):
+        trained(tiny_model, records, never, tmp_path)
 
 
 def test_what_cannot_be_mended_ends_in_one_line(

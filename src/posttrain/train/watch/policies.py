@@ -14,7 +14,7 @@ def decide(finding: Finding, config: WatchConfig, taken: Sequence[Decision], *, 
     step that training has gone back from, takes the next graver action: skip, rollback, lower rate, stop. A skip has
     to have happened ``max_skips`` times first. Past ``max_rollbacks`` rollbacks of any kind the training stops.
     Warnings, and what no weights are in doubt for, stay as configured. Where there is nothing to go back to, the step
-    is skipped instead, or the rate lowered after a divergence.
+    is skipped instead, or the rate lowered after a divergence; where that has not helped, training stops at no number.
 
     Args:
         taken: earlier decisions of this training, oldest first, those that were rolled back from included.
@@ -27,12 +27,26 @@ def decide(finding: Finding, config: WatchConfig, taken: Sequence[Decision], *, 
         if recent and recent[-1].gravity >= ACTIONS.index(action):
             action, why = _escalated(recent, config)
     if action == "rollback" and not can_go_back:
-        action, why = "lower_rate" if finding.kind == "divergence" else "skip", "there is no checkpoint to go back to"
+        recent = _recent(finding, config.again_within, taken)
+        skips = sum(one.action == "skip" for one in recent)
+        action, why = _without_checkpoint(finding, _too_many(skips, config) if skips >= config.max_skips else "")
     decision = Decision(finding, action, why)
     rollbacks = sum(earlier.restores for earlier in taken)
     if decision.restores and rollbacks >= config.max_rollbacks:
         return Decision(finding, "stop", f"went back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}")
     return decision
+
+
+def _too_many(skips: int, config: WatchConfig) -> str:
+    return f"{skips} skips in {config.again_within} steps did not help"
+
+
+def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
+    """What is done instead of going back; ``tried`` says what has not helped, if anything was tried."""
+    why = f"{tried}, and there is no checkpoint to go back to" if tried else "there is no checkpoint to go back to"
+    if tried and finding.kind == "nan":
+        return "stop", why
+    return "lower_rate" if tried or finding.kind == "divergence" else "skip", why
 
 
 def stopped(decision: Decision) -> WorkError:
@@ -51,5 +65,5 @@ def _escalated(recent: Sequence[Decision], config: WatchConfig) -> tuple[Action,
     if last.action == "skip" and times < config.max_skips:
         return "skip", ""
     done = f"{last.action.replace('_', ' ')} at step {last.finding.step} did not help"
-    why = f"{times} skips in {config.again_within} steps did not help" if last.action == "skip" else done
+    why = _too_many(times, config) if last.action == "skip" else done
     return ACTIONS[min(last.gravity + 1, len(ACTIONS) - 1)], why
