@@ -6,7 +6,6 @@
 """
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from timed import Timed
 from trl import DPOConfig, DPOTrainer
 
 
@@ -24,24 +23,6 @@ class OfTokens(DPOTrainer):
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         return dataset
-
-
-class Timed(TrainerCallback):
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = iter(tokens)
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        sys.stdin.readline()
-        self.start = time.perf_counter()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds = time.perf_counter() - self.start
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **__: Any) -> None:
-        if "loss" in logs:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            found = {"loss": logs["loss"], "tokens": next(self.tokens), "seconds": self.seconds, "bytes": peak}
-            print(json.dumps(found), flush=True)
 
 
 def tokens(row: dict[str, list[int]]) -> int:
@@ -61,9 +42,11 @@ def main(model: str, pairs: str, steps: str, batch: str, reference: str) -> None
         )  # fmt: skip
         rows = [json.loads(line) for line in Path(pairs).read_text(encoding="utf-8").splitlines()]
         size = int(batch)
-        timed = Timed([sum(map(tokens, rows[start : start + size])) for start in range(0, len(rows), size)])
+        counts = (sum(map(tokens, rows[start : start + size])) for start in range(0, len(rows), size))
         start = time.perf_counter()
-        trainer = OfTokens(model=model, args=config, train_dataset=Dataset.from_list(rows), callbacks=[timed])
+        trainer = OfTokens(
+            model=model, args=config, train_dataset=Dataset.from_list(rows), callbacks=[Timed(lambda _: next(counts))]
+        )
         print(json.dumps({"ahead": time.perf_counter() - start}), flush=True)
         trainer.train()
 

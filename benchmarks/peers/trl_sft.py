@@ -4,35 +4,25 @@ python trl_sft.py MODEL EXAMPLES STEPS full|lora padded|packed ROWS LENGTH
 """
 
 import json
-import resource
 import sys
 import tempfile
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from timed import Timed
 from trl import SFTConfig, SFTTrainer
 
 
-class Timed(TrainerCallback):
-    tokens = 0.0
+class Counted:
+    """Tokens of a step; TRL counts them from the beginning."""
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        sys.stdin.readline()
-        self.start = time.perf_counter()
+    before = 0.0
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds = time.perf_counter() - self.start
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **__: Any) -> None:
-        if "loss" in logs:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            tokens, self.tokens = logs["num_tokens"] - self.tokens, logs["num_tokens"]  # it counts from the beginning
-            found = {"loss": logs["loss"], "tokens": tokens, "seconds": self.seconds, "bytes": peak}
-            print(json.dumps(found), flush=True)
+    def __call__(self, logs: Mapping[str, float]) -> float:
+        found, self.before = logs["num_tokens"] - self.before, logs["num_tokens"]
+        return found
 
 
 def main(model: str, examples: str, steps: str, method: str, way: str, rows: str, length: str) -> None:
@@ -51,7 +41,9 @@ def main(model: str, examples: str, steps: str, method: str, way: str, rows: str
             train_sampling_strategy="sequential", model_init_kwargs={"dtype": "float32"},
         )  # fmt: skip
         data = Dataset.from_list([json.loads(line) for line in Path(examples).read_text(encoding="utf-8").splitlines()])
-        SFTTrainer(model=model, args=config, train_dataset=data, callbacks=[Timed()], peft_config=adapter).train()
+        SFTTrainer(
+            model=model, args=config, train_dataset=data, callbacks=[Timed(Counted())], peft_config=adapter
+        ).train()
 
 
 if __name__ == "__main__":

@@ -44,15 +44,12 @@ def states(total: int, heads: int, shared: int) -> list[torch.Tensor]:
     ]
 
 
-@settings(max_examples=60)
-@given(drawn=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]), one_group=st.booleans())
-@example(drawn=[(5, 0)], heads=(4, 2), one_group=False)  # its queries lie in memory in another order than in the row
-def test_it_is_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, int], one_group: bool) -> None:
-    pieces = pieces_of(drawn)
+def check(pieces: list[Piece], row: Plan, heads: tuple[int, int], scale: float | None = None) -> None:
+    """Values and gradients are those of torch's masked attention."""
     mask = sees(pieces)
     ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
-    found, _ = attend(None, *ours, None, scaling=0.3, pieces=plan(pieces, one_group=one_group))
-    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=0.3, enable_gqa=True)
+    found, _ = attend(None, *ours, None, scaling=scale, pieces=row)
+    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=scale, enable_gqa=True)
     expected = expected.transpose(1, 2)
     torch.testing.assert_close(found, expected)
     weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
@@ -62,17 +59,18 @@ def test_it_is_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, 
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
 
 
+@settings(max_examples=60)
+@given(drawn=SHAPES, heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]), one_group=st.booleans())
+@example(drawn=[(5, 0)], heads=(4, 2), one_group=False)  # its queries lie in memory in another order than in the row
+def test_it_is_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, int], one_group: bool) -> None:
+    pieces = pieces_of(drawn)
+    check(pieces, plan(pieces, one_group=one_group), heads, 0.3)
+
+
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
 def test_sequences_longer_than_a_tile(length: int) -> None:
     pieces = [Piece(0, length), Piece(length, 3, 0)]
-    ours, theirs = states(length + 3, 2, 1), states(length + 3, 2, 1)
-    found, _ = attend(None, *ours, None, pieces=plan(pieces))
-    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=sees(pieces), enable_gqa=True)
-    torch.testing.assert_close(found, expected.transpose(1, 2))
-    found.square().sum().backward()
-    expected.square().sum().backward()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+    check(pieces, plan(pieces), (2, 1))
 
 
 def test_long_sequences_with_beginnings_of_other_lengths() -> None:
@@ -80,14 +78,7 @@ def test_long_sequences_with_beginnings_of_other_lengths() -> None:
     pieces = [Piece(0, 5), Piece(5, 2), Piece(7, 300, 0), Piece(307, 297, 1)]
     row = plan(pieces)
     assert any(group.hidden is not None and group.queries.shape[1] == 300 for group in row.groups)
-    ours, theirs = states(604, 4, 2), states(604, 4, 2)
-    found, _ = attend(None, *ours, None, pieces=row)
-    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=sees(pieces), enable_gqa=True)
-    torch.testing.assert_close(found, expected.transpose(1, 2))
-    found.square().sum().backward()
-    expected.square().sum().backward()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+    check(pieces, row, (4, 2))
 
 
 def test_what_is_kept_does_not_grow_with_lengths() -> None:

@@ -192,7 +192,6 @@ def test_killed_at_every_call_while_a_file_grows(
             assert same(checkpoints.at(step), make(step)), seen[-1]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a priority is the whole process's")
 def test_the_writer_leaves_the_cores_to_the_training(
     background: Callable[..., Checkpoints], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,5 +210,5 @@ def test_the_writer_leaves_the_cores_to_the_training(
     checkpoints = background()
     checkpoints.save(1, make(1))
     checkpoints.close()
-    assert found == [10]
+    assert found == [10 if sys.platform == "linux" else mine]  # elsewhere a priority is the whole process's
     assert priority() == mine
