@@ -10,7 +10,8 @@ import sys
 
 import torch
 
-from posttrain.models.attention import Piece, attend, plan
+from posttrain.models.attention import attend
+from posttrain.models.row_plan import Piece, plan
 
 PIECES = [Piece(0, 40), Piece(40, 300, 0), Piece(340, 7, 0), Piece(347, 129), Piece(476, 1, 3)]
 NEAR = 5e-2

@@ -8,7 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.models import causal, varlen
-from posttrain.models.attention import Piece, Plan, _places_before, _spans, attend, plan
+from posttrain.models import varlen
+from posttrain.models.attention import attend
+from posttrain.models.row_plan import Piece, Plan, _places_before, plan
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6)
 
@@ -107,7 +109,7 @@ def test_capped_scores_are_refused() -> None:
 def as_spans(pieces: list[Piece], device: str = "cpu") -> Plan:
     """The plan that a CUDA device gets, here."""
     found = plan(pieces)
-    return replace(found, spans=_spans(pieces, _places_before(pieces), device))
+    return replace(found, spans=varlen.spans([piece.places for piece in pieces], _places_before(pieces), device))
 
 
 def one_by_one(

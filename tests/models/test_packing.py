@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.models.attention import Plan
+from posttrain.models.row_plan import Plan
 from posttrain.models.chat import Encoded
 from posttrain.models.packing import Packed, Unit, micro_batches, pack
 

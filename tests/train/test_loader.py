@@ -1,5 +1,6 @@
 """Batches packed ahead are those that the training would have packed itself."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -196,3 +197,25 @@ def test_a_step_whose_rows_are_not_known_cannot_be_loaded(units: Sequence[Unit])
 def test_units_need_not_lie_on_a_disk(examples: list[Encoded]) -> None:
     with Loader([[example] for example in examples], order(), 130) as loader:
         assert sum(len(batch.lengths.sequences) for batch in loader) == 30
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_loader_has_no_threads_of_openmp_started_for_it(two_threads: None) -> None:
+    # With more threads than cores OpenMP lets the model's own sleep after each operation.
+    unit = [Encoded(list(range(500)), [True] * 500)]
+    before = threads_of_the_system()
+    with Loader([unit] * 200, Order(200, 200, 0, [StageConfig(epochs=2)]), 100_000, config=LoaderConfig(workers=1)) as loader:
+        next(loader)
+        assert len(threads_of_the_system() - before) == 1
+
+
+def threads_of_the_system() -> set[str]:
+    return {task.name for task in Path("/proc/self/task").iterdir()}

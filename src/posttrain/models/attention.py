@@ -5,8 +5,6 @@ from another (a shared prompt stands once in the row): it sees that one, and wha
 are pieces of similar length put side by side and padded.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,87 +13,9 @@ from torch import Tensor
 
 from posttrain.models import varlen
 from posttrain.models.causal import causal_attention
+from posttrain.models.row_plan import Group, Plan
 
 NAME = "posttrain_packed"
-_PADDED_SHARE = 0.1  # of a group's queries may be padding
-_PADDED = 128  # queries that cost no more than another group
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of tokens in a row.
-
-    Args:
-        start: where it begins in the row.
-        length: its tokens.
-        parent: number of the piece that it goes on from, which stands before it; None where a sequence begins.
-    """
-
-    start: int
-    length: int
-    parent: int | None = None
-
-
-@dataclass(frozen=True)
-class Group:
-    """N pieces of at most Q tokens that are computed side by side.
-
-    Args:
-        queries: int64 [N, Q], places of their tokens in the row; 0 where there is padding.
-        before: int64 [N, P], places of what they go on from; 0 where there is padding, which comes first.
-        hidden: bool [N, P], where that is; None where there is none.
-    """
-
-    queries: Tensor
-    before: Tensor
-    hidden: Tensor | None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How attention over one row of T tokens is computed.
-
-    Args:
-        groups: all pieces, by length.
-        order: int64 [A], the groups' queries one after another.
-        places: int64 [T], where each token of the row stands in ``order``.
-        real: bool [A, 1], where ``order`` is no padding; None where there is none.
-        spans: the same row for a kernel that takes all pieces at once; None where there is no such kernel.
-    """
-
-    groups: list[Group]
-    order: Tensor
-    places: Tensor
-    real: Tensor | None
-    spans: varlen.Spans | None = None
-
-
-def plan(pieces: Sequence[Piece], device: torch.device | str = "cpu", *, one_group: bool = False) -> Plan:
-    """Group the pieces of a row by length, so that little is padded, or all together."""
-    before = _places_before(pieces)
-    together: list[list[int]] = []
-    for index in sorted(range(len(pieces)), key=lambda index: (pieces[index].length, len(before[index]))):
-        if not together or not (one_group or _fits(together[-1], index, pieces)):
-            together.append([])
-        together[-1].append(index)
-    groups = [_group([pieces[i] for i in members], [before[i] for i in members]) for members in together]
-    order = torch.cat([group.queries.flatten() for group in groups])
-    real = torch.cat(
-        [
-            torch.arange(group.queries.shape[1]) < torch.tensor([pieces[index].length])
-            for group, members in zip(groups, together, strict=True)
-            for index in members
-        ]
-    )
-    places = torch.empty(int(real.sum()), dtype=torch.long)
-    places[order[real]] = real.nonzero()[:, 0]
-    return Plan(
-        [_moved(group, device) for group in groups],
-        order.to(device),
-        places.to(device),
-        None if bool(real.all()) else real[:, None].to(device),
-        _spans(pieces, before, device) if torch.device(device).type == "cuda" else None,
-    )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -224,43 +144,3 @@ def _mask(group: Group, device: torch.device) -> Tensor:
         seen &= ~group.hidden[:, None]
     own = torch.ones(width, width, dtype=torch.bool, device=device).tril().expand(number, -1, -1)
     return torch.cat([seen, own], 2)[:, None]
-
-
-def _places_before(pieces: Sequence[Piece]) -> list[list[int]]:
-    """For each piece the places in the row of all that it goes on from."""
-    before: list[list[int]] = []
-    for piece in pieces:
-        if piece.parent is None:
-            before.append([])
-        else:
-            parent = pieces[piece.parent]
-            before.append([*before[piece.parent], *range(parent.start, parent.start + parent.length)])
-    return before
-
-
-def _spans(pieces: Sequence[Piece], before: Sequence[list[int]], device: torch.device | str) -> varlen.Spans:
-    return varlen.spans([range(piece.start, piece.start + piece.length) for piece in pieces], before, device)
-
-
-def _fits(group: list[int], index: int, pieces: Sequence[Piece]) -> bool:
-    """Whether a group stays nearly without padding when a longer piece joins it."""
-    area = (len(group) + 1) * pieces[index].length
-    padding = area - sum(pieces[member].length for member in group) - pieces[index].length
-    return padding <= max(_PADDED, _PADDED_SHARE * area)
-
-
-def _group(pieces: list[Piece], before: list[list[int]]) -> Group:
-    width, seen = max(piece.length for piece in pieces), max(len(places) for places in before)
-    queries = torch.zeros(len(pieces), width, dtype=torch.long)
-    others = torch.zeros(len(pieces), seen, dtype=torch.long)
-    hidden = torch.ones(len(pieces), seen, dtype=torch.bool)
-    for row, (piece, places) in enumerate(zip(pieces, before, strict=True)):
-        queries[row, : piece.length] = torch.arange(piece.start, piece.start + piece.length)
-        others[row, seen - len(places) :] = torch.tensor(places, dtype=torch.long)
-        hidden[row, seen - len(places) :] = False
-    return Group(queries, others, hidden if bool(hidden.any()) else None)
-
-
-def _moved(group: Group, device: torch.device | str) -> Group:
-    hidden = None if group.hidden is None else group.hidden.to(device)
-    return Group(group.queries.to(device), group.before.to(device), hidden)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.attention import Piece, Plan, plan
+from posttrain.models.row_plan import Piece, Plan, plan
 from posttrain.models.chat import Encoded
 
 Unit = Sequence[Encoded]

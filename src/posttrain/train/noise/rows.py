@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.models.attention import Plan
+from posttrain.models.row_plan import Plan
 
 
 @dataclass(frozen=True)
