@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posttrain.models import causal, varlen
-from posttrain.models import varlen
 from posttrain.models.attention import attend
 from posttrain.models.row_plan import Piece, Plan, _places_before, plan
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.models.row_plan import Plan
 from posttrain.models.chat import Encoded
 from posttrain.models.packing import Packed, Unit, micro_batches, pack
+from posttrain.models.row_plan import Plan
 
 SEQUENCES = st.integers(2, 7).flatmap(
     lambda length: st.builds(

@@ -212,7 +212,9 @@ def test_a_loader_has_no_threads_of_openmp_started_for_it(two_threads: None) -> 
     # With more threads than cores OpenMP lets the model's own sleep after each operation.
     unit = [Encoded(list(range(500)), [True] * 500)]
     before = threads_of_the_system()
-    with Loader([unit] * 200, Order(200, 200, 0, [StageConfig(epochs=2)]), 100_000, config=LoaderConfig(workers=1)) as loader:
+    with Loader(
+        [unit] * 200, Order(200, 200, 0, [StageConfig(epochs=2)]), 100_000, config=LoaderConfig(workers=1)
+    ) as loader:
         next(loader)
         assert len(threads_of_the_system() - before) == 1
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.row_plan import Piece, Plan, plan
 from posttrain.models.chat import Encoded
+from posttrain.models.row_plan import Piece, Plan, plan
 
 Unit = Sequence[Encoded]
 """What is kept together in a micro-batch: one sequence, or the sequences of a pair, which may share a prompt."""

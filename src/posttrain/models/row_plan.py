@@ -1,7 +1,7 @@
 """Which tokens of a row of several sequences attend to which, grouped so that little is padded.
 
-All of it is NumPy: a row is planned in a thread beside the model, and once a second thread has had PyTorch start threads of
-its own, OpenMP lets all of them sleep between two operations, which costs the model a fifth of its speed.
+All of it is NumPy: a row is planned in a thread beside the model, and once a second thread has had PyTorch start
+threads of its own, OpenMP lets all of them sleep between two operations, which costs the model a fifth of its speed.
 """
 
 from collections.abc import Sequence

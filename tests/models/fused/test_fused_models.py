@@ -1,5 +1,6 @@
 """Models with fused operations: the same, to rounding, and as they were afterwards; what is not known stays."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from posttrain.models.fused import fused
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
+from posttrain.train.config import LoraConfig
+from posttrain.train.lora import adapt
 
 SIZES = {
     "vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -107,3 +110,38 @@ def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", other)
     with fused(lm):  # one that turns the other way is left alone
         assert modeling_llama.apply_rotary_pos_emb is other
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_model_with_an_adapter(dropout: float) -> None:
+    lm = adapt(made(LlamaConfig(**SIZES, attention_bias=True)), LoraConfig(rank=4, dropout=dropout))
+    for name, weight in lm.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    lm.model.train()
+    runs = []
+    for condition in (nullcontext, lambda: fused(lm)):
+        torch.manual_seed(3)
+        lm.model.zero_grad()
+        with condition():
+            assert ("Linear" in replaced(lm)) == bool(runs)
+            found = lm.model(input_ids=IDS).logits
+            found.logsumexp(-1).sum().backward()
+            with lm.model.disable_adapter():
+                without = lm.model(input_ids=IDS).logits
+        gradients = [weight.grad.clone() for weight in lm.model.parameters() if weight.requires_grad]
+        runs.append([found.detach(), without.detach(), *gradients])
+    assert not replaced(lm)
+    for one, other in zip(*runs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_of_other_kinds_are_left_alone() -> None:
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+
+    settings = PeftConfig(r=4, target_modules=["q_proj", "embed_tokens"], use_dora=True)
+    lm = made(LlamaConfig(**SIZES))
+    lm = LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)
+    with fused(lm):
+        assert replaced(lm) == {"LlamaRMSNorm"}

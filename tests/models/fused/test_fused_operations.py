@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from posttrain.models.fused import blocks
+from posttrain.models.fused.low_rank import low_rank_linear
 from posttrain.models.fused.norm import rms_norm
 from posttrain.models.fused.rotary import rotate
 
@@ -56,3 +57,22 @@ def test_rotation_is_that_of_complex_numbers(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     (one,), (other,) = gradients(ours, [states]), gradients(exact, [double])
     torch.testing.assert_close(one.double(), other, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_layer_with_an_adapter(dtype: torch.dtype, apart: bool) -> None:
+    states, read = drawn(2, 5, 6, dtype=dtype), drawn(2, 5, 6, dtype=dtype)
+    down, up = drawn(3, 6, dtype=torch.float32), drawn(8, 3, dtype=torch.float32)
+    weight, bias = drawn(8, 6, dtype=dtype).detach(), drawn(8, dtype=dtype).detach()
+    inputs = [states, *([read] if apart else []), down, up]
+    doubles = [one.detach().double().requires_grad_() for one in inputs]
+    ours = low_rank_linear(states, read if apart else states, weight, bias, down, up, 0.5)
+    exact = doubles[0] @ weight.double().T + bias.double() + 0.5 * doubles[-3] @ doubles[-2].T @ doubles[-1].T
+    assert ours.dtype == dtype
+    tolerance = 3 * TOLERANCE[dtype]  # it is rounded after each product
+    torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance)
+    found = gradients(ours, inputs)
+    assert [one.dtype for one in found] == [one.dtype for one in inputs]
+    for one, other in zip(found, gradients(exact, doubles), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=3 * tolerance)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posttrain.models.fused.adapter import adapted_forward
 from posttrain.models.fused.norm import rms_norm
 from posttrain.models.fused.rotary import rotate
 from posttrain.models.language_model import LanguageModel
@@ -22,13 +23,16 @@ _PROBE = torch.arange(3, 19)[None]
 
 @contextmanager
 def fused(lm: LanguageModel) -> Iterator[None]:
-    """Have a model on a CPU run its norms and rotations fused, and leave it as it was.
+    """Have a model run its adapter, and on a CPU its norms and rotations, fused, and leave it as it was.
 
     What takes an operation's place has been compared with it on a few numbers; what is not known stays. Where all norms
     are replaced, what the layers add up for each token is kept in float32, as it is under autocast, whatever the
     weights are in: it is not rounded after each layer. Other devices have kernels of their own.
     """
     with ExitStack() as changed:
+        for module in lm.model.modules():
+            if forward := adapted_forward(module):
+                changed.enter_context(with_forward(module, forward))
         if lm.device.type == "cpu":
             norms = {module: _fused_norm(module) for module in lm.decoder.modules() if is_norm(module)}
             for module, forward in norms.items():

@@ -15,9 +15,10 @@ keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token c
 - a gated feed-forward block: gate, its activation, what that is multiplied with, and the product, which the last layer
   reads, 4wf; without a gate 2wf.
 
-Frozen weights keep no input. A LoRA adapter of rank r has a float32 copy of its input, 4n, and keeps its inner values,
-4r; with dropout the mask and the dropped input, 8n. Residual sums keep nothing. A part that is computed again keeps its
-input alone (Chen et al. 2016, arXiv:1604.06174).
+Frozen weights keep no input. A LoRA adapter of rank r keeps its input, wn once for all that read the same, and its
+inner values, wr; with dropout the mask and the dropped input, 2wn each. Where it is not fused (``models/fused``), peft
+has a float32 copy of the input for each adapter, 4n, and 4r; with dropout 8n; under autocast 2n, 2r and 6n. Residual
+sums keep nothing. A part that is computed again keeps its input alone (Chen et al. 2016, arXiv:1604.06174).
 """
 
 from collections.abc import Sequence
@@ -81,12 +82,14 @@ class Numbers:
         product: of what matrices give.
         autocast: whether the weights are float32 and the products are not.
         fused: whether norms and rotations are (``models/fused``).
+        adapter: of what a fused adapter keeps; None where it is not fused.
     """
 
     stream: int
     product: int
     autocast: bool
     fused: bool
+    adapter: int | None
 
     @classmethod
     def of(cls, config: TrainConfig, shape: Shape, device: str) -> "Numbers":
@@ -94,7 +97,9 @@ class Numbers:
         fused = shape.rms and device == "cpu" and not config.compile
         autocast = config.precision == "autocast"
         wide = config.dtype == "float32"
-        return cls(4 if wide or fused else 2, 4 if wide and not autocast else 2, autocast, fused)
+        product = 4 if wide and not autocast else 2
+        adapter = None if autocast or config.compile else product
+        return cls(4 if wide or fused else 2, product, autocast, fused, adapter)
 
 
 def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
@@ -196,19 +201,19 @@ class _Reads:
         up = [one for one in down if one not in last]
 
         def kept(readers: Sequence[Weight]) -> int:
-            return _adapters(readers, config.lora, config.precision)
+            return _adapters(readers, config.lora, numbers)
 
         return cls(kept(into), kept(output), kept(up), kept(last), bool(output), bool(last))
 
 
-def _adapters(readers: Sequence[Weight], config: LoraConfig, precision: str) -> int:
+def _adapters(readers: Sequence[Weight], config: LoraConfig, numbers: Numbers) -> int:
     """Bytes a token that adapters which read the same tensor keep, from their first matrices [rank, width]."""
     if not readers:
         return 0
     width = readers[0].shape[1]
-    number = 2 if precision == "autocast" else 4
+    number = numbers.adapter or (2 if numbers.autocast else 4)
     inner = sum(number * one.shape[0] for one in readers)
     if config.dropout:
-        return inner + len(readers) * (4 + number) * width
-    copies = 1 if precision == "float32" else len(readers)
+        return inner + len(readers) * ((numbers.adapter or 4) + number) * width
+    copies = 1 if numbers.adapter or numbers.product == 4 else len(readers)
     return inner + copies * number * width

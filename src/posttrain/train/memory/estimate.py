@@ -198,23 +198,19 @@ def _holes(
     Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
     torch asks for aligned memory. Where blocks come and go like this, there is about half as much in holes as in use
     (Knuth's fifty-percent rule, The Art of Computer Programming 1, section 2.5); where norms are fused and nothing else
-    comes and goes between what is kept, a fifth, as measured. With float32 adapters on float32 weights there is as much
-    as in use: the two results, one of them scaled, and their sum are all of the size of what is kept.
+    comes and goes between what is kept, a fifth, as measured.
     A layer that is computed again is freed but for its input, which stays in the midst of the space that the next layer
     is to have: the hole beside it is too small for that one's largest tensor, of the width inside a feed-forward block.
-    With float32 adapters on 16-bit weights there are two such at a time, the adapter's result and the same scaled. The
+    Adapters that are not fused have two such at a time in float32, their result and the same scaled. The
     holes were compared with those of glibc's heap (``benchmarks/memory_estimate.py``).
 
     Args:
         activations: bytes.
         recomputed: layers that are computed again.
     """
-    lora = config.method == "lora"
-    largest = 8 if lora and config.dtype != "float32" else numbers.product
-    if lora:
-        between = activations if config.precision == "float32" else activations // 2
-    else:
-        between = activations // 5 if numbers.fused else activations // 2
+    peft = config.method == "lora" and not numbers.adapter
+    largest = 8 if peft else numbers.product
+    between = activations // 5 if numbers.fused and not peft else activations // 2
     return between + recomputed * largest * batch.tokens * shape.inner
 
 
@@ -249,7 +245,7 @@ def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, reco
     head = weight + logits + batch.supervised * (4 + number) * shape.hidden
     normed = numbers.stream if full else 0
     norm = batch.tokens * shape.hidden * (20 - normed if shape.rms and not numbers.fused else 2 * numbers.stream)
-    layer = batch.tokens * shape.inner * (2 * numbers.product if full else 6)
+    layer = batch.tokens * shape.inner * (2 * numbers.product if full or numbers.adapter else 6)
     waiting = weight if shape.tied else 0
     return max(head, waiting + max(norm, recomputed + layer))
 
