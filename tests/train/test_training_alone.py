@@ -125,3 +125,19 @@ def test_the_micro_batch_that_was_used_is_said(
     (halved,) = re.findall(r"micro-batches of at most (\d+) tokens", caplog.text)
     assert summary["micro_batch_tokens"] == int(halved) < 4096
     load(tmp_path, TaskConfig())
+
+
+def test_mistakes_in_the_records_are_said_before_weights_are_fetched(
+    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path
+) -> None:
+    fetched: list[Path] = []
+
+    def fetch(folder: Path) -> Path:
+        fetched.append(folder)
+        return tiny_model
+
+    with pytest.raises(UserError, match="no labelled record"):
+        train_alone(tmp_path / "out", lora, records.slice(0, 0), fetch)
+    assert not fetched
+    assert train_alone(tmp_path / "out", lora, records, fetch)["steps"] == 6
+    assert fetched

@@ -164,6 +164,12 @@ def test_a_checkpoint_of_another_optimiser(begun: Train) -> None:
         begun(fork=True, optimizer={"name": "sgd"})
 
 
+def test_fewer_steps_than_are_done(begun: Train) -> None:
+    with pytest.raises(UserError, match="3 steps are done already, and this config has 2"):
+        begun(fork=True, batch_size=10)
+    assert begun(fork=True)["steps"] == 6
+
+
 @pytest.mark.parametrize(
     "changes", [{"ema": {"decay": 0.9}}, {"precision": "float16"}, {"precision": "bfloat16"}, {"recompute": "full"}]
 )

@@ -18,7 +18,7 @@ from posttrain.store.files import make_folder, remove_tree, sync_file, sync_fold
 from posttrain.store.hashing import digest, file_states
 from posttrain.store.lock import exclusive
 from posttrain.store.section import Section
-from posttrain.train.config import TrainConfig
+from posttrain.train.config import BESIDE, TrainConfig
 from posttrain.train.notes import read_notes
 from posttrain.train.tokens.key import content_digest
 
@@ -96,6 +96,7 @@ def train_alone(
 
 def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:
     from posttrain.train.stage import train
+    from posttrain.train.training_set import read_training_set
     from posttrain.train.watch.sinks.together import open_sinks
 
     work = out / _WORK
@@ -103,6 +104,10 @@ def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[P
     if (out / SUMMARY).exists():
         log.info("this training is done")
         return _read(out / SUMMARY)
+    source = locate(config.model, Path(), weights=False)
+    if not (Path(source).is_dir() or (work / "base").exists()):
+        # A mistake in the records is said before weights are fetched.
+        read_training_set(source, records, config.train, config.task, work / "scratch")
     sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
     try:
         summary = train(
@@ -170,7 +175,7 @@ def _is_free(out: Path) -> bool:
 def _identity(config: AloneConfig, records: pa.Table) -> dict[str, Any]:
     teacher = config.train.distill.teacher if config.train.has_teacher else None
     return {
-        **config.model_dump(mode="json", exclude={"train": {"sinks", "checkpoint", "profile", "loader"}}),
+        **config.model_dump(mode="json", exclude={"train": set(BESIDE)}),
         "contents": {
             "records": content_digest(records),
             "model": _files_digest(config.model),

@@ -48,6 +48,10 @@ class LoraConfig(Section):
     targets: list[str] | str = Field("all-linear", description="Names of the adapted modules.")
 
 
+BESIDE = frozenset({"checkpoint", "loader", "profile", "sinks"})
+"""Parts of the config that do not decide what a training ends with."""
+
+
 class TrainConfig(Section):
     """How a round trains its candidate."""
 

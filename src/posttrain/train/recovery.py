@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from posttrain.store.errors import UserError
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.course import Course
 from posttrain.train.notes import Notes
@@ -36,7 +37,11 @@ class Recovery:
     _saved: int = field(default=0, init=False)  # steps at the last checkpoint
 
     def resume(self) -> None:
-        """Go on where an earlier attempt was stopped, if there was one."""
+        """Go on where an earlier attempt was stopped, if there was one.
+
+        Raises:
+            UserError: it was of another model, or has done more steps than this training is to have.
+        """
         state, notes = self.state, self.notes
         if notes.back_to is not None:
             self._gone_back()
@@ -46,6 +51,13 @@ class Recovery:
             state.course = Course(**notes.course)
             state.watch.decisions = [Decision.from_json(one) for one in notes.decisions]
             self.untold = [Decision.from_json(one) for one in notes.untold]
+        done, wanted = len(state.steps), state.order.steps
+        if done > wanted:
+            raise UserError(
+                f"{done} steps are done already, and this config has {wanted}",
+                where=str(self.scratch),
+                fix="raise `train.epochs`, or start afresh in another folder",
+            )
         self._stands()
 
     def save(self) -> None:

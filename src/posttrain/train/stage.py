@@ -12,20 +12,14 @@ import pyarrow as pa
 import torch
 
 from posttrain.models.language_model import LanguageModel, check_folder, save
-from posttrain.models.shape import read_config
 from posttrain.models.task import TaskConfig
-from posttrain.store.errors import UserError
-from posttrain.train.columns import check_margins, numbers, stage_kinds
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import encoder_of
 from posttrain.train.initialization.untrained import check_from_scratch, untrained
-from posttrain.train.lessons.make import Given, lesson_for, model_for, shape_of
+from posttrain.train.lessons.make import Given, lesson_for, model_for
 from posttrain.train.lora import adapt, fold
 from posttrain.train.memory.decide import decided
-from posttrain.train.order import difficulty_of, stages_of
-from posttrain.train.tokens.fit import check_model
-from posttrain.train.tokens.tokenise import tokenise
 from posttrain.train.trainer import Trainer
+from posttrain.train.training_set import read_training_set
 from posttrain.train.watch.sinks.base import Sink
 from posttrain.train.watch.values import StepValues, finite
 
@@ -72,19 +66,13 @@ def train(
         UserError: if there is nothing to train on, or a record cannot be used.
         WorkError: if training went wrong beyond mending.
     """
-    if records.num_rows == 0:
-        raise UserError("there is no labelled record to train on")
     from_scratch = config.initialization.method != "none"
     check_folder(source, weights=not from_scratch)
     if from_scratch:
         check_from_scratch(config)
     config = config.with_teacher_from(Path())
-    mixed, difficulties = stage_kinds(config, records), _difficulties(config, records)
-    shape, encoder = shape_of(config, records), encoder_of(str(source), task)
-    units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
-    check_model(read_config(str(source)), encoder.chat.tokenizer, units, records)
-    if config.objective == "reward":
-        check_margins(records, units.margins)
+    found = read_training_set(str(source), records, config, task, scratch)
+    units = found.units
     torch.manual_seed(seed)
     lm = _model(config, source, task, seed)
     if units.cut:
@@ -104,8 +92,8 @@ def train(
         seed,
         scratch,
         sink,
-        kinds={name: np.repeat(of, times).tolist() for name, of in mixed.items()},
-        difficulties=None if difficulties is None else np.repeat(difficulties, times),
+        kinds={name: np.repeat(of, times).tolist() for name, of in found.kinds.items()},
+        difficulties=None if found.difficulties is None else np.repeat(found.difficulties, times),
         profile=profile,
     )
     steps = trainer.fit()
@@ -137,12 +125,6 @@ def _model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> La
     if config.initialization.method != "none":
         return untrained(source, task, config.initialization, seed, config.dtype)
     return model_for(config, source, task, config.dtype)
-
-
-def _difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
-    """The records' difficulty, where a curriculum goes by a column."""
-    name = difficulty_of(stages_of(config))
-    return None if name in (None, "loss") else numbers(records, str(name), "train.curriculum.difficulty")
 
 
 def _lasting(step: StepValues) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact
+from posttrain.train.config import BESIDE
 from posttrain.train.stage import VERSION, train
 from posttrain.train.watch.sinks.together import open_sinks
 
@@ -38,6 +39,6 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artif
 
     # A teacher is an input: which one it is counts, and not where it lies.
     config = turn.config.train.with_teacher(None)
-    settings = config.model_dump(mode="json", exclude={"start", "checkpoint", "sinks", "profile"})
+    settings = config.model_dump(mode="json", exclude={"start", *BESIDE})
     inputs = {"source": source, "dataset": dataset} | ({"teacher": teacher.id} if teacher else {})
     return turn.stage("train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION)

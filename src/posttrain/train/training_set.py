@@ -1,0 +1,66 @@
+"""Records as a training is to meet them: tokenised, and checked against the model, whose weights are not needed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.models.shape import read_config
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.train.columns import check_margins, numbers, stage_kinds
+from posttrain.train.config import TrainConfig
+from posttrain.train.examples import encoder_of
+from posttrain.train.lessons.make import shape_of
+from posttrain.train.order import difficulty_of, stages_of
+from posttrain.train.tokens.fit import check_model
+from posttrain.train.tokens.token_set import TokenSet
+from posttrain.train.tokens.tokenise import tokenise
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """A training's records.
+
+    Args:
+        units: their tokens.
+        kinds: by column that a stage mixes by, what each record is.
+        difficulties: float64 [R], where a curriculum goes by a column.
+    """
+
+    units: TokenSet
+    kinds: dict[str, list[str]]
+    difficulties: np.ndarray | None
+
+
+def read_training_set(
+    source: str, records: pa.Table, config: TrainConfig, task: TaskConfig, scratch: Path
+) -> TrainingSet:
+    """Tokenise the records, or find them tokenised.
+
+    Args:
+        source: the model, as ``posttrain.models.sources.locate`` names it.
+        records: rows of the record schema.
+        config: how they are trained on.
+        task: what the model is asked to do.
+        scratch: where the tokens are kept.
+
+    Raises:
+        UserError: there is no record, or one cannot be used.
+    """
+    if records.num_rows == 0:
+        raise UserError("there is no labelled record to train on")
+    kinds, difficulties = stage_kinds(config, records), _difficulties(config, records)
+    shape, encoder = shape_of(config, records), encoder_of(source, task)
+    units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
+    check_model(read_config(source), encoder.chat.tokenizer, units, records)
+    if config.objective == "reward":
+        check_margins(records, units.margins)
+    return TrainingSet(units, kinds, difficulties)
+
+
+def _difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
+    """The records' difficulty, where a curriculum goes by a column."""
+    name = difficulty_of(stages_of(config))
+    return None if name in (None, "loss") else numbers(records, str(name), "train.curriculum.difficulty")
