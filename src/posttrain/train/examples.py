@@ -138,7 +138,8 @@ def unusable(record: Mapping[str, Any], what: str, *, fix: str | None = None) ->
 def _completion(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
     prompt = request(record)
     if not prompt or (record["prompt"] and record["completion"] is None):
-        raise unusable(record, "it has no answer and no text to learn", fix="give it one, or take it out of the data")
+        fix = "say which column holds it (`columns`), give it one, or take it out of the data"
+        raise unusable(record, "it has no answer and no text to learn", fix=fix)
     if record["completion"] is not None:
         return [speaker.chat.encode(speaker.task.turns(prompt), record["completion"])], -1
     ids = [*speaker.chat.tokenizer(record["text"])["input_ids"], _stop(speaker.chat)]
