@@ -101,8 +101,7 @@ class Trainer:
             if self.config.weight_standardization:
                 within.enter_context(standardized(self.lm))
             within.enter_context(self.lesson.equipped(self.lm))
-            if not self.config.compile:
-                within.enter_context(fused(self.lm))
+            within.enter_context(fused(self.lm, compiled=self.config.compile))
             padded = not within.enter_context(packing(self.lm, int(longest(self.lesson.units).max())))
             within.enter_context(_mode(self.lm, training=False))
             order = self._order(padded)

@@ -71,12 +71,13 @@ def final_states(lm: LanguageModel) -> torch.Tensor:
     return found.double()
 
 
-def test_what_layers_add_up_is_not_rounded() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_layers_add_up_is_not_rounded(compiled: bool) -> None:
     config = LlamaConfig(**(SIZES | {"num_hidden_layers": 24, "initializer_range": 0.05}))
     exact, low = final_states(made(config)), made(config)
     low.model.to(torch.bfloat16)
     plain = (final_states(low) - exact).norm()
-    with fused(low):
+    with fused(low, compiled=compiled):
         inside = (final_states(low) - exact).norm()
         states = low.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
         wide = {name for name, weight in low.model.named_parameters() if weight.dtype == torch.float32}

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from posttrain.models.fused import blocks
 from posttrain.models.fused.low_rank import low_rank_linear
-from posttrain.models.fused.norm import rms_norm
+from posttrain.models.fused.norm import rms_norm, written_out
 from posttrain.models.fused.rotary import rotate
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -34,6 +34,7 @@ def test_norm(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, numbers: int)
     ours, exact = rms_norm(*inputs, 1e-5, dtype), normed(*doubles, 1e-5)
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(written_out(*inputs, 1e-5, dtype), ours, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     for one, other in zip(gradients(ours, inputs), gradients(exact, doubles), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 

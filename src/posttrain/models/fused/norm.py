@@ -23,6 +23,12 @@ def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype)
     return found
 
 
+def written_out(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """The same as `rms_norm` in operations that a compiler fuses."""
+    wide = states.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight).to(dtype)
+
+
 class _RmsNorm(torch.autograd.Function):
     """With n = x / rms and p = g * n: the weight's gradient is the sum of p, x's is (g * w - n * mean(p * w)) / rms."""
 

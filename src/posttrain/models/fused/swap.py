@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.models.fused.adapter import adapted_forward
-from posttrain.models.fused.norm import rms_norm
+from posttrain.models.fused.norm import rms_norm, written_out
 from posttrain.models.fused.rotary import rotate
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.layers import with_forward
@@ -22,26 +22,32 @@ _PROBE = torch.arange(3, 19)[None]
 
 
 @contextmanager
-def fused(lm: LanguageModel) -> Iterator[None]:
+def fused(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
     """Have a model run its adapter, and on a CPU its norms and rotations, fused, and leave it as it was.
 
     What takes an operation's place has been compared with it on a few numbers; what is not known stays. Where all norms
     are replaced, what the layers add up for each token is kept in float32, as it is under autocast, whatever the
     weights are in: it is not rounded after each layer. Other devices have kernels of their own.
+
+    Args:
+        compiled: whether the layers are compiled, which fuses them; then norms are only made to take float32.
     """
+    low = lm.model.dtype != torch.float32
     with ExitStack() as changed:
-        for module in lm.model.modules():
-            if forward := adapted_forward(module):
-                changed.enter_context(with_forward(module, forward))
-        if lm.device.type == "cpu":
-            norms = {module: _fused_norm(module) for module in lm.decoder.modules() if is_norm(module)}
+        if not compiled:
+            for module in lm.model.modules():
+                if forward := adapted_forward(module):
+                    changed.enter_context(with_forward(module, forward))
+        if lm.device.type == "cpu" and (low or not compiled):
+            norm = written_out if compiled else rms_norm
+            norms = {module: _norm_forward(module, norm) for module in lm.decoder.modules() if is_norm(module)}
             for module, forward in norms.items():
                 if forward:
                     changed.enter_context(with_forward(module, forward))
             for home in {sys.modules[type(module).__module__] for module in lm.decoder.modules()}:
                 if hasattr(home, _ROTATION):
-                    changed.enter_context(_rotating(home))
-            if norms and all(norms.values()) and lm.model.dtype != torch.float32:
+                    changed.enter_context(_rotating(home, _narrowed if compiled else _remembering))
+            if norms and all(norms.values()) and low:
                 changed.enter_context(_wide(list(norms)))
                 changed.enter_context(_wide_sum(lm))
         yield
@@ -93,8 +99,8 @@ def _wide_sum(lm: LanguageModel) -> Iterator[None]:
         hook.remove()
 
 
-def _fused_norm(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """What gives what a norm gives; None where nothing here does."""
+def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor], Tensor] | None:
+    """What gives what a module's own norm gives; None where it is another norm."""
     own = module.forward
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if epsilon is None or [name for name, _ in module.named_parameters()] != ["weight"]:
@@ -106,7 +112,7 @@ def _fused_norm(module: Any) -> Callable[[Tensor], Tensor] | None:
         if states.dtype not in (low, torch.float32):
             found: Tensor = own(states)
             return found
-        return rms_norm(states, module.weight, epsilon, low)
+        return norm(states, module.weight, epsilon, low)
 
     return forward if _agree(module, forward) else None
 
@@ -117,23 +123,14 @@ def _agree(module: Any, forward: Callable[[Tensor], Tensor]) -> bool:
     return torch.allclose(module(probe), forward(probe), rtol=0.02, atol=1e-6)
 
 
+_Rotation = Callable[..., tuple[Tensor, Tensor]]
+
+
 @contextmanager
-def _rotating(home: Any) -> Iterator[None]:
+def _rotating(home: Any, instead: Callable[[_Rotation], _Rotation]) -> Iterator[None]:
     """Replace the function by which a module of transformers rotates queries and keys."""
     own = getattr(home, _ROTATION)
-    known: tuple[Tensor | None, list[Tensor]] = (None, [])  # which all layers are given
-
-    def turned(
-        queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
-    ) -> tuple[Tensor, Tensor]:
-        if cosine.shape[-1] != queries.shape[-1]:
-            found: tuple[Tensor, Tensor] = own(queries, keys, cosine, sine, unsqueeze_dim=unsqueeze_dim)
-            return found
-        nonlocal known
-        if known[0] is not cosine or known[1][0].dtype != queries.dtype:
-            known = cosine, [part.unsqueeze(unsqueeze_dim).to(queries.dtype) for part in (cosine, sine)]
-        return rotate(queries, *known[1]), rotate(keys, *known[1])
-
+    turned = instead(own)
     if list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"] or not _turn(own, turned):
         yield
         return
@@ -144,7 +141,35 @@ def _rotating(home: Any) -> Iterator[None]:
         setattr(home, _ROTATION, own)
 
 
-def _turn(own: Callable[..., Any], other: Callable[..., Any]) -> bool:
+def _remembering(own: _Rotation) -> _Rotation:
+    """The fused rotation; sine and cosine are brought into the queries' dtype once for all layers."""
+    known: tuple[Tensor | None, list[Tensor]] = (None, [])  # which all layers are given
+
+    def turned(
+        queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        if cosine.shape[-1] != queries.shape[-1]:
+            return own(queries, keys, cosine, sine, unsqueeze_dim=unsqueeze_dim)
+        nonlocal known
+        if known[0] is not cosine or known[1][0].dtype != queries.dtype:
+            known = cosine, [part.unsqueeze(unsqueeze_dim).to(queries.dtype) for part in (cosine, sine)]
+        return rotate(queries, *known[1]), rotate(keys, *known[1])
+
+    return turned
+
+
+def _narrowed(own: _Rotation) -> _Rotation:
+    """A model's own rotation, of which queries and keys come in the dtype that they had."""
+
+    def turned(
+        queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        return own(queries, keys, cosine.to(queries.dtype), sine.to(queries.dtype), unsqueeze_dim=unsqueeze_dim)
+
+    return turned
+
+
+def _turn(own: _Rotation, other: _Rotation) -> bool:
     """Whether two rotations agree."""
     angles = torch.arange(12.0).view(1, 3, 4).repeat(1, 1, 2)
     probe = torch.linspace(-2, 2, 48).view(1, 2, 3, 8), torch.linspace(-1, 3, 24).view(1, 1, 3, 8)

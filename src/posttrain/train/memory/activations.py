@@ -94,12 +94,13 @@ class Numbers:
     @classmethod
     def of(cls, config: TrainConfig, shape: Shape, device: str) -> "Numbers":
         """In a training of this precision."""
-        fused = shape.rms and device == "cpu" and not config.compile
+        wide_sum = shape.rms and device == "cpu"
+        fused = wide_sum and not config.compile
         autocast = config.precision == "autocast"
         wide = config.dtype == "float32"
         product = 4 if wide and not autocast else 2
         adapter = None if autocast or config.compile else product
-        return cls(4 if wide or fused else 2, product, autocast, fused, adapter)
+        return cls(4 if wide or wide_sum else 2, product, autocast, fused, adapter)
 
 
 def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
