@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posttrain.models import head
-from posttrain.models.head import token_log_probabilities
+from posttrain.models.head import token_and_mean_log_probabilities, token_log_probabilities
 from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.task import TaskConfig
 
@@ -38,6 +38,52 @@ def test_values_and_gradients(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
         weight.grad = None
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def smoothed(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    found, mean = token_and_mean_log_probabilities(lm, states, targets)
+    return 0.9 * found + 0.1 * mean
+
+
+def whole_and_smoothed(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = lm.model.get_output_embeddings()(states)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return -torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ways", [(token_log_probabilities, whole), (smoothed, whole_and_smoothed)])
+def test_under_autocast_it_is_as_near_as_torch(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, ways: Any, dtype: torch.dtype, inside: bool
+) -> None:
+    """Against float64, whether gradients are computed inside of autocast or, as in training, outside."""
+    monkeypatch.setattr(head, "_WORDS", 64)
+    weight = lm.model.get_output_embeddings().weight
+    generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(weight, std=0.5, generator=generator)
+    given = 3 * torch.randn(40, weight.shape[1], generator=generator)
+    targets = torch.randint(0, len(weight), (40,), generator=generator)
+    ours, theirs = ways
+
+    def gradients(way: Any, on: bool = True) -> list[torch.Tensor]:
+        states = given.to(weight.dtype, copy=True).requires_grad_()
+        weight.grad = None
+        with torch.autocast("cpu", dtype, enabled=on):
+            loss = way(lm, states, targets).sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        assert states.grad.dtype == weight.grad.dtype == weight.dtype
+        return [states.grad, weight.grad, weight.grad.sum(0)]  # the last is 0 where a row's logits' gradients are
+
+    found, own = gradients(ours), gradients(theirs)
+    lm.model.double()
+    exact = gradients(theirs, on=False)
+    for one, other, right in zip(found, own, exact, strict=True):
+        assert (one - right).norm() <= 1.1 * (other - right).norm()
+    assert exact[2].norm() < 1e-5 * exact[1].norm()
 
 
 @pytest.mark.parametrize(("name", "value"), [("final_logit_softcapping", 5.0), ("logits_scaling", 4.0)])

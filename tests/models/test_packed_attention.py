@@ -1,6 +1,7 @@
 """Attention confined to pieces, against torch's own with a mask of who sees whom."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -100,9 +101,24 @@ def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(ours, theirs)
 
 
-def test_capped_scores_are_refused() -> None:
-    with pytest.raises(ValueError, match="capped"):
-        attend(None, *states(3, 1, 1), None, softcap=30.0, pieces=plan([Piece(0, 3)]))
+@pytest.mark.parametrize(("name", "value"), [("softcap", 30.0), ("s_aux", torch.zeros(2))])
+def test_scores_that_are_capped_or_have_sinks_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        attend(None, *states(3, 1, 1), None, pieces=plan([Piece(0, 3)]), **{name: value})
+
+
+def test_values_of_another_width_are_refused() -> None:
+    query, key, value = states(3, 1, 1)
+    with pytest.raises(ValueError, match="wide"):
+        attend(None, query, key, value[..., :8], None, pieces=plan([Piece(0, 3)]))
+
+
+def test_pieces_without_tokens() -> None:
+    """A sequence of one token, which is only predicted."""
+    for lengths in ([0], [4, 0, 3]):
+        starts = [sum(lengths[:number]) for number in range(len(lengths))]
+        pieces = [Piece(start, length) for start, length in zip(starts, lengths, strict=True)]
+        check(pieces, plan(pieces), (4, 2))
 
 
 def as_spans(pieces: list[Piece], device: str = "cpu") -> Plan:

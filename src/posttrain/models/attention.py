@@ -16,6 +16,7 @@ from posttrain.models.causal import causal_attention
 from posttrain.models.row_plan import Group, Plan
 
 NAME = "posttrain_packed"
+_REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")  # what models call theirs with
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -40,10 +41,14 @@ def attend(
         [1, T, H, D].
 
     Raises:
-        ValueError: the model caps its attention scores, which this attention is not for: `packing` has its rows padded.
+        ValueError: the model caps or biases its attention scores, has sinks or sees some keys only, or its values are
+            not as wide as its keys, which this attention is not for: `packing` has its rows padded.
     """
-    if options.get("softcap"):
-        raise ValueError("capped attention scores")
+    for name in _REFUSED:
+        if options.get(name) is not None:
+            raise ValueError(f"attention with {name}")
+    if value.shape[-1] != key.shape[-1]:
+        raise ValueError("values that are not as wide as keys")
     row: Plan = options["pieces"]
     scale = scaling or query.shape[-1] ** -0.5
     # Under autocast rotated queries and keys are float32, values are not.
@@ -91,7 +96,7 @@ def _attend_group(
     if query.device.type == "cpu" and not dropout:
         hidden = None if group.hidden is None else group.hidden.repeat_interleave(shared, 0)
         found = causal_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), scale, hidden)
-        return found.view(number, shared, width, -1, size).transpose(1, 2).reshape(-1, heads, size)
+        return found.view(number, shared, width, heads // shared, size).transpose(1, 2).reshape(-1, heads, size)
     found = functional.scaled_dot_product_attention(
         q.permute(0, 1, 3, 2, 4).flatten(1, 2),
         k,

@@ -68,9 +68,13 @@ def _log_probabilities(
 ) -> tuple[Tensor, Tensor | None]:
     head = lm.model.get_output_embeddings()
     if _is_plain(lm, head):
-        dtype = states.dtype if torch.is_autocast_enabled(states.device.type) else head.weight.dtype
+        if torch.is_autocast_enabled(states.device.type):
+            dtype = torch.get_autocast_dtype(states.device.type)
+        else:
+            dtype = head.weight.dtype
+            states = states.to(dtype)
         found: tuple[Tensor, Tensor | None] = _LogProbabilities.apply(  # type: ignore[no-untyped-call]
-            states.to(dtype), head.weight.to(dtype), targets, with_mean
+            states, head.weight, targets, with_mean, dtype
         )
         return found
     parts = [
@@ -98,56 +102,86 @@ def _slow(lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool) -
 class _LogProbabilities(torch.autograd.Function):
     """log softmax(states @ weight.T)[target]; the gradient of logit v is g (1[v = target] - p_v).
 
-    Its mean over the vocabulary of V, where it is wanted, has the gradient h (1 / V - p_v).
+    Its mean over the vocabulary of V, where it is wanted, has the gradient h (1 / V - p_v). Both passes multiply in one
+    dtype, as probabilities would not add up to 1 if logits were more precise than their sum; autocast, which is off
+    while gradients are computed, is not left to choose it.
     """
 
     @staticmethod
     def forward(
-        context: Any, states: Tensor, weight: Tensor, targets: Tensor, with_mean: bool
+        context: Any, states: Tensor, weight: Tensor, targets: Tensor, with_mean: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor | None]:
         chosen = torch.zeros(len(states), dtype=torch.float32, device=states.device)
         largest = torch.full_like(chosen, -torch.inf)
         total = torch.zeros_like(chosen)
         every = torch.zeros_like(chosen) if with_mean else None
-        for logits, words, rows in _parts(states, weight, targets):
-            chosen[rows] = logits[rows, targets[rows] - words.start]
-            if every is not None:
-                every += logits.sum(1)
-            before, largest = largest, torch.maximum(largest, logits.amax(1))
-            total = total.mul_((before - largest).exp_()).add_(logits.sub_(largest[:, None]).exp_().sum(1))
+        low = states.to(dtype)
+        with torch.autocast(states.device.type, enabled=False):
+            for logits, _, words, rows in _parts(low, weight, targets):
+                chosen[rows] = logits[rows, targets[rows] - words.start]
+                if every is not None:
+                    every += logits.sum(1)
+                before, largest = largest, torch.maximum(largest, logits.amax(1))
+                total = total.mul_((before - largest).exp_()).add_(logits.sub_(largest[:, None]).exp_().sum(1))
         total = total.log_().add_(largest)
         context.save_for_backward(states, weight, targets, total)
+        context.dtype = dtype
         return chosen - total, None if every is None else every.div_(len(weight)).sub_(total)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor, of_mean: Tensor | None) -> Any:
         states, weight, targets, total = context.saved_tensors
-        of_states = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
-        of_weight = torch.empty_like(weight) if context.needs_input_grad[1] else None
-        # What a whole row of logits is multiplied by is applied to the narrow states instead, where it cannot overflow.
-        narrow = of_mean is None and weight.dtype != torch.float16
-        read = (states * -gradient[:, None]).to(states.dtype) if narrow else states
-        for logits, words, rows in _parts(states, weight, targets):
-            part = logits.sub_(total[:, None]).exp_()
-            if narrow:
-                part[rows, targets[rows] - words.start] -= 1
-            else:
-                part.mul_(-(gradient if of_mean is None else gradient + of_mean)[:, None])
-                if of_mean is not None:
-                    part.add_((of_mean / len(weight))[:, None])
-                part[rows, targets[rows] - words.start] += gradient[rows]
-            low = part.to(weight.dtype)
-            of_states += low @ weight[words]
-            if of_weight is not None:
-                torch.matmul(low.T, read, out=of_weight[words])
+        with torch.autocast(states.device.type, enabled=False):
+            of_states, of_weight = _gradients(
+                states.to(context.dtype), weight, targets, total, gradient, of_mean, context.needs_input_grad[1]
+            )
+        return of_states.to(states.dtype), of_weight, None, None, None
+
+
+def _gradients(
+    states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    total: Tensor,
+    gradient: Tensor,
+    of_mean: Tensor | None,
+    with_weight: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Of the states in float32, and of the weights in their dtype."""
+    dtype = states.dtype
+    of_states = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
+    of_weight = torch.empty_like(weight) if with_weight else None
+    # What a whole row of logits is multiplied by is applied to the narrow states instead, where it cannot overflow.
+    narrow = of_mean is None and dtype != torch.float16
+    read = (states * -gradient[:, None]).to(dtype) if narrow else states
+    for logits, weights, words, rows in _parts(states, weight, targets):
+        part = logits.sub_(total[:, None]).exp_()
         if narrow:
-            of_states.mul_(-gradient[:, None])
-        return of_states.to(states.dtype), of_weight, None, None
+            part[rows, targets[rows] - words.start] -= 1
+        else:
+            part.mul_(-(gradient if of_mean is None else gradient + of_mean)[:, None])
+            if of_mean is not None:
+                part.add_((of_mean / len(weight))[:, None])
+            part[rows, targets[rows] - words.start] += gradient[rows]
+        low = part.to(dtype)
+        of_states += low @ weights
+        if of_weight is not None and weight.dtype == dtype:
+            torch.matmul(low.T, read, out=of_weight[words])
+        elif of_weight is not None:
+            of_weight[words] = low.T @ read
+        del logits, part, low, weights  # before the next ones are made
+    if narrow:
+        of_states.mul_(-gradient[:, None])
+    return of_states, of_weight
 
 
-def _parts(states: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, slice, Tensor]]:
-    """Float32 logits of a part of the vocabulary, which part, and the rows whose target is in it."""
+def _parts(states: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, slice, Tensor]]:
+    """Float32 logits of a part of the vocabulary, its weights in the states' dtype, which, and rows with such a target.
+
+    The products are rounded to the states' dtype.
+    """
     for start in range(0, len(weight), _WORDS):
         words = slice(start, min(start + _WORDS, len(weight)))
         rows = ((targets >= words.start) & (targets < words.stop)).nonzero()[:, 0]
-        yield (states @ weight[words].T).float(), words, rows
+        weights = weight[words].to(states.dtype)
+        yield (states @ weights.T).float(), weights, words, rows

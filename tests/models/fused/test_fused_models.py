@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, GptOssConfig, LlamaConfig, Qwen3Config
 from transformers.models.llama import modeling_llama
 
 from posttrain.models.fused import fused
@@ -49,6 +49,7 @@ def replaced(lm: LanguageModel) -> set[str]:
         (Qwen3Config(**SIZES), {"Qwen3RMSNorm"}),
         (GemmaConfig(**SIZES), set()),  # its weights are added to one
         (GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4), set()),
+        (GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1), {"GptOssRMSNorm"}),  # half the angles
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
@@ -146,3 +147,11 @@ def test_adapters_of_other_kinds_are_left_alone() -> None:
     lm = LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)
     with fused(lm):
         assert replaced(lm) == {"LlamaRMSNorm"}
+
+
+def test_a_vocabulary_of_a_few_words() -> None:
+    lm = made(LlamaConfig(**(SIZES | {"vocab_size": 16, "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0})))
+    lm.model.to(torch.bfloat16)
+    with fused(lm):
+        states = lm.decoder(input_ids=IDS % 16, output_hidden_states=True).hidden_states
+    assert states[0].dtype == torch.float32
