@@ -67,6 +67,7 @@ def test_it_leaves_a_model_its_config_and_its_steps(answers: Path, tmp_path: Pat
     assert summary["micro_batch_tokens"] >= max(step["tokens"] for step in steps)
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert (config["train"]["epochs"], config["train"]["schedule"]["name"]) == (3, "cosine")
+    assert config["train"]["micro_batch_tokens"] == summary["micro_batch_tokens"]
     again = posttrain("train", *SMALL, "--data", answers, "--out", out)
     assert (again.code, "is done" in again.err) == (0, True)
     assert lines(out) == steps
@@ -74,6 +75,18 @@ def test_it_leaves_a_model_its_config_and_its_steps(answers: Path, tmp_path: Pat
     twin = posttrain("train", "--config", out / "config.yaml", "--out", tmp_path / "twin")
     assert twin.code == 0, twin
     assert (tmp_path / "twin" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_several_files_are_one_training_set(answers: Path, tmp_path: Path, posttrain: Call) -> None:
+    first, *rest = answers.read_text().splitlines(keepends=True)
+    parts = [tmp_path / "first.jsonl", tmp_path / "rest.jsonl"]
+    parts[0].write_text(first)
+    parts[1].write_text("".join(rest))
+    for out, files in ((tmp_path / "whole", [answers]), (tmp_path / "parts", parts)):
+        options = [option for file in files for option in ("--data", file)]
+        ended = posttrain("train", *SMALL, *options, "--set", "train.shuffle=false", "--out", out)
+        assert ended.code == 0, ended
+    assert [line["loss"] for line in lines(tmp_path / "parts")] == [line["loss"] for line in lines(tmp_path / "whole")]
 
 
 @pytest.mark.parametrize("objective", ["dpo", "ipo", "cdpo", "robust_dpo", "hinge"])
@@ -153,7 +166,7 @@ def test_what_has_changed_is_said(
     assert posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out").code == 0
     ended = posttrain("train", *SMALL, *change, "--data", answers, "--out", tmp_path / "out")
     assert says in ended.mistake
-    assert "--fork" in ended.mistake
+    assert "name another --out" in ended.mistake
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.cli.settings import read_settings
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,3 +47,11 @@ def test_a_training_leaves_model_config_and_metrics(folder: Path, name: str) -> 
 
 def test_the_report_is_written(folder: Path) -> None:
     assert "<svg" in (folder / "trained.html").read_text(encoding="utf-8")
+
+
+def test_every_setting_that_it_names_is_one() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    passages = re.findall(r"(?:--set [^\s`]+ ?)+", page)  # those side by side are meant together
+    assert any("train.recompute.budget=" in passage for passage in passages)
+    for passage in passages:
+        read_settings(None, {"model": "tiny"}, re.findall(r"--set ([^\s`]+)", passage), plan=True)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from posttrain.store.nearest import did_you_mean, nearest
+from posttrain.store.nearest import did_you_mean, nearest, share_words
 
 
 def test_the_nearest_name_is_found_in_any_order() -> None:
@@ -20,3 +20,10 @@ def test_the_least_alike_is_named_too_unless_likeness_is_asked_for() -> None:
 def test_nothing_is_known() -> None:
     assert nearest("word", []) is None
     assert did_you_mean("word", iter(())) is None
+
+
+def test_names_share_words_whichever_is_longer() -> None:
+    assert share_words("batch_size", "train_batch_size")
+    assert share_words("num_train_epochs", "epochs")
+    assert not share_words("learning_rate", "rate_scale")
+    assert not share_words("epoch", "epochs")

@@ -86,6 +86,16 @@ def test_an_answer_that_leaves_no_room_for_its_prompt(fresh: Fresh, make_records
     assert encode(fresh(), rows, 26)[1] == [f"{2:020x}"]
 
 
+def test_records_that_are_too_long_are_counted(fresh: Fresh, make_records: MakeRecords) -> None:
+    long = ("hi", "an answer of some length")
+    with pytest.raises(UserError) as caught:
+        encode(fresh(), make_records([("hi", "x"), long, ("hi", "x"), long, ("hi", None), long]), 25)
+    says = f"record {2:020x}: its answer leaves no room for its prompt in 25 tokens, and 2 more like it; raise"
+    assert says in str(caught.value)
+    with pytest.raises(UserError, match=f"record {1:020x}: it has no answer"):
+        encode(fresh(), make_records([("hi", None), long, long]), 25)
+
+
 @pytest.mark.parametrize("row", [("hi", None), (None, None), (None, "")])
 def test_a_record_without_an_answer(
     fresh: Fresh, make_records: MakeRecords, row: tuple[str | None, str | None]

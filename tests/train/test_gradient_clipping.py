@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from posttrain.train.clip import clip_factor
+from posttrain.train.config import TrainConfig
 
 
 def gradients(scale: float) -> list[torch.Tensor]:
@@ -13,8 +14,8 @@ def gradients(scale: float) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
 @pytest.mark.parametrize("value", [None, 0.5, 1.2, 1e6])
-@pytest.mark.parametrize("limit", [0.3, 4.0, 1e9])
-def test_value_then_norm(scale: float, value: float | None, limit: float) -> None:
+@pytest.mark.parametrize("limit", [0.3, 4.0, 1e9, None])
+def test_value_then_norm(scale: float, value: float | None, limit: float | None) -> None:
     ours, theirs = gradients(scale), [torch.nn.Parameter(torch.zeros_like(one)) for one in gradients(scale)]
     for weight, gradient in zip(theirs, gradients(scale), strict=True):
         weight.grad = gradient
@@ -22,10 +23,15 @@ def test_value_then_norm(scale: float, value: float | None, limit: float) -> Non
     factor = clip_factor(ours, norm, limit, value)
     if value is not None:
         torch.nn.utils.clip_grad_value_(theirs, value)
-    torch.nn.utils.clip_grad_norm_(theirs, limit)
+    if limit is not None:
+        torch.nn.utils.clip_grad_norm_(theirs, limit)
     assert factor <= 1
     for gradient, weight in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient * factor, weight.grad)
+
+
+def test_no_limit_is_a_setting() -> None:
+    assert TrainConfig.read({"clip": None}, "test").clip is None
 
 
 def test_without_a_value_the_gradients_are_not_touched() -> None:

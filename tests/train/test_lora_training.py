@@ -1,4 +1,5 @@
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig, TrainConfig
 from posttrain.train.lora import adapt, fold
+from posttrain.train.memory.weights import adapted
 from posttrain.train.stage import train
 from posttrain.train.watch.values import StepValues
 
@@ -43,6 +45,13 @@ def test_only_the_adapter_trains(
     moved = {name for name, weight in lm.model.named_parameters() if not torch.equal(weight, before[name])}
     assert moved == trainable
     assert steps[-1].loss < steps[0].loss
+
+
+def test_putting_an_adapter_on_warns_of_nothing(fresh: Fresh) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapt(fresh(), LORA)
+        adapted(fresh().model, LORA)
 
 
 def test_the_folded_model_is_the_adapted_one(

@@ -211,3 +211,11 @@ def test_frozen_weights_stay(fresh: Fresh) -> None:
         weight.requires_grad_("layers.0" in name)
     optimizer = Masters(lm.model, OptimizerConfig())
     assert set(optimizer.names) == {name for name, _ in lm.model.named_parameters() if "layers.0" in name}
+
+
+def test_a_gradient_that_found_no_memory_is_forgotten(fresh: Fresh) -> None:
+    masters = Masters(fresh("bfloat16").model, OptimizerConfig())
+    weight = masters.weights[0]
+    weight.grad = torch.ones_like(weight)  # as it stays where adding it to the sum fails
+    masters.forget()
+    assert weight.grad is None

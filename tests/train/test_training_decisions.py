@@ -1,7 +1,7 @@
 """What the watch decides reaches every sink, whatever it does to the step it was decided at."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ class Told:
         self.lines[values.step] = values
         self.decisions += [(one.finding.kind, one.finding.step, one.action) for one in decisions]
 
-    def rewind(self, step: int) -> None:
-        self.lines = {number: values for number, values in self.lines.items() if number < step}
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        self.lines = {number: values for number, values in self.lines.items() if number < len(steps)}
 
     def close(self) -> None:
         pass

@@ -19,6 +19,7 @@ from posttrain.train.schedule import rate
 from posttrain.train.watch.values import StepValues
 
 IGNORED = -100
+UNDROPPED = {"dropout": 0, "attention_dropout": 0, "activation_dropout": 0, "layerdrop": 0}
 Fresh = Callable[..., LanguageModel]
 Fit = Callable[..., list[StepValues]]
 
@@ -156,7 +157,10 @@ def test_odd_batches(fresh: Fresh, rows: list[Encoded]) -> None:
         ("olmo2", {}, True),
         ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, True),
         ("gpt_neox", {}, True),
-        # Their attention is confined otherwise, so they get padded rows.
+        # Their attention is confined otherwise, capped, or their own, so they get padded rows.
+        ("gemma2", {"head_dim": 32}, False),
+        ("stablelm", {}, False),
+        ("xglm", {"d_model": 64, "ffn_dim": 96, "attention_heads": 2, "num_layers": 2} | UNDROPPED, False),
         ("gemma2", {"head_dim": 32, "sliding_window": 8}, False),
         ("gemma3_text", {"head_dim": 32, "sliding_window": 8}, False),
         ("mistral", {"sliding_window": 8}, False),

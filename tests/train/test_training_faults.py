@@ -325,7 +325,7 @@ def test_a_divergence_goes_back_to_before_it_began(
     assert found["steps"] == 30
     assert calls == 30 + 19 - from_step
     course = json.loads((tmp_path / "scratch" / "notes.json").read_text())["course"]
-    assert course == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turns": 1}
+    assert course == {"left_out": [15, 16, 17, 18], "rate_factor": 1.0, "turned_factor": 1.0, "turns": 1}
 
 
 def test_a_lower_rate_takes_no_step_away(

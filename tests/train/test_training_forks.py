@@ -164,6 +164,24 @@ def test_a_checkpoint_of_another_optimiser(begun: Train) -> None:
         begun(fork=True, optimizer={"name": "sgd"})
 
 
+def test_changed_files_of_this_program(begun: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(alone, "_code_digest", lambda: "other")
+        with pytest.raises(UserError, match="what is in the code has changed"):
+            begun()
+        patch.setattr(alone, "version", lambda name: "99")
+        with pytest.raises(UserError, match=r'`libraries\.torch` was "2.*" and is "99"'):
+            begun()
+    assert begun()["steps"] == 6
+
+
+def test_a_finished_training_cannot_be_forked(begun: Train) -> None:
+    begun()
+    for fork in (False, True):
+        with pytest.raises(UserError, match=r"is done, and was begun otherwise: `train\.epochs` was 2 and is 3; name"):
+            begun(fork=fork, epochs=3)
+
+
 def test_fewer_steps_than_are_done(begun: Train) -> None:
     with pytest.raises(UserError, match="3 steps are done already, and this config has 2"):
         begun(fork=True, batch_size=10)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from posttrain.models.task import TaskConfig
+from posttrain.store.errors import WorkError
 from posttrain.train import trainer
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.config import TrainConfig
@@ -36,8 +37,10 @@ class Lines:
         loss = values.loss if math.isfinite(values.loss) else 0.0
         self.lines[values.step] = (loss, values.lr, [one.line() for one in decisions])
 
-    def rewind(self, step: int) -> None:
-        self.lines = {number: line for number, line in self.lines.items() if number < step}
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        self.lines = {number: line for number, line in self.lines.items() if number < len(steps)}
+        for number, (_, _, said) in self.lines.items():
+            assert said == [one.line() for one in told.get(number, ())]
 
     def close(self) -> None: ...
 
@@ -158,9 +161,24 @@ def test_the_best_checkpoint_has_the_lowest_loss(run: Run, tmp_path: Path) -> No
     assert kept.steps() == [20, 28]
 
 
-@pytest.mark.parametrize(("noted", "taken"), [(4096, 64), (32, 32)], ids=["a fork", "memory ran out before"])
-def test_micro_batches_are_no_larger_than_config_and_notes_say(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: int, taken: int
+def test_a_loss_that_is_no_number_does_not_decide_which_checkpoint_is_best(run: Run, tmp_path: Path) -> None:
+    saved = {"every_steps": 4, "every_seconds": None, "background": False, "keep_best": True, "keep_last": 1}
+    run("best", {25: math.nan}, {"nan": {"action": "skip"}}, checkpoint=saved)
+    assert Checkpoints(tmp_path / "best" / "scratch" / "checkpoints").steps() == [28]
+
+
+@pytest.mark.parametrize(
+    ("noted", "taken"),
+    [
+        ({"auto_budget": 4096}, 64),
+        ({"auto_budget": 32}, 64),
+        ({"fitting_budget": 32}, 32),
+        ({"fitting_budget": 128}, 64),
+    ],
+    ids=["a fork to less", "a fork to more", "memory ran out before", "it held more"],
+)
+def test_micro_batches_are_no_larger_than_config_and_memory_say(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: dict[str, int], taken: int
 ) -> None:
     budgets = []
     usual = trainer.Loader
@@ -171,6 +189,30 @@ def test_micro_batches_are_no_larger_than_config_and_notes_say(
 
     monkeypatch.setattr(trainer, "Loader", loader)
     (tmp_path / "noted" / "scratch").mkdir(parents=True)
-    Notes(token_budget=noted).write(tmp_path / "noted" / "scratch")
+    Notes(**noted).write(tmp_path / "noted" / "scratch")
     run("noted", {}, {}, micro_batch_tokens=64, epochs=1)
     assert budgets == [taken]
+
+
+def test_a_stop_is_decided_the_same_again(run: Run) -> None:
+    spoiled = dict.fromkeys((9, 10, 11), math.nan)
+    said = []
+    for _ in range(2):
+        with pytest.raises(WorkError, match="stopped at step 11") as caught:
+            run("stopped", spoiled, {"nan": {"action": "rollback"}})
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "lower rate at step 10 did not help" in said[0]
+
+
+def test_going_back_over_a_lowered_rate_lowers_it_once(run: Run) -> None:
+    watch = {"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}, "nan": {"action": "rollback"}}
+    schedule = {"schedule": {"name": "constant", "warmup": 0.0}}
+    _, expected = run("calm", {}, watch, **schedule)
+    found, lines = run("back", {11: math.nan}, watch, **schedule)
+    plateaus = [(one["kind"], one["step"]) for one in found["decisions"] if one["kind"] == "plateau"]
+    assert plateaus[0] == plateaus[1], "it is met again"
+    assert plateaus[0][1] < 11 < plateaus[2][1]
+    assert {step: line[1] for step, line in lines.lines.items() if step < 12} == {
+        step: line[1] for step, line in expected.lines.items() if step < 12
+    }

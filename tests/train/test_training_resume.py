@@ -1,12 +1,14 @@
 """A training that is killed, whenever and however often, ends as if it had not been."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ import torch
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
+from posttrain.train import trainer
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.gradients import Summed
 from posttrain.train.lessons.log_probabilities import Supervised
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.stage import train
@@ -186,6 +190,56 @@ def test_the_metrics_of_a_killed_training(
     into("parts")
     assert lines("parts")[:4] == before[:4]
     assert lines("parts", leave_out=TIMES) == lines("whole", leave_out=TIMES)
+
+
+def _without(lines: list[bytes], first: int, last: int) -> list[bytes]:
+    return lines[:first] + lines[last:]
+
+
+LOST: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "all": lambda lines: [],
+    "the last": lambda lines: lines[:3],
+    "one within": lambda lines: _without(lines, 1, 2),
+    "a page": lambda lines: [*lines[:1], b"\0" * sum(map(len, lines[1:3])), *lines[3:]],
+    "half a line": lambda lines: [*lines[:1], lines[1][:40]],
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_metrics_that_were_lost_are_written_again(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Lines are not as safe as checkpoints, which hold the same values: with what was decided at step 1."""
+    usual = trainer.add_up
+
+    def spoilt(*arguments: Any) -> Summed:
+        found = usual(*arguments)
+        return replace(found, loss=math.nan) if arguments[3].step == 1 else found
+
+    monkeypatch.setattr(trainer, "add_up", spoilt)
+    config = TrainConfig.read(config.model_dump(mode="json") | {"watch": {"nan": {"action": "skip"}}}, "here")
+    parts = tmp_path / "parts.jsonl"
+
+    def into(name: str) -> None:
+        sink = JsonLines(tmp_path / f"{name}.jsonl")
+        out, scratch = tmp_path / f"{name}-out", tmp_path / name
+        try:
+            train(tiny_model, records, config, TASK, seed=3, out=out, scratch=scratch, sink=sink)
+        finally:
+            sink.close()
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        found = map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
+
+    into("whole")
+    assert [line["step"] for line in lines("whole") if "decisions" in line] == [1]
+    killed_after(4, lambda: into("parts"))
+    before = parts.read_bytes().splitlines(keepends=True)
+    parts.write_bytes(b"".join(LOST[lost](before)))
+    into("parts")
+    assert parts.read_bytes().splitlines(keepends=True)[:4] == before[:4], "with the times that were measured"
+    assert lines("parts") == lines("whole")
 
 
 _SCRIPT = """

@@ -84,6 +84,23 @@ def test_a_loss_that_is_no_number_counts_for_nothing(
     assert (meta["first_loss"], meta["last_loss"]) == (None, last)
 
 
+@pytest.mark.parametrize("objective", ["sft", "simpo"])
+def test_the_last_loss_does_not_depend_on_the_size_of_a_step(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, objective: str
+) -> None:
+    """A mean over tokens or over pairs is one however they are cut, here 4, 4 and 2 of different lengths."""
+    rejected = pa.array([f"{'no ' * (row % 4)}x{row}" for row in range(len(records))])
+    pairs = records.set_column(records.schema.get_field_index("rejected"), "rejected", rejected)
+
+    def measured(size: int) -> float:
+        still = {"objective": objective, "batch_size": size, "epochs": 1, "learning_rate": 1e-12}
+        out, scratch = tmp_path / str(size), tmp_path / f"{size}-s"
+        meta = train(tiny_model, pairs, config.model_copy(update=still), TASK, seed=0, out=out, scratch=scratch)
+        return float(meta["last_loss"])
+
+    assert measured(4) == pytest.approx(measured(10), rel=1e-5)
+
+
 def test_the_first_loss_is_the_models_likelihood_of_the_answers(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Trainings in stages and with curricula: what they meet, at which rate, and that a kill changes nothing."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ class Heard:
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         self.steps.append(values)
 
-    def rewind(self, step: int) -> None:
-        del self.steps[step:]
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        del self.steps[len(steps) :]
 
     def close(self) -> None: ...
 

@@ -45,6 +45,8 @@ plan.add_to(app)
 evaluate.add_to(app)
 app.add_typer(models.app)
 
+_INTERRUPTED = 130
+
 
 @app.callback(invoke_without_command=True)
 def _options(
@@ -67,20 +69,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        return int(app(arguments, standalone_mode=False) or 0)
+        code = int(app(arguments, standalone_mode=False) or 0)
+        if code == _INTERRUPTED:  # which typer has made of Ctrl-C
+            errors.print("stopped; the same command goes on from here")
+        return code
     except TyperException as error:
         if line := " ".join(error.format_message().split()):  # empty where help was printed instead
             errors.print(f"posttrain: {line}", markup=False, style="red", soft_wrap=True)
         return 2
     except typer.Abort:
-        return 130
+        return _INTERRUPTED
     except UserError as error:
         return _fail(error, 2, arguments)
     except WorkError as error:
         return _fail(error, 1, arguments)
-    except KeyboardInterrupt:
-        errors.print("stopped; the same command goes on from here")
-        return 130
     except Exception as error:  # noqa: BLE001 - the last line of defence turns a defect into one line and a 1
         return _fail(error, 1, arguments, f"{type(error).__name__}: ", "; --debug shows where")
 

@@ -33,7 +33,7 @@ def plan(
     peak: Annotated[
         float | None, typer.Option(min=0.001, help="Its TFLOP/s in matrix products; without it they are measured.")
     ] = None,
-    mfu: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of that peak which training reaches.")] = 0.5,
+    mfu: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of that peak which training reaches.")] = 0.3,
     json: JsonOption = False,
     workspace: WorkspaceOption = HERE,
 ) -> None:

@@ -12,11 +12,14 @@ from posttrain.cli.shared import HERE, opened
 from posttrain.loop.config import CONFIG_FILE, read_yaml
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
-from posttrain.train.api import read_file
+from posttrain.train.api import read_files
 from posttrain.train.objectives.registry import objective
 
 ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
-DataOption = Annotated[str | None, typer.Option(help="A file of records, or a dataset version such as train@v2.")]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A file of records, which may be repeated, or a dataset version such as train@v2."),
+]
 ObjectiveOption = Annotated[str | None, typer.Option(help="What is learned: sft, dpo and others.")]
 ConfigOption = Annotated[
     Path | None,
@@ -47,7 +50,7 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
         AloneConfig.read({"model": "", "data": ""} | values, str(file))
     for key, value in given.items():
         if value is not None:
-            _put(values, key, value)
+            _put(values, key, value[0] if isinstance(value, list) and len(value) == 1 else value)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key:
@@ -75,11 +78,11 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
 
 def read_records(settings: AloneConfig, workspace: Path) -> pa.Table:
     """The records of the file, or of the workspace's dataset version, that the settings name."""
-    path = Path(settings.data)
-    if path.exists() or path.suffix or not (workspace / CONFIG_FILE).is_file():
-        return read_file(settings)
+    first = Path(settings.files[0])
+    if len(settings.files) > 1 or first.exists() or first.suffix or not (workspace / CONFIG_FILE).is_file():
+        return read_files(settings)
     with opened(workspace, checked=False) as (store, _):
-        return dataset_version(store, settings.data).records
+        return dataset_version(store, settings.files[0]).records
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

@@ -14,6 +14,12 @@ def nearest(word: str, known: Iterable[str], likeness: float = 0.0) -> str | Non
     return found[0] if found else None
 
 
+def share_words(one: str, other: str) -> bool:
+    """Whether all words of one name are in the other, as those of ``batch_size`` are in ``train_batch_size``."""
+    words, others = set(one.split("_")), set(other.split("_"))
+    return words <= others or others <= words
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """A question naming the known word nearest to ``word``; None when nothing is known."""
     name = nearest(word, known)

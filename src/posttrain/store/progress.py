@@ -3,8 +3,9 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.progress import (
     BarColumn,
@@ -19,7 +20,12 @@ from rich.text import Text
 
 log = logging.getLogger("posttrain")
 
-Advance = Callable[[int], None]
+
+class Advance(Protocol):
+    """Takes the number of units just finished, and what else the line is to say, such as ``loss 1.234``."""
+
+    def __call__(self, count: int, note: str = "") -> None: ...
+
 
 _LOG_EVERY_SECONDS = 15.0
 
@@ -35,11 +41,11 @@ def task(description: str, total: int, unit: str = "it") -> Iterator[Advance]:
     Within another task nothing is shown or counted: the outer one stands for both.
 
     Yields:
-        A function that takes the number of units just finished.
+        What to call with the number of units just finished.
     """
     global _open_tasks
     if _open_tasks:
-        yield lambda count: None
+        yield lambda count, note="": None
         return
     show = _bar if sys.stderr.isatty() and total > 1 else _lines
     start = time.monotonic()
@@ -77,11 +83,12 @@ def _bar(description: str, total: int, unit: str) -> Iterator[Advance]:
         BarColumn(),
         MofNCompleteColumn(),
         _Rate(unit),
+        TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(description, total=total)
-        yield lambda count: bars.advance(bar, count)
+        bar = bars.add_task(description, total=total, note="")
+        yield lambda count, note="": bars.update(bar, advance=count, note=note)
 
 
 @contextmanager
@@ -89,7 +96,7 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     start = last = time.monotonic()
     done = 0
 
-    def advance(count: int) -> None:
+    def advance(count: int, note: str = "") -> None:
         nonlocal done, last
         done += count
         now = time.monotonic()
@@ -97,12 +104,13 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
             last = now
             rate = done / (now - start)
             log.info(
-                "  %s: %d/%d, %.1f %s/s, %.0f s left",
+                "  %s: %d/%d, %.1f %s/s, %s%.0f s left",
                 description,
                 done,
                 total,
                 rate,
                 unit,
+                f"{note}, " if note else "",
                 (total - done) / rate,
             )
 

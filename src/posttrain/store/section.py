@@ -7,7 +7,9 @@ from typing import Any, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.store.nearest import nearest, share_words
+
+_ALIKE = 0.7  # from this likeness on, an unknown key is taken for a mistyped one
 
 
 class Section(BaseModel):
@@ -37,20 +39,49 @@ def _first_problem(section: type[BaseModel], error: ValidationError, where: str)
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        known = _known_keys(section, path[:-1])
-        return UserError(f"unknown key `{key}`", where=where, fix=did_you_mean(path[-1], known))
+        return UserError(f"unknown key `{key}`", where=where, fix=_suggestion(section, path))
+    if problem["type"] == "model_type" and (within := _section_at(section, path)):
+        example = ".".join([*path, next(iter(within.model_fields))])
+        return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where)
     message = problem["msg"].removeprefix("Value error, ")
     return UserError(f"`{key}`: {message}" if key else message, where=where)
 
 
-def _known_keys(section: type[BaseModel], path: list[str]) -> list[str]:
-    """Keys that the section reached by ``path`` knows."""
+def _suggestion(section: type[BaseModel], path: list[str]) -> str | None:
+    """What an unknown key may have meant: the same one in a section below, or one much like it beside it."""
+    *way, name = path
+    if (at := _section_at(section, way)) is None:
+        return None
+    below = _paths_below(at, name)
+    shortest = [one for one in below if len(one) == min(map(len, below))]
+    if len(shortest) == 1:
+        return f"did you mean `{'.'.join([*way, *shortest[0]])}`?"
+    keys = sorted(at.model_fields)
+    found = nearest(name, keys, _ALIKE) or nearest(name, [key for key in keys if share_words(name, key)])
+    return f"did you mean `{found}`?" if found else None
+
+
+def _paths_below(section: type[BaseModel], name: str) -> list[list[str]]:
+    """Every path to a key of that name in the sections of a section, but for those in lists and mappings."""
+    found: list[list[str]] = []
+    for key, field in section.model_fields.items():
+        inner = _section_in(field.annotation)
+        if inner is None or get_origin(field.annotation) in (list, dict, tuple):
+            continue
+        if name in inner.model_fields:
+            found.append([key, name])
+        found += [[key, *path] for path in _paths_below(inner, name)]
+    return found
+
+
+def _section_at(section: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    """The section reached by ``path``."""
     current: type[BaseModel] | None = section
     for part in path:
         if current is None or part not in current.model_fields:
             continue  # a key of a mapping, or a union's tag: the section stays
         current = _section_in(current.model_fields[part].annotation)
-    return sorted(current.model_fields) if current else []
+    return current
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:

@@ -3,19 +3,21 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import yaml
 from pydantic import Field
 
+import posttrain
 from posttrain import __version__
 from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, remove_tree, sync_file, sync_folder, sync_tree, write_atomically, writing
-from posttrain.store.hashing import digest, file_states
+from posttrain.store.hashing import digest, file_digest, file_states
 from posttrain.store.lock import exclusive
 from posttrain.store.section import Section
 from posttrain.train.config import BESIDE, TrainConfig
@@ -28,6 +30,7 @@ CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 TUNED = "autotune.json"
 """Beside a config that was tuned for the training that is to come into the same folder."""
 _WORK = ".training"
+_LIBRARIES = ("torch", "transformers", "peft")
 _SHOWN = 3  # changes that are said
 
 
@@ -36,10 +39,17 @@ class AloneConfig(Section):
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
-    data: str = Field(description="A file of records, or a dataset version of the workspace.")
+    data: str | Annotated[list[str], Field(min_length=1)] = Field(
+        description="A file of records, several that are read one after another, or a dataset version of the workspace."
+    )
     columns: dict[str, str] | None = Field(None, description="Which column holds what.")
     task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
     train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
+
+    @property
+    def files(self) -> list[str]:
+        """What ``data`` names."""
+        return self.data if isinstance(self.data, list) else [self.data]
 
     def with_paths_from(self, root: Callable[[str], Path]) -> "AloneConfig":
         """The same config with the paths of model, data and teacher in full, and the labels read from their file.
@@ -50,18 +60,24 @@ class AloneConfig(Section):
         Raises:
             UserError: one leads to nothing, or to something else.
         """
-        model, data = self.model, (root("data") / Path(self.data).expanduser()).resolve()
+        model = self.model
         if model not in (TINY_MODEL, DEMO_MODEL):
             model = locate(model, root("model"), weights=False)
-        is_file = bool(self.data) and (data.exists() or bool(data.suffix))  # a dataset version has no suffix
+        data = [_in_full(name, root("data")) for name in self.files]
         return self.model_copy(
             update={
                 "model": model,
-                "data": str(data) if is_file else self.data,
+                "data": data if isinstance(self.data, list) else data[0],
                 "task": self.task.with_labels_from(root("task.labels")),
                 "train": self.train.with_teacher_from(root("train.distill.teacher")),
             }
         )
+
+
+def _in_full(name: str, root: Path) -> str:
+    """The path of a file; a dataset version, which has no suffix, stays as it is."""
+    path = (root / Path(name).expanduser()).resolve()
+    return str(path) if name and (path.exists() or path.suffix) else name
 
 
 def train_alone(
@@ -100,10 +116,10 @@ def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[P
     from posttrain.train.watch.sinks.together import open_sinks
 
     work = out / _WORK
-    write_atomically(out / CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
     if (out / SUMMARY).exists():
         log.info("this training is done")
         return _read(out / SUMMARY)
+    _write_config(out, config)
     source = locate(config.model, Path(), weights=False)
     if not (Path(source).is_dir() or (work / "base").exists()):
         # A mistake in the records is said before weights are fetched.
@@ -123,8 +139,12 @@ def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[P
         )
     finally:
         sinks.close()
-    used = config.train.micro_batch_tokens, read_notes(work / "scratch").token_budget
-    summary["micro_batch_tokens"] = min(number for number in used if isinstance(number, int))
+    notes, asked = read_notes(work / "scratch"), config.train.micro_batch_tokens
+    tokens = notes.auto_budget if asked == "auto" else asked
+    assert tokens is not None, "it was decided before the first step"
+    summary["micro_batch_tokens"] = notes.fitting(tokens)
+    resolved = config.train.model_copy(update={"micro_batch_tokens": summary["micro_batch_tokens"]})
+    _write_config(out, config.model_copy(update={"train": resolved}))
     _move(work / "model", out)
     sync_file(out / METRICS)
     write_atomically(out / SUMMARY, json.dumps(summary, indent=1).encode())
@@ -132,6 +152,10 @@ def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[P
         if (work / part).exists():
             remove_tree(work / part)
     return summary
+
+
+def _write_config(out: Path, config: AloneConfig) -> None:
+    write_atomically(out / CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
 
 
 def _move(model: Path, out: Path) -> None:
@@ -152,13 +176,13 @@ def _begin(out: Path, wanted: dict[str, Any], fork: bool) -> None:
     if started.exists():
         changes = list(_changes(_read(started), wanted))
         trained = done or any((work / "scratch" / "checkpoints").glob("*"))
-        if changes and trained and not fork:
-            more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-            fix = "take that back, go on all the same with --fork, or name another --out"
-            what = f"this training was begun otherwise: {', '.join(changes[:_SHOWN])}{more}"
-            raise UserError(what, where=str(out), fix=fix)
+        more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+        said = ", ".join(changes[:_SHOWN]) + more
         if changes and done:
-            raise UserError("this training is done", where=str(out), fix="name another --out")
+            raise UserError(f"is done, and was begun otherwise: {said}", where=str(out), fix="name another --out")
+        if changes and trained and not fork:
+            fix = "take that back, go on all the same with --fork, or name another --out"
+            raise UserError(f"this training was begun otherwise: {said}", where=str(out), fix=fix)
         if changes:
             remove_tree(work / "base")  # of another model, it may be
         if changes and not trained:  # as after a mistake that was mended
@@ -175,14 +199,22 @@ def _is_free(out: Path) -> bool:
 def _identity(config: AloneConfig, records: pa.Table) -> dict[str, Any]:
     teacher = config.train.distill.teacher if config.train.has_teacher else None
     return {
-        **config.model_dump(mode="json", exclude={"train": set(BESIDE)}),
+        **config.model_dump(mode="json", exclude={"train": set(BESIDE), "data": True, "columns": True}),
         "contents": {
             "records": content_digest(records),
             "model": _files_digest(config.model),
             "teacher": None if teacher is None else _files_digest(teacher),
+            "code": _code_digest(),
         },
         "version": __version__,
+        "libraries": {name: version(name) for name in _LIBRARIES},
     }
+
+
+def _code_digest() -> str:
+    """Of this program's own files: its version stays while it is worked on."""
+    root = Path(posttrain.__file__).parent
+    return digest([[str(file.relative_to(root)), file_digest(file)] for file in sorted(root.rglob("*.py"))])
 
 
 def _files_digest(model: str) -> str | None:

@@ -1,6 +1,6 @@
 """``posttrain train`` in Python: a model and a file of records in, a folder with what was trained out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from posttrain.train.objectives.registry import objective as check_objective
 
 def train(
     model: str | Path,
-    data: str | Path,
+    data: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     objective: str | None = None,
@@ -27,7 +27,7 @@ def train(
 
     Args:
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
-        data: a file of records, or a Hugging Face dataset folder.
+        data: a file of records or a Hugging Face dataset folder, or several of them.
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
             optimiser step, and ``summary.json``.
         objective: what is learned, such as ``dpo``; without it what ``settings`` say, or ``sft``.
@@ -43,21 +43,25 @@ def train(
             trains into it, or what decides the training has changed since it was begun.
         WorkError: training went wrong beyond mending.
     """
-    config = AloneConfig.read({**(settings or {}), "model": str(model), "data": str(data)}, "settings")
+    files = str(data) if isinstance(data, str | Path) else [str(file) for file in data]
+    config = AloneConfig.read({**(settings or {}), "model": str(model), "data": files}, "settings")
     if objective is not None:
         check_objective(objective, "objective")
         config = config.model_copy(update={"train": config.train.model_copy(update={"objective": objective})})
     config = config.with_paths_from(lambda key: Path())
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
-    return train_alone(Path(out), config, read_file(config), partial(fetch_once, source), fork=fork)
+    return train_alone(Path(out), config, read_files(config), partial(fetch_once, source), fork=fork)
 
 
-def read_file(config: AloneConfig) -> pa.Table:
-    """The records of the file that the config names; errors call it by its path from the current folder.
+def read_files(config: AloneConfig) -> pa.Table:
+    """The records of the files that the config names; errors call them by their paths from the current folder.
 
     Raises:
         UserError: on the first bad record, with file and line.
     """
-    path, here = Path(config.data), Path.cwd()
-    name = str(path.relative_to(here) if path.is_relative_to(here) else path)
-    return concat(list(read(path, config.columns, name=name)))
+    here = Path.cwd()
+    tables: list[pa.Table] = []
+    for path in map(Path, config.files):
+        name = str(path.relative_to(here) if path.is_relative_to(here) else path)
+        tables += read(path, config.columns, name=name)
+    return concat(tables)

@@ -94,7 +94,7 @@ class TrainConfig(Section):
         False, description="Compile the model's layers: a minute at the start, then faster; needs a C++ compiler."
     )
     recompute: RecomputeConfig = Field(RecomputeConfig(), description="What the backward pass computes again.")
-    clip: float = Field(1.0, gt=0, description="Largest gradient norm.")
+    clip: float | None = Field(1.0, gt=0, description="Largest gradient norm; null: any.")
     clip_value: float | None = Field(
         None, gt=0, description="Largest element of the gradient, clipped before the norm."
     )

@@ -25,6 +25,22 @@ PLACE = ["source", "line"]
 """Where a record came from, which errors name."""
 
 
+class TooLong(UserError):
+    """A record's answer leaves no room for its prompt.
+
+    Args:
+        others: how many other records of the same data are known to be like it.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None, others: int = 0) -> None:
+        super().__init__(f"{what}, and {others} more like it" if others else what, where=where, fix=fix)
+        self.alone, self.others = what, others
+
+    def and_others(self, count: int) -> "TooLong":
+        """The same with so many more like it."""
+        return TooLong(self.alone, where=self.where, fix=self.fix, others=self.others + count)
+
+
 class Speaker(Protocol):
     """Who renders prompts and answers: a `LanguageModel`, or an `Encoder`, which has no weights."""
 
@@ -101,10 +117,27 @@ def encode(
 
 
 def examples(speaker: Speaker, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
-    """Every record as an example, in their order."""
+    """Every record as an example, in their order.
+
+    Raises:
+        TooLong: the first record that cannot be used is too long; those like it are counted.
+        UserError: something else is wrong with it.
+    """
     wanted = [name for name in (*COLUMNS, *PLACE) if name in records.column_names]
     rows = records.select(wanted).to_pylist()
-    return [example(speaker, row, max_length, shape) for row in rows]
+    found: list[Example] = []
+    too_long: TooLong | None = None
+    for row in rows:
+        try:
+            found.append(example(speaker, row, max_length, shape))
+        except TooLong as error:
+            too_long = too_long.and_others(1) if too_long else error
+        except UserError:
+            if too_long is None:  # the first is named, whatever is wrong with it
+                raise
+    if too_long:
+        raise too_long
+    return found
 
 
 def example(speaker: Speaker, record: Mapping[str, Any], max_length: int, shape: Shape) -> Example:
@@ -129,10 +162,12 @@ def example(speaker: Speaker, record: Mapping[str, Any], max_length: int, shape:
     return Example(unit, cut, target, _margin(record) if shape == "pair" else 0.0)
 
 
-def unusable(record: Mapping[str, Any], what: str, *, fix: str | None = None) -> UserError:
+def unusable(
+    record: Mapping[str, Any], what: str, *, fix: str | None = None, kind: type[UserError] = UserError
+) -> UserError:
     """What is wrong with a record, named by its id, and by file and line where it came from one."""
     file, line = (record.get(name) for name in PLACE)
-    return UserError(f"record {record['id']}: {what}", where=f"{file}:{line}" if file and line else file, fix=fix)
+    return kind(f"record {record['id']}: {what}", where=f"{file}:{line}" if file and line else file, fix=fix)
 
 
 def _completion(speaker: Speaker, record: Mapping[str, Any]) -> tuple[list[Encoded], int]:
@@ -235,5 +270,6 @@ def _cut(sequence: Encoded, record: Mapping[str, Any], max_length: int) -> Encod
             record,
             f"its answer leaves no room for its prompt in {max_length} tokens",
             fix="raise train.max_length, or take it out of the data",
+            kind=TooLong,
         )
     return short

@@ -22,11 +22,13 @@ class Summed:
 
     Args:
         loss: mean over all that the objective counts by.
+        count: of that; 0 where there is nothing.
         supervised: supervised tokens.
         metrics: what else the objective measured, means.
     """
 
     loss: float
+    count: float
     supervised: int
     metrics: dict[str, float]
 
@@ -41,7 +43,8 @@ def add_up(lm: LanguageModel, lesson: Lesson, config: TrainConfig, batch: Batch,
         scale: multiplies the gradient, not the loss that is returned.
     """
     with autocast(lm, config):
-        whole = lesson.begin(lm, batch.rows) or 1.0
+        count = lesson.begin(lm, batch.rows)
+    whole = count or 1.0
     total, metrics = 0.0, []
     for rows, packed in zip(batch.rows, batch.packed, strict=True):
         once = partial(forward, lm, lesson, config, packed, rows)
@@ -50,7 +53,7 @@ def add_up(lm: LanguageModel, lesson: Lesson, config: TrainConfig, batch: Batch,
         total += loss.sum.item()
         metrics.append(loss.metrics)
     supervised = sum(len(packed.targets) for packed in batch.packed)
-    return Summed(total / whole, supervised, means(merged(metrics)))
+    return Summed(total / whole, count, supervised, means(merged(metrics)))
 
 
 def forward(lm: LanguageModel, lesson: Lesson, config: TrainConfig, packed: Packed, rows: list[int]) -> Loss:

@@ -1,9 +1,11 @@
 """Low-rank adapters: put on before training, folded into the weights after it."""
 
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
-from posttrain.models.language_model import LanguageModel
+from posttrain.models.language_model import LanguageModel, first_line
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
 
@@ -11,7 +13,6 @@ from posttrain.train.config import LoraConfig
 def adapt(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
     """The model with a fresh float32 adapter as its only trainable weights."""
     from peft import LoraConfig as PeftConfig
-    from peft import get_peft_model
 
     settings = PeftConfig(
         r=config.rank,
@@ -20,10 +21,24 @@ def adapt(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
         target_modules=config.targets,
         task_type="SEQ_CLS" if hasattr(lm.model, "score") else "CAUSAL_LM",  # whose head is trained whole
     )
-    try:
-        return LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)
-    except ValueError as error:
-        raise UserError(str(error).splitlines()[0], where="train.lora.targets") from None
+    return LanguageModel(with_adapter(lm.model, settings), lm.tokenizer, lm.task)
+
+
+def with_adapter(model: Any, settings: Any, **options: Any) -> Any:
+    """The model with the adapter that peft's settings and options describe.
+
+    Raises:
+        UserError: the model has none of the modules that are to be adapted.
+    """
+    from peft import get_peft_model
+
+    with warnings.catch_warnings():
+        # peft asks transformers for it, which no user can do anything about
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        try:
+            return get_peft_model(model, settings, **options)
+        except ValueError as error:
+            raise UserError(first_line(error), where="train.lora.targets") from None
 
 
 def fold(adapted: LanguageModel, adapter: Path) -> LanguageModel:

@@ -103,6 +103,7 @@ class Masters:
             if weight is master:  # autograd adds to it by itself
                 _sum(master).zero_()
             else:
+                weight.grad = None  # where memory ran out before it was added
                 self._stale.add(master)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from posttrain.train.state import TrainingState
 from posttrain.train.watch.findings import Decision
 from posttrain.train.watch.policies import stopped
 from posttrain.train.watch.sinks.base import Sink
+from posttrain.train.watch.values import mean_loss
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Recovery:
         checkpoints: of the training.
         scratch: where the notes are kept.
         rate_factor: what lowering the rate multiplies it by.
-        sink: what is told to forget steps.
+        sink: what is told which steps stand.
     """
 
     state: TrainingState
@@ -43,12 +44,15 @@ class Recovery:
             UserError: it was of another model, or has done more steps than this training is to have.
         """
         state, notes = self.state, self.notes
+        if notes.ended:
+            notes.ended = []
+            notes.write(self.scratch)
         if notes.back_to is not None:
             self._gone_back()
         if checkpoint := self.checkpoints.latest():
             state.load(checkpoint, resumed=True)
         if notes.course and notes.course["turns"] > state.course.turns:
-            state.course = Course(**notes.course)
+            state.course = Course(**notes.course).back_at(state.course)
             state.watch.decisions = [Decision.from_json(one) for one in notes.decisions]
             self.untold = [Decision.from_json(one) for one in notes.untold]
         done, wanted = len(state.steps), state.order.steps
@@ -63,10 +67,14 @@ class Recovery:
     def save(self) -> None:
         """Save a checkpoint; the best one is that with the lowest mean loss since the one before."""
         since = self.state.steps[self._saved :]
-        count = sum(step.supervised_tokens for step in since)
-        loss = sum(step.loss * step.supervised_tokens for step in since) / max(1, count)
-        if self.checkpoints.save(len(self.state.steps), self.state.checkpoint(), metric=loss):
+        if self.checkpoints.save(len(self.state.steps), self.state.checkpoint(), metric=mean_loss(since)):
             self._saved = len(self.state.steps)
+
+    def save_last(self) -> None:
+        """Save a checkpoint before the process ends, whatever is being written."""
+        if self.checkpoints.config.wanted and self._saved < len(self.state.steps):
+            self.checkpoints.steps()  # waits
+            self.save()
 
     def act(self, decision: Decision, mine: list[Decision]) -> bool:
         """Carry a decision out.
@@ -82,15 +90,18 @@ class Recovery:
         """
         course, notes = self.state.course, self.notes
         if decision.action == "stop":
-            notes.decisions = self.state.watch.report()
+            notes.ended = self.state.watch.report()
             notes.write(self.scratch)
             raise stopped(decision)
+        there = self.checkpoints.steps() if decision.restores else []
         if decision.action == "lower_rate":
-            course.rate_factor *= self.rate_factor
+            if there:
+                course.turned_factor *= self.rate_factor
+            else:
+                course.rate_factor *= self.rate_factor
         if decision.drops_gradient:
             course.leave_out(range(decision.finding.since, decision.finding.step + 1))
-        there = self.checkpoints.steps()
-        if not decision.restores or not there:
+        if not there:
             return False
         course.turns += 1
         self.untold += mine
@@ -98,8 +109,9 @@ class Recovery:
         notes.untold = [one.to_json() for one in self.untold]
         notes.back_to = max(decision.finding.since, there[0])
         checkpoint = self._gone_back()
-        if checkpoint is None:
-            return False  # none was whole: what is left out are the gradients from here on
+        if checkpoint is None:  # none was whole: what is left out are the gradients from here on
+            del self.untold[len(self.untold) - len(mine) :]  # their step keeps its line
+            return False
         self.state.load(checkpoint, resumed=False)
         self._stands()
         return True
@@ -116,4 +128,4 @@ class Recovery:
     def _stands(self) -> None:
         self._saved = len(self.state.steps)
         if self.sink:
-            self.sink.rewind(self._saved)
+            self.sink.rewind(self.state.steps, self.state.watch.told)

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,11 @@ from posttrain.train.memory.decide import decided
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
 from posttrain.train.watch.sinks.base import Sink
-from posttrain.train.watch.values import StepValues, finite
+from posttrain.train.watch.values import StepValues, finite, mean_loss
 
 log = logging.getLogger("posttrain")
 
-VERSION = 3
+VERSION = 4
 
 _TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 
@@ -102,7 +100,6 @@ def train(
     save(lm, out)
     (out / "training.json").write_text(json.dumps([_lasting(step) for step in steps], indent=0), encoding="utf-8")
     # The loss of a step that was left out may be no number; what was decided about it stands beside.
-    last = [step for step in steps if step.epoch == steps[-1].epoch and math.isfinite(step.loss)]
     fresh: dict[str, Any] = {"initialization": trainer.initial} if trainer.initial else {}
     seen = trainer.state.order.seen().reshape(len(units), times).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
@@ -116,7 +113,7 @@ def train(
         "tokens": sum(step.tokens for step in steps),
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
         "first_loss": finite(steps[0].loss),
-        "last_loss": _mean_loss(last),
+        "last_loss": mean_loss(step for step in steps if step.epoch == steps[-1].epoch),
         "decisions": trainer.watch.report(),
     }
 
@@ -130,8 +127,3 @@ def _model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> La
 def _lasting(step: StepValues) -> dict[str, Any]:
     """What is the same whenever the training is done."""
     return {name: value for name, value in step.to_json().items() if name not in _TIMES}
-
-
-def _mean_loss(steps: Sequence[StepValues]) -> float | None:
-    tokens = sum(step.supervised_tokens for step in steps)
-    return sum(step.loss * step.supervised_tokens for step in steps) / tokens if tokens else None

@@ -55,7 +55,8 @@ class TrainingState:
         """Go on where a checkpoint was taken.
 
         Args:
-            resumed: by another process; one that goes back in its own training keeps its decisions and its course.
+            resumed: by another process; one that goes back in its own training keeps its decisions, and of its course
+                what made it go back.
         """
         self.masters.load(checkpoint.tensors)
         self.masters.forget()
@@ -67,5 +68,5 @@ class TrainingState:
         set_random_state(checkpoint.tensors)
         self.steps[:] = checkpoint.steps
         (self.watch.load if resumed else self.watch.rolled_back)(checkpoint.state["watch"])
-        if resumed:
-            self.course = Course(**checkpoint.state["course"])
+        there = Course(**checkpoint.state["course"])
+        self.course = there if resumed else self.course.back_at(there)

@@ -26,6 +26,7 @@ from posttrain.train.difficulty import first_losses
 from posttrain.train.ema import Ema
 from posttrain.train.gradients import Summed, add_up, autocast
 from posttrain.train.initialization.first_look import first_look
+from posttrain.train.interrupts import asked_to_end
 from posttrain.train.lessons.base import Lesson
 from posttrain.train.lessons.units import first_met
 from posttrain.train.loader import Batch, Loader
@@ -94,7 +95,7 @@ class Trainer:
         """
         make_folder(self.scratch)
         self.notes = read_notes(self.scratch)
-        budget = min(self.notes.token_budget or self.config.token_budget, self.config.token_budget)
+        budget = self.notes.fitting(self.config.token_budget)
         self.meter = Meter(self.lm, self.config)
         torch.manual_seed(self.seed)
         with ExitStack() as within:
@@ -183,6 +184,7 @@ class Trainer:
         with (
             task("training", count, "steps") as advance,
             profiled(self.lm, self.config.profile, folder, count - len(steps)) as look,
+            asked_to_end() as asked,
         ):
             advance(len(steps))
             self.loader.seek(len(steps))
@@ -190,7 +192,10 @@ class Trainer:
                 before = len(steps)
                 self._step(before)
                 look()
-                advance(len(steps) - before)
+                advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
+                if len(steps) < count and (ending := asked()):
+                    self.recovery.save_last()
+                    raise ending
 
     def _step(self, number: int) -> None:
         state, scaling = self.state, self.state.scale
@@ -200,7 +205,7 @@ class Trainer:
         place = state.order.place(number)
         if place.step == 0 and number > 0:
             state.watch.new_stage()
-        learning = state.course.rate_factor * rate(
+        learning = state.course.factor * rate(
             self.config.schedule, place.config.learning_rate or self.config.learning_rate, place.step, place.steps
         )
         batch, summed = self._gradients(batch)
@@ -228,6 +233,7 @@ class Trainer:
             step=number,
             epoch=batch.epoch,
             loss=summed.loss,
+            loss_count=summed.count,
             grad_norm=norm,
             lr=learning,
             group_norms=groups,
@@ -243,10 +249,12 @@ class Trainer:
         mine = [*([decision] if decision else []), *found]
         if found and found[0].restores and self._went_back(found[0], mine):
             return
+        told = [*self.recovery.untold, *mine]
+        self.recovery.untold.clear()
+        state.watch.tell(number, told)
         if self.sink:
             with phase("watch"):
-                self.sink.write(values, [*self.recovery.untold, *mine])
-                self.recovery.untold.clear()
+                self.sink.write(values, told)
         if found and not found[0].restores and found[0].action != "warn":
             self.recovery.act(found[0], mine)
         elif self.checkpoints.due(len(state.steps)) and len(state.steps) < state.order.steps:
@@ -284,7 +292,7 @@ class Trainer:
                 batch.step,
                 budget,
             )
-            self.loader.budget = self.notes.token_budget = budget
+            self.loader.budget = self.notes.fitting_budget = budget
             self.notes.write(self.scratch)
             self.loader.seek(batch.step)
             batch = next(self.loader)

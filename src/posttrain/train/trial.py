@@ -196,7 +196,7 @@ class Trials:
             return Trial(settings, seconds=seconds, problem=self._why(ended))
         if OUT_OF_MEMORY in self._said().lower():  # the training went on with smaller micro-batches
             return Trial(settings, seconds=seconds, problem=OUT_OF_MEMORY)
-        decided = read_notes(self._folder / "scratch").token_budget
+        decided = read_notes(self._folder / "scratch").auto_budget
         if decided is not None:  # automatic
             settings = {**settings, "micro_batch_tokens": decided}
         lines = self._lines()
@@ -241,8 +241,8 @@ class _Meter:
         if values.step + 1 >= self._steps:
             raise _Enough
 
-    def rewind(self, step: int) -> None:
-        self._lines.rewind(step)
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        self._lines.rewind(steps, told)
 
     def close(self) -> None:
         self._lines.close()

@@ -137,7 +137,7 @@ def _decisions_in(file: Path) -> list[dict[str, Any]]:
         found = json.loads(file.read_bytes())
     except ValueError:
         raise UserError("damaged: it is no JSON", where=str(file), fix="remove it") from None
-    return list(found.get("decisions", []))
+    return list(found.get("ended") or found.get("decisions", []))
 
 
 def _settings(file: Path) -> dict[str, str]:

@@ -41,6 +41,7 @@ def measured(step: int, version: int = 0) -> StepValues:
     return StepValues(
         step=step,
         loss=0.1 * step,
+        loss_count=3,
         grad_norm=1.0,
         supervised_tokens=3,
         epoch=0,

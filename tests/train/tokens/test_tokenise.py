@@ -123,6 +123,22 @@ def test_the_first_bad_record_is_named_whoever_finds_it(
     assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != ".lock")
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_records_that_are_too_long_are_counted(
+    records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr(shard, "_RECORDS", 3)
+    answers = ["x" * 90 if row in (1, 2, 4, 9) else None if row == 7 else "x" for row in range(10)]
+    long = with_column(records, "completion", answers)
+    with pytest.raises(UserError, match=f"^f:2: record {2:020x}: .* prompt in 80 tokens, and 3 more like it; raise"):
+        tokenise(encoder(), long, 80, "completion", tmp_path, processes)
+    with pytest.raises(UserError, match=f"^f:8: record {8:020x}: it has no answer"):
+        tokenise(encoder(), long.slice(5), 80, "completion", tmp_path, processes)
+    with pytest.raises(UserError, match=f"^f:10: record {10:020x}: .* prompt in 80 tokens; raise"):
+        tokenise(encoder(), long.slice(8), 80, "completion", tmp_path, processes)
+    assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != ".lock")
+
+
 def test_a_process_that_is_killed_is_spoken_of(
     records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

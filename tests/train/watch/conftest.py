@@ -23,6 +23,7 @@ def step_values(step: int = 0, **changes: Any) -> StepValues:
         step=step,
         epoch=0,
         loss=1.5,
+        loss_count=900,
         grad_norm=0.8,
         group_norms={"layers.0": 0.5, "layers.1": 0.6},
         update_ratio=1e-3,

@@ -4,7 +4,7 @@ import json
 import socket
 import sys
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,8 @@ class Recorder:
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         self._note(f"write {values.step}")
 
-    def rewind(self, step: int) -> None:
-        self._note(f"rewind {step}")
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        self._note(f"rewind {len(steps)}")
 
     def close(self) -> None:
         self._note("close")
@@ -86,7 +86,7 @@ def test_a_sink_that_fails_does_not_end_the_training(make_values: MakeValues, ca
     together = Together(own, {"bad": bad, "good": good})
     for step in (0, 1, 2):
         together.write(make_values(step), [])
-    together.rewind(1)
+    together.rewind([make_values(0)], {})
     together.close()
     assert own.calls == good.calls == ["write 0", "write 1", "write 2", "rewind 1", "close"]
     assert bad.calls == ["write 0", "write 1", "close"]
@@ -118,7 +118,7 @@ def test_what_was_opened_is_closed_when_another_cannot_be(path: Path, monkeypatc
 def test_sinks_opened_from_a_config(path: Path, make_values: MakeValues, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="posttrain")
     sinks = open_sinks(SinksConfig(prometheus=0), path, run="r")
-    sinks.rewind(5)
+    sinks.rewind([make_values(step) for step in range(5)], {})
     sinks.write(make_values(5), [])
     assert steps(path) == list(range(6))
     (line,) = caplog.messages
@@ -129,7 +129,7 @@ def test_sinks_opened_from_a_config(path: Path, make_values: MakeValues, caplog:
 
 def test_without_a_config_nothing_but_the_file_is_written(path: Path, make_values: MakeValues) -> None:
     sinks = open_sinks(SinksConfig(), path, run="r")
-    sinks.rewind(0)
+    sinks.rewind([], {})
     sinks.write(make_values(0), [])
     sinks.close()
     assert steps(path) == [0]

@@ -2,7 +2,9 @@ import json
 import math
 from collections.abc import Callable
 
-from posttrain.train.watch.values import StepValues
+import pytest
+
+from posttrain.train.watch.values import StepValues, mean_loss
 
 MakeValues = Callable[..., StepValues]
 
@@ -60,6 +62,19 @@ def test_a_step_comes_back_from_its_line(make_values: MakeValues) -> None:
     # Lines of before there were metrics and phases.
     del line["metrics"], line["phases"]
     assert StepValues.from_json(line).metrics == {}
+    # And of before there was loss_count.
+    del line["loss_count"]
+    assert StepValues.from_json(line).loss_count == values.supervised_tokens
     lost = StepValues.from_json(make_values(3, metrics={"a": math.nan}, group_norms={"b": math.inf}).to_json())
     assert math.isnan(lost.metrics["a"])
     assert math.isnan(lost.group_norms["b"])
+
+
+def test_the_mean_loss_is_one_of_sums_and_counts(make_values: MakeValues) -> None:
+    def steps(*measured: tuple[float, float]) -> list[StepValues]:
+        return [make_values(step, loss=loss, loss_count=count) for step, (loss, count) in enumerate(measured)]
+
+    assert mean_loss(steps((1.0, 4), (4.0, 2), (math.nan, 100), (math.inf, 3))) == pytest.approx((1 * 4 + 4 * 2) / 6)
+    assert mean_loss(steps((0.0, 0), (2.0, 3))) == 2.0
+    assert mean_loss(steps((0.0, 0), (math.nan, 1))) is None
+    assert mean_loss([]) is None

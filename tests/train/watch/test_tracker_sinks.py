@@ -48,7 +48,7 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_value
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
     sink = TensorBoard(tmp_path / "events")
     sink.write(make_values(4, loss=float("nan")), [STOPPED])
-    sink.rewind(2)
+    sink.rewind([make_values(0), make_values(1)], {})
     sink.write(make_values(2), [])
     sink.close()
     first, second = Writer.made

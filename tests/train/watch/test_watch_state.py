@@ -75,6 +75,7 @@ def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) 
         "since": 9,
         "action": "lower_rate",
         "why": "rollback at step 7 did not help",
+        "can_go_back": True,
     }
 
 
@@ -91,6 +92,20 @@ def test_going_back_forgets_what_was_measured_and_not_what_was_decided(simulate:
     again = watch.before_step(math.nan, 1.0, 5, 45)
     assert again is not None
     assert again.action == "lower_rate"
+
+
+def test_what_was_told_goes_with_what_was_measured() -> None:
+    watch = Watch(WatchConfig())
+    skipped = watch.before_step(1.0, 1.0, 0, 2)
+    assert skipped is not None
+    watch.tell(2, [skipped])
+    watch.tell(3, [])
+    kept = json.loads(json.dumps(watch.state()))
+    watch.tell(5, [skipped, skipped])
+    watch.rolled_back(kept)
+    resumed = Watch(WatchConfig())
+    resumed.load(kept)
+    assert watch.told == resumed.told == {2: [skipped]}
 
 
 def test_a_new_stage_may_have_another_loss(simulate: Simulate, follow: Follow) -> None:

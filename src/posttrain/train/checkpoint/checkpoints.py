@@ -62,8 +62,7 @@ class Checkpoints:
 
         Without it the first save has to, and takes a few times as long as the later ones; call it once, before that.
         """
-        ever = self.config.every_seconds is not None or self.config.every_steps is not None
-        if self.config.background and ever and self._writing is None:
+        if self.config.background and self.config.wanted and self._writing is None:
             self._snapshots.prepare(dict(tensors))
 
     def save(self, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:

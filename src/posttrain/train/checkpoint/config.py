@@ -22,3 +22,8 @@ class CheckpointConfig(Section):
     when_busy: Literal["wait", "skip"] = Field(
         "wait", description="Wait for a checkpoint that is still being written, or skip the new one."
     )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are to be any."""
+        return self.every_seconds is not None or self.every_steps is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from posttrain.models.chat import Encoded
 from posttrain.models.classifier import REWARD, load_classifier
 from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.packing import Unit
@@ -15,8 +16,8 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.lessons.base import Lesson
 from posttrain.train.lessons.distillation import DistilledLogits, DistilledStates
 from posttrain.train.lessons.log_probabilities import Supervised
-from posttrain.train.lessons.pairs import OddsRatioPairs, ReferenceFreePairs, ReferencePairs
-from posttrain.train.lessons.units import split
+from posttrain.train.lessons.pairs import OddsRatioPairs, ReferenceFreePairs, ReferencePairs, with_whole_chosen
+from posttrain.train.lessons.units import answer_start, split
 from posttrain.train.lessons.unpaired import UnpairedAnswers
 from posttrain.train.lessons.whole_texts import Classes, Rewards
 from posttrain.train.objectives.registry import OBJECTIVES, Shape
@@ -47,6 +48,19 @@ def shape_of(config: TrainConfig, records: pa.Table) -> Shape:
     if shape == "labelled" and records["rejected"].null_count < records.num_rows:
         return "pair"  # each is a desirable and an undesirable answer, as TRL takes them
     return shape
+
+
+def learned_from(config: TrainConfig, unit: Unit) -> Unit:
+    """A record's unit as the objective learns from it: supervised is what a loss of tokens is taken on.
+
+    Of a text that is read for one result, a reward or a class, no token is.
+    """
+    if OBJECTIVES[config.objective].output in ("reward", "classes"):
+        texts = [text.ids[: answer_start(text)] if len(unit) == 1 else text.ids for text in unit]
+        return [Encoded(ids, [False] * len(ids)) for ids in texts]
+    if config.objective == "orpo" and config.orpo.likelihood == "text":
+        return with_whole_chosen(unit)
+    return unit
 
 
 def model_for(config: TrainConfig, source: Path, task: TaskConfig, dtype: str) -> LanguageModel:

@@ -59,12 +59,7 @@ class OddsRatioPairs(ReferenceFreePairs):
     def __init__(self, units: Sequence[Unit], config: TrainConfig) -> None:
         self.answers = units
         if config.orpo.likelihood == "text":
-
-            def whole(place: int) -> Unit:
-                chosen, rejected = self.answers[place]
-                return [whole_text(chosen), rejected]
-
-            units = UnitView(len(units), whole, longest(units))
+            units = UnitView(len(units), lambda place: with_whole_chosen(self.answers[place]), longest(units))
         super().__init__(units, config)
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
@@ -80,6 +75,12 @@ class OddsRatioPairs(ReferenceFreePairs):
             for learned, answer in zip(self.units[row], self.answers[row], strict=True):
                 marks += [own for on, own in zip(learned.supervised[1:], answer.supervised[1:], strict=True) if on]
         return torch.tensor(marks, dtype=torch.bool)
+
+
+def with_whole_chosen(pair: Unit) -> Unit:
+    """The pair with every token of its chosen sequence supervised."""
+    chosen, rejected = pair
+    return [whole_text(chosen), rejected]
 
 
 def sides(found: Sequences) -> tuple[Sequences, Sequences]:

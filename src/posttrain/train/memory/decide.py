@@ -30,11 +30,11 @@ def decided(config: TrainConfig, lm: LanguageModel, longest: int, scratch: Path)
     if config.micro_batch_tokens != "auto":
         return config
     notes = read_notes(scratch)
-    if notes.token_budget is None:
+    if notes.auto_budget is None:
         make_folder(scratch)
-        notes.token_budget = _budget(config, lm, longest)
+        notes.auto_budget = _budget(config, lm, longest)
         notes.write(scratch)
-    return config.model_copy(update={"micro_batch_tokens": notes.token_budget})
+    return config.model_copy(update={"micro_batch_tokens": notes.auto_budget})
 
 
 def _budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int:

@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.models.language_model import first_line
 from posttrain.models.shape import Shape, shape, skeleton
-from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.lora import with_adapter
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.optimizers.groups import Kind, places
 
@@ -87,11 +86,7 @@ class Blueprint:
 def adapted(model: Any, config: LoraConfig) -> Any:
     """A model on the ``meta`` device with the adapter that `posttrain.train.lora` would give it."""
     from peft import LoraConfig as PeftConfig
-    from peft import get_peft_model
 
     kind = "SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM"  # a classifier's head is trained whole, in a copy
     settings = PeftConfig(r=config.rank, target_modules=config.targets, task_type=kind)
-    try:
-        return get_peft_model(model, settings, low_cpu_mem_usage=True)
-    except ValueError as error:
-        raise UserError(first_line(error), where="train.lora.targets") from None
+    return with_adapter(model, settings, low_cpu_mem_usage=True)

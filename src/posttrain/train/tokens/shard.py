@@ -2,8 +2,9 @@
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from posttrain.store.errors import UserError, WorkError
-from posttrain.train.examples import COLUMNS, PLACE, Encoder, examples
+from posttrain.train.examples import COLUMNS, PLACE, Encoder, TooLong, examples
 from posttrain.train.objectives.registry import Shape
 
 _RECORDS = 512
@@ -54,7 +55,8 @@ def shards(
         processes: how many tokenise; None: as many as there are cores where that is worth it.
 
     Raises:
-        UserError: of the first record that cannot be used.
+        TooLong: the first record that cannot be used is too long; those like it are counted.
+        UserError: something else is wrong with it.
         WorkError: a process was killed.
     """
     records = records.select([name for name in (*COLUMNS, *PLACE) if name in records.column_names])
@@ -63,15 +65,27 @@ def shards(
         processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = processes if records.num_rows >= _LARGE else 1
     if processes == 1 or len(parts) < 2:
-        for part in parts:
-            yield _shard(encoder, part, max_length, shape)
+        made: Generator[Shard | UserError, None, None] = (_tried(encoder, part, max_length, shape) for part in parts)
     else:
-        yield from _by_processes(encoder, parts, max_length, shape, min(processes, len(parts)))
+        made = _by_processes(encoder, parts, max_length, shape, min(processes, len(parts)))
+    too_long: TooLong | None = None
+    with closing(made):
+        for found in made:
+            if isinstance(found, TooLong):
+                too_long = too_long.and_others(1 + found.others) if too_long else found
+            elif too_long:
+                continue  # only counted from here on
+            elif isinstance(found, UserError):
+                raise found
+            else:
+                yield found
+    if too_long:
+        raise too_long
 
 
 def _by_processes(
     encoder: Encoder, parts: list[pa.Table], max_length: int, shape: Shape, processes: int
-) -> Iterator[Shard]:
+) -> Generator[Shard | UserError, None, None]:
     # Unlike the standard library's, these processes do not run the main script again, which may have no guard against
     # that and would begin a training of its own.
     from joblib.externals.loky import ProcessPoolExecutor
@@ -87,8 +101,6 @@ def _by_processes(
         waiting = deque(submit(_AHEAD * processes))
         while waiting:
             found = waiting.popleft().result()
-            if isinstance(found, UserError):
-                raise found
             waiting.extend(submit(1))
             yield found
     except BrokenProcessPool:
@@ -112,10 +124,14 @@ def _begin(encoder: Encoder) -> None:
 
 
 def _in_process(sent: pa.Buffer, max_length: int, shape: Shape) -> Shard | UserError:
-    """A shard, or what is wrong with its first bad record: a shard before it may hold another one."""
     assert _encoder is not None
+    return _tried(_encoder, pa.ipc.open_stream(sent).read_all(), max_length, shape)
+
+
+def _tried(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Shard | UserError:
+    """A shard, or what is wrong with its first bad record: a shard before it may hold another one."""
     try:
-        return _shard(_encoder, pa.ipc.open_stream(sent).read_all(), max_length, shape)
+        return _shard(encoder, records, max_length, shape)
     except UserError as error:
         return error
 

@@ -53,21 +53,24 @@ class Decision:
 
     Attributes:
         why: why it is not the configured action; empty if it is.
+        can_go_back: whether there is a checkpoint.
     """
 
     finding: Finding
     action: Action
     why: str = ""
+    can_go_back: bool = True
 
     @property
     def restores(self) -> bool:
         """Whether to go back to the last good checkpoint."""
-        return self.action == "rollback" or (self.action == "lower_rate" and self.finding.kind in FAULTS)
+        return self.can_go_back and self.drops_gradient and self.action in ("rollback", "lower_rate")
 
     @property
     def drops_gradient(self) -> bool:
         """Whether the optimiser must not step with the gradient at hand."""
-        return self.restores or self.action in ("skip", "stop")
+        lowers_after_fault = self.action == "lower_rate" and self.finding.kind in FAULTS
+        return lowers_after_fault or self.action in ("skip", "rollback", "stop")
 
     @property
     def gravity(self) -> int:
@@ -80,11 +83,12 @@ class Decision:
         return f"step {self.finding.step}: {self.finding.what}: {action}" + (f" ({self.why})" if self.why else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Flat: the finding's fields, ``action`` and ``why``."""
-        return asdict(self.finding) | {"action": self.action, "why": self.why}
+        """Flat: the finding's fields, ``action``, ``why`` and ``can_go_back``."""
+        return asdict(self.finding) | {"action": self.action, "why": self.why, "can_go_back": self.can_go_back}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """The reverse of `to_json`."""
-        finding = {name: value for name, value in values.items() if name not in ("action", "why")}
-        return cls(Finding(**finding), values["action"], values["why"])
+        own = {"action", "why", "can_go_back"}
+        finding = {name: value for name, value in values.items() if name not in own}
+        return cls(Finding(**finding), **{name: values[name] for name in own & values.keys()})

@@ -30,7 +30,7 @@ def decide(finding: Finding, config: WatchConfig, taken: Sequence[Decision], *, 
         recent = _recent(finding, config.again_within, taken)
         skips = sum(one.action == "skip" for one in recent)
         action, why = _without_checkpoint(finding, _too_many(skips, config) if skips >= config.max_skips else "")
-    decision = Decision(finding, action, why)
+    decision = Decision(finding, action, why, can_go_back)
     rollbacks = sum(earlier.restores for earlier in taken)
     if decision.restores and rollbacks >= config.max_rollbacks:
         return Decision(finding, "stop", f"went back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}")

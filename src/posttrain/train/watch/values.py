@@ -1,7 +1,7 @@
 """What a training step measured."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ class StepValues(Measured):
 
     Attributes:
         epoch: passes over the data that were finished before, from 0.
+        loss_count: what ``loss`` is a mean over: supervised tokens, pairs, answers, texts or their weights.
         lr: learning rate of the step, before a group's own scale.
         tokens: tokens of this step without padding.
         seconds: wall time of the step, waiting for data included.
@@ -47,6 +48,7 @@ class StepValues(Measured):
     """
 
     epoch: int
+    loss_count: float
     lr: float
     tokens: int
     seconds: float
@@ -70,14 +72,17 @@ class StepValues(Measured):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`, but for infinities, which come back as NaN."""
+        """The reverse of `to_json`, but for infinities, which come back as NaN.
+
+        Lines of before there was ``loss_count`` have the supervised tokens instead.
+        """
         lost = {name: math.nan for name in ("loss", "grad_norm") if values[name] is None}
         several = {
             name: {key: math.nan if one is None else one for key, one in values[name].items()}
             for name in _BY_NAME
             if name in values
         }
-        return cls(**{**values, **lost, **several})
+        return cls(**{"loss_count": values["supervised_tokens"], **values, **lost, **several})
 
     def numbers(self) -> dict[str, float]:
         """The finite numbers by name, without ``step``: for tools that plot.
@@ -89,6 +94,13 @@ class StepValues(Measured):
             values |= {f"{prefix}/{key}": one for key, one in values.pop(name).items()}
         del values["step"]
         return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def mean_loss(steps: Iterable[StepValues]) -> float | None:
+    """Mean loss over all that the steps counted; None where that is nothing. Losses that are no number are left out."""
+    known = [step for step in steps if math.isfinite(step.loss)]
+    count = sum(step.loss_count for step in known)
+    return sum(step.loss * step.loss_count for step in known) / count if count else None
 
 
 def finite(value: float | None) -> float | None:

@@ -1,7 +1,7 @@
 """All detectors over one training, and the decisions taken."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from posttrain.train.watch.config import WatchConfig
@@ -27,6 +27,7 @@ class Watch:
         self.config = config
         self._can_go_back = can_go_back
         self.decisions: list[Decision] = []
+        self.told: dict[int, list[Decision]] = {}
         self._start()
 
     def before_step(self, loss: float, grad_norm: float, supervised_tokens: int, step: int) -> Decision | None:
@@ -50,9 +51,18 @@ class Watch:
         found = [finding for detector in self._after if (finding := detector.observe(values)) is not None]
         return sorted((self._decide(finding) for finding in found), key=lambda decision: -decision.gravity)
 
+    def tell(self, step: int, decisions: Sequence[Decision]) -> None:
+        """Keep in ``told`` what is written with a step's values, so that it can be written again."""
+        if decisions:
+            self.told[step] = list(decisions)
+
     def state(self) -> dict[str, Any]:
-        """All that the next decisions depend on, as JSON."""
-        return {"detectors": {one.kind: one.state() for one in self._detectors()}, "decisions": self.report()}
+        """All that the next decisions depend on, and what was told of those before, as JSON."""
+        return {
+            "detectors": {one.kind: one.state() for one in self._detectors()},
+            "decisions": self.report(),
+            "told": {str(step): [one.to_json() for one in decisions] for step, decisions in self.told.items()},
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on exactly where `state` was taken: for a training that is resumed."""
@@ -63,6 +73,8 @@ class Watch:
         """Go on from an earlier `state` within a training: what was measured since is forgotten, decisions are not."""
         for detector in self._detectors():
             detector.load(state["detectors"][detector.kind])
+        told = state.get("told", {})  # a fork may go on with a checkpoint of before it was kept
+        self.told = {int(step): [Decision.from_json(one) for one in decisions] for step, decisions in told.items()}
 
     def new_stage(self) -> None:
         """Forget what was measured, not the decisions: other data has another loss."""

@@ -1,6 +1,6 @@
 """What every sink offers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Protocol
 
@@ -15,8 +15,12 @@ class Sink(Protocol):
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         """Take a step in."""
 
-    def rewind(self, step: int) -> None:
-        """The training goes on from ``step``: forget that one and later ones, where the sink can."""
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        """The training goes on after ``steps``, all from 0 on: forget later ones, where the sink can.
+
+        Args:
+            told: the decisions that were written with some of them, by step.
+        """
 
     def close(self) -> None:
         """Bring everything to its place and let go of what is open. Nothing is written after that."""

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ class JsonLines:
     Args:
         path: the file; made if missing.
 
-    What cannot be read, such as the half line that a kill leaves, is removed with all that follows, and named.
+    What cannot be read, such as the half line that a kill leaves, is removed with all that follows, and named; `rewind`
+    writes again what still counts of that.
 
     Raises:
         UserError: the disk refused.
@@ -30,7 +31,7 @@ class JsonLines:
         make_folder(path.parent)
         with writing(path):
             self._file = path.open("ab")
-        self._cut(None)
+        self._cut()
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         """One line: the values by name, and ``decisions`` where there are any."""
@@ -41,23 +42,29 @@ class JsonLines:
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._file.flush()
 
-    def rewind(self, step: int) -> None:
-        self._cut(step)
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        kept = self._cut(len(steps))
+        if missing := steps[kept:]:
+            log.warning("%s: the lines of %d steps from %d on are written again", self._path, len(missing), kept)
+        for values in missing:
+            self.write(values, told.get(values.step, ()))
 
     def close(self) -> None:
         with writing(self._path):
             self._file.close()
 
-    def _cut(self, step: int | None) -> None:
-        size = 0
+    def _cut(self, steps: int | None = None) -> int:
+        """Keep the lines of the first ``steps``, or all, up to one that is missing; returns how many these are."""
+        kept = size = 0
         for end, line in _lines(self._path):
             if line is None:
                 log.warning("%s: what follows byte %d cannot be read and is removed", self._path, size)
-            if line is None or (step is not None and line["step"] >= step):
+            if line is None or (steps is not None and (kept == steps or line["step"] != kept)):
                 break
-            size = end
+            kept, size = kept + 1, end
         with writing(self._path):
             self._file.truncate(size)
+        return kept
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

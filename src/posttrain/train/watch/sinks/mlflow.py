@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from posttrain.store.errors import UserError
 from posttrain.train.watch.findings import Decision
@@ -53,7 +53,7 @@ class MLflow:
         if len(self._metrics) >= _MOST or time.monotonic() - self._sent >= _SECONDS:
             self._send()
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
         """Nothing: MLflow keeps every value of a step and shows the last."""
 
     def close(self) -> None:

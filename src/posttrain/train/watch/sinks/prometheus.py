@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from posttrain.store.errors import UserError
 from posttrain.train.watch.findings import ACTIONS, KINDS, Decision
@@ -99,7 +99,7 @@ class Prometheus:
             self._findings.labels(decision.finding.kind).inc()
             self._decisions.labels(decision.action).inc()
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
         """Nothing: a server keeps what it has read."""
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """TensorBoard's event files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from posttrain.store.files import make_folder, writing
@@ -28,9 +28,9 @@ class TensorBoard:
         for decision in decisions:
             self._writer.add_text("decisions", decision.line(), values.step)
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
         self._writer.close()
-        self._open(step)
+        self._open(len(steps))
 
     def close(self) -> None:
         self._writer.close()

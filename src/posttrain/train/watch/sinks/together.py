@@ -1,7 +1,7 @@
 """Several sinks as one."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,9 +33,9 @@ class Together:
         self._own.write(values, decisions)
         self._each(lambda sink: sink.write(values, decisions))
 
-    def rewind(self, step: int) -> None:
-        self._own.rewind(step)
-        self._each(lambda sink: sink.rewind(step))
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+        self._own.rewind(steps, told)
+        self._each(lambda sink: sink.rewind(steps, told))
 
     def close(self) -> None:
         self._own.close()

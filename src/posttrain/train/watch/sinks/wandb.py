@@ -1,7 +1,7 @@
 """Weights & Biases."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
@@ -45,7 +45,7 @@ class WeightsAndBiases:
         lines = {"decisions": "; ".join(decision.line() for decision in decisions)} if decisions else {}
         self._run.log({"step": values.step, **values.numbers(), **lines})
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
         """Nothing: what was logged stays, and what follows is drawn over it."""
 
     def close(self) -> None:

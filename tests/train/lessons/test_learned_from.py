@@ -1,0 +1,35 @@
+"""What is said to be learned is what the lessons' units supervise."""
+
+from typing import Any
+
+import pytest
+
+from posttrain.train.config import TrainConfig
+from posttrain.train.examples import encode
+from posttrain.train.lessons.make import learned_from
+from posttrain.train.objectives.registry import OBJECTIVES
+
+TOKENS = sorted(name for name, one in OBJECTIVES.items() if one.output not in ("reward", "classes"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [*((name, {}) for name in TOKENS), ("orpo", {"orpo": {"likelihood": "completion"}})],
+)
+def test_units_are_those_of_the_lesson(school: Any, shaped: Any, objective: str, settings: dict[str, Any]) -> None:
+    taught = school(objective, settings, moved=False)
+    shape = OBJECTIVES[objective].shape
+    units, _ = encode(taught.lm, shaped(shape), taught.lesson.config.max_length, shape)
+    assert [learned_from(taught.lesson.config, unit) for unit in units] == list(taught.lesson.units)
+
+
+@pytest.mark.parametrize("objective", ["reward", "classification"])
+def test_texts_with_one_result_have_no_learned_token(school: Any, shaped: Any, objective: str) -> None:
+    """The lesson reads the same texts, and puts a token behind them where the result is read off."""
+    taught = school(objective, moved=False)
+    shape = OBJECTIVES[objective].shape
+    units, _ = encode(taught.lm, shaped(shape), 1024, shape)
+    for unit, read in zip(units, taught.lesson.units, strict=True):
+        shown = learned_from(TrainConfig(objective=objective), unit)
+        assert [sequence.ids for sequence in shown] == [sequence.ids[:-1] for sequence in read]
+        assert not any(any(sequence.supervised) for sequence in shown)
