@@ -198,12 +198,11 @@ def _holes(
     Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
     torch asks for aligned memory. Where blocks come and go like this, there is about half as much in holes as in use
     (Knuth's fifty-percent rule, The Art of Computer Programming 1, section 2.5); where norms are fused and nothing else
-    comes and goes between what is kept, a fifth, as measured; a third with adapters on 16-bit weights, which keep less of
-    what comes and goes.
-    A layer that is computed again is freed but for its input, which stays in the midst of the space that the next layer
-    is to have: the hole beside it is too small for that one's largest tensor, of the width inside a feed-forward block.
-    Adapters that are not fused have two such at a time in float32, their result and the same scaled. The
-    holes were compared with those of glibc's heap (``benchmarks/memory_estimate.py``).
+    comes and goes between what is kept, a fifth, as measured; a third with adapters on 16-bit weights, which keep less
+    of it. A layer that is computed again is freed but for its input, which stays in the midst of the space that the
+    next layer is to have: the hole beside it is too small for that one's largest tensor, of the width inside a
+    feed-forward block. Adapters that are not fused have two such at a time in float32, their result and the same
+    scaled. The holes were compared with those of glibc's heap (``benchmarks/memory_estimate.py``).
 
     Args:
         activations: bytes.
