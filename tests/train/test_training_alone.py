@@ -141,3 +141,16 @@ def test_mistakes_in_the_records_are_said_before_weights_are_fetched(
     assert not fetched
     assert train_alone(tmp_path / "out", lora, records, fetch)["steps"] == 6
     assert fetched
+
+
+def test_peft_finds_the_model_that_an_adapter_is_for(
+    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    train_alone(tmp_path, lora.model_copy(update={"model": str(tiny_model)}), records, lambda folder: tiny_model)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(input_ids=ids)
+        folded = load(tmp_path, TaskConfig(), "float32").model(input_ids=ids)
+    torch.testing.assert_close(folded.logits, adapted.logits, atol=0.1, rtol=0.05)  # one is saved in bfloat16

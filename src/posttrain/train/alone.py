@@ -111,6 +111,7 @@ def train_alone(
 
 
 def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:
+    from posttrain.train.lora import name_base
     from posttrain.train.stage import train
     from posttrain.train.training_set import read_training_set
     from posttrain.train.watch.sinks.together import open_sinks
@@ -139,6 +140,8 @@ def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[P
         )
     finally:
         sinks.close()
+    if config.train.method == "lora" and source != TINY_MODEL and not source.endswith(".gguf"):
+        name_base(work / "model" / "adapter", source)
     notes, asked = read_notes(work / "scratch"), config.train.micro_batch_tokens
     tokens = notes.auto_budget if asked == "auto" else asked
     assert tokens is not None, "it was decided before the first step"

@@ -87,7 +87,8 @@ class TrainConfig(Section):
     max_length: int = Field(1024, ge=8, description="Longer examples are cut at the start of their prompt, in tokens.")
     precision: Literal["bfloat16", "float16", "autocast", "float32"] = Field(
         "bfloat16",
-        description="bfloat16 or float16 weights with float32 masters, float32 under bfloat16 autocast, or float32.",
+        description="bfloat16 or float16 weights with float32 masters, float32 under bfloat16 autocast, or float32; "
+        "what was trained is saved in bfloat16.",
     )
     scaling: ScalingConfig = Field(ScalingConfig(), description="Loss scaling, with precision float16.")
     compile: bool = Field(

@@ -9,6 +9,8 @@ from posttrain.models.language_model import LanguageModel, first_line
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
 
+_SETTINGS = "adapter_config.json"
+
 
 def adapt(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
     """The model with a fresh float32 adapter as its only trainable weights."""
@@ -49,6 +51,12 @@ def fold(adapted: LanguageModel, adapter: Path) -> LanguageModel:
     return LanguageModel(merged, adapted.tokenizer, adapted.task)
 
 
+def name_base(adapter: Path, model: str) -> None:
+    """Note which model a saved adapter is for, so that peft finds it: a folder or a Hub id."""
+    file = adapter / _SETTINGS
+    _write(file, json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": model})
+
+
 def _make_portable(adapter: Path) -> None:
     """Take out of the folder what is not the adapter's content, so that the same training writes the same bytes.
 
@@ -56,9 +64,13 @@ def _make_portable(adapter: Path) -> None:
     in an order that changes from process to process.
     """
     (adapter / "README.md").unlink(missing_ok=True)
-    file = adapter / "adapter_config.json"
+    file = adapter / _SETTINGS
     settings = json.loads(file.read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = None
     if isinstance(settings["target_modules"], list):
         settings["target_modules"].sort()
+    _write(file, settings)
+
+
+def _write(file: Path, settings: dict[str, Any]) -> None:
     file.write_text(json.dumps(settings, indent=2, sort_keys=True), encoding="utf-8")
