@@ -1,6 +1,5 @@
 """Batches packed ahead are those that the training would have packed itself."""
 
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.models.chat import Chat, Encoded
 from posttrain.models.packing import Unit, micro_batches, pack
@@ -199,25 +199,23 @@ def test_units_need_not_lie_on_a_disk(examples: list[Encoded]) -> None:
         assert sum(len(batch.lengths.sequences) for batch in loader) == 30
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+class Computing(TorchDispatchMode):
+    """Notes what PyTorch computes meanwhile; a view of what is there is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if not function.is_view:
+            self.seen.add(str(function))
+        return function(*arguments, **(options or {}))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_a_loader_has_no_threads_of_openmp_started_for_it(two_threads: None) -> None:
-    # With more threads than cores OpenMP lets the model's own sleep after each operation.
-    unit = [Encoded(list(range(500)), [True] * 500)]
-    before = threads_of_the_system()
-    with Loader(
-        [unit] * 200, Order(200, 200, 0, [StageConfig(epochs=2)]), 100_000, config=LoaderConfig(workers=1)
-    ) as loader:
-        next(loader)
-        assert len(threads_of_the_system() - before) == 1
-
-
-def threads_of_the_system() -> set[str]:
-    return {task.name for task in Path("/proc/self/task").iterdir()}
+@pytest.mark.parametrize("padded", [False, True])
+def test_packing_has_pytorch_compute_nothing(padded: bool) -> None:
+    # OpenMP would start threads for the loader's own, and with more than there are cores let the model's sleep.
+    units = [[Encoded(list(range(50 + more)), [True] * (50 + more))] for more in range(4)]
+    with Computing() as computing:
+        pack(units, padded=padded)
+    assert not computing.seen

@@ -146,13 +146,11 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
     assert "step-000000004 is damaged (tensors.safetensors does not match its checksums in `" in caplog.text
 
 
-def test_the_metrics_of_a_killed_training(
-    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No step stands twice and none is missing, and a step that need not be done again is as it was measured."""
-    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
+@pytest.fixture
+def into(tiny_model: Path, records: pa.Table, tmp_path: Path) -> Callable[[str, TrainConfig], None]:
+    """``into(name, config)``: train, with a line a step in the file ``name.jsonl``."""
 
-    def into(name: str) -> None:
+    def train_into(name: str, config: TrainConfig) -> None:
         sink = JsonLines(tmp_path / f"{name}.jsonl")
         out, scratch = tmp_path / f"{name}-out", tmp_path / name
         try:
@@ -160,11 +158,25 @@ def test_the_metrics_of_a_killed_training(
         finally:
             sink.close()
 
-    def lines(name: str, leave_out: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-        found = map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())
-        return [{key: value for key, value in line.items() if key not in leave_out} for line in found]
+    return train_into
 
-    into("whole")
+
+def read_lines(file: Path, leave_out: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    found = map(json.loads, file.read_text().splitlines())
+    return [{key: value for key, value in line.items() if key not in leave_out} for line in found]
+
+
+def test_the_metrics_of_a_killed_training(
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    into: Callable[[str, TrainConfig], None],
+) -> None:
+    """No step stands twice and none is missing, and a step that need not be done again is as it was measured."""
+    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
+
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    into("whole", config)
     loss = Supervised.loss
     for checkpointed in (2, 4):
         done = 0
@@ -179,17 +191,17 @@ def test_the_metrics_of_a_killed_training(
         with monkeypatch.context() as patch:
             patch.setattr(Supervised, "loss", killed)
             with pytest.raises(Killed):
-                into("parts")
-        before = lines("parts")
+                into("parts", config)
+        before = read_lines(parts)
         assert [line["step"] for line in before] == list(range(checkpointed + 1))
         saved = Checkpoints(tmp_path / "parts" / "checkpoints").at(checkpointed)
         assert saved is not None
         assert [step.to_json() for step in saved.steps] == before[:checkpointed]
-        with (tmp_path / "parts.jsonl").open("ab") as file:
+        with parts.open("ab") as file:
             file.write(b'{"step": 9, "lo')  # as a kill leaves it
-    into("parts")
-    assert lines("parts")[:4] == before[:4]
-    assert lines("parts", leave_out=TIMES) == lines("whole", leave_out=TIMES)
+    into("parts", config)
+    assert read_lines(parts)[:4] == before[:4]
+    assert read_lines(parts, TIMES) == read_lines(whole, TIMES)
 
 
 def _without(lines: list[bytes], first: int, last: int) -> list[bytes]:
@@ -207,7 +219,11 @@ LOST: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 
 @pytest.mark.parametrize("lost", LOST)
 def test_metrics_that_were_lost_are_written_again(
-    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    into: Callable[[str, TrainConfig], None],
+    lost: str,
 ) -> None:
     """Lines are not as safe as checkpoints, which hold the same values: with what was decided at step 1."""
     usual = trainer.add_up
@@ -218,28 +234,16 @@ def test_metrics_that_were_lost_are_written_again(
 
     monkeypatch.setattr(trainer, "add_up", spoilt)
     config = TrainConfig.read(config.model_dump(mode="json") | {"watch": {"nan": {"action": "skip"}}}, "here")
-    parts = tmp_path / "parts.jsonl"
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
 
-    def into(name: str) -> None:
-        sink = JsonLines(tmp_path / f"{name}.jsonl")
-        out, scratch = tmp_path / f"{name}-out", tmp_path / name
-        try:
-            train(tiny_model, records, config, TASK, seed=3, out=out, scratch=scratch, sink=sink)
-        finally:
-            sink.close()
-
-    def lines(name: str) -> list[dict[str, Any]]:
-        found = map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())
-        return [{key: value for key, value in line.items() if key not in TIMES} for line in found]
-
-    into("whole")
-    assert [line["step"] for line in lines("whole") if "decisions" in line] == [1]
-    killed_after(4, lambda: into("parts"))
+    into("whole", config)
+    assert [line["step"] for line in read_lines(whole) if "decisions" in line] == [1]
+    killed_after(4, lambda: into("parts", config))
     before = parts.read_bytes().splitlines(keepends=True)
     parts.write_bytes(b"".join(LOST[lost](before)))
-    into("parts")
+    into("parts", config)
     assert parts.read_bytes().splitlines(keepends=True)[:4] == before[:4], "with the times that were measured"
-    assert lines("parts") == lines("whole")
+    assert read_lines(parts, TIMES) == read_lines(whole, TIMES)
 
 
 _SCRIPT = """

@@ -1,4 +1,4 @@
-"""``posttrain train`` in Python: a model and a file of records in, a folder with what was trained out."""
+"""``posttrain train`` in Python: a model and files of records in, a folder with what was trained out."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     fork: bool = False,
 ) -> dict[str, Any]:
-    """Train a model on a file of records, going on where an earlier call was stopped.
+    """Train a model on records, going on where an earlier call was stopped.
 
     Args:
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
@@ -33,7 +33,7 @@ def train(
         objective: what is learned, such as ``dpo``; without it what ``settings`` say, or ``sft``.
         settings: what a config file holds besides, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
             to the current folder.
-        fork: go on although settings, data or version have changed since.
+        fork: go on although settings, data or code have changed since.
 
     Returns:
         The summary, as `posttrain.train.stage.train` counts it, and ``micro_batch_tokens`` as they were in the end.

@@ -9,8 +9,6 @@ from types import FrameType
 
 log = logging.getLogger("posttrain")
 
-_ENDINGS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}
-
 
 @contextmanager
 def asked_to_end() -> Iterator[Callable[[], BaseException | None]]:
@@ -24,14 +22,12 @@ def asked_to_end() -> Iterator[Callable[[], BaseException | None]]:
     asked: list[BaseException] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        ending = _ENDINGS[signal.Signals(number)]
-        error = ending() if number == signal.SIGINT else ending(128 + number)
-        if asked:
-            raise error
-        asked.append(error)
+        asked.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+        if len(asked) > 1:
+            raise asked[-1]
         log.warning("asked to end: after this step and its checkpoint; once more ends it at once")
 
-    before = {number: signal.signal(number, note) for number in _ENDINGS}
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: asked[0] if asked else None
     finally:

@@ -14,26 +14,25 @@ _SETTINGS = "adapter_config.json"
 
 def adapt(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
     """The model with a fresh float32 adapter as its only trainable weights."""
+    return LanguageModel(with_adapter(lm.model, config), lm.tokenizer, lm.task)
+
+
+def with_adapter(model: Any, config: LoraConfig, **options: Any) -> Any:
+    """A transformers model, perhaps on the ``meta`` device, with a fresh adapter; options are peft's.
+
+    Raises:
+        UserError: the model has none of the modules that are to be adapted.
+    """
     from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
 
     settings = PeftConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=config.targets,
-        task_type="SEQ_CLS" if hasattr(lm.model, "score") else "CAUSAL_LM",  # whose head is trained whole
+        task_type="SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM",  # whose head is trained whole, in a copy
     )
-    return LanguageModel(with_adapter(lm.model, settings), lm.tokenizer, lm.task)
-
-
-def with_adapter(model: Any, settings: Any, **options: Any) -> Any:
-    """The model with the adapter that peft's settings and options describe.
-
-    Raises:
-        UserError: the model has none of the modules that are to be adapted.
-    """
-    from peft import get_peft_model
-
     with warnings.catch_warnings():
         # peft asks transformers for it, which no user can do anything about
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)

@@ -99,7 +99,6 @@ def train(
         lm = fold(lm, out / "adapter")
     save(lm, out)
     (out / "training.json").write_text(json.dumps([_lasting(step) for step in steps], indent=0), encoding="utf-8")
-    # The loss of a step that was left out may be no number; what was decided about it stands beside.
     fresh: dict[str, Any] = {"initialization": trainer.initial} if trainer.initial else {}
     seen = trainer.state.order.seen().reshape(len(units), times).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:

@@ -211,9 +211,11 @@ def _holes(
     lora = config.method == "lora"
     peft = lora and not numbers.adapter
     largest = 8 if peft else numbers.product
-    share = 2 if peft or not numbers.fused else 3 if lora and numbers.product == 2 else 5
-    between = activations // share
-    return between + recomputed * largest * batch.tokens * shape.inner
+    if peft or not numbers.fused:
+        share = 2
+    else:
+        share = 3 if lora and numbers.product == 2 else 5
+    return activations // share + recomputed * largest * batch.tokens * shape.inner
 
 
 def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, numbers: Numbers) -> int:

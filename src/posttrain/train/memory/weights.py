@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.models.shape import Shape, shape, skeleton
-from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.config import TrainConfig
 from posttrain.train.lora import with_adapter
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.optimizers.groups import Kind, places
@@ -53,7 +53,9 @@ class Blueprint:
         """
         classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
         model = skeleton(config, classifier=classifier)
-        return cls.of_model(adapted(model, train.lora) if train.method == "lora" else model)
+        return cls.of_model(
+            with_adapter(model, train.lora, low_cpu_mem_usage=True) if train.method == "lora" else model
+        )
 
     @classmethod
     def of_model(cls, model: Any) -> "Blueprint":
@@ -81,12 +83,3 @@ class Blueprint:
             "adapter": sum(one.count for one in self.weights if one.adapter),
             "trained": self.count(trained=True),
         }
-
-
-def adapted(model: Any, config: LoraConfig) -> Any:
-    """A model on the ``meta`` device with the adapter that `posttrain.train.lora` would give it."""
-    from peft import LoraConfig as PeftConfig
-
-    kind = "SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM"  # a classifier's head is trained whole, in a copy
-    settings = PeftConfig(r=config.rank, target_modules=config.targets, task_type=kind)
-    return with_adapter(model, settings, low_cpu_mem_usage=True)
