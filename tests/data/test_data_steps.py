@@ -5,16 +5,16 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from posttrain.data.duplicates import already_labelled, conflicting_answers, exact_duplicates, unanswered
+from posttrain.data.flow import Work
 from posttrain.data.leak import leaks
 from posttrain.data.schema import RECORD, REJECTED
-from posttrain.data.steps import Step
 
 Make = Callable[..., pa.Table]
 
 
-def outcome(step: Step, table: pa.Table) -> tuple[list[int], list[tuple[int, str, str, str]]]:
+def outcome(step: Work, table: pa.Table) -> tuple[list[int], list[tuple[int, str, str, str]]]:
     """Lines kept, and (line, step, reason, detail) of those rejected; both halves together are the table."""
-    kept, rejected = step(table)
+    kept, rejected, *_ = step(table)
     assert kept.schema == RECORD
     assert rejected.schema == REJECTED
     assert sorted(kept["line"].to_pylist() + rejected["line"].to_pylist()) == table["line"].to_pylist()

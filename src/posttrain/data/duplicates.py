@@ -2,10 +2,11 @@
 
 import pyarrow as pa
 
-from posttrain.data.steps import Rejection, Step, part, places
+from posttrain.data.flow import Work
+from posttrain.data.steps.step import Outcome, Rejection, part, places
 
 
-def exact_duplicates(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+def exact_duplicates(table: pa.Table) -> Outcome:
     """Of records with equal normalised content the first stays."""
     where = places(table)
     first: dict[str, int] = {}
@@ -17,7 +18,7 @@ def exact_duplicates(table: pa.Table) -> tuple[pa.Table, pa.Table]:
     return part(table, "duplicates", rejections)
 
 
-def conflicting_answers(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+def conflicting_answers(table: pa.Table) -> Outcome:
     """Of records with equal inputs and different answers none stays: no one can say which answer is true.
 
     Meant for tasks with a closed label set; in open-ended tasks one input may well have several good answers.
@@ -38,7 +39,7 @@ def conflicting_answers(table: pa.Table) -> tuple[pa.Table, pa.Table]:
     return part(table, "conflicts", rejections)
 
 
-def unanswered(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+def unanswered(table: pa.Table) -> Outcome:
     """Prompts without an answer go; plain text needs none."""
     rejections = {
         row: Rejection("no answer", "the answer is empty")
@@ -50,11 +51,11 @@ def unanswered(table: pa.Table) -> tuple[pa.Table, pa.Table]:
     return part(table, "answers", rejections)
 
 
-def already_labelled(labelled: pa.Table) -> Step:
+def already_labelled(labelled: pa.Table) -> Work:
     """A step that takes out the inputs that ``labelled`` holds."""
     known = dict(zip(labelled["input_id"].to_pylist(), places(labelled), strict=True))
 
-    def step(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def step(table: pa.Table) -> Outcome:
         rejections = {
             row: Rejection("already labelled", f"the same input as {known[identity]}")
             for row, identity in enumerate(table["input_id"].to_pylist())

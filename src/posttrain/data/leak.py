@@ -3,14 +3,15 @@
 import numpy as np
 import pyarrow as pa
 
+from posttrain.data.flow import Work
 from posttrain.data.normalise import input_texts
 from posttrain.data.similarity import candidates, jaccard, shingle_rows
-from posttrain.data.steps import Rejection, Step, part, places
+from posttrain.data.steps.step import Outcome, Rejection, part, places
 
 _NGRAM = 5
 
 
-def leaks(test: pa.Table, threshold: float | None = 0.9) -> Step:
+def leaks(test: pa.Table, threshold: float | None = 0.9) -> Work:
     """A step that takes out records with a test record's group, with its input, or with one like it.
 
     Args:
@@ -24,7 +25,7 @@ def leaks(test: pa.Table, threshold: float | None = 0.9) -> Step:
         if group is not None:
             groups.setdefault(group, row)
 
-    def step(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def step(table: pa.Table) -> Outcome:
         alike = {} if threshold is None else _most_alike(input_texts(table), input_texts(test), threshold)
         rejections: dict[int, Rejection] = {}
         pairs = zip(table["input_id"].to_pylist(), table["group"].to_pylist(), strict=True)

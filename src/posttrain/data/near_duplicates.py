@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.flow import Work
 from posttrain.data.normalise import input_texts
 from posttrain.data.similarity import candidates, comparable, jaccard, shingle_rows
-from posttrain.data.steps import Rejection, Step, part, places
+from posttrain.data.steps.step import Outcome, Rejection, part, places
 
 
 def near_duplicates(
@@ -42,13 +43,13 @@ def near_duplicates(
     return distinct[parent[[position[row] for row in owner.tolist()]]] if len(texts) else owner
 
 
-def near_duplicate_records(threshold: float, ngram: int = 5) -> Step:
+def near_duplicate_records(threshold: float, ngram: int = 5) -> Work:
     """A step: in a cluster of like inputs the first record of each answer stays.
 
     Like inputs with different answers are no duplicates; they are where one class ends and the next begins.
     """
 
-    def step(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def step(table: pa.Table) -> Outcome:
         where = places(table)
         clusters = near_duplicates(input_texts(table), threshold, ngram).tolist()
         answers = zip(table["completion"].to_pylist(), table["rejected"].to_pylist(), strict=True)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -51,6 +51,19 @@ def input_texts(table: pa.Table) -> list[str]:
         text if prompt is None else "\n".join(turn["content"] for turn in prompt if turn["role"] != "system")
         for prompt, text in zip(table["prompt"].to_pylist(), table["text"].to_pylist(), strict=True)
     ]
+
+
+Field = Literal["input", "answer", "all"]
+"""Which words of a record a step reads: its prompt or text, its answer (both of a preference pair), or all of them."""
+
+
+def texts_of(table: pa.Table, field: Field = "all") -> list[str]:
+    """One text a record, its parts one a line; ``""`` where there are none."""
+    inputs = input_texts(table) if field != "answer" else [None] * table.num_rows
+    better, worse = (
+        table[name].to_pylist() if field != "input" else [None] * table.num_rows for name in ("completion", "rejected")
+    )
+    return ["\n".join(part for part in parts if part is not None) for parts in zip(inputs, better, worse, strict=True)]
 
 
 def _normal(text: str | None) -> str | None:

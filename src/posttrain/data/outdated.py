@@ -4,10 +4,11 @@ import json
 
 import pyarrow as pa
 
-from posttrain.data.steps import Rejection, Step, part, places
+from posttrain.data.flow import Work
+from posttrain.data.steps.step import Outcome, Rejection, part, places
 
 
-def outdated(labelled: pa.Table) -> Step:
+def outdated(labelled: pa.Table) -> Work:
     """A step that takes out what the labelled files answer otherwise now, and what left them.
 
     Records that an annotator answered stay, unless a labelled file holds their input with another answer.
@@ -18,7 +19,7 @@ def outdated(labelled: pa.Table) -> Step:
     current = set(labelled["id"].to_pylist())
     inputs = dict(zip(labelled["input_id"].to_pylist(), places(labelled), strict=True))
 
-    def step(table: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def step(table: pa.Table) -> Outcome:
         rejections: dict[int, Rejection] = {}
         columns = (table[name].to_pylist() for name in ("id", "input_id", "meta"))
         for row, (identity, asked, meta) in enumerate(zip(*columns, strict=True)):

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from posttrain.data.config import DataConfig
 from posttrain.data.duplicates import already_labelled, conflicting_answers, exact_duplicates, unanswered
+from posttrain.data.flow import Flow
 from posttrain.data.leak import leaks
 from posttrain.data.near_duplicates import near_duplicate_records
 from posttrain.data.normalise import without_answers
@@ -17,7 +18,6 @@ from posttrain.data.problem import unknown_label
 from posttrain.data.read import read
 from posttrain.data.schema import concat
 from posttrain.data.split import split
-from posttrain.data.steps import Flow
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 

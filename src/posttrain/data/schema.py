@@ -34,9 +34,23 @@ RECORD: pa.Schema = pa.schema(
 """
 
 REJECTED: pa.Schema = pa.schema(
-    [*RECORD, pa.field("step", pa.string()), pa.field("reason", pa.string()), pa.field("detail", pa.string())]
+    [
+        *RECORD,
+        pa.field("step", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string()),
+        pa.field("score", pa.float64()),
+        pa.field("cluster", pa.string()),
+        pa.field("kept", pa.string()),
+    ]
 )
-"""A record that a step took out, with the step, the reason (one of few) and the detail (of this record)."""
+"""A record that a step took out: the step, the reason (one of few), the detail (of this record), the number that the
+decision rests on, and for a duplicate the ids of its cluster's first record and of the one that stayed."""
+
+CHANGED: pa.Schema = pa.schema(
+    [("id", pa.string()), ("before", pa.string()), ("step", pa.string()), ("detail", pa.string())]
+)
+"""A record whose content a step changed, or which it made of another: its id, that other id, and what was done."""
 
 
 def records(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from posttrain.data.duplicates import conflicting_answers, exact_duplicates, unanswered
+from posttrain.data.flow import Flow, Work
 from posttrain.data.normalise import identify
 from posttrain.data.outdated import outdated
 from posttrain.data.schema import RECORD, REJECTED, concat
-from posttrain.data.steps import Flow, Step
 from posttrain.store.files import writing
 
 RECORDS_FILE = "records.parquet"
@@ -98,7 +98,7 @@ def training_version(
     parent_id: str | None = None,
     labels: Sequence[str] | None = None,
     labelled: pa.Table | None = None,
-    leak: Step | None = None,
+    leak: Work | None = None,
 ) -> Dataset:
     """The next training set: the parent's records and newly labelled ones, as far as they still hold.
 
@@ -113,7 +113,7 @@ def training_version(
         leak: takes out what the present test set gives away (see `leaks`); it may have changed since the parent.
     """
     before = parent.records if parent is not None else RECORD.empty_table()
-    steps: dict[str, Step | None] = {
+    steps: dict[str, Work | None] = {
         "labelled files": outdated(labelled) if labelled is not None else None,
         "answers": unanswered,
         "duplicates": exact_duplicates,
@@ -182,10 +182,7 @@ def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
 
 
 def _with_reasons(went: pa.Table, rejected: pa.Table) -> pa.Table:
-    reasons = {row["id"]: (row["step"], row["reason"], row["detail"]) for row in rejected.to_pylist()}
-    unknown = ("", "not in the newer version", "")
-    rows = [
-        {**row, **dict(zip(("step", "reason", "detail"), reasons.get(row["id"], unknown), strict=True))}
-        for row in went.to_pylist()
-    ]
+    why = {row["id"]: row for row in rejected.to_pylist()}
+    unknown = {**dict.fromkeys(REJECTED.names), "step": "", "reason": "not in the newer version", "detail": ""}
+    rows = [{**why.get(row["id"], unknown), **row} for row in went.to_pylist()]
     return pa.Table.from_pylist(rows, schema=REJECTED)

@@ -1,46 +1,16 @@
-"""What a step of the data pipeline is, and the count of what the steps do to one set of records."""
+"""One set of records on its way through the steps, and the count of what they do to it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from posttrain.data.schema import REJECTED, concat
+from posttrain.data.steps.step import Outcome
 
-Step = Callable[[pa.Table], tuple[pa.Table, pa.Table]]
-"""Parts a RECORD table into what it keeps (RECORD) and what it rejects (REJECTED), both in table order."""
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """Why a record goes: ``reason`` is one of few and is counted, ``detail`` tells of this record."""
-
-    reason: str
-    detail: str
-
-
-def part(table: pa.Table, step: str, rejections: Mapping[int, Rejection]) -> tuple[pa.Table, pa.Table]:
-    """``table`` without the rows in ``rejections``, and those rows with the reasons; both in table order."""
-    rows = sorted(rejections)
-    keep = np.ones(table.num_rows, dtype=bool)
-    keep[rows] = False
-    gone = table.take(pa.array(rows, pa.int64()))
-    columns = [
-        pa.array([step] * len(rows), pa.string()),
-        pa.array([rejections[row].reason for row in rows], pa.string()),
-        pa.array([rejections[row].detail for row in rows], pa.string()),
-    ]
-    return table.filter(pa.array(keep)), pa.table([*gone.columns, *columns], schema=REJECTED)
-
-
-def places(table: pa.Table) -> list[str]:
-    """``file:line`` of every record."""
-    return [
-        f"{source}:{line}" for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
-    ]
+Work = Callable[[pa.Table], Outcome]
+"""Parts a RECORD table into what it keeps and what it rejects."""
 
 
 class Flow:
@@ -52,9 +22,9 @@ class Flow:
         self.funnel: list[dict[str, Any]] = [self._entry("read", "in", records.num_rows)]
         self._rejected: list[pa.Table] = []
 
-    def through(self, step: Step) -> None:
+    def through(self, step: Work) -> None:
         """Keep what ``step`` keeps; count and remember what it rejects."""
-        self.records, rejected = step(self.records)
+        self.records, rejected, *_ = step(self.records)
         self._rejected.append(rejected)
         names = zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True)
         self.funnel += [self._entry(name, reason, count) for (name, reason), count in Counter(names).items()]

@@ -1,0 +1,173 @@
+"""What a step of the data pipeline is: its settings, and the work that they describe."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.schema import CHANGED, REJECTED
+from posttrain.store.section import Section
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a record goes.
+
+    Attributes:
+        reason: one of few; it is counted.
+        detail: tells of this record.
+        score: what the decision rests on, where it is a number: a similarity, a share, a perplexity.
+        cluster: id of the first record of its cluster, for a duplicate.
+        kept: id of the record that stayed in its place, for a duplicate.
+    """
+
+    reason: str
+    detail: str
+    score: float | None = None
+    cluster: str | None = None
+    kept: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What a step made of a RECORD table of N rows; all tables are in the order of that table.
+
+    Attributes:
+        kept: RECORD table; rows that the step added follow the row that they were made from.
+        rejected: REJECTED table.
+        changed: CHANGED table of the kept rows whose content is not what it was, and of those that were added.
+        facts: what was measured, by name: N values each, float64 or string, null where there is nothing to say.
+    """
+
+    kept: pa.Table
+    rejected: pa.Table
+    changed: pa.Table = CHANGED.empty_table()
+    facts: Mapping[str, pa.Array] = {}
+
+
+class Step(Section):
+    """A step with its settings. It is a section of the config, is pickled to workers, and loads what it needs there.
+
+    Attributes:
+        name: what the config calls it.
+        version: raised by hand when the same settings come to mean something else.
+        evaluation: whether records that a model is measured on go through it too.
+        training_only: whether it follows the split, and meets only what a model learns from.
+        needs_answers: whether it has nothing to say about a pool, whose answers are hidden.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    evaluation: ClassVar[bool] = False
+    training_only: ClassVar[bool] = False
+    needs_answers: ClassVar[bool] = False
+
+    def located(self, root: Path) -> Self:
+        """The step with its files named from ``root``, the workspace's folder."""
+        return self
+
+    def check(self) -> None:
+        """Before any work: raise a UserError if a package, a file or a model that the step needs is missing."""
+
+    def key(self) -> dict[str, Any]:
+        """What the outcome depends on besides the records, as JSON values: of a file the digest, not the place."""
+        return {"step": self.name, "version": self.version, **self.model_dump(mode="json")}
+
+
+class RowStep(Step):
+    """Decides about each record by itself, so that tables can be cut anywhere."""
+
+    def apply(self, table: pa.Table) -> Outcome:
+        """What becomes of the rows of a RECORD table."""
+        raise NotImplementedError
+
+
+class Corpus(Protocol):
+    """All records that a global step decides about, N rows in reading order, wherever they lie.
+
+    Rows that earlier steps took out are not ``alive``: they say nothing and are not decided about.
+    """
+
+    @property
+    def rows(self) -> int:
+        """N."""
+
+    @property
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """Bool [N]."""
+
+    def sketches(self) -> pa.Table:
+        """What `GlobalStep.sketch` made of every row."""
+
+    def columns(self, names: Iterable[str]) -> pa.Table:
+        """Some RECORD columns of every row, read piece by piece: ids, not texts, of large sets."""
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        """RECORD table of the rows, in the order given."""
+
+    def evaluation(self) -> pa.Table:
+        """RECORD table of what models are measured on: the evaluation sides of the split, and every suite."""
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """``function`` of each item in order, on as many workers as there are; both are pickled."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a global step decided.
+
+    Attributes:
+        rejections: by row.
+        rewritten: by row the RECORD columns that are to hold something else, such as ``{"text": ...}``.
+        facts: as in `Outcome`, N values each.
+    """
+
+    rejections: Mapping[int, Rejection] = field(default_factory=dict)
+    rewritten: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    facts: Mapping[str, pa.Array] = field(default_factory=dict)
+
+
+class GlobalStep(Step):
+    """Decides about records in view of all others; the same whatever tables they are cut into."""
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        """What is compared, small and made row by row: one row a row of the RECORD table."""
+        return table.select(["id"])
+
+    def decide(self, corpus: Corpus) -> Decision:
+        """What becomes of all rows."""
+        raise NotImplementedError
+
+
+def part(
+    table: pa.Table, step: str, rejections: Mapping[int, Rejection], facts: Mapping[str, pa.Array] | None = None
+) -> Outcome:
+    """``table`` without the rows in ``rejections``, and those rows with the reasons; both in table order."""
+    rows = sorted(rejections)
+    keep = np.ones(table.num_rows, dtype=bool)
+    keep[rows] = False
+    gone = table.take(pa.array(rows, pa.int64()))
+    why = [rejections[row] for row in rows]
+    columns = [
+        pa.array([step] * len(rows), pa.string()),
+        pa.array([one.reason for one in why], pa.string()),
+        pa.array([one.detail for one in why], pa.string()),
+        pa.array([one.score for one in why], pa.float64()),
+        pa.array([one.cluster for one in why], pa.string()),
+        pa.array([one.kept for one in why], pa.string()),
+    ]
+    rejected = pa.table([*gone.columns, *columns], schema=REJECTED)
+    return Outcome(table.filter(pa.array(keep)), rejected, facts=facts or {})
+
+
+def places(table: pa.Table) -> list[str]:
+    """``file:line`` of every record."""
+    return [
+        f"{source}:{line}" for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
+    ]

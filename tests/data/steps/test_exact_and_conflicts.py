@@ -1,0 +1,67 @@
+"""Records that say the same, contradict each other, or miss their answer."""
+
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, lines, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.steps.answers import Answers
+from posttrain.data.steps.conflicts import Conflicts
+from posttrain.data.steps.exact import Exact
+from posttrain.data.steps.step import Step
+
+
+class TestExact(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Exact()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of("a", "b", " a\n", {"prompt": "a", "completion": "x"}, "a", {"prompt": "a ", "completion": "x"})
+
+    def test_the_first_stays(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step, table)
+        assert lines(outcome.kept) == [1, 2, 4]
+        gone = outcome.rejected.to_pylist()
+        assert [(row["line"], row["detail"]) for row in gone] == [
+            (3, "the same as f:1"),
+            (5, "the same as f:1"),
+            (6, "the same as f:4"),
+        ]
+        assert all(row["kept"] == row["cluster"] == row["id"] for row in gone)
+
+
+class TestConflicts(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Conflicts()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            {"prompt": "a", "completion": "x"},
+            {"prompt": "b", "completion": "x"},
+            {"prompt": "A", "completion": "y"},
+            {"prompt": "a", "completion": "y"},
+            {"prompt": "b", "completion": "x"},
+            {"prompt": "b", "completion": "y", "rejected": "x"},
+        )
+
+    def test_none_of_them_stays(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step, table)
+        assert lines(outcome.kept) == [2, 3, 5, 6]
+        assert outcome.rejected["detail"].to_pylist() == ["`x` at f:1; `y` at f:4"] * 2
+
+
+class TestAnswers(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Answers()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of({"prompt": "a", "completion": "x"}, {"prompt": "b"}, "plain")
+
+    def test_plain_text_needs_none(self, step: Step, table: pa.Table) -> None:
+        assert reasons(apply(step, table)) == {2: "no answer"}
