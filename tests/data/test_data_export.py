@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from posttrain.data.export import export
 from posttrain.data.normalise import identify
-from posttrain.data.read import read
+from posttrain.data.reading import read
 from posttrain.data.schema import RECORD, concat, records
 from posttrain.store.errors import UserError
 
-characters = st.characters(exclude_categories=["Cs"])
+characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 words = st.one_of(
     st.text(characters, min_size=1, max_size=12),
     st.sampled_from(

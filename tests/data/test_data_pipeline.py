@@ -10,7 +10,7 @@ import pytest
 from posttrain.data import pipeline
 from posttrain.data.config import DataConfig
 from posttrain.data.pipeline import Built, build_pool_and_test, input_digests
-from posttrain.data.read import read
+from posttrain.data.reading import read
 from posttrain.store.errors import UserError
 
 COLUMNS = {"prompt": "text", "completion": "category", "group": "user"}
@@ -59,6 +59,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+EQUAL_ONES = ["exact", "conflicts", {"decontaminate": {"ngram": None, "threshold": None, "contained": None}}]
+
+
 def config(**values: Any) -> DataConfig:
     files = {"pool": "pool.csv", "labelled": "labelled.csv", "test": "test.csv", "columns": COLUMNS}
     return DataConfig.read({**files, **values}, "posttrain.yaml")
@@ -94,9 +97,9 @@ def test_every_planted_fault_is_found(folder: Path) -> None:
         "pool": [
             (3, "exact duplicate", "the same as pool.csv:2"),
             (4, "exact duplicate", "the same as pool.csv:2"),
-            (5, "near duplicate", "in one cluster with pool.csv:2"),
+            (5, "near duplicate", "similarity 0.92 to pool.csv:2"),
             (6, "equals a test input", "the same input as test.csv:2"),
-            (7, "like a test input", "similarity 0.97 to test.csv:2"),
+            (7, "near duplicate", "similarity 0.97 to pool.csv:6"),
             (8, "group of a test record", "group `anna` is also that of test.csv:3"),
             (9, "already labelled", "the same input as labelled.csv:2"),
         ],
@@ -116,14 +119,14 @@ def test_open_ended_answers_may_differ(folder: Path) -> None:
 
 
 def test_similarity_can_be_left_out(folder: Path) -> None:
-    built = build_pool_and_test(config(near_duplicates=None, leak=None), folder, LABELS)
+    built = build_pool_and_test(config(steps=EQUAL_ONES), folder, LABELS)
     assert built.pool["line"].to_pylist() == [2, 5, 7, 10]
 
 
 def test_a_share_of_the_labelled_as_test(tmp_path: Path) -> None:
     rows = [(f"a wholly different question {n} {n * n}", LABELS[n % 2], f"user {n % 50}") for n in range(200)]
     write(tmp_path / "labelled.csv", rows)
-    built = build_pool_and_test(config(pool=[], test=0.3, leak=None, near_duplicates=None), tmp_path, LABELS)
+    built = build_pool_and_test(config(pool=[], test=0.3, steps=EQUAL_ONES), tmp_path, LABELS)
     accounts(built)
     assert built.test.num_rows + built.labelled.num_rows == 200
     assert 20 < built.test.num_rows < 110
@@ -186,8 +189,10 @@ def test_digests_follow_the_content(folder: Path) -> None:
         ({"test": 1.5}, "`test`: a share of the labelled records must lie between 0 and 1"),
         ({"test": 0.0}, "`test`: a share"),
         ({"columns": {"promt": "text"}}, "`columns`: `promt` is none of prompt, completion"),
-        ({"near_duplicates": 0}, "near_duplicates"),
-        ({"leaks": 0.5}, "unknown key `leaks`; did you mean `leak`?"),
+        ({"steps": ["minhsh"]}, "`steps`: there is no step `minhsh`; did you mean `minhash`?"),
+        ({"steps": [{"minhash": {"treshold": 0.5}}]}, "minhash: unknown key `treshold`; did you mean `threshold`?"),
+        ({"steps": ["decontaminate", "exact"]}, "`exact` cannot follow `decontaminate`"),
+        ({"step": ["exact"]}, "unknown key `step`; did you mean `steps`?"),
     ],
 )
 def test_config_mistakes(values: dict[str, Any], message: str) -> None:

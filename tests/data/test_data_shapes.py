@@ -9,7 +9,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from posttrain.data.read import read
+from posttrain.data.reading import read
 from posttrain.data.schema import RECORD, concat
 from posttrain.store.errors import UserError
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from posttrain.data.duplicates import already_labelled, conflicting_answers, exact_duplicates, unanswered
 from posttrain.data.flow import Work
+from posttrain.data.labelled_before import already_labelled
 from posttrain.data.leak import leaks
 from posttrain.data.schema import RECORD, REJECTED
 
@@ -23,32 +23,6 @@ def outcome(step: Work, table: pa.Table) -> tuple[list[int], list[tuple[int, str
     )
     gone = [(row["line"], row["step"], row["reason"], row["detail"]) for row in rejected.to_pylist()]
     return kept["line"].to_pylist(), gone
-
-
-def test_the_first_of_equal_records_stays(make: Make) -> None:
-    table = make(("a", "x"), ("b", "x"), (" a\n", "x"), ("a", "y"), ("a", "x "))
-    assert outcome(exact_duplicates, table) == (
-        [1, 2, 4],
-        [(line, "duplicates", "exact duplicate", "the same as f:1") for line in (3, 5)],
-    )
-
-
-def test_contradictions_all_go_and_name_each_other(make: Make) -> None:
-    table = make(("a", "x"), ("b", "x"), ("a", "y"), ("c", None), ("c", "z"))
-    detail = "`x` at f:1; `y` at f:3"
-    assert outcome(conflicting_answers, table) == (
-        [2, 4, 5],
-        [(1, "conflicts", "conflicting labels", detail), (3, "conflicts", "conflicting labels", detail)],
-    )
-
-
-def test_prompts_without_an_answer_go_and_text_stays(make: Make) -> None:
-    table = make(("a", "x"), ("b", None))
-    text = pa.table({**{name: [None] for name in RECORD.names}, "text": ["t"], "line": [3]}, schema=RECORD)
-    assert outcome(unanswered, pa.concat_tables([table, text])) == (
-        [1, 3],
-        [(2, "answers", "no answer", "the answer is empty")],
-    )
 
 
 def test_what_is_labelled_leaves_the_pool(make: Make) -> None:

@@ -1,16 +1,19 @@
 """Versions know what they hold, where it came from and what changed."""
 
 import hashlib
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from posttrain.data.leak import leaks
+from posttrain.data.difference import Diff, difference
 from posttrain.data.normalise import without_answers
 from posttrain.data.schema import RECORD, REJECTED, concat
-from posttrain.data.version import Dataset, diff, read_dataset, training_version, write_dataset
+from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.stored_version import Version
+from posttrain.data.version import Dataset, read_dataset, training_version, write_dataset
 
 Make = Callable[..., pa.Table]
 
@@ -66,7 +69,7 @@ def test_versions_grow_and_record_the_increment_by_source(make: Make) -> None:
     ids = second.records["id"].to_pylist()
     assert second.meta["parent"] == "dataset-1"
     assert second.meta["increment"] == {"new": [ids[2]], "other": [ids[3]]}
-    assert second.meta["filters"] == ["answers", "duplicates", "conflicts"]
+    assert second.meta["filters"] == ["answers", "exact", "conflicts"]
     assert [(row["source"], row["line"], row["reason"]) for row in second.rejected.to_pylist()] == [
         ("other", 1, "no answer"),
         ("new", 2, "exact duplicate"),
@@ -89,7 +92,7 @@ def test_what_the_labelled_files_say_now_counts(make: Make) -> None:
         (2, "pool", "answered anew", "another answer stands at new:3"),
         (3, "old", "left the files", "no labelled file holds it any more"),
     ]
-    assert third.meta["filters"] == ["labelled files", "answers", "duplicates", "conflicts"]
+    assert third.meta["filters"] == ["labelled files", "answers", "exact", "conflicts"]
     (change, other) = diff(second, third).changed.to_pylist()
     assert (change["before"], change["after"]) == ("x", "y")
     assert (other["before"], other["after"]) == ("y", "x")
@@ -98,10 +101,10 @@ def test_what_the_labelled_files_say_now_counts(make: Make) -> None:
 def test_the_test_set_of_today_takes_the_parents_records(make: Make) -> None:
     first = training_version(None, make(("where is my parcel this morning", "x"), ("b", "y")))
     test = make(("where is my parcel this morning?", "x"), source="test")
-    second = training_version(first, RECORD.empty_table(), leak=leaks(test, 0.8))
+    second = training_version(first, RECORD.empty_table(), decontaminate=Decontaminate(threshold=0.8), test=test)
     assert second.records["line"].to_pylist() == [2]
     assert second.rejected["reason"].to_pylist() == ["like a test input"]
-    assert second.meta["filters"][-1] == "leak"
+    assert second.meta["filters"][-1] == "decontaminate"
 
 
 def test_a_contradicting_label_takes_the_parents_record_too(make: Make) -> None:
@@ -113,6 +116,15 @@ def test_a_contradicting_label_takes_the_parents_record_too(make: Make) -> None:
     assert [(row["line"], row["step"], row["reason"], row["detail"]) for row in changes.went.to_pylist()] == [
         (1, "conflicts", "conflicting labels", "`x` at f:1; `y` at new:1")
     ]
+
+
+def diff(older: Dataset, newer: Dataset) -> Diff:
+    with tempfile.TemporaryDirectory() as folder:
+        versions = []
+        for name, one in (("older", older), ("newer", newer)):
+            write_dataset(Path(folder, name), one.records, one.rejected, one.meta)
+            versions.append(Version.of_folder(Path(folder, name)))
+        return difference(*versions)
 
 
 def test_diff_tells_came_went_and_changed(make: Make) -> None:

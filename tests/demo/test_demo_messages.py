@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
+from posttrain.data.augment.typing_mistakes import add_typo, neighbours
 from posttrain.demo.grammar import Choice, Phrase
 from posttrain.demo.messages import Generated, generate, similarity, write
 from posttrain.demo.phrases import load_phrases, words
-from posttrain.demo.typos import add_typo, neighbours
 from posttrain.store.errors import UserError
 
 

@@ -15,7 +15,6 @@ from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
 from posttrain.evaluate.examples import sample_records
 from posttrain.evaluate.latency import answer_of, measure_latency, pick_label, write_answer
 from posttrain.evaluate.names import flat_gains, flat_metrics, gains, metric_names
-from posttrain.evaluate.scorers.perplexity import text_log_likelihoods
 from posttrain.evaluate.scorers.python_function import load_function
 from posttrain.evaluate.scorers.token_f1 import token_f1
 from posttrain.evaluate.suite import SuiteResult, run_suite
@@ -23,6 +22,7 @@ from posttrain.models.generate import Generation
 from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.likelihood import answer_log_likelihoods, label_scores
 from posttrain.models.task import TaskConfig
+from posttrain.models.text_likelihood import text_log_likelihoods
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError, WorkError
 

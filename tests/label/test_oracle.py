@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.read import read
+from posttrain.data.reading import read
 from posttrain.data.schema import RECORD
 from posttrain.label.annotator import Annotator, Request
 from posttrain.label.config import LabelConfig

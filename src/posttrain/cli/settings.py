@@ -7,8 +7,9 @@ import pyarrow as pa
 import typer
 import yaml
 
-from posttrain.cli.data import dataset_version
+from posttrain.cli.data.stored import stored_version
 from posttrain.cli.shared import HERE, opened
+from posttrain.data.training_records import training_records
 from posttrain.loop.config import CONFIG_FILE, read_yaml
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
@@ -82,7 +83,7 @@ def read_records(settings: AloneConfig, workspace: Path) -> pa.Table:
     if len(settings.files) > 1 or first.exists() or first.suffix or not (workspace / CONFIG_FILE).is_file():
         return read_files(settings)
     with opened(workspace, checked=False) as (store, _):
-        return dataset_version(store, settings.files[0]).records
+        return training_records(stored_version(store, settings.files[0]), settings.files[0])
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

@@ -42,11 +42,17 @@ class OneTable:
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         return self.table.take(pa.array(rows, pa.int64()))
 
+    def known(self) -> pa.Table | None:
+        return None
+
     def evaluation(self) -> pa.Table:
         return self.measured
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return map(function, items)
+
+    def map_tables(self, function: Callable[[pa.Table], Result]) -> Iterator[tuple[int, Result]]:
+        return iter([(0, function(self.table))])
 
 
 def apply(step: Step, table: pa.Table, evaluation: pa.Table | None = None) -> Outcome:

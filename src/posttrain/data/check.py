@@ -1,47 +1,68 @@
 """Everything that is wrong with a file, found in one reading."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from posttrain.data.paths import Place
 from posttrain.data.problem import Problem, unknown_label
-from posttrain.data.read import scan
+from posttrain.data.reading import scan
+
+_LINE_BITS = 40
 
 
 def check(
-    path: Path,
+    path: str | Path | Place,
     columns: Mapping[str, str] | None = None,
     labels: Sequence[str] | None = None,
     *,
     name: str | None = None,
     answers: bool = True,
 ) -> list[Problem]:
-    """All problems of a file in the order of its lines; never stops at the first.
+    """All of :func:`problems` in the order of the file's lines; never stops at the first."""
+    return list(problems(path, columns, labels, name=name, answers=answers))
+
+
+def problems(
+    path: str | Path | Place,
+    columns: Mapping[str, str] | None = None,
+    labels: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    answers: bool = True,
+) -> Iterator[Problem]:
+    """Each problem of a file as it is found, in about 200 bytes of memory a record.
 
     ``labels`` is None for open-ended answers, and for a pool, whose answers are hidden.
 
-    Besides what :func:`posttrain.data.read.read` refuses: answers outside ``labels``, records that stand in
-    the file twice (the later one is the problem) and, where ``labels`` is given, inputs with two answers.
+    Besides what :func:`posttrain.data.reading.read` refuses or leaves out: answers outside ``labels``, records that
+    stand in the file twice (the later one is the problem) and, where ``labels`` is given, inputs with two answers.
+    A cell that says ``nan`` is the text ``nan``; only a number that is NaN is refused as such.
     """
-    problems: list[Problem] = []
-    seen: dict[str, int] = {}
-    answered: dict[str, tuple[str, int]] = {}
-    known = set(labels) if labels is not None else None
+    seen: dict[int, int] = {}
+    answered: dict[int, int] = {}
+    known = {label: number for number, label in enumerate(labels)} if labels is not None else None
+    met = list(labels or ())
+    numbers = dict(known or {})
     for found in scan(path, columns, name=name, answers=answers):
         if isinstance(found, Problem):
-            problems.append(found)
+            yield found
             continue
         file, line, answer = found["source"], found["line"], found["completion"]
         if known is not None and answer is not None and answer not in known:
-            problems.append(unknown_label(answer, labels or (), file, line))
-        if found["id"] in seen:
-            message = f"the same record as line {seen[found['id']]}"
-            problems.append(Problem(file, line, "duplicate", message, "only the first is used"))
+            yield unknown_label(answer, known, file, line)
+        distinct = len(seen)
+        first = seen.setdefault(int(found["id"], 16), line)
+        if len(seen) == distinct:
+            message = f"the same record as line {first}"
+            yield Problem(file, line, "duplicate", message, "only the first is used")
             continue
-        seen[found["id"]] = line
         if known is None or answer is None:
             continue
-        other, where = answered.setdefault(found["input_id"], (answer, line))
+        number = numbers.setdefault(answer, len(met))
+        if number == len(met):
+            met.append(answer)
+        entry = answered.setdefault(int(found["input_id"], 16), number << _LINE_BITS | line)
+        other, where = met[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
         if other != answer:
             message = f"the same input is `{answer}` here and `{other}` on line {where}"
-            problems.append(Problem(file, line, "conflicting labels", message, "keep the right one"))
-    return problems
+            yield Problem(file, line, "conflicting labels", message, "keep the right one")

@@ -1,19 +1,16 @@
 """What the user says about the data."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
+from posttrain.data.recipe import Files, Steps
 from posttrain.data.shapes import TARGETS
+from posttrain.data.split import SplitsConfig
+from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.store.section import Section
 
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Files = Annotated[list[str], BeforeValidator(_as_list)]
-Threshold = Annotated[float, Field(gt=0, le=1)]
+_STEPS: Any = ["exact", "conflicts", {"minhash": {"threshold": 0.9}}, {"decontaminate": {"threshold": 0.9}}]
 
 
 class DataConfig(Section):
@@ -28,17 +25,21 @@ class DataConfig(Section):
         default=None,
         description="which column holds what, such as {prompt: text, completion: category, group: user}",
     )
-    near_duplicates: Threshold | None = Field(
-        default=0.9,
-        description="Jaccard similarity of inputs from which one counts as a near duplicate; null: keep all",
+    steps: Steps = Field(
+        default=_STEPS,
+        description="what records go through; see docs/data.md. Pool and test records meet those that are for them",
     )
-    leak: Threshold | None = Field(
-        default=0.9,
-        description="Jaccard similarity to a test input from which a record is a leak; null: equal ones only",
+    splits: SplitsConfig | None = Field(
+        default=None, description="what `posttrain data add --name` holds out of a dataset, and how; null: nothing"
     )
     split_seed: int = Field(
         default=0, description="seed of the hash that draws the test records when `test` is a share"
     )
+
+    @property
+    def decontamination(self) -> Decontaminate | None:
+        """The step that keeps training records off what is measured; None where the config leaves it out."""
+        return next((step for step in self.steps if isinstance(step, Decontaminate)), None)
 
     @property
     def files(self) -> list[str]:

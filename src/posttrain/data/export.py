@@ -1,4 +1,4 @@
-"""Records as a file for other programs, in a shape that :mod:`posttrain.data.read` takes back unchanged."""
+"""Records as a file for other programs, in a shape that :mod:`posttrain.data.reading` takes back unchanged."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from posttrain.data.files import DELIMITERS
-from posttrain.data.read import turns_in
+from posttrain.data.reading import turns_in
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
 
@@ -44,11 +44,11 @@ def _parquet(records: pa.Table, path: Path) -> bytes:
 
 
 def _jsonl(records: pa.Table, path: Path) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(records, path)).encode()
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in export_rows(records, path)).encode()
 
 
 def _delimited(records: pa.Table, path: Path) -> bytes:
-    rows = [{column: _cell(value) for column, value in row.items()} for row in _rows(records, path)]
+    rows = [{column: _cell(value) for column, value in row.items()} for row in export_rows(records, path)]
     columns = list(rows[0]) if rows else ["prompt", "completion"]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, delimiter=DELIMITERS[path.suffix.lower()], quoting=csv.QUOTE_ALL)
@@ -57,7 +57,7 @@ def _delimited(records: pa.Table, path: Path) -> bytes:
     return text.getvalue().encode()
 
 
-def _rows(records: pa.Table, path: Path) -> list[dict[str, Any]]:
+def export_rows(records: pa.Table, path: Path) -> list[dict[str, Any]]:
     """The records as objects that all have the same columns."""
     given = records.to_pylist()
     shapes = {_shape(record) for record in given}

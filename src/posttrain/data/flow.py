@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from posttrain.data.alone import apply
 from posttrain.data.schema import REJECTED, concat
-from posttrain.data.steps.step import Outcome
+from posttrain.data.steps.step import Outcome, Step
 
 Work = Callable[[pa.Table], Outcome]
 """Parts a RECORD table into what it keeps and what it rejects."""
@@ -22,12 +24,24 @@ class Flow:
         self.funnel: list[dict[str, Any]] = [self._entry("read", "in", records.num_rows)]
         self._rejected: list[pa.Table] = []
 
-    def through(self, step: Work) -> None:
-        """Keep what ``step`` keeps; count and remember what it rejects."""
-        self.records, rejected, *_ = step(self.records)
+    def through(self, *steps: Step, evaluation: pa.Table | None = None) -> None:
+        """Keep what the steps keep; count and remember what they reject.
+
+        Args:
+            evaluation: RECORD table of what models are measured on.
+        """
+        for step in steps:
+            self.through_work(partial(apply, step, evaluation=evaluation))
+
+    def through_work(self, work: Work) -> None:
+        """Keep what ``work`` keeps; count and remember what it rejects."""
+        before = self.records.num_rows
+        self.records, rejected, *_ = work(self.records)
         self._rejected.append(rejected)
         names = zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True)
         self.funnel += [self._entry(name, reason, count) for (name, reason), count in Counter(names).items()]
+        if added := self.records.num_rows + rejected.num_rows - before:
+            self.funnel.append(self._entry("augment", "added", -added))
 
     def move(self, records: pa.Table, step: str, reason: str) -> None:
         """Go on with ``records``; those that are missing went to another set and are not rejected."""

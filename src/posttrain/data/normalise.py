@@ -1,29 +1,47 @@
 """The normal form of a record's content, and the identities that are hashes of it."""
 
 import hashlib
-import json
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from json.encoder import encode_basestring_ascii
+from typing import Literal
 
 import pyarrow as pa
 
 Turn = Mapping[str, str]
 
 
+_ESCAPED = {*range(32), 127, *b'"\\'}
+_PLAIN = bytes(32 if chr(code).isspace() else 0 if code in _ESCAPED else code for code in range(128)) + bytes(128)
+"""Of ASCII: all whitespace as spaces, and what JSON escapes as NUL."""
+
+_TWO_SPACES = re.compile(b"  ")
+
+
 def normal_text(text: str) -> str:
     """NFC, without outer whitespace, inner runs of whitespace folded to one space."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    plain = _plain(text)
+    return " ".join(unicodedata.normalize("NFC", text).split()) if plain is None else plain.decode()
 
 
 def input_id(prompt: Sequence[Turn] | None, text: str | None) -> str:
     """20 hex characters that two records share exactly when their normalised inputs are equal."""
-    return _digest([_turns(prompt), _normal(text)])
+    return _digest(b"[%s, %s]" % (_turns(prompt), _json(text)))
 
 
 def record_id(prompt: Sequence[Turn] | None, completion: str | None, rejected: str | None, text: str | None) -> str:
     """20 hex characters that two records share exactly when their normalised contents are equal."""
-    return _digest([_turns(prompt), _normal(completion), _normal(rejected), _normal(text)])
+    return identities(prompt, completion, rejected, text)[0]
+
+
+def identities(
+    prompt: Sequence[Turn] | None, completion: str | None, rejected: str | None, text: str | None
+) -> tuple[str, str]:
+    """:func:`record_id` and :func:`input_id` in one go."""
+    turns, words = _turns(prompt), _json(text)
+    whole = b"[%s, %s, %s, %s]" % (turns, _json(completion), _json(rejected), words)
+    return _digest(whole), _digest(b"[%s, %s]" % (turns, words))
 
 
 def identify(table: pa.Table) -> pa.Table:
@@ -31,8 +49,9 @@ def identify(table: pa.Table) -> pa.Table:
     columns = (table[name].to_pylist() for name in ("prompt", "completion", "rejected", "text"))
     ids, input_ids = [], []
     for prompt, completion, rejected, text in zip(*columns, strict=True):
-        ids.append(record_id(prompt, completion, rejected, text))
-        input_ids.append(input_id(prompt, text))
+        whole, given = identities(prompt, completion, rejected, text)
+        ids.append(whole)
+        input_ids.append(given)
     return _replace(_replace(table, "id", ids), "input_id", input_ids)
 
 
@@ -66,16 +85,36 @@ def texts_of(table: pa.Table, field: Field = "all") -> list[str]:
     return ["\n".join(part for part in parts if part is not None) for parts in zip(inputs, better, worse, strict=True)]
 
 
-def _normal(text: str | None) -> str | None:
-    return None if text is None else normal_text(text)
+def _plain(text: str) -> bytes | None:
+    """The normalised text when it is ASCII that JSON has nothing to escape in; else None."""
+    if not text.isascii():
+        return None
+    raw = text.encode().translate(_PLAIN)
+    if b"\0" in raw:
+        return None
+    raw = raw.strip(b" ")
+    while _TWO_SPACES.search(raw):
+        raw = raw.replace(b"  ", b" ")
+    return raw
 
 
-def _turns(prompt: Sequence[Turn] | None) -> list[list[str]] | None:
-    return None if prompt is None else [[turn["role"], normal_text(turn["content"])] for turn in prompt]
+def _json(text: str | None) -> bytes:
+    """The normalised text as JSON in ASCII, as ``json.dumps`` writes it."""
+    if text is None:
+        return b"null"
+    plain = _plain(text)
+    return encode_basestring_ascii(normal_text(text)).encode() if plain is None else b'"%s"' % plain
 
 
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+def _turns(prompt: Sequence[Turn] | None) -> bytes:
+    if prompt is None:
+        return b"null"
+    said = [b"[%s, %s]" % (encode_basestring_ascii(turn["role"]).encode(), _json(turn["content"])) for turn in prompt]
+    return b"[%s]" % b", ".join(said)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
 
 
 def _replace(table: pa.Table, name: str, values: Sequence[str | None]) -> pa.Table:

@@ -1,6 +1,5 @@
 """From the files named in the config to a clean pool, test set and first set of labelled records."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +8,18 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.data.config import DataConfig
-from posttrain.data.duplicates import already_labelled, conflicting_answers, exact_duplicates, unanswered
 from posttrain.data.flow import Flow
-from posttrain.data.leak import leaks
-from posttrain.data.near_duplicates import near_duplicate_records
+from posttrain.data.inputs import content_digest
+from posttrain.data.labelled_before import already_labelled
 from posttrain.data.normalise import without_answers
 from posttrain.data.problem import unknown_label
-from posttrain.data.read import read
+from posttrain.data.reading import read
+from posttrain.data.recipe import meant_for
 from posttrain.data.schema import concat
 from posttrain.data.split import split
+from posttrain.data.steps.answers import Answers
+from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.store.errors import UserError
-from posttrain.store.hashing import file_digest
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,27 @@ def build_pool_and_test(config: DataConfig, root: Path, labels: Sequence[str] | 
     Raises:
         UserError: on the first bad record, with file and line; no files; no answers where they are needed.
     """
+    steps = [step.located(root) for step in meant_for(config.steps, labels or ())]
+    for step in steps:
+        step.check()
     labelled = Flow("labelled", _answered(config.labelled, config, root, labels))
     pool = Flow("pool", without_answers(_records(config.pool, config, root, answers=False)))
     if not config.pool and not config.labelled:
         raise UserError("no file of records is named", where="data.pool", fix="name a file of inputs")
-    _keep_trustworthy(labelled, labels)
+    labelled.through(Answers())
+    labelled.through(*[step for step in steps if not step.training_only])
     if isinstance(config.test, float):
         rest, held_out = split(labelled.records, config.test, config.split_seed)
         labelled.move(rest, "split", "held out for the test")
         test = Flow("test", held_out)
     else:
         test = Flow("test", _answered(config.test or [], config, root, labels))
-        _keep_trustworthy(test, labels)
-    leak_check = leaks(test.records, config.leak)
-    for flow in (labelled, pool):
-        flow.through(leak_check)
-    pool.through(exact_duplicates)
-    pool.through(already_labelled(labelled.records))
-    if config.near_duplicates is not None:
-        for flow in (labelled, pool):
-            flow.through(near_duplicate_records(config.near_duplicates))
+        test.through(Answers())
+        test.through(*[step for step in steps if step.evaluation])
+    labelled.through(*[step for step in steps if step.training_only], evaluation=test.records)
+    pool.through(*[step for step in steps if not step.training_only and not step.needs_answers])
+    pool.through(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=test.records)
+    pool.through_work(already_labelled(labelled.records))
     flows = (pool, labelled, test)
     return Built(
         pool.records.combine_chunks(),
@@ -84,7 +85,7 @@ def input_digests(config: DataConfig, root: Path) -> dict[str, str]:
     Raises:
         UserError: when one is missing or cannot be read.
     """
-    return {name: _digest(_place(root, name), name) for name in config.files}
+    return {name: content_digest(_place(root, name), name) for name in config.files}
 
 
 def _place(root: Path, name: str) -> Path:
@@ -115,24 +116,3 @@ def _refuse_unknown_labels(table: pa.Table, labels: Sequence[str]) -> None:
     for answer, source, line in zip(*columns, strict=True):
         if answer is not None and answer not in known:
             raise unknown_label(answer, labels, source, line).error()
-
-
-def _keep_trustworthy(flow: Flow, labels: Sequence[str] | None) -> None:
-    flow.through(unanswered)
-    flow.through(exact_duplicates)
-    if labels is not None:
-        flow.through(conflicting_answers)
-
-
-def _digest(path: Path, name: str) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    total = hashlib.sha256()
-    try:
-        for file in files:
-            total.update(f"{file.relative_to(path).as_posix()}\0{file_digest(file)}\n".encode())
-    except FileNotFoundError:
-        raise UserError("there is no such file", where=name, fix="check the path in `data`") from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=name) from None
-    return total.hexdigest()

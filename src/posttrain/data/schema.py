@@ -53,6 +53,18 @@ CHANGED: pa.Schema = pa.schema(
 """A record whose content a step changed, or which it made of another: its id, that other id, and what was done."""
 
 
+FACT: pa.Schema = pa.schema(
+    [
+        ("id", pa.string()),
+        ("step", pa.string()),
+        ("name", pa.string()),
+        ("value", pa.float64()),
+        ("text", pa.string()),
+    ]
+)
+"""What a step measured of a record, kept or not: a number or a word."""
+
+
 def records(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """A RECORD table of ``rows``, each with every column."""
     return pa.Table.from_pylist(list(rows), schema=RECORD)

@@ -3,17 +3,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 
-from posttrain.data.duplicates import conflicting_answers, exact_duplicates, unanswered
+from posttrain.data.alone import apply
 from posttrain.data.flow import Flow, Work
 from posttrain.data.normalise import identify
 from posttrain.data.outdated import outdated
 from posttrain.data.schema import RECORD, REJECTED, concat
+from posttrain.data.steps.answers import Answers
+from posttrain.data.steps.conflicts import Conflicts
+from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.steps.exact import Exact
 from posttrain.store.files import writing
 
 RECORDS_FILE = "records.parquet"
@@ -35,32 +40,6 @@ class Dataset:
     records: pa.Table
     rejected: pa.Table = field(default_factory=REJECTED.empty_table)
     meta: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Diff:
-    """What lies between two versions.
-
-    Attributes:
-        came: RECORD table of what only the newer version holds.
-        went: REJECTED table of what only the older one holds, with the newer one's reason where it has one.
-        changed: inputs that both hold once with different answers: ``input_id, before, after, source, line``.
-    """
-
-    came: pa.Table
-    went: pa.Table
-    changed: pa.Table
-
-
-CHANGED = pa.schema(
-    [
-        ("input_id", pa.string()),
-        ("before", pa.string()),
-        ("after", pa.string()),
-        ("source", pa.string()),
-        ("line", pa.int64()),
-    ]
-)
 
 
 def write_dataset(
@@ -98,7 +77,8 @@ def training_version(
     parent_id: str | None = None,
     labels: Sequence[str] | None = None,
     labelled: pa.Table | None = None,
-    leak: Work | None = None,
+    decontaminate: Decontaminate | None = None,
+    test: pa.Table | None = None,
 ) -> Dataset:
     """The next training set: the parent's records and newly labelled ones, as far as they still hold.
 
@@ -110,20 +90,21 @@ def training_version(
             the parent's too.
         labelled: RECORD table of what the labelled files hold now; what they answer otherwise, or no longer hold,
             leaves (see `outdated`). None leaves the parent's records as they are.
-        leak: takes out what the present test set gives away (see `leaks`); it may have changed since the parent.
+        decontaminate: takes out what gives away the present test set, which may have changed since the parent.
+        test: RECORD table of that test set.
     """
     before = parent.records if parent is not None else RECORD.empty_table()
     steps: dict[str, Work | None] = {
         "labelled files": outdated(labelled) if labelled is not None else None,
-        "answers": unanswered,
-        "duplicates": exact_duplicates,
-        "conflicts": conflicting_answers if labels is not None else None,
-        "leak": leak,
+        "answers": partial(apply, Answers()),
+        "exact": partial(apply, Exact()),
+        "conflicts": partial(apply, Conflicts()) if labels is not None else None,
+        "decontaminate": partial(apply, decontaminate, evaluation=test) if decontaminate else None,
     }
     flow = Flow("train", concat([before, identify(increment)]))
     for step in steps.values():
         if step is not None:
-            flow.through(step)
+            flow.through_work(step)
     inherited = set(before["id"].to_pylist())
     added: dict[str, list[str]] = {}
     for identity, source in zip(flow.records["id"].to_pylist(), flow.records["source"].to_pylist(), strict=True):
@@ -138,51 +119,3 @@ def training_version(
         "counts": {"records": flow.records.num_rows, "rejected": flow.rejected.num_rows},
     }
     return Dataset(flow.records.combine_chunks(), flow.rejected, meta)
-
-
-def diff(older: Dataset, newer: Dataset) -> Diff:
-    """What came, what went and why, and which answers changed from ``older`` to ``newer``."""
-    came = _without(newer.records, set(older.records["id"].to_pylist()))
-    went = _without(older.records, set(newer.records["id"].to_pylist()))
-    arrived, left = _single_inputs(came), _single_inputs(went)
-    both = {identity for identity in left if identity in arrived and _text(left[identity]) == _text(arrived[identity])}
-    changed = [
-        {
-            "input_id": identity,
-            "before": left[identity]["completion"],
-            "after": arrived[identity]["completion"],
-            "source": arrived[identity]["source"],
-            "line": arrived[identity]["line"],
-        }
-        for identity in left
-        if identity in both
-    ]
-    return Diff(
-        _without(came, both, "input_id"),
-        _with_reasons(_without(went, both, "input_id"), newer.rejected),
-        pa.Table.from_pylist(changed, schema=CHANGED),
-    )
-
-
-def _text(record: Mapping[str, Any]) -> Any:
-    return record["text"], record["rejected"]
-
-
-def _without(table: pa.Table, known: set[str], column: str = "id") -> pa.Table:
-    return table.filter(pa.array([value not in known for value in table[column].to_pylist()], pa.bool_()))
-
-
-def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
-    """Records by input, of the inputs that stand in ``table`` once."""
-    rows = table.to_pylist()
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row["input_id"]] = counts.get(row["input_id"], 0) + 1
-    return {row["input_id"]: row for row in rows if counts[row["input_id"]] == 1}
-
-
-def _with_reasons(went: pa.Table, rejected: pa.Table) -> pa.Table:
-    why = {row["id"]: row for row in rejected.to_pylist()}
-    unknown = {**dict.fromkeys(REJECTED.names), "step": "", "reason": "not in the newer version", "detail": ""}
-    rows = [{**why.get(row["id"], unknown), **row} for row in went.to_pylist()]
-    return pa.Table.from_pylist(rows, schema=REJECTED)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from posttrain.data.augment.typing_mistakes import add_typo
 from posttrain.demo.phrases import compose, load_phrases, words
-from posttrain.demo.typos import add_typo
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, writing
 

@@ -31,8 +31,7 @@ data:
   pool: pool.csv
   test: test.csv
   columns: {{prompt: text, completion: intent{group}}}
-  near_duplicates: 0.75
-  leak: 0.75
+  steps: [exact, conflicts, {{minhash: {{threshold: 0.75}}}}, {{decontaminate: {{threshold: 0.75}}}}]
 select:
   pool_sample: {pool_sample}
 label:

@@ -7,6 +7,9 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from posttrain.data.recipe import step_values
+from posttrain.data.steps.step import Step
+
 
 def reference(section: type[BaseModel], indent: int = 0) -> str:
     """Commented YAML of a section: each key with its default, what it means above it."""
@@ -43,4 +46,6 @@ def _shown(value: Any) -> str:
             key: inner.model_dump(mode="json") if isinstance(inner, BaseModel) else inner
             for key, inner in value.items()
         }
+    if isinstance(value, list):
+        value = [step_values(one) if isinstance(one, Step) else one for one in value]
     return json.dumps(value, ensure_ascii=False)

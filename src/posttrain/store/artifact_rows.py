@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, delete, select, update
 
 from posttrain.store.artifacts import Artifact
 from posttrain.store.clock import now
 from posttrain.store.database import Database, insert_new
 from posttrain.store.errors import UserError
 from posttrain.store.records import ArtifactRow
-from posttrain.store.tables import artifacts, names, runs
+from posttrain.store.tables import artifacts, names, runs, tags
 
 
 class ArtifactRows(Database):
@@ -42,12 +42,18 @@ class ArtifactRows(Database):
         with self.reading() as connection:
             return [_artifact(row) for row in connection.execute(query).mappings()]
 
+    def forget_artifact(self, id: str) -> None:
+        """Remove an artifact's row; the runs that made it stay, and say no longer what came of them."""
+        with self.transaction() as connection:
+            connection.execute(update(runs).where(runs.c.output == id).values(output=None, sealed=None))
+            connection.execute(delete(artifacts).where(artifacts.c.id == id))
+
     def resolve(self, text: str) -> str:
         """The full id that ``text`` stands for.
 
         Args:
             text: an id of an artifact or a run, the beginning of one (with or without its kind), or
-                ``name@v3``.
+                ``name@v3``, ``name@v2.3.1`` or ``name@tag``.
 
         Raises:
             UserError: nothing, or more than one thing, is meant.
@@ -62,10 +68,17 @@ class ArtifactRows(Database):
         return found[0]
 
     def _named(self, text: str) -> list[str]:
-        name, separator, version = text.rpartition("@v")
-        if not separator or not (version.isascii() and version.isdigit() and len(version) < 9):
+        name, separator, said = text.rpartition("@")
+        if not separator:
             return []
-        query = select(names.c.artifact_id).where(names.c.name == name, names.c.version == int(version))
+        query = select(names.c.artifact_id).where(names.c.name == name)
+        if not said.startswith("v") or not said[1:2].isdigit():
+            at = select(tags.c.version).where(tags.c.name == name, tags.c.tag == said).scalar_subquery()
+            query = query.where(names.c.version == at)
+        elif said[1:].isascii() and said[1:].isdigit() and len(said) < 10:
+            query = query.where(names.c.version == int(said[1:]))
+        else:
+            query = query.where(names.c.semantic == said[1:])
         with self.reading() as connection:
             return list(connection.scalars(query))
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from posttrain.store.errors import UserError, WorkError
 
 VERSION_TABLE = "posttrain_version"
-REVISIONS = ("0001",)  # every file of migrations/versions, oldest first
+REVISIONS = ("0001", "0002")  # every file of migrations/versions, oldest first
 
 # Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks.
 _MIGRATION_LOCK = 0x706F7374

@@ -1,24 +1,37 @@
-"""Names and their versions, such as the dataset ``support@v3``."""
+"""Names and their versions, such as the dataset ``support@v3`` or ``support@v2.3.1``, and the tags upon them."""
 
-from sqlalchemy import func, insert, select
+from dataclasses import replace
+
+from sqlalchemy import delete, func, insert, select
 
 from posttrain.store.clock import now
 from posttrain.store.database import Database, lock_table
+from posttrain.store.errors import UserError
 from posttrain.store.records import Named
-from posttrain.store.tables import artifacts, names
+from posttrain.store.tables import artifacts, names, tags
 
 
 class NameRows(Database):
-    """Versions count from 1 under each name and never change."""
+    """Versions count from 1 under each name and never change; a tag can move from one to another."""
 
-    def name_artifact(self, name: str, artifact_id: str, parent: str | None = None) -> int:
+    def name_artifact(
+        self,
+        name: str,
+        artifact_id: str,
+        parent: str | None = None,
+        *,
+        semantic: str | None = None,
+        note: str | None = None,
+    ) -> int:
         """Give an artifact the next version of ``name``, or return the one that it has.
 
         Args:
             parent: the artifact that this one grew from.
+            semantic: such as ``2.3.1``.
 
         Raises:
             LookupError: the database does not know the artifact or its parent.
+            UserError: another artifact has this semantic version.
         """
         with self.transaction() as connection:
             lock_table(connection, names)
@@ -30,6 +43,9 @@ class NameRows(Database):
             version: int | None = connection.scalar(same)
             if version is not None:
                 return version
+            taken = select(names.c.artifact_id).where(names.c.name == name, names.c.semantic == semantic)
+            if semantic is not None and (other := connection.scalar(taken)):
+                raise UserError(f"{name}@v{semantic} is {other} already", fix="give another version")
             latest = connection.scalar(select(func.max(names.c.version)).where(names.c.name == name))
             version = (latest or 0) + 1
             row = {
@@ -38,6 +54,8 @@ class NameRows(Database):
                 "artifact_id": artifact_id,
                 "parent": parent,
                 "created_at": now(),
+                "semantic": semantic,
+                "note": note,
             }
             connection.execute(insert(names).values(row))
             return version
@@ -49,8 +67,26 @@ class NameRows(Database):
 
     def names(self, name: str | None = None) -> list[Named]:
         """Versions of one name or of all, by name and version."""
-        query = select(names).order_by(names.c.name, names.c.version)
+        query, tagged = select(names).order_by(names.c.name, names.c.version), select(tags).order_by(tags.c.tag)
         if name is not None:
-            query = query.where(names.c.name == name)
+            query, tagged = query.where(names.c.name == name), tagged.where(tags.c.name == name)
         with self.reading() as connection:
-            return [Named(**row) for row in connection.execute(query).mappings()]
+            found = [Named(**row) for row in connection.execute(query).mappings()]
+            words: dict[tuple[str, int], tuple[str, ...]] = {}
+            for row in connection.execute(tagged).mappings():
+                key = row["name"], row["version"]
+                words[key] = (*words.get(key, ()), row["tag"])
+        return [replace(one, tags=words.get((one.name, one.version), ())) for one in found]
+
+    def tag(self, name: str, version: int, tag: str) -> None:
+        """Have ``name@tag`` lead to a version, and no longer to another."""
+        with self.transaction() as connection:
+            lock_table(connection, tags)
+            connection.execute(delete(tags).where(tags.c.name == name, tags.c.tag == tag))
+            connection.execute(insert(tags).values(name=name, version=version, tag=tag))
+
+    def forget_version(self, name: str, version: int) -> None:
+        """Remove a version of a name, and its tags; the artifact stays."""
+        with self.transaction() as connection:
+            for table in (tags, names):
+                connection.execute(delete(table).where(table.c.name == name, table.c.version == version))

@@ -90,10 +90,26 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Named:
-    """A version of a name, such as ``support@v3``; ``parent`` is the artifact that it grew from."""
+    """A version of a name, such as ``support@v3``.
+
+    Attributes:
+        version: counts from 1 under each name.
+        parent: the artifact that it grew from.
+        semantic: such as ``2.3.1``, where whoever made it gave one.
+        note: what its maker says of it.
+        tags: words that lead to it for now, such as ``production``.
+    """
 
     name: str
     version: int
     artifact_id: str
     parent: str | None
     created_at: datetime
+    semantic: str | None = None
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What to call it by."""
+        return f"{self.name}@v{self.semantic or self.version}"

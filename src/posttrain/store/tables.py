@@ -12,6 +12,7 @@ from sqlalchemy import (
     Dialect,
     Float,
     ForeignKey,
+    Index,
     Integer,
     MetaData,
     String,
@@ -139,5 +140,16 @@ names = Table(
     Column("artifact_id", ForeignKey("artifacts.id"), nullable=False),
     Column("parent", ForeignKey("artifacts.id")),
     Column("created_at", Time, nullable=False),
+    Column("semantic", String(40)),
+    Column("note", Text),
     UniqueConstraint("name", "artifact_id"),
+    Index("ix_names_semantic", "name", "semantic", unique=True),
+)
+
+tags = Table(
+    "tags",
+    schema,
+    Column("name", String(200), primary_key=True),
+    Column("tag", String(200), primary_key=True),
+    Column("version", Integer, nullable=False),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.read import read
+from posttrain.data.reading import read
 from posttrain.data.schema import concat
 from posttrain.models.sources import fetch_once, locate
 from posttrain.train.alone import AloneConfig, train_alone

@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from posttrain.store.files import write_atomically
 from posttrain.web import figures, wording
-from posttrain.web.charts import DECISIONS, chart_style
+from posttrain.web.charts import DECISIONS
 from posttrain.web.figures import learning_curve_svg
+from posttrain.web.page import environment_of_pages, style
 from posttrain.web.report_data import Report
 from posttrain.web.training_data import Training
 from posttrain.web.training_figures import shown
@@ -23,7 +23,7 @@ _TRAININGS = 20
 
 def render(report: Report) -> str:
     """The page as HTML."""
-    environment = _environment()
+    environment = environment_of_pages()
     charts = {
         "learning_curve": figures.learning_curve,
         "label_counts": figures.label_counts,
@@ -38,7 +38,7 @@ def render(report: Report) -> str:
         report=report,
         charts=drawn,
         funnels=[(name, Markup(chart)) for name, chart in figures.funnels(report)],
-        style=_style(environment),
+        style=style(environment),
         headline=_headline(report),
         trainings=[shown(one, len(latest)) for one in latest],
         undrawn=len(report.trainings) - len(latest),
@@ -66,9 +66,9 @@ def render_training(training: Training, sentence: str = "", created: str = "") -
         sentence: what was trained on what.
         created: when the page was made, in the caller's words.
     """
-    environment = _environment()
+    environment = environment_of_pages()
     return environment.get_template("training_page.html").render(
-        one=shown(training), sentence=sentence, created=created, style=_style(environment)
+        one=shown(training), sentence=sentence, created=created, style=style(environment)
     )
 
 
@@ -82,26 +82,6 @@ def write_training(training: Training, path: Path) -> None:
     sentence = f"{told['model']} on {told['data']}" if {"model", "data"} <= told.keys() else ""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     write_atomically(path, render_training(training, sentence, now).encode())
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("posttrain.web"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters |= {
-        "duration": wording.duration_text,
-        "metric_name": wording.metric_name,
-        "words": wording.reason_text,
-    }
-    return environment
-
-
-def _style(environment: Environment) -> Markup:
-    return Markup(environment.get_template("report.css").render() + chart_style())
 
 
 def _headline(report: Report) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ from posttrain.web.charts import Mark, Style, curve, stacked_bars, strips
 from posttrain.web.charts.thin import Numbers, window_of
 from posttrain.web.figures import NARROW, at_both_widths
 from posttrain.web.training_data import Training
-from posttrain.web.wording import action_text, bytes_text, duration_text, kind_text
+from posttrain.web.wording import action_text, bytes_text, duration_text, kind_text, number_text
 
 _PAGE = 600_000
 """Bytes that the curves of all trainings on a page may take together, about."""
@@ -23,30 +23,20 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """Column names, and rows of words."""
 
 
-def _plain(value: float) -> str:
-    """``12,000``, ``1.034``, ``7.5e-5``."""
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if 0 < abs(value) < 1e-3:
-        share, power = f"{value:.2e}".split("e")
-        return f"{float(share):g}e{int(power)}"
-    return f"{value:.4g}"
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.3g}%"
 
 
 _MEASURES: tuple[tuple[str, str, Style], ...] = (
-    ("loss", "loss", Style(_plain, zero=False)),
-    ("grad_norm", "gradient norm", Style(_plain)),
-    ("lr", "learning rate", Style(_plain, mean=False)),
-    ("update_ratio", "update to weight ratio", Style(_plain)),
-    ("tokens_per_second", "tokens a second", Style(_plain)),
+    ("loss", "loss", Style(number_text, zero=False)),
+    ("grad_norm", "gradient norm", Style(number_text)),
+    ("lr", "learning rate", Style(number_text, mean=False)),
+    ("update_ratio", "update to weight ratio", Style(number_text)),
+    ("tokens_per_second", "tokens a second", Style(number_text)),
     ("mfu", "model FLOP utilisation", Style(_percent)),
     ("memory_bytes", "memory", Style(bytes_text, mean=False)),
     ("data_wait", "time spent waiting for data", Style(_percent)),
-    ("loss_scale", "loss scale", Style(_plain, mean=False)),
+    ("loss_scale", "loss scale", Style(number_text, mean=False)),
 )
 """By the metrics file's name: the words for it, and how it is drawn."""
 
@@ -86,7 +76,7 @@ def shown(training: Training, among: int = 1) -> Shown:
 
     (_, name, style), *others = _MEASURES
     small = [draw(title, training.values[key], how, NARROW) for key, title, how in others]
-    small += [draw(key, values, Style(_plain, zero=False), NARROW) for key, values in training.objective.items()]
+    small += [draw(key, values, Style(number_text, zero=False), NARROW) for key, values in training.objective.items()]
     return Shown(
         training=training,
         loss=at_both_widths(partial(draw, name, training.values["loss"], style)),
@@ -119,12 +109,12 @@ def _time(training: Training, width: int) -> str:
 def _headline(training: Training) -> list[tuple[str, str, str]]:
     values = training.values
     tokens, seconds = (float(np.nansum(values[key])) for key in ("tokens", "seconds"))
-    found = [(_plain(_last(values["loss"])), "loss", f"at first {_plain(_first(values['loss']))}")]
+    found = [(number_text(_last(values["loss"])), "loss", f"at first {number_text(_first(values['loss']))}")]
     found.append((f"{len(training.steps):,}", "steps", f"{tokens:,.0f} tokens" if tokens else ""))
     if seconds and not np.isnan(values["tokens_per_second"]).all():
         found.append((duration_text(seconds), "time", "all steps together"))
         usual = float(np.nanmedian(values["tokens_per_second"]))  # the first step may have compiled for a minute
-        found.append((_plain(usual), "tokens a second", _usual_mfu(values["mfu"])))
+        found.append((number_text(usual), "tokens a second", _usual_mfu(values["mfu"])))
     if not np.isnan(values["memory_bytes"]).all():
         found.append((bytes_text(float(np.nanmax(values["memory_bytes"]))), "memory", "at most"))
     count = len(training.decisions)
@@ -168,7 +158,7 @@ def _numbers(training: Training) -> Table:
         for key, title, style in _MEASURES
         if not np.isnan(training.values[key]).all()
     ]
-    columns += [(name, values, _plain) for name, values in training.objective.items()]
+    columns += [(name, values, number_text) for name, values in training.objective.items()]
     count = len(training.steps)
     places = sorted({round(at * (count - 1) / (_LINES - 1)) for at in range(_LINES)})
     rows = [
@@ -183,7 +173,7 @@ def _norms(training: Training) -> Table:
         known = values[~np.isnan(values)]
         if known.size:
             told: Sequence[float] = (known[0], np.median(known), known[-1], known.max())
-            rows.append((name, *(_plain(float(one)) for one in told)))
+            rows.append((name, *(number_text(float(one)) for one in told)))
     return ("layers", "first", "median", "last", "largest"), rows
 
 

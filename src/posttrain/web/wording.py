@@ -33,6 +33,16 @@ def metric_text(name: str, value: float) -> str:
     return f"{value:,.4g}"
 
 
+def number_text(value: float) -> str:
+    """A number of any size: ``12,000``, ``1.034``, ``7.5e-5``."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if 0 < abs(value) < 1e-3:
+        share, power = f"{value:.2e}".split("e")
+        return f"{float(share):g}e{int(power)}"
+    return f"{value:.4g}"
+
+
 def is_share(name: str, value: float = 0.0) -> bool:
     """Whether the metric is a share of the whole, by its name and value."""
     last = name.rsplit(".", 1)[-1]

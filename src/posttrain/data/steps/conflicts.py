@@ -12,13 +12,14 @@ from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, p
 class Conflicts(GlobalStep):
     """Of records with equal inputs and different answers none stays: no one can say which answer is true.
 
-    Meant for tasks with a closed label set; in open-ended tasks one input may well have several good answers.
+    Left out where there is no closed label set: one input may then well have several good answers.
     Preference pairs and records without an answer pass.
     """
 
     name: ClassVar[str] = "conflicts"
     evaluation: ClassVar[bool] = True
     needs_answers: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
 
     def sketch(self, table: pa.Table) -> pa.Table:
         answered = pa.compute.and_(pa.compute.is_valid(table["completion"]), pa.compute.is_null(table["rejected"]))

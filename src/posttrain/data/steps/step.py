@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
     kept: pa.Table
     rejected: pa.Table
-    changed: pa.Table = CHANGED.empty_table()
+    changed: pa.Table = pa.Table.from_batches([], CHANGED)
     facts: Mapping[str, pa.Array] = {}
 
 
@@ -60,6 +60,7 @@ class Step(Section):
         evaluation: whether records that a model is measured on go through it too.
         training_only: whether it follows the split, and meets only what a model learns from.
         needs_answers: whether it has nothing to say about a pool, whose answers are hidden.
+        needs_labels: whether it has nothing to say about open-ended answers.
     """
 
     name: ClassVar[str]
@@ -67,6 +68,7 @@ class Step(Section):
     evaluation: ClassVar[bool] = False
     training_only: ClassVar[bool] = False
     needs_answers: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
 
     def located(self, root: Path) -> Self:
         """The step with its files named from ``root``, the workspace's folder."""
@@ -111,11 +113,20 @@ class Corpus(Protocol):
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """RECORD table of the rows, in the order given."""
 
+    def known(self) -> pa.Table | None:
+        """What the step left as `Decision.state` when the set was smaller: one row for each of the first K rows.
+
+        None where nothing was left, or where those rows are not what they were.
+        """
+
     def evaluation(self) -> pa.Table:
         """RECORD table of what models are measured on: the evaluation sides of the split, and every suite."""
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """``function`` of each item in order, on as many workers as there are; both are pickled."""
+
+    def map_tables(self, function: Callable[[pa.Table], Result]) -> Iterator[tuple[int, Result]]:
+        """``function`` of all rows, table by table in order, each with its first row; workers read the tables."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +137,15 @@ class Decision:
         rejections: by row.
         rewritten: by row the RECORD columns that are to hold something else, such as ``{"text": ...}``.
         facts: as in `Outcome`, N values each.
+        state: N rows of what the step wants to be given when the set has grown.
+        settled: settings that were left to the records, for all versions that grow from this one.
     """
 
     rejections: Mapping[int, Rejection] = field(default_factory=dict)
     rewritten: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     facts: Mapping[str, pa.Array] = field(default_factory=dict)
+    state: pa.Table | None = None
+    settled: Mapping[str, Any] | None = None
 
 
 class GlobalStep(Step):
@@ -139,6 +154,10 @@ class GlobalStep(Step):
     def sketch(self, table: pa.Table) -> pa.Table:
         """What is compared, small and made row by row: one row a row of the RECORD table."""
         return table.select(["id"])
+
+    def sketch_key(self) -> dict[str, Any]:
+        """What a sketch depends on besides its row, as JSON values."""
+        return self.key()
 
     def decide(self, corpus: Corpus) -> Decision:
         """What becomes of all rows."""

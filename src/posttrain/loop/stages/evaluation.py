@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from posttrain.data.config import DataConfig
 from posttrain.data.pipeline import input_digests
-from posttrain.data.read import read
+from posttrain.data.reading import read
 from posttrain.evaluate.artifact import read_evaluation, write_evaluation
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.examples import sample_records

@@ -7,9 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.data.leak import leaks
 from posttrain.data.problem import unknown_label
-from posttrain.data.read import read
+from posttrain.data.reading import read
 from posttrain.data.version import Dataset, training_version, write_dataset
 from posttrain.label.annotator import Request
 from posttrain.label.quality import summary
@@ -87,7 +86,7 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
         collected: the labelled files' records and the test set.
         labels: this round's labels; None where nothing was asked for.
     """
-    leak = turn.config.data.leak
+    decontaminate = turn.config.data.decontamination
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         before = turn.dataset(parent) if parent else None
@@ -98,14 +97,15 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
             parent_id=parent,
             labels=turn.config.task.label_set or None,
             labelled=labelled,
-            leak=leaks(turn.dataset(collected.test.id).records, leak),
+            decontaminate=decontaminate,
+            test=turn.dataset(collected.test.id).records,
         )
         return write_dataset(out, version.records, version.rejected, version.meta)
 
     inputs = {"labelled": collected.labelled.id, "test": collected.test.id}
     inputs |= {"labels": labels.id} if labels else {}
     inputs |= {"parent": parent} if parent else {}
-    settings = {"labels": turn.config.task.label_set, "leak": leak}
+    settings = {"labels": turn.config.task.label_set, "decontaminate": decontaminate.key() if decontaminate else None}
     artifact = turn.stage("dataset", "dataset", inputs, settings, work, seeded=False)
     if turn.number:
         turn.workspace.metadata.name_artifact("train", artifact.id, parent)

@@ -4,8 +4,10 @@ from posttrain.web.charts.bars import bars, seconds, stacked_bars
 from posttrain.web.charts.curve import Mark, Style, curve
 from posttrain.web.charts.funnel import funnel
 from posttrain.web.charts.heat_map import heat_map
+from posttrain.web.charts.histogram import histogram
 from posttrain.web.charts.line import DECISIONS, CurvePoint, line_chart
 from posttrain.web.charts.lineage import Node, lineage
+from posttrain.web.charts.paired_bars import paired_bars
 from posttrain.web.charts.strips import strips
 from posttrain.web.charts.svg import chart_style, standalone
 
@@ -20,8 +22,10 @@ __all__ = [
     "curve",
     "funnel",
     "heat_map",
+    "histogram",
     "line_chart",
     "lineage",
+    "paired_bars",
     "seconds",
     "stacked_bars",
     "standalone",

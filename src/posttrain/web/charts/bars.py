@@ -15,6 +15,7 @@ def bars(
     width: int = 760,
     full: float | None = None,
     kind: str = "a",
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """One bar a row, in the order given.
 
@@ -22,27 +23,35 @@ def bars(
         rows: name, length and the words beside the bar.
         full: the value of a bar that fills its track; the greatest value if left out.
         kind: colour of the bars, ``a`` or ``b``.
+        marks: one or two values, rising, with words for them, drawn as lines across all bars.
     """
     if not rows:
         return ""
-    names = min(max(len(name) for name, _, _ in rows) * LETTER + 8, 0.46 * width)
-    numbers = max(len(words) for _, _, words in rows) * LETTER + 10
+    names = min(max(len(name) for name, _, _ in rows) * LETTER + 14, 0.46 * width)
+    numbers = max(len(words) for _, _, words in rows) * LETTER + 14
     room, step = width - names - numbers, 24 if len(rows) <= 32 else 18
     most = full or max(value for _, value, _ in rows) or 1.0
+    top = 22 if marks else 0
     drawn = []
     for at, (name, value, words) in enumerate(rows):
-        y, length = at * step + 4, room * min(value / most, 1.0)
+        y, length = top + at * step + 4, room * min(value / most, 1.0)
         drawn += [
             element(
                 "g",
                 tooltip(f"{name}: {words}"),
-                text(shortened(name, names - 4), names - 8, y + 13, "", "end"),
+                text(shortened(name, names - 12), names - 8, y + 13, "", "end"),
                 element("rect", x=names, y=y + 2, width=room, height=14, rx=3, class_="track"),
                 element("rect", x=names, y=y + 2, width=length, height=14, rx=3, class_=f"bar-{kind}"),
                 text(words, names + room + 8, y + 13, "strong"),
             )
         ]
-    return figure(width, len(rows) * step + 4, title, *drawn)
+    bottom = top + len(rows) * step + 4
+    for at, (value, words) in enumerate(marks):
+        x = names + room * min(value / most, 1.0)
+        anchor = "middle" if len(marks) == 1 else "start" if at else "end"  # so that two do not touch
+        drawn.append(element("line", x1=x, x2=x, y1=top - 2, y2=bottom, class_="mark-line"))
+        drawn.append(text(words, x, 12, "soft small", anchor))
+    return figure(width, bottom, title, *drawn)
 
 
 def stacked_bars(

@@ -1,9 +1,8 @@
 """Held-out records, drawn by hash so that the draw outlives the growth of the set."""
 
-import hashlib
-
-import numpy as np
 import pyarrow as pa
+
+from posttrain.data.split.draw import draws
 
 
 def split(table: pa.Table, fraction: float, seed: int = 0, group: bool = True) -> tuple[pa.Table, pa.Table]:
@@ -18,18 +17,6 @@ def split(table: pa.Table, fraction: float, seed: int = 0, group: bool = True) -
         fraction: in [0, 1].
         group: whether groups count; otherwise every record goes by its input.
     """
-    sides = np.array(
-        [
-            _draw(seed, "group", name) if group and name is not None else _draw(seed, "input", identity)
-            for name, identity in zip(table["group"].to_pylist(), table["input_id"].to_pylist(), strict=True)
-        ],
-        dtype=np.float64,
-    )
-    held_out = sides < fraction
+    groups = table["group"].to_pylist() if group else None
+    held_out = draws(table["input_id"].to_pylist(), groups, seed) < fraction
     return table.filter(pa.array(~held_out)), table.filter(pa.array(held_out))
-
-
-def _draw(seed: int, kind: str, key: str) -> float:
-    """A number in [0, 1) that only the arguments decide."""
-    digest = hashlib.sha256(f"{seed}\0{kind}\0{key}".encode()).digest()
-    return int.from_bytes(digest[:6]) / 2**48

@@ -1,0 +1,51 @@
+"""datasketch as its users cluster with it: MinHash, LSH, and the union of every text with what a query gives.
+
+python datasketch_clusters.py TEXTS.json THRESHOLD NGRAM CLUSTERS.json
+"""
+
+import json
+import sys
+import time
+
+from datasketch import MinHash, MinHashLSH
+
+PERMUTATIONS = 128
+
+
+def main(texts: list[str], threshold: float, ngram: int) -> list[int]:
+    """Cluster of every text."""
+    sets = ([run.encode() for run in shingles(text, ngram)] for text in texts)
+    sketches = MinHash.bulk(sets, num_perm=PERMUTATIONS)
+    index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+    with index.insertion_session() as session:
+        for row, sketch in enumerate(sketches):
+            session.insert(row, sketch, check_duplication=False)
+    parent = list(range(len(texts)))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = parent[parent[row]]
+            row = parent[row]
+        return row
+
+    for row, sketch in enumerate(sketches):
+        for other in index.query(sketch):
+            a, b = root(row), root(other)
+            parent[max(a, b)] = min(a, b)
+    return [root(row) for row in range(len(texts))]
+
+
+def shingles(text: str, ngram: int) -> set[str]:
+    """Runs of characters; a shorter text is one."""
+    return {text[start : start + ngram] for start in range(max(1, len(text) - ngram + 1))}
+
+
+if __name__ == "__main__":
+    source, threshold, ngram, target = sys.argv[1:]
+    with open(source, encoding="utf-8") as file:
+        given = json.load(file)
+    start = time.process_time()
+    clusters = main(given, float(threshold), int(ngram))
+    seconds = time.process_time() - start
+    with open(target, "w", encoding="utf-8") as file:
+        json.dump({"seconds": seconds, "clusters": clusters}, file)

@@ -1,0 +1,129 @@
+"""``posttrain data add``: files into a dataset version, or into the loop."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.data.check import check as find_problems
+from posttrain.data.named_build import BuildConfig, build
+from posttrain.data.recipe import parse_step
+from posttrain.loop.config import CONFIG_FILE, read_config
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically, writing
+from posttrain.store.workspace import Workspace
+
+
+def add(
+    files: Annotated[list[str], typer.Argument(help="Files of records; with --name also globs and URLs.")],
+    name: Annotated[str | None, typer.Option(help="Build a version of this dataset.")] = None,
+    to: Annotated[str | None, typer.Option(help="Without --name: the loop's pool (the default) or labelled.")] = None,
+    step: Annotated[
+        list[str] | None, typer.Option(help="A step, such as `minhash`, instead of those in `data.steps`; repeatable.")
+    ] = None,
+    version: Annotated[str | None, typer.Option(help="Semantic version, such as 2.3.1.")] = None,
+    note: Annotated[str | None, typer.Option(help="What is to be remembered of the version.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A word that leads to it from now on; repeatable.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Of these files alone, not grown from the last one.")] = False,
+    engine: Annotated[str, typer.Option(help="auto, inline, processes or ray.")] = "auto",
+    workers: Annotated[int | None, typer.Option(help="How many work at a time.")] = None,
+    workspace: WorkspaceOption = HERE,
+    json: JsonOption = False,
+) -> None:
+    """With --name: run the pipeline and name the version. Without: copy files into the loop's pool."""
+    if name is None:
+        _into_loop([Path(file) for file in files], to or "pool", workspace)
+        return
+    if to is not None:
+        raise UserError("a named version is no part of the loop's sets", where="--to", fix="leave out --to or --name")
+    values = {
+        **_from_config(workspace),
+        "name": name,
+        "files": [_from_root(file, workspace) for file in files],
+        "workspace": workspace,
+        "version": version,
+        "note": note,
+        "tags": tag or [],
+        "fresh": fresh,
+        "engine": engine,
+        "workers": workers,
+    }
+    if step:
+        values["steps"] = [parse_step(one) for one in step]
+    config = BuildConfig.read(values, "posttrain data add")
+    with Workspace.create(workspace, _store(workspace)) as store:
+        built = build(config, store)
+        named = next(one for one in reversed(store.metadata.names(name)) if one.artifact_id == built.id)
+        if json:
+            print_json({"version": named.text, "id": built.id, **built.meta})
+            return
+        rows = [[entry["step"], entry["reason"], entry["count"]] for entry in built.meta["funnel"]]
+        print_table("", ["step", "reason", "records"], rows)
+        parts = ", ".join(f"{count:,} {split}" for split, count in built.meta["counts"]["splits"].items() if count)
+        console.print(f"{named.text}  {built.id}  {parts}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _from_config(root: Path) -> dict[str, Any]:
+    """What ``posttrain.yaml`` says of recipes; nothing where there is none."""
+    if not (root / CONFIG_FILE).is_file():
+        return {}
+    config = read_config(root)
+    found = {"columns": config.data.columns, "steps": config.data.steps, "splits": config.data.splits}
+    tests = config.data.test if isinstance(config.data.test, list) else []
+    suites: list[dict[str, Any]] = []
+    for suite in config.evaluate.suites.values():
+        files = tests if suite.data == "test" else [suite.data]
+        suites += [{"file": file, "columns": None if suite.data == "test" else suite.columns} for file in files]
+    return {**found, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
+
+
+def _store(root: Path) -> Any:
+    from posttrain.store.config import StoreConfig
+
+    return read_config(root).store if (root / CONFIG_FILE).is_file() else StoreConfig()
+
+
+def _from_root(file: str, root: Path) -> str:
+    """A file that was named from the current folder, named from the workspace's if it lies there."""
+    if "://" in file:
+        return file
+    path = Path(os.path.abspath(Path(file).expanduser()))
+    home = root.absolute()
+    return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
+
+
+def _into_loop(files: list[Path], to: str, workspace: Path) -> None:
+    """Copy files into the workspace; the next round takes them in."""
+    if to not in ("pool", "labelled"):
+        raise UserError(f"no set `{to}`", where="--to", fix="pool or labelled")
+    with opened(workspace, write=True) as (_, config):
+        answers = to == "labelled"
+        labels = (config.task.label_set or None) if answers else None
+        for file in files:
+            problems = find_problems(file, config.data.columns, labels, name=str(file), answers=answers)
+            kinds = ("duplicate", "conflicting labels")
+            bad = [problem for problem in problems if problem.blocking and problem.kind not in kinds]
+            if bad:
+                raise bad[0].error()
+        folder = workspace / "data" / to
+        contents: dict[Path, bytes] = {}
+        for file in files:
+            if file.is_dir() or file.name.startswith("."):
+                raise UserError("only plain files are copied", where=str(file), fix=f"name it in `data.{to}`")
+            target, content = folder / file.name, file.read_bytes()
+            before = target.read_bytes() if target.exists() else contents.get(target, content)
+            if before != content:
+                raise UserError("another file of this name was added before", where=str(target), fix="rename yours")
+            contents[target] = content
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        for target, content in contents.items():
+            write_atomically(target, content)
+            console.print(f"added {target}", markup=False, soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(add)

@@ -1,0 +1,47 @@
+"""``posttrain serve``: collect feedback over HTTP."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.shared import HERE, WorkspaceOption, console, opened
+from posttrain.store.errors import UserError
+
+TOKEN_VARIABLE = "POSTTRAIN_TOKEN"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8600,
+    workspace: WorkspaceOption = HERE,
+) -> None:
+    """Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token."""
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if token is None and host not in _LOOPBACK:
+        fix = f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1"
+        raise UserError("whoever reaches this address could post", where=f"--host {host}", fix=fix)
+    try:
+        import uvicorn  # noqa: F401
+
+        from posttrain.web.feedback import feedback_app
+        from posttrain.web.feedback import serve as run
+    except ImportError as error:
+        what = f"a package of the server is not installed ({error.name})"
+        raise UserError(what, fix="pip install 'posttrain[serve]'") from None
+    from posttrain.data.inbox import Inbox
+
+    with opened(workspace, write=True, checked=False) as (store, _):
+        home = store.home
+    with Inbox(home / "inbox") as inbox:
+        run(feedback_app(inbox, token=token), host, port, _announce)
+
+
+def _announce(address: str) -> None:
+    console.print(f"listening on {address}", markup=False, highlight=False, soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(serve)

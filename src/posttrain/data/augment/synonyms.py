@@ -1,0 +1,125 @@
+"""Words replaced by synonyms (Zhang et al. 2015, arXiv:1509.01626), at a rate (Wei & Zou 2019, arXiv:1901.11196)."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from posttrain.data.augment.method import Generators, Method
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import file_digest
+from posttrain.store.text import read_text
+
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_WHERE = "augment.synonyms"
+
+
+class Synonyms(Method):
+    """Words replaced by others of their line in a file, or of their synsets in a wordnet.
+
+    A wordnet does not know which sense is meant; a file of the task's own words is safer.
+    """
+
+    method: Literal["synonyms"] = "synonyms"
+    file: Path | None = Field(None, description="Words that mean the same on one line, with commas between them.")
+    wordnet: str | None = Field(
+        None, description="A wordnet that `python -m wn download` has fetched, such as oewn:2024; needs the package wn."
+    )
+    rate: float = Field(0.1, gt=0, le=1, description="Share of words with synonyms to replace; at least one.")
+
+    @model_validator(mode="after")
+    def _there_is_one_source(self) -> Self:
+        if (self.file is None) == (self.wordnet is None):
+            raise ValueError("set `file` or `wordnet`, one of them")
+        return self
+
+    def located(self, root: Path) -> Self:
+        return self.model_copy(update={"file": root / self.file.expanduser()}) if self.file else self
+
+    def check(self) -> None:
+        if self.file is not None:
+            read_synonyms(self.file)
+        elif self.wordnet is not None:
+            _wordnet(self.wordnet)
+
+    def key(self) -> dict[str, Any]:
+        return {**self.model_dump(mode="json"), "file": file_digest(self.file) if self.file else None}
+
+    def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
+        return [self._replaced(text, rng) for text, rng in zip(texts, rngs, strict=True)]
+
+    def _replaced(self, text: str, rng: np.random.Generator) -> str | None:
+        places = [(found, others) for found in _WORD.finditer(text) if (others := self._others(found[0].casefold()))]
+        if not places:
+            return None
+        chosen = np.flatnonzero(rng.random(len(places)) < self.rate)
+        if not chosen.size:
+            chosen = rng.integers(len(places), size=1)
+        parts, end = [], 0
+        for at in chosen.tolist():
+            found, others = places[at]
+            parts += [text[end : found.start()], _as_written(others[rng.integers(len(others))], found[0])]
+            end = found.end()
+        return "".join([*parts, text[end:]])
+
+    def _others(self, word: str) -> tuple[str, ...]:
+        if self.file is not None:
+            return read_synonyms(self.file).get(word, ())
+        return _of_wordnet(self.wordnet or "", word)
+
+
+@lru_cache(maxsize=4)
+def read_synonyms(file: Path) -> Mapping[str, tuple[str, ...]]:
+    """Of each case-folded word those that stand with it on a line, sorted.
+
+    Lines that are empty or begin with ``#`` say nothing; a word may stand on several.
+
+    Raises:
+        UserError: the file cannot be read, a line holds a single word, or no line holds any.
+    """
+    found: dict[str, set[str]] = {}
+    for number, line in enumerate(read_text(file, str(file)).splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        words = [word.strip() for word in line.split(",") if word.strip()]
+        if len(words) < 2:
+            fix = "put words that mean the same on one line, with commas between them"
+            raise UserError("one word alone has no synonym", where=f"{file}:{number}", fix=fix)
+        for word in words:
+            found.setdefault(word.casefold(), set()).update(words)
+    if not found:
+        raise UserError("holds no synonyms", where=str(file), fix="write a line such as `buy, purchase`")
+    return {
+        word: tuple(sorted(other for other in others if other.casefold() != word)) for word, others in found.items()
+    }
+
+
+@lru_cache(maxsize=4)
+def _wordnet(name: str) -> Any:
+    try:
+        import wn
+    except ImportError:
+        raise UserError("the package wn is not installed", where=_WHERE, fix="pip install wn") from None
+    try:
+        return wn.Wordnet(name)
+    except wn.Error as error:
+        fix = f"python -m wn download {name}"
+        raise UserError(f"there is no wordnet `{name}` ({error})", where=_WHERE, fix=fix) from None
+
+
+@lru_cache(maxsize=100_000)
+def _of_wordnet(name: str, word: str) -> tuple[str, ...]:
+    """Words that share a synset with ``word``, itself and those of several words left out, sorted."""
+    found = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
+    return tuple(sorted(lemma for lemma in found if lemma.casefold() != word and _WORD.fullmatch(lemma)))
+
+
+def _as_written(word: str, before: str) -> str:
+    """``word`` in the capitals of the word that it replaces."""
+    if before.isupper() and len(before) > 1:
+        return word.upper()
+    return word[:1].upper() + word[1:] if before[:1].isupper() else word

@@ -1,0 +1,74 @@
+"""One way to write a text: one Unicode form, one line end, one space, nothing that no one sees."""
+
+import re
+import unicodedata
+from typing import Literal
+
+Form = Literal["nfc", "nfkc", "keep"]
+"""Unicode normal form (Unicode Standard Annex #15): canonical, compatible as well (ﬁ to fi, ² to 2), or as it is."""
+
+Quotes = Literal["keep", "straight"]
+"""Whether curly quotation marks become the straight ones of a keyboard."""
+
+_SPACES = "\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+_LINE_ENDS = "\v\f\x1c-\x1e\x85\u2028\u2029"
+_CONTROLS = "\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f"
+# Soft hyphen, zero-width space and no-break space, word joiner and other signs without a shape, marks of direction,
+# fillers, interlinear marks, tags, and code points that are no characters.
+_UNSEEN = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    "\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff\U000e0000-\U000e007f"
+)
+_JOINERS = "\u200c\u200d"
+
+_SPACE = re.compile(f"[{_SPACES}]")
+_LINE_END = re.compile(f"\r\n|[\r{_LINE_ENDS}]")
+_GONE = re.compile(f"[{_CONTROLS}{_UNSEEN}]")
+# Between two characters beyond ASCII joiners shape letters (Persian, Indic scripts) and make one emoji of several.
+_IDLE_JOINERS = re.compile(rf"(?<![^\x00-\x7f])[{_JOINERS}]++|(?<![{_JOINERS}])[{_JOINERS}]++(?![^\x00-\x7f])")
+_ODD = re.compile(f"[\r{_SPACES}{_LINE_ENDS}{_CONTROLS}{_UNSEEN}{_JOINERS}]")
+_CURLY = str.maketrans("‘’‚‛“”„‟′″", "''''\"\"\"\"'\"")
+
+# Letters, signs and ideographs of common scripts that stand in no composition of Unicode as a second character.
+_SAFE = (
+    "\u00a1-\u00ac\u00ae-\u02ff\u0400-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u3001-\u3029"
+    "\u3030-\u303e\u3041-\u3096\u309d-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff9f"
+)
+_LOOSE = r"[ \t]\n|\n\n|\A\n|[ \t\n]\z"
+
+
+def suspect(form: Form = "nfc", quotes: Quotes = "keep") -> str:
+    """A regular expression of RE2 that is found in every text that `clean` changes, and in few others."""
+    safe = "" if form == "nfkc" or quotes == "straight" else _SAFE
+    return f"[^\\n\\t\\x20-\\x7e{safe}]|{_LOOSE}"
+
+
+def clean(text: str, form: Form = "nfc", quotes: Quotes = "keep", blank_lines: int = 2) -> str:
+    """``text`` in a form that stays as it is when it is cleaned again.
+
+    Line ends of all systems become line feeds, spaces of all widths become the space, control characters, characters
+    without a shape and marks of direction go, joiners stay only between characters beyond ASCII. Spaces and tabs at
+    the ends of lines go, and so do line ends at the beginning and whitespace at the end of the text; the indentation
+    of lines and the spaces within them stay, for they have a meaning in code.
+
+    Args:
+        blank_lines: how many blank lines stay of those that follow each other.
+    """
+    while (new := _pass(text, form, quotes, blank_lines)) != text:  # what goes may bring others together
+        text = new
+    return new
+
+
+def _pass(text: str, form: Form, quotes: Quotes, blank_lines: int) -> str:
+    if not text.isascii():
+        if form != "keep":
+            text = unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)  # looks first if it is
+        if quotes == "straight":
+            text = text.translate(_CURLY)
+    if _ODD.search(text):
+        text = _IDLE_JOINERS.sub("", _GONE.sub("", _SPACE.sub(" ", _LINE_END.sub("\n", text))))
+    if " \n" in text or "\t\n" in text:
+        text = "\n".join(line.rstrip(" \t") for line in text.split("\n"))
+    text = text.rstrip(" \t\n").lstrip("\n")
+    most = "\n" * (blank_lines + 1)
+    return re.sub(f"{most}\n+", most, text) if most + "\n" in text else text

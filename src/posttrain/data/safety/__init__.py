@@ -1,0 +1,1 @@
+"""Terms that texts are searched for."""

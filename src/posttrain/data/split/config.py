@@ -1,0 +1,69 @@
+"""The config section ``data.splits``."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.data.split.moments import moment
+from posttrain.store.section import Section
+
+SPLITS = ("train", "validation", "test")
+"""Names of the splits by their index."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+_ROUNDING = 1e-6
+
+
+class SplitsConfig(Section):
+    """How the records are parted into train, validation and test."""
+
+    train: Share | None = Field(None, description="Share of the records to learn from; null: what the others leave.")
+    validation: Share = Field(0.0, description="Share of the records that decisions during training rest on.")
+    test: Share = Field(0.1, description="Share of the records that models are measured on.")
+    by: Literal["hash", "time"] = Field(
+        "hash", description="What decides: a hash of each record, or when it was made (later ones are held out)."
+    )
+    stratify: Literal["label", "source"] | None = Field(
+        None, description="Keep the shares within every label or every source, not in the whole alone."
+    )
+    group: bool = Field(True, description="Keep the records of a group on one side.")
+    time: str | None = Field(None, description="Column with each record's moment: ISO 8601, or seconds since 1970.")
+    since: dict[Literal["validation", "test"], str] | None = Field(
+        None, description="Moments from which records are validation or test; null: the first version's shares decide."
+    )
+    near_duplicates: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        0.8, description="Jaccard similarity from which inputs stay on one side; null: equal inputs only."
+    )
+    seed: int = Field(0, description="Seed of the hash.")
+    thresholds: dict[str, tuple[Share, Share]] | None = Field(
+        None,
+        description="By stratum the draws below which a record is test, and test or validation; "
+        "the first version fixes them, nobody writes them by hand.",
+    )
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Of train, validation and test; they add up to 1."""
+        held_out = self.validation + self.test
+        return max(0.0, 1 - held_out), self.validation, self.test
+
+    @field_validator("since")
+    @classmethod
+    def _moments(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        moments = {name: moment(text) for name, text in (value or {}).items()}
+        if len(moments) == 2 and moments["validation"] > moments["test"]:
+            raise ValueError("validation must begin before test")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        total = (0 if self.train is None else self.train) + self.validation + self.test
+        if total > 1 + _ROUNDING or (self.train is not None and total < 1 - _ROUNDING):
+            raise ValueError(f"the shares of train, validation and test add up to {total:g}, not to 1")
+        if self.by == "time" and self.time is None:
+            raise ValueError("`by: time` needs `time`, the column with the moment of each record")
+        if self.by == "time" and self.stratify is not None:
+            raise ValueError("`stratify` is for `by: hash`; time decides by itself")
+        if self.by == "hash" and (self.time is not None or self.since is not None):
+            raise ValueError("`time` and `since` are for `by: time`")
+        return self

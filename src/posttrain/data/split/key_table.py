@@ -1,0 +1,47 @@
+"""What decides where a record goes, small and made record by record."""
+
+import json
+
+import pyarrow as pa
+
+from posttrain.data.split.config import SplitsConfig
+from posttrain.data.split.moments import moment
+from posttrain.store.errors import UserError
+
+KEYS: pa.Schema = pa.schema(
+    [
+        ("input_id", pa.string()),
+        ("group", pa.string()),
+        ("stratum", pa.string()),
+        ("time", pa.timestamp("us", "UTC")),
+        ("source", pa.string()),
+        ("line", pa.int64()),
+    ]
+)
+"""One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config asks."""
+
+
+def keys(table: pa.Table, config: SplitsConfig) -> pa.Table:
+    """KEYS table of a RECORD table; of a large set it can be made table by table.
+
+    Raises:
+        UserError: ``by: time``, and a record has no moment, or none that can be read.
+    """
+    nothing = pa.nulls(table.num_rows, pa.string())
+    stratum = {None: nothing, "label": table["completion"], "source": table["source"]}[config.stratify]
+    times = _times(table, config.time) if config.time is not None else pa.nulls(table.num_rows, KEYS.field("time").type)
+    group = table["group"] if config.group else nothing
+    return pa.table([table["input_id"], group, stratum, times, table["source"], table["line"]], schema=KEYS)
+
+
+def _times(table: pa.Table, column: str) -> pa.Array:
+    found = []
+    for meta, source, line in zip(*(table[name].to_pylist() for name in ("meta", "source", "line")), strict=True):
+        value = json.loads(meta).get(column)
+        if value is None:
+            raise UserError(f"has no `{column}`, which decides its split", where=f"{source}:{line}")
+        try:
+            found.append(moment(value))
+        except ValueError as error:
+            raise UserError(f"`{column}`: {error}", where=f"{source}:{line}") from None
+    return pa.array(found, KEYS.field("time").type)

@@ -1,0 +1,96 @@
+"""How often each label or source stands among the training records."""
+
+import hashlib
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+from pydantic import Field
+
+from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection
+
+
+class Balance(GlobalStep):
+    """Tells how large every class is, and on demand weights records or leaves some of the large classes out.
+
+    A record's class is its answer or its source; plain text has no answer, and passes. Facts: ``class_size``, and
+    with ``mode: weight`` also ``weight``, whose mean over the records with a class is 1. Inverse frequency makes all
+    classes count alike; its square root is the milder compromise of word2vec's subsampling and of detection's
+    repeat factors (Mikolov et al. 2013, arXiv:1310.4546; Gupta et al. 2019, arXiv:1908.03195).
+
+    With ``mode: downsample`` a class keeps those records whose hashes are lowest, so that a larger cap keeps all that
+    a smaller one does, and a class that is not cut is not touched.
+    """
+
+    name: ClassVar[str] = "balance"
+    training_only: ClassVar[bool] = True
+    needs_answers: ClassVar[bool] = True
+
+    by: Literal["label", "source"] = Field("label", description="what makes a class: the answer or the source")
+    mode: Literal["report", "weight", "downsample"] = Field(
+        "report", description="tell the sizes; give every record a weight; or leave records of large classes out"
+    )
+    weighting: Literal["sqrt-inverse", "inverse"] = Field(
+        "sqrt-inverse", description="for `weight`: 1 over the class's size, or over the square root of it"
+    )
+    ratio: float = Field(10.0, ge=1, description="for `downsample`: a class's largest size, in sizes of the smallest")
+    seed: int = Field(0, description="for `downsample`: seed of the hash that chooses")
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        """Columns ``id`` and ``class``, a 64-bit hash of its name, null for none."""
+        column = table["completion" if self.by == "label" else "source"].combine_chunks().dictionary_encode()
+        hashed = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in column.dictionary.to_pylist()]
+        numbers = pa.array(np.frombuffer(b"".join(hashed), dtype=np.int64))
+        return pa.table({"id": table["id"], "class": numbers.take(column.indices)})
+
+    def decide(self, corpus: Corpus) -> Decision:
+        sketches = corpus.sketches()
+        counted = np.flatnonzero(corpus.alive & np.asarray(pa.compute.is_valid(sketches["class"])))
+        hashed = sketches["class"].take(pa.array(counted)).to_numpy()
+        _, inverse, sizes = np.unique(hashed, return_inverse=True, return_counts=True)
+        facts = {"class_size": _fact(corpus.rows, counted, sizes[inverse].astype(np.float64))}
+        if self.mode == "weight" and len(counted):
+            power = 0.5 if self.weighting == "sqrt-inverse" else 1.0
+            weight = sizes[inverse] ** -power
+            facts["weight"] = _fact(corpus.rows, counted, weight / weight.mean())
+        rejections: dict[int, Rejection] = {}
+        if self.mode == "downsample" and len(counted):
+            rejections = self._surplus(corpus, sketches, counted, inverse, sizes)
+        return Decision(rejections, facts=facts)
+
+    def _surplus(
+        self,
+        corpus: Corpus,
+        sketches: pa.Table,
+        counted: npt.NDArray[np.int64],
+        inverse: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+    ) -> dict[int, Rejection]:
+        """The records that are over the cap of their class."""
+        cap = int(np.floor(self.ratio * sizes.min()))
+        large = np.flatnonzero(sizes[inverse] > cap)
+        ids = sketches["id"].take(pa.array(counted[large])).to_pylist()
+        drawn = [hashlib.sha256(f"{self.seed}\0balance\0{identity}".encode()).digest()[:8] for identity in ids]
+        order = large[np.lexsort((large, np.frombuffer(b"".join(drawn), dtype=">u8"), inverse[large]))]
+        classes, begin = np.unique(inverse[order], return_index=True)
+        place = np.arange(len(order)) - begin[np.searchsorted(classes, inverse[order])]
+        gone = np.sort(order[place >= cap])
+        column = "completion" if self.by == "label" else "source"
+        names = corpus.columns([column])[column].take(pa.array(counted[order[begin]], pa.int64())).to_pylist()
+        details = {
+            one: f"`{name}`: {cap:,} of {sizes[one]:,} records stay"
+            for one, name in zip(classes.tolist(), names, strict=True)
+        }
+        return {
+            row: Rejection("majority class", details[one])
+            for row, one in zip(counted[gone].tolist(), inverse[gone].tolist(), strict=True)
+        }
+
+
+def _fact(rows: int, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> pa.Array:
+    """Float64 [rows], null but for ``values`` at the rows ``at``."""
+    column = np.full(rows, np.nan)
+    column[at] = values
+    return pa.array(column, mask=np.isnan(column))

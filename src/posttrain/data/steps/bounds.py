@@ -1,0 +1,62 @@
+"""Measures of records held against bounds: what the filters by fixed thresholds share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.steps.step import Outcome, Rejection, part
+
+Measures = Mapping[str, npt.NDArray[np.float64]]
+"""By name one number a record; NaN where a record has nothing to measure."""
+
+_HOLDS = {
+    "at least": np.greater_equal,
+    "at most": np.less_equal,
+    "more than": np.greater,
+    "less than": np.less,
+}
+
+
+class Bound(NamedTuple):
+    """What a measure must be: ``at least``, ``at most``, ``more than`` or ``less than`` the limit.
+
+    Attributes:
+        reason: that of the rejection.
+        measure: name of what is measured.
+        limit: None sets no bound.
+    """
+
+    reason: str
+    measure: str
+    must_be: Literal["at least", "at most", "more than", "less than"]
+    limit: float | None
+
+
+def judge(table: pa.Table, step: str, measures: Measures, bounds: Sequence[Bound]) -> Outcome:
+    """Rejects every record of a RECORD table of N rows for the first of the bounds that it breaks.
+
+    Args:
+        measures: float64 [N] each; NaN breaks no bound. They become the facts of the outcome, NaN as null.
+    """
+    rejections: dict[int, Rejection] = {}
+    for bound in bounds:
+        if bound.limit is None:
+            continue
+        values = measures[bound.measure]
+        broken = ~(_HOLDS[bound.must_be](values, bound.limit) | np.isnan(values))
+        for row in np.flatnonzero(broken).tolist():
+            value = float(values[row])
+            detail = f"{bound.measure.replace('_', ' ')} {value:.6g}, must be {bound.must_be} {bound.limit:.6g}"
+            rejections.setdefault(row, Rejection(bound.reason, detail, score=value))
+    facts = {name: pa.array(values, pa.float64(), from_pandas=True) for name, values in measures.items()}
+    return part(table, step, rejections, facts)
+
+
+def share(piece: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """One divided by the other, float64 [N]; NaN where the whole is nothing."""
+    found = np.full(len(whole), np.nan)
+    np.divide(piece, whole, out=found, where=whole > 0)
+    return found

@@ -1,0 +1,154 @@
+"""Records whose label is likely wrong."""
+
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+from pydantic import Field
+
+from posttrain.data.confident_learning import Prune, issues
+from posttrain.data.label_audit import Audit, audit
+from posttrain.data.normalise import input_texts
+from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection
+from posttrain.store.errors import UserError
+
+if TYPE_CHECKING:
+    from posttrain.models.embedder import Embedder
+
+Rows = npt.NDArray[np.int64]
+
+
+class LabelErrors(GlobalStep):
+    """Tells, or takes out, records of a closed label set whose label contradicts what like records are labelled.
+
+    Confident learning (Northcutt et al. 2021, arXiv:1911.00068): every record is predicted by classifiers that have
+    not learnt from it. From predictions and labels a model of how labels go wrong is fitted
+    (`posttrain.data.label_noise`), and a label is an error when it is more likely wrong than right; or one of the
+    paper's own rules decides. Labels with fewer different inputs than folds are not judged, neither are records
+    without an answer and preference pairs.
+
+    Facts: ``label_quality``, the probability that the label is right, and of errors ``suggested_label``.
+    """
+
+    name: ClassVar[str] = "label_errors"
+    training_only: ClassVar[bool] = True
+    needs_answers: ClassVar[bool] = True
+
+    action: Literal["report", "reject"] = Field("report", description="only tell, or take label errors out")
+    features: Literal["embedding", "ngrams"] = Field(
+        "embedding", description="what inputs are compared by: a sentence embedding, or n-grams, which need no model"
+    )
+    embedder: str = Field("minilm", description="model for `features: embedding`: minilm, a folder or a Hub id")
+    prune: Literal["likelihood"] | Prune = Field(
+        "likelihood", description="what makes an error: more likely wrong than right, or a rule of confident learning"
+    )
+    folds: int = Field(5, ge=2, description="parts of the records, each predicted by what the others teach")
+    rounds: int = Field(2, ge=1, description="times that predictions are made, each with less weight on likely errors")
+    seed: int = Field(0, description="seed of the hash that deals records out to folds")
+
+    def check(self) -> None:
+        if self.features == "embedding":
+            from posttrain.models.embedder import find_embedder
+
+            find_embedder(self.embedder)
+
+    def key(self) -> dict[str, Any]:
+        if self.features == "ngrams":
+            return {**super().key(), "embedder": None}
+        from posttrain.models.embedder import embedder_key
+
+        return {**super().key(), "embedder": embedder_key(self.embedder)}
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        """Columns ``input_id`` and ``label``, null for what is not judged."""
+        pairs = pa.compute.is_valid(table["rejected"])
+        label = pa.compute.if_else(pairs, pa.scalar(None, pa.string()), table["completion"])
+        return pa.table({"input_id": table["input_id"], "label": label})
+
+    def sketch_key(self) -> dict[str, Any]:
+        return {"step": self.name, "version": self.version}
+
+    def decide(self, corpus: Corpus) -> Decision:
+        sketches = corpus.sketches()
+        rows, labels, names = self._judged(sketches, corpus.alive)
+        quality = np.full(corpus.rows, np.nan)
+        suggested: list[str | None] = [None] * corpus.rows
+        rejections = {}
+        if len(names) > 1:
+            inputs = sketches["input_id"].take(pa.array(rows)).to_pylist()
+            found = audit(self._features(corpus, rows), labels, inputs, self.folds, self.rounds, self.seed)
+            quality[rows] = found.channel.correct
+            for at, other in self._errors(labels, found):
+                row = int(rows[at])
+                suggested[row] = names[other]
+                detail = f"likely `{names[other]}`, labelled `{names[labels[at]]}`"
+                rejections[row] = Rejection("label error", detail, float(quality[row]))
+        facts = {
+            "label_quality": pa.array(quality, mask=np.isnan(quality)),
+            "suggested_label": pa.array(suggested, pa.string()),
+        }
+        return Decision(rejections if self.action == "reject" else {}, facts=facts)
+
+    def _judged(self, sketches: pa.Table, alive: npt.NDArray[np.bool_]) -> tuple[Rows, Rows, list[str]]:
+        """The rows that are judged, the number of each one's label, and the labels by number.
+
+        Raises:
+            UserError: there are answers, and none has enough different inputs to be a label.
+        """
+        rows = np.flatnonzero(alive & np.asarray(pa.compute.is_valid(sketches["label"])))
+        given = sketches.take(pa.array(rows)).combine_chunks()
+        encoded = given["label"].combine_chunks().dictionary_encode()
+        answers, inputs = (
+            np.asarray(codes.to_numpy(), dtype=np.int64)
+            for codes in (encoded.indices, given["input_id"].combine_chunks().dictionary_encode().indices)
+        )
+        different = np.unique(np.stack([answers, inputs]), axis=1)[0]
+        often = np.bincount(different, minlength=len(encoded.dictionary)) >= self.folds
+        if len(rows) and not often.any():
+            message = f"no answer stands with {self.folds} different inputs, so that answers are no labels"
+            raise UserError(message, where="label_errors", fix="leave the step out")
+        kept, labels = np.unique(answers[often[answers]], return_inverse=True)
+        return rows[often[answers]], labels, encoded.dictionary.take(pa.array(kept)).to_pylist()
+
+    def _features(self, corpus: Corpus, rows: Rows) -> npt.NDArray[Any]:
+        if self.features == "embedding":
+            parts = [vectors for _, vectors in corpus.map_tables(partial(_embedded, name=self.embedder))]
+            return np.concatenate(parts)[rows]
+        from scipy.sparse import vstack
+
+        from posttrain.data.text_features import reduced
+
+        return reduced(vstack([counted for _, counted in corpus.map_tables(_counted)]).tocsr()[rows], self.seed)
+
+    def _errors(self, labels: Rows, found: Audit) -> list[tuple[int, int]]:
+        """The records that are label errors, and the label that each should likely have."""
+        if self.prune == "likelihood":
+            wrong = found.channel.likely != labels
+            wrong &= found.channel.correct < 0.5
+        else:
+            wrong = issues(labels, found.probabilities, self.prune)
+        others = found.probabilities.copy()
+        others[np.arange(len(labels)), labels] = -1
+        better = np.where(found.channel.likely != labels, found.channel.likely, others.argmax(axis=1))
+        at = np.flatnonzero(wrong)
+        return list(zip(at.tolist(), better[at].tolist(), strict=True))
+
+
+@lru_cache(maxsize=1)
+def _embedder(name: str) -> "Embedder":
+    from posttrain.models.embedder import Embedder
+
+    return Embedder.load(name)
+
+
+def _embedded(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
+    return _embedder(name).embed(input_texts(table))
+
+
+def _counted(table: pa.Table) -> Any:
+    from posttrain.data.text_features import counts
+
+    return counts(input_texts(table))

@@ -1,0 +1,132 @@
+"""Personal data in records."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+from pydantic import Field, field_validator
+
+from posttrain.data.normalise import Field as Words
+from posttrain.data.pii.detect import HINT, KINDS, Kind, detect, mask
+from posttrain.data.steps.rewrite import rewrite
+from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
+
+
+class PersonalData(RowStep):
+    """E-mail addresses, telephone numbers and the like are masked, or the records that hold them go.
+
+    Facts: ``pii``, pieces of personal data in each record; ``pii_KIND``, those of a kind, null where there are none.
+    """
+
+    name: ClassVar[str] = "pii"
+    evaluation: ClassVar[bool] = True
+
+    action: Literal["mask", "reject", "report"] = Field(
+        "mask", description="mask: put a placeholder such as <EMAIL> in its place; reject the record; or only report it"
+    )
+    field: Words = Field("all", description="which words of a record are searched: input, answer or all")
+    kinds: list[Kind] = Field(
+        [kind for kind in KINDS if kind != "ssn"],
+        min_length=1,
+        description="what is looked for: email, phone, ip, card, iban, resident_id (of China) and ssn (of the USA)",
+    )
+    reserved_addresses: bool = Field(
+        False, description="whether private IP addresses and those for documentation count as well"
+    )
+
+    @field_validator("kinds")
+    @classmethod
+    def _each_once(cls, kinds: list[Kind]) -> list[Kind]:
+        return [kind for kind in KINDS if kind in kinds]
+
+    def apply(self, table: pa.Table) -> Outcome:
+        counts: dict[int, Counter[Kind]] = {}
+        values: dict[int, dict[str, Any]] = {}
+        suspects = self._suspects(table)
+        read = table.select([*self._columns(), "prompt"]).take(pa.array(suspects))
+        for row, record in zip(suspects.tolist(), read.to_pylist(), strict=True):
+            masked, found = self._masked(record)
+            if found:
+                counts[row], values[row] = found, masked
+        facts = self._facts(table.num_rows, counts)
+        told = {
+            row: ", ".join(f"{found[kind]} {kind}" for kind in KINDS if found[kind]) for row, found in counts.items()
+        }
+        if self.action == "reject":
+            rejections = {
+                row: Rejection("personal data", told[row], float(found.total())) for row, found in counts.items()
+            }
+            return part(table, self.name, rejections, facts)
+        if self.action == "report" or not counts:
+            return part(table, self.name, {}, facts)
+        kept, changed = rewrite(table, values, self.name, told)
+        return part(kept, self.name, {}, facts)._replace(changed=changed)
+
+    def _suspects(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """Rows that may hold something, told by a glance; most records are done with after it."""
+        suspect = np.zeros(table.num_rows, dtype=bool)
+        for name in self._columns():
+            suspect |= _glance(table[name])
+        if self.field != "answer":
+            for start, chunk in _chunks(table["prompt"]):
+                turns = pa.compute.struct_field(pa.compute.list_flatten(chunk), "content")
+                rows = pa.compute.list_parent_indices(chunk).to_numpy(zero_copy_only=False)
+                suspect[start + rows[_glance(turns)]] = True
+        return np.flatnonzero(suspect)
+
+    def _columns(self) -> list[str]:
+        inputs = ["text"] if self.field != "answer" else []
+        return inputs + (["completion", "rejected"] if self.field != "input" else [])
+
+    def _masked(self, record: dict[str, Any]) -> tuple[dict[str, Any], Counter[Kind]]:
+        """The columns that are to change, and what was found in them."""
+        found: Counter[Kind] = Counter()
+        changed: dict[str, Any] = {}
+        for name in self._columns():
+            text = record[name]
+            if text is not None and (clean := self._clean(text, found)) != text:
+                changed[name] = clean
+        if self.field != "answer" and record["prompt"] is not None:
+            turns = [{**turn, "content": self._clean(turn["content"], found)} for turn in record["prompt"]]
+            if turns != record["prompt"]:
+                changed["prompt"] = turns
+        return changed, found
+
+    def _clean(self, text: str, found: Counter[Kind]) -> str:
+        if self.action == "mask":
+            text, counts = mask(text, self.kinds, reserved=self.reserved_addresses)
+            found.update(counts)
+        else:
+            found.update(one.kind for one in detect(text, self.kinds, reserved=self.reserved_addresses))
+        return text
+
+    def _facts(self, rows: int, counts: dict[int, Counter[Kind]]) -> dict[str, pa.Array]:
+        total = np.zeros(rows)
+        by_kind = {kind: np.full(rows, np.nan) for kind in self.kinds}
+        for row, found in counts.items():
+            total[row] = found.total()
+            for kind, number in found.items():
+                by_kind[kind][row] = number
+        facts = {"pii": pa.array(total, pa.float64())}
+        for kind, numbers in by_kind.items():
+            facts[f"pii_{kind}"] = pa.array(numbers, pa.float64(), from_pandas=True)  # NaN becomes null
+        return facts
+
+
+def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
+    """Each chunk with the row that it begins with."""
+    start = 0
+    for chunk in column.chunks:
+        yield start, chunk
+        start += len(chunk)
+
+
+def _glance(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Bool [N]: which texts hold what every text with personal data holds."""
+    hit = pa.compute.match_substring_regex(texts, HINT)
+    hit = hit.combine_chunks() if isinstance(hit, pa.ChunkedArray) else hit
+    return np.asarray(pa.compute.fill_null(hit, False).to_numpy(zero_copy_only=False), dtype=bool)

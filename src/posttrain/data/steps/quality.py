@@ -1,0 +1,143 @@
+"""The quality of records, as a classifier trained on good and bad texts tells it."""
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+import pyarrow as pa
+from filelock import FileLock
+from pydantic import BeforeValidator, Field, model_validator
+
+from posttrain.data.normalise import Field as Words
+from posttrain.data.normalise import texts_of
+from posttrain.data.quality.ngrams import Ngrams
+from posttrain.data.steps.bounds import Bound, judge
+from posttrain.data.steps.sources import check_there, known, state, under
+from posttrain.data.steps.step import Outcome, RowStep
+from posttrain.store.errors import UserError
+from posttrain.store.files import make_folder
+from posttrain.store.hashing import digest
+
+if TYPE_CHECKING:
+    from posttrain.data.quality.classifier import LinearClassifier
+
+Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+class Quality(RowStep):
+    """Texts that are more like the good examples than like the bad ones stay.
+
+    The classifier is given as a folder, or as files of good and of bad examples, of which it is trained once in every
+    process; with both, it is trained by the first process that needs it, and kept in the folder for the others.
+
+    Facts: ``quality``, the calibrated probability that a text is good.
+    """
+
+    name: ClassVar[str] = "quality"
+
+    quality_threshold: float | None = Field(
+        0.5, ge=0, le=1, description="lowest probability of being good that stays; null: only measure"
+    )
+    model: str | None = Field(None, description="folder of the classifier")
+    good: Files = Field([], description="files of good examples, in any format that records are read from")
+    bad: Files = Field([], description="files of bad examples")
+    field: Words = Field("all", description="which words of a record are read: input, answer or all")
+    ngrams: Ngrams = Field(Ngrams(), description="which runs of words and characters are looked at in training")
+    embedder: str | None = Field(
+        None, description="sentence embeddings that are looked at as well: minilm, a folder or a Hub id"
+    )
+    strength: float = Field(1.0, gt=0, description="how far the examples outweigh the penalty on large weights")
+
+    @model_validator(mode="after")
+    def _has_a_classifier(self) -> Self:
+        if bool(self.good) != bool(self.bad):
+            raise ValueError("give both `good` and `bad`")
+        if not self.good and self.model is None:
+            raise ValueError("give `model`, or files of `good` and `bad` examples")
+        return self
+
+    def located(self, root: Path) -> Self:
+        places = {name: [under(root, file) for file in getattr(self, name)] for name in ("good", "bad")}
+        embedder = self.embedder
+        if embedder is not None and (root / embedder).is_dir():
+            embedder = under(root, embedder)
+        return self.model_copy(update={**places, "model": self.model and under(root, self.model), "embedder": embedder})
+
+    def check(self) -> None:
+        for name in ("good", "bad"):
+            for file in getattr(self, name):
+                check_there(file, f"quality.{name}")
+        if not self.good:
+            self._classifier()
+        elif self.embedder is not None:
+            from posttrain.models.embedder import find_embedder
+
+            find_embedder(self.embedder)
+
+    def key(self) -> dict[str, Any]:
+        settings = super().key()
+        if not self.good:
+            return {**settings, "model": known(str(self.model))}
+        files = {name: [known(file) for file in getattr(self, name)] for name in ("good", "bad")}
+        if self.embedder is None:
+            return {**settings, **files, "model": None}  # where it is kept changes nothing
+        from posttrain.models.embedder import embedder_key
+
+        return {**settings, **files, "model": None, "embedder": embedder_key(self.embedder)}
+
+    def apply(self, table: pa.Table) -> Outcome:
+        probabilities = self._classifier().probabilities(texts_of(table, self.field))
+        bound = Bound("low quality", "quality", "at least", self.quality_threshold)
+        return judge(table, self.name, {"quality": probabilities}, [bound])
+
+    def _classifier(self) -> "LinearClassifier":
+        model = str(self.model)
+        if not self.good:
+            return _loaded(model, state(model))
+        return _trained(self.model_dump_json(), tuple(state(file) for file in [*self.good, *self.bad]))
+
+    def _train(self) -> "LinearClassifier":
+        """Learn it from the files, unless it is kept in its folder already."""
+        if self.model is None:
+            return self._learned({})
+        from posttrain.data.quality.classifier import is_classifier, load_classifier
+
+        folder = Path(self.model)
+        make_folder(folder)
+        examples = digest({name: value for name, value in self.key().items() if name not in _NOT_TRAINED})
+        with FileLock(folder / "lock"):
+            if is_classifier(folder):
+                kept = load_classifier(folder)
+                if kept.report.get("examples") != examples:
+                    fix = "name another folder, or remove this one to have it trained anew"
+                    raise UserError("was trained on other examples or settings", where=self.model, fix=fix)
+                return kept
+            learned = self._learned({"examples": examples})
+            learned.save(folder)
+            return learned
+
+    def _learned(self, told: dict[str, Any]) -> "LinearClassifier":
+        from posttrain.data.quality.training import train_quality
+
+        good, bad = (self._texts(files) for files in (self.good, self.bad))
+        return train_quality(good, bad, ngrams=self.ngrams, embedder=self.embedder, strength=self.strength, told=told)
+
+    def _texts(self, files: list[str]) -> list[str]:
+        from posttrain.data.reading import read
+
+        return [text for file in files for table in read(Path(file)) for text in texts_of(table, self.field)]
+
+
+_NOT_TRAINED = frozenset({"version", "quality_threshold"})
+
+
+@cache
+def _trained(settings: str, states: tuple[str, ...]) -> "LinearClassifier":
+    return Quality.model_validate_json(settings)._train()
+
+
+@cache
+def _loaded(folder: str, state: str) -> "LinearClassifier":
+    from posttrain.data.quality.classifier import load_classifier
+
+    return load_classifier(Path(folder))

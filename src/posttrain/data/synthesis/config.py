@@ -1,0 +1,69 @@
+"""What is to be made of seed records, and which endpoint is asked."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.store.section import Section
+
+Method = Literal["instructions", "label_inputs", "paraphrases"]
+
+
+class EndpointConfig(Section):
+    """A server that speaks OpenAI's chat completions: OpenAI's own, vLLM, llama.cpp, Ollama and others."""
+
+    base_url: str = Field(description="What `/chat/completions` is added to, such as http://127.0.0.1:8000/v1.")
+    model: str = Field(min_length=1, description="The model's name there.")
+    key_variable: str | None = Field(None, description="The environment variable that holds the key; empty for none.")
+    temperature: float = Field(0.7, ge=0, description="Sampling temperature.")
+    max_tokens: int = Field(1024, ge=1, description="Longest reply, in tokens; a longer one is not used.")
+    timeout: float = Field(120.0, gt=0, description="Seconds to wait for a reply.")
+    retries: int = Field(5, ge=0, description="How often a request is made again that failed in passing.")
+    wait: float = Field(1.0, ge=0, description="Seconds before the first retry; each further one waits twice as long.")
+    concurrency: int = Field(8, ge=1, description="Requests under way at a time.")
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url.rstrip("/")
+
+
+class SynthesisConfig(Section):
+    """The config of a synthesis."""
+
+    method: Method = Field(
+        "instructions",
+        description="instructions: new prompts like the seeds', then their answers; label_inputs: new inputs of each "
+        "label; paraphrases: the seeds' inputs in other words, with the seeds' answers.",
+    )
+    records: int = Field(100, ge=1, description="How many new records are wanted.")
+    examples: int = Field(8, ge=1, description="Seeds that a request shows; 8 in the paper.")
+    per_request: int = Field(4, ge=1, description="Items that a request asks for.")
+    max_requests: int | None = Field(None, ge=1, description="Requests at most; four times those needed by default.")
+    similarity: float = Field(
+        0.7,
+        gt=0,
+        le=1,
+        description="ROUGE-L from which an item is too like an earlier one or a seed (0.7: paper).",
+    )
+    min_words: int = Field(3, ge=0, description="Fewest words of a new instruction.")
+    max_words: int = Field(150, ge=1, description="Most words of a new instruction.")
+    unwanted_words: tuple[str, ...] = Field(
+        ("image", "images", "picture", "pictures", "graph", "graphs"),
+        description="A new instruction with one of these asks for what text cannot hold.",
+    )
+    system: str | None = Field(None, description="The system turn before an instruction that is to be answered.")
+    seed: int = Field(0, ge=0, description="Of the choice of examples.")
+    endpoint: EndpointConfig | None = Field(None, description="The server that is asked; empty for a model given.")
+
+    @model_validator(mode="after")
+    def _lengths_leave_room(self) -> Self:
+        if self.min_words > self.max_words:
+            raise ValueError("`min_words` is greater than `max_words`")
+        return self
+
+    @property
+    def most_requests(self) -> int:
+        return self.max_requests or 4 * -(-self.records // self.per_request)

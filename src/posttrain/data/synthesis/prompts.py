@@ -1,0 +1,71 @@
+"""What a model is asked for new records, and how its reply is read."""
+
+import json
+import re
+from collections.abc import Sequence
+
+from posttrain.data.normalise import Turn
+
+_ARRAY = "Reply with a JSON array of {count} strings and nothing else."
+
+
+def new_instructions(examples: Sequence[str], count: int) -> list[Turn]:
+    """Ask for tasks like the examples, after the idea of Self-Instruct (Wang et al. 2023, arXiv:2212.10560)."""
+    return _asked(
+        f"These are {len(examples)} tasks that people gave to an assistant:",
+        examples,
+        f"Write {count} more tasks that people might give to it. Vary topic, wording and form; each must make sense "
+        "by itself and be answerable in text.",
+        count,
+    )
+
+
+def inputs_of(label: str, examples: Sequence[str], count: int) -> list[Turn]:
+    """Ask for inputs of one class."""
+    return _asked(
+        f"These are {len(examples)} messages of the class `{label}`:",
+        examples,
+        f"Write {count} more messages of this class, and of no other. Vary wording, length and detail.",
+        count,
+    )
+
+
+def paraphrases(text: str, count: int) -> list[Turn]:
+    """Ask for a text in other words."""
+    return _asked(
+        "This is a message:",
+        [text],
+        f"Say it in {count} other ways. Keep the meaning, every name and every number; change words and order.",
+        count,
+    )
+
+
+def parse(reply: str) -> list[str] | None:
+    """The texts of a reply that is a JSON array of strings, in a fence or none; None for any other reply."""
+    text = reply.strip()
+    if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n\s*```", text, re.DOTALL):
+        text = fenced[1]
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, list) or not values:
+        return None
+    if not all(isinstance(value, str) and value.strip() and _storable(value) for value in values):
+        return None
+    return [value.strip() for value in values]
+
+
+def _asked(opening: str, examples: Sequence[str], wish: str, count: int) -> list[Turn]:
+    # As JSON, so that no example can end the list.
+    shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
+    content = f"{opening}\n\n{shown}\n\n{wish} {_ARRAY.format(count=count)}"
+    return [{"role": "user", "content": content}]
+
+
+def _storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

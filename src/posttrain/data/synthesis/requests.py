@@ -1,0 +1,113 @@
+"""Which request comes when: chosen examples and the prompt made of them, by seed and number alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posttrain.data.normalise import Turn
+from posttrain.data.synthesis.config import SynthesisConfig
+from posttrain.data.synthesis.prompts import inputs_of, new_instructions, paraphrases
+from posttrain.store.errors import UserError
+
+_MADE_EXAMPLES = 4  # one example in so many is a new record: two of eight in the paper
+_MOST_LABELS = 1000
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A record that others are made from; ``text`` is what its last turn, or the plain text, says."""
+
+    id: str
+    text: str
+    record: Mapping[str, Any]
+
+    def with_text(self, text: str) -> dict[str, Any]:
+        """The columns of a record that says ``text`` instead."""
+        if self.record["prompt"] is None:
+            return {"text": text}
+        return {"prompt": [*self.record["prompt"][:-1], {"role": "user", "content": text}]}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and what the records of its reply inherit.
+
+    Attributes:
+        shown: the seeds' ids.
+        columns: RECORD columns besides the input.
+        frame: the seed whose turns before the last the new records have too; None for none.
+    """
+
+    prompt: list[Turn]
+    shown: tuple[str, ...]
+    columns: Mapping[str, Any]
+    frame: Seed | None = None
+
+
+def seeds_of(records: Sequence[Mapping[str, Any]], config: SynthesisConfig) -> list[Seed]:
+    """The records that can be seeds.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = []
+    for record in records:
+        prompt = record["prompt"]
+        if prompt is not None and prompt[-1]["role"] == "user":
+            if config.method == "instructions" and len(prompt) > 1:
+                continue  # what is new has no turns before it
+            if config.method == "label_inputs" and record["completion"] is None:
+                continue
+            found.append(Seed(record["id"], prompt[-1]["content"], record))
+        elif prompt is None and config.method == "paraphrases":
+            found.append(Seed(record["id"], record["text"], record))
+    if not found:
+        what = {"instructions": "prompts of one user turn", "label_inputs": "prompts with answers"}
+        needed = what.get(config.method, "prompts that end with a user turn, or texts")
+        raise UserError(f"no seed record fits: `{config.method}` needs {needed}", where="method")
+    return found
+
+
+class Requests:
+    """The requests of one synthesis by number."""
+
+    def __init__(self, seeds: Sequence[Seed], config: SynthesisConfig) -> None:
+        self._seeds, self._config = seeds, config
+        self._by_label: dict[str, list[Seed]] = {}
+        if config.method == "label_inputs":
+            for seed in seeds:
+                self._by_label.setdefault(seed.record["completion"], []).append(seed)
+            if len(self._by_label) > _MOST_LABELS:
+                what = f"the seeds have {len(self._by_label)} different answers, which are hardly labels"
+                raise UserError(what, where="method", fix="use instructions or paraphrases")
+        self._labels = sorted(self._by_label)
+        self._order = np.random.default_rng([config.seed, 0]).permutation(len(seeds))
+
+    def at(self, number: int, made: Sequence[Seed]) -> Request:
+        """Request ``number``, from 0 on, in view of the records made so far."""
+        config = self._config
+        rng = np.random.default_rng([config.seed, 1, number])
+        if config.method == "paraphrases":
+            seed = self._seeds[self._order[number % len(self._seeds)]]
+            columns = {name: seed.record[name] for name in ("completion", "rejected")}
+            columns["group"] = seed.record["group"] or seed.id
+            return Request(paraphrases(seed.text, config.per_request), (seed.id,), columns, seed)
+        if config.method == "label_inputs":
+            label = self._labels[number % len(self._labels)]
+            shown = _draw(self._by_label[label], config.examples, rng)
+            prompt = inputs_of(label, [seed.text for seed in shown], config.per_request)
+            columns = {"completion": label}
+            return Request(prompt, tuple(seed.id for seed in shown), columns, shown[0])
+        own = _draw(made, config.examples // _MADE_EXAMPLES, rng)
+        shown = _draw(self._seeds, config.examples - len(own), rng)
+        mixed = [*shown, *own]
+        prompt = new_instructions([mixed[at].text for at in rng.permutation(len(mixed))], config.per_request)
+        return Request(prompt, tuple(seed.id for seed in mixed), {})
+
+
+def _draw(seeds: Sequence[Seed], count: int, rng: np.random.Generator) -> list[Seed]:
+    if not seeds:
+        return []
+    return [seeds[at] for at in rng.choice(len(seeds), min(count, len(seeds)), replace=False).tolist()]

@@ -1,0 +1,232 @@
+"""New records from seed records, in the manner of Self-Instruct (Wang et al. 2023, arXiv:2212.10560).
+
+A model is shown seeds and asked for more; what it writes is read strictly, held against all seeds and all that was
+taken before (ROUGE-L below 0.7), answered where it is an instruction, and sent through steps of the pipeline beside
+the seeds.
+"""
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from posttrain.data.alone import apply
+from posttrain.data.normalise import identify
+from posttrain.data.schema import RECORD, REJECTED, concat, records
+from posttrain.data.steps.registry import STEPS
+from posttrain.data.steps.step import GlobalStep, Rejection, Step, part
+from posttrain.data.synthesis.config import SynthesisConfig
+from posttrain.data.synthesis.endpoint import Endpoint, Usage
+from posttrain.data.synthesis.prompts import parse
+from posttrain.data.synthesis.replies import Generate, Remembered, Replies
+from posttrain.data.synthesis.requests import Request, Requests, Seed, seeds_of
+from posttrain.data.synthesis.rouge import Nearest
+from posttrain.store.errors import UserError
+from posttrain.store.files import make_folder
+from posttrain.store.lock import exclusive
+from posttrain.store.progress import task
+
+log = logging.getLogger("posttrain")
+
+STEP = "synthesize"
+_AT_ONCE = 32  # requests between two looks at what has come; fixed, as it decides which examples are shown
+_DEFAULT_STEPS = ("exact", "minhash")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a synthesis.
+
+    Attributes:
+        records: RECORD table of the new ones, each marked in ``meta``: ``synthetic`` with method, seeds' ids, model.
+        rejected: REJECTED table of all else that the model wrote; a reply that could not be read is a ``text``.
+        counts: ``asked`` (requests), ``written`` (items), ``kept``, and rejections by ``step: reason``.
+        usage: of the endpoint; zeros for a model given.
+    """
+
+    records: pa.Table
+    rejected: pa.Table
+    counts: Mapping[str, int]
+    usage: Usage
+
+
+def synthesize(
+    seeds: pa.Table,
+    config: SynthesisConfig,
+    generate: Generate | None,
+    work_folder: Path,
+    *,
+    model: str | None = None,
+    steps: Sequence[Step] | None = None,
+) -> Outcome:
+    """Have new records written; the same call after a kill asks only for what has not been answered.
+
+    Args:
+        seeds: RECORD table.
+        generate: the model that is asked; None for ``config.endpoint``.
+        work_folder: keeps every raw reply. Another model's replies do not get in the way.
+        model: what records and replies call the model that is given.
+        steps: what new records go through beside the seeds; exact and near duplicates go by default.
+
+    Raises:
+        UserError: no seed fits, neither endpoint nor model is given, the endpoint refuses, or another process works
+            in the folder.
+        WorkError: the endpoint keeps failing.
+    """
+    chosen = seeds_of(seeds.to_pylist(), config)
+    requests = Requests(chosen, config)
+    make_folder(work_folder)
+    with exclusive(work_folder / "lock", taken="another posttrain synthesises in this folder"):
+        replies = Replies(work_folder / "replies")
+        usage = Usage()
+        if generate is not None:
+            name = model or "local"
+            ask: Generate = Remembered(generate, name, replies)
+        elif config.endpoint is not None:
+            endpoint = Endpoint(config.endpoint, replies)
+            ask, usage, name = endpoint, endpoint.usage, config.endpoint.model
+        else:
+            raise UserError("no model is named", where="endpoint", fix="set endpoint.base_url and endpoint.model")
+        writing = _Writing(config, requests, [seed.text for seed in chosen], name, _source(seeds))
+        kinds = _default_steps() if steps is None else steps
+        target = config.records
+        with task("synthesising", config.records, "records") as advance:
+            while True:
+                while (before := len(writing.made)) < target and writing.asked < config.most_requests:
+                    writing.go_on(ask, target)
+                    advance(len(writing.made) - before)
+                outcome = writing.outcome(seeds, kinds, usage)
+                if (kept := outcome.records.num_rows) >= config.records or writing.asked >= config.most_requests:
+                    break
+                target = len(writing.made) + config.records - kept  # the steps took some
+    if kept < config.records:
+        log.warning("%d of %d records wanted came of %d requests", kept, config.records, writing.asked)
+    return outcome
+
+
+def _default_steps() -> list[Step]:
+    return [STEPS[name]() for name in _DEFAULT_STEPS if name in STEPS]
+
+
+def _source(seeds: pa.Table) -> str:
+    """A name for what is new that no seed has."""
+    taken, number = set(seeds["source"].to_pylist()), 1
+    while (name := "synthetic" if number == 1 else f"synthetic {number}") in taken:
+        number += 1
+    return name
+
+
+class _Writing:
+    """What the model has written so far, and what was made of it."""
+
+    def __init__(
+        self, config: SynthesisConfig, requests: Requests, texts: Sequence[str], model: str, source: str
+    ) -> None:
+        self._config, self._requests, self._model, self._source = config, requests, model, source
+        self._nearest, self._seed_count = Nearest(texts), len(texts)
+        self._unwanted = {word.casefold() for word in config.unwanted_words}
+        self._rows: list[dict[str, Any]] = []
+        self._rejections: dict[int, Rejection] = {}
+        self.asked = 0
+        self.made: list[Seed] = []
+
+    def go_on(self, ask: Generate, target: int) -> None:
+        """Some more requests on the way to ``target`` items, and what their replies make."""
+        config = self._config
+        needed = -(-(target - len(self.made)) // config.per_request)
+        count = min(needed, _AT_ONCE, config.most_requests - self.asked)
+        wave = [self._requests.at(number, self.made) for number in range(self.asked, self.asked + count)]
+        self.asked += count
+        new: list[int] = []
+        for request, reply in zip(wave, ask([request.prompt for request in wave]), strict=True):
+            new += self._read(request, reply)
+        if config.method == "instructions":
+            self._answer(new, ask)
+        for row in new:
+            if row not in self._rejections:
+                record = self._rows[row]
+                self.made.append(Seed(f"{self._source}:{row + 1}", _input(record), record))
+
+    def _read(self, request: Request, reply: str | None) -> list[int]:
+        """The rows of what the reply adds."""
+        if reply is None:
+            self._add(request, {"text": ""}, Rejection("no reply", "the model gave none, or was cut off"))
+            return []
+        texts = parse(reply)
+        if texts is None:
+            self._add(request, {"text": reply}, Rejection("not as asked", "the reply is no JSON array of texts"))
+            return []
+        rows = []
+        for text in texts:
+            columns = request.frame.with_text(text) if request.frame else {"prompt": _turn(text)}
+            problem = self._problem(text)
+            row = self._add(request, {**columns, **request.columns}, problem)
+            if problem is None:
+                self._nearest.add(text)
+                rows.append(row)
+        return rows
+
+    def _problem(self, text: str) -> Rejection | None:
+        """What speaks against an item, if anything does."""
+        config = self._config
+        if config.method == "instructions":
+            found = text.split()
+            if not config.min_words <= len(found) <= config.max_words:
+                return Rejection("length", f"{len(found)} words", float(len(found)))
+            if unwanted := self._unwanted.intersection(re.findall(r"\w+", text.casefold())):
+                return Rejection("unwanted word", ", ".join(sorted(unwanted)))
+        if near := self._nearest.of(text, config.similarity):
+            score, at = near
+            what = "a seed" if at < self._seed_count else "an earlier item"
+            return Rejection("too similar", f"ROUGE-L {score:.3f} to {what}", score)
+        return None
+
+    def _answer(self, rows: Sequence[int], ask: Generate) -> None:
+        system = [{"role": "system", "content": self._config.system}] if self._config.system else []
+        prompts = [[*system, *self._rows[row]["prompt"]] for row in rows]
+        for row, reply in zip(rows, ask(prompts) if prompts else [], strict=True):
+            if reply is None or not reply.strip():
+                self._rejections[row] = Rejection("no answer", "the model gave none, or was cut off")
+            else:
+                self._rows[row]["completion"] = reply.strip()
+
+    def _add(self, request: Request, columns: Mapping[str, Any], problem: Rejection | None) -> int:
+        row = len(self._rows)
+        marks = {"method": self._config.method, "model": self._model, "seeds": list(request.shown)}
+        meta = json.dumps({"synthetic": marks}, ensure_ascii=False, sort_keys=True)
+        made = {**dict.fromkeys(RECORD.names), "source": self._source, "line": row + 1, "meta": meta, **columns}
+        self._rows.append(made)
+        if problem is not None:
+            self._rejections[row] = problem
+        return row
+
+    def outcome(self, seeds: pa.Table, steps: Sequence[Step], usage: Usage) -> Outcome:
+        """The new records after the steps, and all that went."""
+        kept, gone, *_ = part(identify(records(self._rows)), STEP, self._rejections)
+        rejected = [gone]
+        for step in steps:
+            # Seeds come first, so that of two alike the seed is the one that stays.
+            together = concat([seeds, kept]) if isinstance(step, GlobalStep) else kept
+            outcome = apply(step, together)
+            kept = outcome.kept.filter(pa.compute.equal(outcome.kept["source"], self._source))
+            rejected.append(outcome.rejected.filter(pa.compute.equal(outcome.rejected["source"], self._source)))
+        all_gone = concat(rejected, REJECTED)
+        reasons = zip(all_gone["step"].to_pylist(), all_gone["reason"].to_pylist(), strict=True)
+        counts = Counter(f"{step}: {reason}" for step, reason in reasons)
+        told = {"asked": self.asked, "written": len(self._rows), "kept": kept.num_rows, **counts}
+        return Outcome(kept.combine_chunks(), all_gone, told, usage)
+
+
+def _turn(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _input(record: Mapping[str, Any]) -> str:
+    return str(record["prompt"][-1]["content"] if record["prompt"] else record["text"])

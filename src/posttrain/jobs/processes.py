@@ -1,0 +1,38 @@
+"""Work in processes of this machine."""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from posttrain.jobs.engine import Engine, Item, Result
+from posttrain.store.errors import WorkError
+
+_AHEAD = 2  # items waiting for each worker, so that none is idle and few lie in memory
+
+
+class Processes(Engine):
+    """Fresh processes, not forks: threads of this one's libraries do not survive a fork."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                waiting.append(self._pool.submit(function, item))
+                if len(waiting) >= self.workers * _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise WorkError("a worker process was killed; the same command goes on from here") from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)

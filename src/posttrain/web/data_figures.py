@@ -1,0 +1,243 @@
+"""The charts and tables of a dataset version's quality report."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from markupsafe import Markup
+
+from posttrain.data.quality_report.balance import Balance
+from posttrain.data.quality_report.clusters import Clusters
+from posttrain.data.quality_report.distribution import Distribution, histograms
+from posttrain.data.quality_report.profile import Profile
+from posttrain.data.quality_report.rejections import Rejected
+from posttrain.web.charts import bars, funnel, histogram
+from posttrain.web.figures import NARROW, at_both_widths
+from posttrain.web.wording import number_text, reason_text
+
+_BARS, _LABELS, _NGRAMS = 20, 30, 12
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Column names, and rows of words."""
+
+
+@dataclass(frozen=True)
+class ProfileShown:
+    """A profile as markup and words; what has nothing to show is empty.
+
+    Args:
+        headline: value, what it is, and a remark.
+        funnels: name of the set and chart.
+        labels: a chart of the labels, those in the middle left out, and how many those are.
+        balance, lengths, scores: tables.
+        length_charts, score_charts: small ones, each at one width.
+        categories: name of a fact and chart.
+        clusters: step, sentence, chart and what was found.
+        rejected: by step, what it rejected for which reason.
+        ngrams: part, and small charts of runs of 1, 2 and 3 words, each with its title.
+        constant: scores that are the same for all records, in words.
+    """
+
+    profile: Profile
+    headline: tuple[tuple[str, str, str], ...]
+    funnels: tuple[tuple[str, Markup], ...]
+    splits: Markup
+    sources: Markup
+    labels: Markup
+    labels_between: int
+    balance: Table
+    length_charts: tuple[Markup, ...]
+    lengths: Table
+    languages: Markup
+    score_charts: tuple[Markup, ...]
+    scores: Table
+    categories: tuple[tuple[str, Markup], ...]
+    clusters: tuple[tuple[str, str, Markup, Clusters], ...]
+    pii: Markup
+    rejected: Mapping[str, tuple[Rejected, ...]]
+    ngrams: tuple[tuple[str, tuple[tuple[str, Markup], ...]], ...]
+    constant: tuple[str, ...]
+
+
+def shown_profile(profile: Profile) -> ProfileShown:
+    """Everything about a version."""
+    lengths = {
+        name: one for name, one in profile.lengths.items() if profile.open_ended or not name.startswith("answer")
+    }
+    between, labels = _labels(profile.labels)
+    by_step: dict[str, tuple[Rejected, ...]] = {}
+    for one in profile.rejected:
+        by_step[one.step] = (*by_step.get(one.step, ()), one)
+    return ProfileShown(
+        profile=profile,
+        headline=tuple(_headline(profile)),
+        funnels=tuple(_funnels(profile)),
+        splits=_counts(profile.splits, "records of each split"),
+        sources=_counts(profile.sources, "records of each source"),
+        labels=labels,
+        labels_between=between,
+        balance=_balance(profile.balances),
+        length_charts=_histograms(lengths),
+        lengths=_quantiles(lengths, profile.totals),
+        languages=_counts(profile.languages, "records in each language"),
+        score_charts=_histograms({name: one for name, one in profile.scores.items() if not _same(one)}),
+        scores=_quantiles(profile.scores),
+        categories=tuple((name, _counts(counts, name)) for name, counts in profile.categories.items()),
+        clusters=tuple(_clusters(profile.clusters)),
+        pii=_pii(profile),
+        rejected=by_step,
+        ngrams=tuple((part, tuple(_ngrams(lists))) for part, lists in profile.ngrams.items()),
+        constant=tuple(
+            f"{reason_text(name)} ({number_text(one.low)})" for name, one in profile.scores.items() if _same(one)
+        ),
+    )
+
+
+def at_widths(draw: Callable[..., str], *arguments: object) -> Markup:
+    """The chart that ``draw(*arguments, width=...)`` makes, for the desk and for the phone."""
+    return Markup(at_both_widths(lambda width: draw(*arguments, width=width)))
+
+
+def percent_text(share: float) -> str:
+    return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
+
+
+def _headline(profile: Profile) -> Iterable[tuple[str, str, str]]:
+    came = sum(row["count"] for row in profile.funnel if row["step"] == "read")
+    splits = f"in {len(profile.splits)} splits" if len(profile.splits) > 1 else ""
+    yield f"{profile.records:,}", "records", splits
+    gone = sum(one.count for one in profile.rejected)
+    yield f"{gone:,}", "rejected", f"of {came:,} that came in" if came else ""
+    if profile.labels:
+        evenness = next(iter(profile.balances.values())).evenness
+        yield f"{len(profile.labels):,}", "labels", f"{100 * evenness:.0f}% even"
+    elif profile.answered:
+        yield f"{profile.answered:,}", "with an answer", percent_text(profile.answered / max(profile.records, 1))
+    unit = "tokens" if "input tokens" in profile.totals else "words"
+    total = sum(count for name, count in profile.totals.items() if name.endswith(unit))
+    yield _short(total), unit, "answers included" if profile.answered else "in all records"
+    if profile.clusters:
+        removed = sum(one.removed for one in profile.clusters.values())
+        yield (
+            f"{removed:,}",
+            "duplicates removed",
+            f"of {sum(one.number for one in profile.clusters.values()):,} clusters",
+        )
+    if profile.pii:
+        found = max(one.records for one in profile.pii.values())
+        yield f"{found:,}", "with personal data", "records, as they came in"
+
+
+def _short(count: int) -> str:
+    """``119,530``, ``12.3 M``."""
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if count >= size:
+            return f"{count / size:.3g} {letter}"
+    return f"{count:,}"
+
+
+def _funnels(profile: Profile) -> Iterable[tuple[str, Markup]]:
+    for name in dict.fromkeys(row["set"] for row in profile.funnel):
+        rows = [row for row in profile.funnel if row["set"] == name]
+        start = sum(row["count"] for row in rows if row["reason"] == "in")
+        rejected = [
+            (_reason(row["step"], row["reason"]), row["count"]) for row in rows if row["reason"] not in ("in", "kept")
+        ]
+        yield name, at_widths(partial(_funnel, start, rejected, f"records of {name}: in, rejected by reason, kept"))
+
+
+def _funnel(start: int, rejected: list[tuple[str, int]], title: str, width: int) -> str:
+    return funnel(start, [(fitting(name, width), count) for name, count in rejected], title, width=width)
+
+
+def fitting(name: str, width: int) -> str:
+    """A name such as ``gopher: word count`` without the step, where a chart is narrow."""
+    return name if width >= 500 else name.split(": ", 1)[-1]
+
+
+def _reason(step: str, reason: str) -> str:
+    return reason_text(reason if step.replace("_", " ") in reason.replace("_", " ") else f"{step}: {reason}")
+
+
+def _counts(counts: Mapping[str, int], title: str) -> Markup:
+    """A bar for each of the most common, and one for all others."""
+    total = sum(counts.values())
+    rows = [(name, float(count), count) for name, count in list(counts.items())[:_BARS]]
+    if others := total - sum(count for _, _, count in rows):
+        rows.append((f"{len(counts) - _BARS:,} others", float(others), others))
+    told = [(name, value, f"{count:,} ({percent_text(count / total)})") for name, value, count in rows]
+    return at_widths(partial(bars, told, title))
+
+
+def _labels(counts: Mapping[str, int]) -> tuple[int, Markup]:
+    rows = [(label, float(count), f"{count:,}") for label, count in counts.items()]
+    between = max(len(rows) - _LABELS, 0)
+    if between:
+        rows = rows[: _LABELS // 2] + rows[-_LABELS // 2 :]
+    return between, at_widths(partial(bars, rows, "records of each label, the most common first"))
+
+
+def _balance(balances: Mapping[str, Balance]) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (
+            side,
+            f"{sum(one.counts.values()):,}",
+            f"{len(one.counts):,}",
+            f"{one.entropy:.2f} bits",
+            f"{100 * one.evenness:.1f}%",
+            f"{one.imbalance:.3g} to 1",
+        )
+        for side, one in balances.items()
+    ]
+    return ("split", "records", "labels", "entropy", "evenness", "most to least common"), rows
+
+
+def _histograms(distributions: Mapping[str, Distribution]) -> tuple[Markup, ...]:
+    charts = []
+    for name, one in distributions.items():
+        edges, (counts,), (above,) = histograms([one])
+        drawn = histogram(edges.tolist(), counts.tolist(), reason_text(name), number_text, above=above, width=NARROW)
+        charts.append(Markup(drawn))
+    return tuple(chart for chart in charts if chart)
+
+
+def _same(one: Distribution) -> bool:
+    return one.count > 0 and one.low == one.high
+
+
+def _quantiles(distributions: Mapping[str, Distribution], totals: Mapping[str, int] | None = None) -> Table:
+    rows = []
+    for name, one in distributions.items():
+        if not one.count:
+            continue
+        numbers = (one.mean, one.low, one.quantile(0.05), one.quantile(0.5), one.quantile(0.95), one.high)
+        total = (f"{totals[name]:,}",) if totals is not None else (f"{one.count:,}",)
+        rows.append((reason_text(name), *total, *(number_text(number) for number in numbers)))
+    first = "all together" if totals is not None else "records"
+    return ("", first, "mean", "smallest", "5%", "median", "95%", "greatest"), rows
+
+
+def _clusters(clusters: Mapping[str, Clusters]) -> Iterable[tuple[str, str, Markup, Clusters]]:
+    for step, one in clusters.items():
+        sentence = f"{one.number:,} clusters, from which {one.removed:,} records were removed"
+        sizes = sorted(one.sizes.items())
+        rows = [(f"of {size:,}", float(number), f"{number:,}") for size, number in sizes[: _BARS - 1]]
+        if larger := sum(number for _, number in sizes[_BARS - 1 :]):
+            rows.append((f"of {sizes[_BARS - 1][0]:,} or more", float(larger), f"{larger:,}"))
+        yield step, sentence, at_widths(partial(bars, rows, "clusters by how many records they held")), one
+
+
+def _pii(profile: Profile) -> Markup:
+    rows = [
+        (reason_text(kind), float(one.hits), f"{one.hits:,} in {one.records:,} records")
+        for kind, one in profile.pii.items()
+    ]
+    return at_widths(partial(bars, rows, "personal data found, by kind"))
+
+
+def _ngrams(lists: Iterable[tuple[tuple[str, int], ...]]) -> Iterable[tuple[str, Markup]]:
+    for n, runs in enumerate(lists, 1):
+        rows = [(run, float(count), f"{count:,}") for run, count in runs[:_NGRAMS]]
+        title = "Most common words" if n == 1 else f"Most common runs of {n} words"
+        if rows:
+            yield title, Markup(bars(rows, title, width=NARROW))

@@ -1,0 +1,165 @@
+"""The HTTP face of the inbox: ``POST /v1/feedback`` answers once what was posted is on the disk."""
+
+import asyncio
+import hmac
+import json
+from typing import Any, NoReturn
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from posttrain.data.feedback import Feedback
+from posttrain.data.inbox import Conflict, Full, Inbox
+from posttrain.store.errors import UserError, WorkError
+
+LIMIT_BYTES = 2**20
+
+
+class Refused(Exception):
+    """A request that ends in a status and one line."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status, self.line = status, line
+
+
+def feedback_app(inbox: Inbox, *, token: str | None = None, limit_bytes: int = LIMIT_BYTES) -> FastAPI:
+    """An app that collects into ``inbox``; whoever opened the inbox closes it.
+
+    ``POST /v1/feedback`` takes a `Feedback` as JSON and answers 201 ``{"id", "repeated"}``; 400 for no JSON, 401 for a
+    wrong token, 409 for an id of other content, 413 for too long a body, 415 for another type, 422 for fields that do
+    not fit, 507 for a full disk, 503 when nothing can be taken. ``GET /healthz`` says whether feedback is taken;
+    ``GET /v1/status`` counts. A refusal's body is ``{"error": "one line"}``.
+
+    Args:
+        token: what must stand behind ``Authorization: Bearer``; None for nothing.
+        limit_bytes: of a body.
+    """
+    app = FastAPI(title="posttrain", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        # What is left of a body that was not read would be taken for the next request.
+        headers = {"Connection": "close"} if error.status == 413 else {}
+        if error.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse({"error": " ".join(error.line.split())}, error.status, headers)
+
+    @app.post("/v1/feedback", status_code=201)
+    async def post(request: Request) -> JSONResponse:
+        _authorise(request, token)
+        feedback = _read(await _body(request, limit_bytes))
+        try:
+            receipt = await asyncio.wrap_future(inbox.append(feedback))
+        except Conflict as error:
+            raise Refused(409, str(error)) from None
+        except Full as error:
+            raise Refused(507, str(error)) from None
+        except UserError as error:
+            raise Refused(422, str(error)) from None
+        except WorkError as error:
+            raise Refused(503, str(error)) from None
+        return JSONResponse({"id": receipt.id, "repeated": receipt.repeated}, 201)
+
+    @app.get("/healthz")
+    async def health() -> JSONResponse:
+        well = inbox.status()["writable"]
+        return JSONResponse({"status": "ok" if well else "takes nothing"}, 200 if well else 503)
+
+    @app.get("/v1/status")
+    async def status(request: Request) -> JSONResponse:
+        _authorise(request, token)
+        return JSONResponse({"inbox": inbox.status()})
+
+    return app
+
+
+def _authorise(request: Request, token: str | None) -> None:
+    if token is None:
+        return
+    given = request.headers.get("authorization", "").encode()
+    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        raise Refused(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    # Pages in a browser may send other types anywhere unasked, JSON only where they are allowed to.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "send `Content-Type: application/json`")
+    body = bytearray()
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) <= limit:
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    break
+            else:
+                return bytes(body)
+        except ClientDisconnect:
+            raise Refused(400, "the body ends too early") from None
+    raise Refused(413, f"the body is longer than {limit} bytes")
+
+
+def _read(body: bytes) -> Feedback:
+    try:
+        values = json.loads(body.decode(), parse_constant=_no_constant)
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise Refused(400, "holds bytes or characters that are not UTF-8") from None
+    except RecursionError:
+        raise Refused(400, "broken JSON: nested too deeply") from None
+    except ValueError as error:
+        raise Refused(400, f"broken JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise Refused(400, "send one JSON object")
+    try:
+        return Feedback.read(values, "feedback")
+    except UserError as error:
+        raise Refused(422, str(error)) from None
+
+
+def _no_constant(constant: str) -> NoReturn:
+    raise ValueError(f"`{constant}` is not JSON")
+
+
+def serve(app: Any, host: str, port: int, announce: Any) -> None:
+    """Serve an app until SIGTERM or Ctrl-C; requests under way are answered first.
+
+    Args:
+        port: 0 for any that is free.
+        announce: called with the address once it listens, such as ``http://127.0.0.1:8600``.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+    import signal
+    import socket
+    import threading
+
+    import uvicorn
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        what = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise UserError(what, where="--port", fix="give another port or host") from None
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=10))
+
+    def end(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    # uvicorn raises the signal again when it has ended, for whoever listened before: that is us, and it is enough.
+    listens = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)} if listens else {}
+    try:
+        with listener:
+            shown = f"[{host}]" if ":" in host else host
+            announce(f"http://{shown}:{listener.getsockname()[1]}")
+            server.run(sockets=[listener])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

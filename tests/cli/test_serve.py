@@ -1,0 +1,77 @@
+"""The verb ``serve``."""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from posttrain.cli.serve import add_to, serve
+from posttrain.data.drain import drain
+from posttrain.store.errors import UserError
+
+_FORKS = multiprocessing.get_context("fork")  # a fresh interpreter would spend seconds on imports
+
+
+def _run(root: Path, output: Path) -> None:
+    sys.stdout = output.open("a", buffering=1)
+    os.environ["POSTTRAIN_TOKEN"] = "geheim"
+    app = typer.Typer()
+    add_to(app)
+    app(["--port", "0", "-w", str(root)])
+
+
+def test_it_says_where_it_listens_takes_feedback_and_ends_cleanly(small: Any, tmp_path: Path) -> None:
+    root, output = small(), tmp_path / "output"
+    process = _FORKS.Process(target=_run, args=(root, output))
+    process.start()
+    try:
+        end = time.monotonic() + 30
+        while not (output.exists() and output.read_text().endswith("\n")):
+            assert process.is_alive()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        address = output.read_text().strip().removeprefix("listening on ")
+        assert address.startswith("http://127.0.0.1:")
+        body = json.dumps({"id": "a", "prompt": "p", "completion": "c", "rating": "up"}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer geheim"}
+        with urllib.request.urlopen(urllib.request.Request(f"{address}/v1/feedback", body, headers)) as answer:
+            assert (answer.status, json.load(answer)) == (201, {"id": "a", "repeated": False})
+        with pytest.raises(UserError, match="another posttrain collects into this inbox"):
+            serve(port=0, workspace=root)
+        [batch] = drain(root / ".posttrain" / "inbox")  # beside the server
+        assert batch.counts["labelled"] == 1
+        process.terminate()
+        process.join(20)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_mistakes(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POSTTRAIN_TOKEN", raising=False)
+    root = small()
+    with pytest.raises(UserError, match="whoever reaches this address could post; set POSTTRAIN_TOKEN"):
+        serve(host="0.0.0.0", workspace=root)
+    with pytest.raises(UserError, match=r"no posttrain\.yaml here"):
+        serve(workspace=tmp_path / "nowhere")
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen on"):
+        serve(port=taken.getsockname()[1], workspace=root)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "uvicorn", None)
+        with pytest.raises(UserError, match=r"pip install 'posttrain\[serve\]'"):
+            serve(workspace=root)
+
+
+def test_it_is_a_verb() -> None:
+    app = typer.Typer()
+    add_to(app)
+    assert [command.callback for command in app.registered_commands] == [serve]

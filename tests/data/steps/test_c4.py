@@ -1,0 +1,110 @@
+"""Lines and pages that the rules of C4 take out."""
+
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, lines, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.steps.c4 import C4
+from posttrain.data.steps.step import Step
+
+GOOD = "It is a fine day. The sun shines.\nWe go to the sea! Do you come?\nYes, I will."
+
+
+def kept(text: str, **settings: object) -> str | None:
+    """What is left of a page that needs no number of sentences."""
+    outcome = apply(C4.model_validate({"min_sentences": 0, **settings}), table_of(text))
+    return outcome.kept["text"].to_pylist()[0] if outcome.kept.num_rows else None
+
+
+class TestC4(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return C4()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            GOOD,
+            f"Home | About\n  {GOOD}  \nread more",
+            GOOD.replace(" Do you come?", ""),
+            f"{GOOD}\nfunction () {{",
+            f"{GOOD}\nLorem ipsum dolor sit amet.",
+            {"prompt": GOOD, "completion": "no line"},
+            {"prompt": [{"role": "user", "content": GOOD}, {"role": "assistant", "content": "ok"}]},
+            {"prompt": [{"role": "system", "content": "ok"}, {"role": "user", "content": f"a\n{GOOD}"}]},
+        )
+
+    def test_pages(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step, table)
+        assert reasons(outcome) == {
+            3: "too few sentences",
+            4: "curly bracket",
+            5: "lorem ipsum",
+            7: "no line left",
+        }
+        assert outcome.rejected.to_pylist()[0]["detail"] == "sentences 4, must be at least 5"
+        assert outcome.kept["text"].to_pylist()[:2] == [GOOD, GOOD]
+        assert outcome.facts["sentences"].to_pylist() == [5, 5, 4, 5, 6, 5, 5, 5]
+
+    def test_the_system_turn_is_left_alone(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step, table)
+        assert lines(outcome.kept) == [1, 2, 6, 8]
+        assert [turn["content"] for turn in outcome.kept["prompt"].to_pylist()[-1]] == ["ok", GOOD]
+        assert outcome.changed.num_rows == 2
+
+    def test_a_second_time_nothing_changes(self, step: Step, table: pa.Table) -> None:
+        once = apply(step, table).kept
+        assert apply(step, once).kept.equals(once)
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("Three words here.", True),
+        ("Two words.", False),
+        ("It ends well!", True),
+        ("Does it end?", True),
+        ('He said "no way"', True),
+        ("It does not end", False),
+        ("It breaks off...", False),
+        ("It breaks off…", False),
+        (f"A word of {'x' * 999}.", True),
+        (f"A word of {'x' * 1000}.", False),
+        ("Please enable JavaScript in it.", False),
+        ("Read our Privacy Policy first.", False),
+        ("This site uses cookies now.", False),
+        ("We eat cookies at tea.", True),
+    ],
+)
+def test_each_rule_for_lines(line: str, stays: bool) -> None:
+    assert kept(f"A line that stays.\n{line}") == ("A line that stays." + (f"\n{line}" if stays else ""))
+
+
+def test_citations_go_out_of_lines() -> None:
+    assert kept("So it was.[1]\nSo it[23] is not[citation needed].") == "So it was.\nSo it is not."
+    assert kept("So it was.[1] \nAs it was.", citations=False) == "As it was."
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("no end at all", {"terminal_punctuation": False}),
+        ("Short.", {"min_words_per_line": 0}),
+        (f"A word of {'x' * 1000}.", {"max_word_length": 2000}),
+        ("Please enable JavaScript now.", {"javascript": False}),
+        ("Our terms of use.", {"policies": False}),
+        ("Say lorem ipsum twice.", {"lorem_ipsum": False}),
+        ("Use { and }.", {"curly_brackets": False, "min_words_per_line": 1}),
+    ],
+)
+def test_every_rule_can_be_left_out(text: str, settings: dict[str, object]) -> None:
+    assert kept(text) is None
+    assert kept(text, **settings) == text
+
+
+def test_only_the_field_is_read_and_what_is_not_there_is_not_judged() -> None:
+    table = table_of({"prompt": "ok", "completion": f"{GOOD}\nend"}, {"prompt": "ok"})
+    outcome = apply(C4(field="answer"), table)
+    assert outcome.kept["completion"].to_pylist() == [GOOD, None]
+    assert outcome.facts["sentences"].to_pylist() == [5, None]

@@ -1,0 +1,262 @@
+"""Training records that give away evaluation records: every planted kind by its name, and near misses that stay."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, reasons, table_of
+
+from posttrain.data.alone import OneTable, apply
+from posttrain.data.contamination import against, share_found
+from posttrain.data.normalise import input_texts
+from posttrain.data.similarity import comparable, shingles
+from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.steps.step import Step
+
+_LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 7))
+WORDS = ["".join(letters[: 3 + number % 5]) for number, letters in enumerate(_LETTERS)]
+
+
+def prose(seed: int, count: int) -> str:
+    """Words of which no two texts share many in a row."""
+    rng = np.random.default_rng(seed)
+    return " ".join(WORDS[number] for number in rng.integers(0, len(WORDS), count))
+
+
+def words(text: str, begin: int, end: int) -> str:
+    return " ".join(text.split()[begin:end])
+
+
+LONG = prose(0, 60)
+SHORT = "which planet is the largest one of all"
+EVALUATION = table_of(
+    {"prompt": LONG, "completion": prose(1, 30), "source": "suite.jsonl", "group": "anna"},
+    {"prompt": SHORT, "completion": "jupiter", "source": "suite.jsonl"},
+    {"prompt": "stop!", "completion": "it", "source": "other.jsonl"},
+)
+
+
+def found(*rows: dict[str, str] | str, **settings: object) -> dict[int, tuple[str, str]]:
+    """Reason and place named, by line."""
+    gone = apply(Decontaminate.model_validate(settings), table_of(*rows), EVALUATION).rejected.to_pylist()
+    named = dict(zip(EVALUATION["id"].to_pylist(), EVALUATION["line"].to_pylist(), strict=True))
+    for row in gone:
+        line = named[row["kept"]]
+        source = EVALUATION["source"][line - 1]
+        assert f"{source}:{line}" in row["detail"]
+    return {row["line"]: (row["reason"], named[row["kept"]]) for row in gone}
+
+
+class TestDecontaminate(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Decontaminate()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            {"prompt": LONG, "completion": "other"}, prose(9, 40), {"text": "hello", "group": "anna"}, "an entire text"
+        )
+
+    @pytest.fixture
+    def evaluation(self) -> pa.Table:
+        return EVALUATION
+
+
+def test_an_equal_input_is_named() -> None:
+    assert found({"prompt": f"  {LONG} ", "completion": "z"}, prose(7, 60)) == {1: ("equals a test input", 1)}
+
+
+def test_a_group_is_named() -> None:
+    rows = ({"text": "quite another", "group": "anna"}, {"text": "and one more", "group": "otto"})
+    assert found(*rows) == {1: ("group of a test record", 1)}
+
+
+def test_a_near_duplicate_is_named() -> None:
+    near, far = LONG.replace(words(LONG, 4, 6), "x"), prose(3, 30) + " " + words(LONG, 0, 12)
+    outcome = apply(Decontaminate(), table_of(near, far, SHORT.upper(), SHORT.replace("largest", "big")), EVALUATION)
+    gone = outcome.rejected.to_pylist()
+    assert [(row["line"], row["reason"]) for row in gone] == [(1, "like a test input"), (3, "like a test input")]
+    a, b = (shingles(comparable(text), 5) for text in (near, LONG))
+    assert gone[0]["score"] == pytest.approx(len(a & b) / len(a | b), abs=1e-12)
+    assert gone[1]["score"] == 1
+
+
+@pytest.mark.parametrize("begin", [0, 20, 47])
+def test_a_13_gram_of_a_test_input_is_named_in_whatever_surrounds_it(begin: int) -> None:
+    leaked = words(LONG, begin, begin + 13).upper().replace(" ", ", ")
+    near_miss = words(LONG, begin, begin + 12)
+    rows = (
+        f"{prose(4, 50)} {leaked}! {prose(5, 50)}",
+        {"prompt": "say something", "completion": f"{prose(5, 20)} {leaked}"},
+        f"{prose(4, 50)} {near_miss} {prose(6, 50)}",
+    )
+    assert found(*rows) == dict.fromkeys((1, 2), ("shares a 13-gram with a test record", 1))
+    assert set(found(*rows, ngram=12)) == {1, 2, 3}
+    assert found(*rows, ngram=None) == {}
+
+
+def test_a_training_record_that_is_a_part_of_a_test_record_is_named() -> None:
+    rows = (words(LONG, 10, 23), words(LONG, 10, 22))
+    assert found(*rows) == {1: ("shares a 13-gram with a test record", 1)}
+    outcome = apply(Decontaminate(), table_of(*rows), EVALUATION)
+    assert outcome.rejected["score"].to_pylist() == [1.0]
+    assert (
+        "1 13-grams of suite.jsonl:1: 100% of this record's, 1% of that one's" in outcome.rejected["detail"][0].as_py()
+    )
+
+
+def test_a_test_records_answer_counts() -> None:
+    assert found(prose(1, 30)) == {1: ("shares a 13-gram with a test record", 1)}
+    assert found({"prompt": "why", "completion": f"because {words(prose(1, 30), 2, 17)}"}) == {
+        1: ("shares a 13-gram with a test record", 1)
+    }
+
+
+def test_short_texts_are_compared_whole() -> None:
+    assert found("Stop?!", "stop it", "stop it now", "!!!") == dict.fromkeys(
+        (1, 2), ("shares a 13-gram with a test record", 3)
+    )
+
+
+def test_a_test_input_inside_a_longer_record_is_named() -> None:
+    inside = f"{prose(11, 80)}. Q: {SHORT.replace('largest', 'larges')}? {prose(12, 80)}"
+    scattered = " ".join(f"{word} {prose(seed + 60, 30)}" for seed, word in enumerate(SHORT.split()))
+    assert found(inside, scattered) == {1: ("like a test input", 2)}
+    assert found(inside, contained=None) == {}
+
+
+def test_a_test_input_in_a_very_long_record_is_found_wherever_it_stands() -> None:
+    for before in (300, 585, 1000, 3000):
+        assert found(f"{prose(11, before)} {SHORT} {prose(12, 2000)}") == {1: ("like a test input", 2)}
+
+
+def test_the_share_that_must_be_shared_can_be_set() -> None:
+    row = f"{prose(4, 50)} {words(LONG, 0, 20)} {prose(5, 50)}"
+    assert set(found(row, share=0.05)) == {1}
+    assert found(row, share=0.5) == {}
+
+
+def test_wording_that_many_test_records_share_says_nothing() -> None:
+    wording = prose(20, 14)
+    rows = [f"{wording} {prose(seed, 20)}" for seed in range(30, 41)]
+    training = table_of(f"{wording} {prose(50, 20)}", f"{prose(51, 5)} {words(rows[3], 14, 34)}")
+    assert set(reasons(apply(Decontaminate(), training, table_of(*rows)))) == {2}
+    assert set(reasons(apply(Decontaminate(), training, table_of(*rows[:10], *rows[:10])))) == {1, 2}
+    assert set(reasons(apply(Decontaminate(ignore_above=None), training, table_of(*rows)))) == {1, 2}
+
+
+def test_the_order_of_the_evaluation_records_decides_nothing() -> None:
+    rng = np.random.default_rng(5)
+    texts = [prose(seed, 40) for seed in range(20)]
+    evaluation = table_of(*texts, *texts[:3])
+    training = table_of(*[words(texts[seed], 3, 20) for seed in range(20)], *texts[:5], prose(99, 40))
+    expected = against(evaluation).search(training)
+    for _ in range(3):
+        order = rng.permutation(evaluation.num_rows)
+        again = against(evaluation.take(pa.array(order))).search(training)
+        assert {row: (one.reason, one.score, one.kept) for row, one in again.rejections.items()} == {
+            row: (one.reason, one.score, one.kept) for row, one in expected.rejections.items()
+        }
+        assert {(row, order[other]) for row, other in again.pairs} == set(expected.pairs)
+
+
+def test_a_suite_that_is_all_in_the_training_set_can_be_told() -> None:
+    index = against(EVALUATION)
+    findings = index.search(table_of(LONG, f"{prose(2, 30)} {SHORT}", "and nothing else"))
+    assert share_found(EVALUATION, findings.pairs) == {"suite.jsonl": (2, 2), "other.jsonl": (0, 1)}
+
+
+def mutated(rng: np.random.Generator, text: str) -> str:
+    """``text`` with some words changed."""
+    changed = text.split()
+    for place in rng.integers(0, len(changed), rng.integers(0, len(changed) // 3 + 2)):
+        changed[place] = WORDS[rng.integers(len(WORDS))]
+    return " ".join(changed)
+
+
+def brute_force(training: pa.Table, evaluation: pa.Table, is_found: Callable[[set[str], set[str]], bool]) -> set[int]:
+    """The rows for which something holds of their set of 5-grams and that of an evaluation input."""
+    own = [shingles(comparable(text), 5) for text in input_texts(training)]
+    others = [shingles(comparable(text), 5) for text in input_texts(evaluation)]
+    return {row for row, one in enumerate(own) if any(is_found(one, other) for other in others)}
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.8, 1.0])
+def test_likeness_is_that_of_an_exhaustive_search(threshold: float) -> None:
+    rng = np.random.default_rng(1)
+    texts = [prose(seed, int(rng.integers(1, 40))) for seed in range(60)] + ["a", "ab", "", "abcd", "abcde"]
+    evaluation = table_of(*texts)
+    training = table_of(*[mutated(rng, text) if text else "A" for text in texts for _ in range(4)])
+    expected = brute_force(training, evaluation, lambda a, b: len(a & b) / len(a | b) >= threshold)
+    index = against(evaluation, ngram=None, threshold=threshold, contained=None)
+    assert set(index.find(training)) == expected
+
+
+@pytest.mark.parametrize("contained", [0.5, 0.8, 1.0])
+def test_containment_is_that_of_an_exhaustive_search(contained: float) -> None:
+    rng = np.random.default_rng(3)
+    texts = [prose(seed, int(rng.integers(8, 24))) for seed in range(15)]
+    around = [
+        f"{prose(100 + number, 9)} {mutated(rng, text)} {prose(200 + number, 9)}"
+        for number, text in enumerate(texts * 2)
+    ]
+    found = against(table_of(*texts), ngram=None, threshold=1.0, contained=contained).find(table_of(*around))
+
+    def share(text: str, other: str) -> float:
+        runs, wanted = ([one[start : start + 5] for start in range(len(one) - 4)] for one in (text, other))
+        width = int(np.ceil(len(wanted) / contained))
+        starts = range(max(1, len(runs) - width + 1))
+        return max(len(set(runs[start : start + width]) & set(wanted)) for start in starts) / len(set(wanted))
+
+    for row, text in enumerate(around):
+        shares = [share(text, other) for other in texts]
+        assert (row in found) == (max(shares) >= contained)
+        if row in found:
+            assert found[row].score == max(shares)
+
+
+def test_the_size_of_blocks_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    texts = [prose(seed, 30) for seed in range(20)]
+    index, training = against(table_of(*texts)), table_of(*[mutated(rng, text) for text in texts * 3])
+    expected = index.search(training)
+    monkeypatch.setattr("posttrain.data.postings._MEETINGS_A_BLOCK", 40)
+    monkeypatch.setattr("posttrain.data.contamination._ROWS_A_BLOCK", 7)
+    again = index.search(training)
+    assert again.rejections == expected.rejections
+    assert set(again.pairs) == set(expected.pairs)
+
+
+def test_rows_that_are_gone_say_nothing() -> None:
+    step = Decontaminate()
+    corpus = OneTable(table_of(LONG, SHORT, "else"), step, EVALUATION)
+    corpus.alive[0] = False
+    findings = step.search(corpus)
+    assert set(findings.rejections) == set(step.decide(corpus).rejections) == {1}
+    assert share_found(EVALUATION, findings.pairs) == {"suite.jsonl": (1, 2), "other.jsonl": (0, 1)}
+
+
+@pytest.mark.parametrize("ngram", [1, 3, 13])
+def test_shared_runs_are_those_of_an_exhaustive_search(ngram: int) -> None:
+    rng = np.random.default_rng(2)
+    texts = [prose(seed, int(rng.integers(1, 40))) for seed in range(40)]
+    evaluation = table_of(*texts)
+    training = table_of(*[mutated(rng, text) for text in texts for _ in range(4)])
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        parts = text.split()
+        return {tuple(parts[start : start + ngram]) for start in range(max(1, len(parts) - ngram + 1))}
+
+    index = against(evaluation, ngram=ngram, threshold=None, ignore_above=None)
+    others = [runs(text) for text in texts]
+    found = index.find(training)
+    for row, text in enumerate(training["text"].to_pylist()):
+        own = runs(text)
+        shared = [len(own & other) for other in others]
+        assert (row in found) == (max(shared) > 0)
+        if max(shared) and found[row].reason.startswith("shares"):
+            other = int(np.argmax(shared))
+            assert found[row].kept == evaluation["id"][other].as_py()
+            assert found[row].score == max(max(shared) / len(own), max(shared) / len(others[other]))

@@ -1,0 +1,56 @@
+"""Each rule of FineWeb, just under and just over its threshold."""
+
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.steps.fineweb import Fineweb
+from posttrain.data.steps.step import Step
+
+
+def numbered(count: int, end: str = ".", length: int = 40) -> list[str]:
+    """Different lines of a length."""
+    return [f"line {number:03d} with words".ljust(length - 1, "x") + end for number in range(count)]
+
+
+class TestFineweb(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Fineweb()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of("\n".join(numbered(10)), "short", {"prompt": "Is it?", "completion": "\n".join(numbered(3))})
+
+    def test_facts_and_details(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step, table)
+        assert [(row["reason"], row["detail"], row["score"]) for row in outcome.rejected.to_pylist()] == [
+            ("lines without punctuation", "punctuated lines 0, must be more than 0.12", 0)
+        ]
+        assert outcome.facts["short_lines"].to_pylist() == [0, 1, 0.25]
+        assert outcome.facts["lines_per_word"].to_pylist() == [9 / 40, 0, 3 / 14]
+
+
+@pytest.mark.parametrize(
+    ("under", "over", "reason"),
+    [
+        (numbered(13, "x") + numbered(2), numbered(22, "x") + numbered(3), "lines without punctuation"),
+        (numbered(34) + numbered(66, length=30), numbered(33) + numbered(67, length=30), "short lines"),
+        (numbered(10) + ["x" * 31 + "."] * 2 + ["y" * 60], ["x" * 39 + "."] * 2 + numbered(18), None),
+        (["x" * 39 + "."] * 2 + numbered(19), ["x" * 39 + "."] * 3 + numbered(17), "repeated lines"),
+        (["a b c d e f" + "x" * 30 + "."], ["a b c" + str(n) + "x" * 30 + "." for n in range(11)], "few words a line"),
+    ],
+)
+def test_just_under_and_just_over(under: list[str], over: list[str], reason: str | None) -> None:
+    assert reasons(apply(Fineweb(), table_of("\n".join(under)))) == {}
+    assert reasons(apply(Fineweb(), table_of("\n".join(over)))) == ({1: reason} if reason else {})
+
+
+def test_a_share_on_the_bound_is_over_it() -> None:
+    """The paper's bounds: 0.12 or less, 0.1 or more, 0.67 or more."""
+    assert reasons(apply(Fineweb(), table_of("\n".join(numbered(22, "x") + numbered(3))))) == {
+        1: "lines without punctuation"
+    }
+    tenth = ["x" * 39 + "."] * 2 + numbered(18)
+    assert reasons(apply(Fineweb(max_repeated_characters=0.05), table_of("\n".join(tenth)))) == {1: "repeated lines"}

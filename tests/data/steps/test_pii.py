@@ -1,0 +1,108 @@
+"""Personal data is masked, rejected or reported, and never told."""
+
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, lines, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.steps.pii import PersonalData
+from posttrain.data.steps.step import Step
+from posttrain.store.errors import UserError
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    return table_of(
+        "no numbers here",
+        "write to ann@mail.org or bob@mail.org",
+        {"prompt": "My card is 4111 1111 1111 1111.", "completion": "Call 415-555-2671"},
+        {"prompt": "2 + 2 = 4", "completion": "card_arrival"},
+        {
+            "prompt": [
+                {"role": "system", "content": "I am at 8.8.8.8"},
+                {"role": "user", "content": "x"},
+            ],
+            "completion": "fine",
+            "rejected": "ask ann@mail.org",
+        },
+        {"prompt": "nothing"},
+    )
+
+
+class TestMasking(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return PersonalData()
+
+    @pytest.fixture
+    def table(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def test_placeholders_stand_in_their_place(self, step: Step, table: pa.Table) -> None:
+        kept, rejected, changed, facts = apply(step, table)
+        assert rejected.num_rows == 0
+        rows = kept.to_pylist()
+        assert rows[1]["text"] == "write to <EMAIL> or <EMAIL>"
+        assert rows[2]["prompt"][0]["content"] == "My card is <CARD_NUMBER>."
+        assert rows[2]["completion"] == "Call <PHONE>"
+        assert rows[4]["prompt"][0] == {"role": "system", "content": "I am at <IP_ADDRESS>"}
+        assert rows[4]["rejected"] == "ask <EMAIL>"
+        assert [rows[place] for place in (0, 3, 5)] == table.take([0, 3, 5]).to_pylist()
+        assert changed["detail"].to_pylist() == ["2 email", "1 card, 1 phone", "1 email, 1 ip"]
+        assert facts["pii"].to_pylist() == [0, 2, 2, 0, 2, 0]
+        assert facts["pii_email"].to_pylist() == [None, 2, None, None, 1, None]
+        assert set(facts) == {"pii", "pii_email", "pii_phone", "pii_card", "pii_iban", "pii_ip", "pii_resident_id"}
+
+    def test_masking_again_changes_nothing(self, step: Step, table: pa.Table) -> None:
+        once = apply(step, table).kept
+        again = apply(step, once)
+        assert again.kept.equals(once)
+        assert again.changed.num_rows == 0
+
+
+class TestRejecting(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return PersonalData(action="reject", field="input")
+
+    @pytest.fixture
+    def table(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def test_the_reason_tells_kinds_but_no_value(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step, table)
+        assert reasons(outcome) == dict.fromkeys((2, 3, 5), "personal data")
+        assert outcome.rejected["detail"].to_pylist() == ["2 email", "1 card", "1 ip"]
+        assert outcome.rejected["score"].to_pylist() == [2, 1, 1]
+
+
+class TestReporting(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return PersonalData(action="report", field="answer", kinds=["ssn", "phone"])
+
+    @pytest.fixture
+    def table(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def test_it_only_measures(self, step: Step, table: pa.Table) -> None:
+        kept, _, changed, facts = apply(step, table)
+        assert kept.equals(table)
+        assert changed.num_rows == 0
+        assert facts["pii"].to_pylist() == [0, 0, 1, 0, 0, 0]
+        assert set(facts) == {"pii", "pii_ssn", "pii_phone"}
+
+
+def test_slices_and_chunks_are_read_right(table: pa.Table) -> None:
+    step = PersonalData(action="reject")
+    chunked = pa.concat_tables([table.slice(2, 3), table.slice(0, 2), table.slice(4)])
+    assert lines(apply(step, chunked).kept) == [4, 1, 6]
+
+
+def test_the_order_of_kinds_does_not_matter() -> None:
+    assert PersonalData(kinds=["phone", "email"]).key() == PersonalData(kinds=["email", "phone", "email"]).key()
+
+
+def test_an_unknown_kind_is_a_users_error() -> None:
+    with pytest.raises(UserError, match="kinds"):
+        PersonalData.read({"kinds": ["name"]}, "posttrain.yaml")

@@ -1,0 +1,126 @@
+"""Records are scored by a classifier: a kept one, or one that is trained on the user's examples."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, lines, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.quality.classifier import SETTINGS, load_classifier
+from posttrain.data.quality.training import train_quality
+from posttrain.data.steps.quality import Quality
+from posttrain.data.steps.step import Step
+from posttrain.store.errors import UserError
+
+GOOD = [f"the {noun} was {word} and we thank you for it" for noun in ("meal", "room", "trip") for word in "abcdefgh"]
+BAD = [f"click {word} now!!! free {noun}" for noun in ("prize", "money", "pills") for word in "abcdefgh"]
+SMALL = {"bits": 12}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quality")
+    for name, texts in (("good", GOOD), ("bad", BAD)):
+        folder.joinpath(f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    return table_of(
+        "the bus was late and we thank you for it",
+        "click here now!!! free pills",
+        {"prompt": "click x now!!! free money", "completion": "thank you for it, the trip was good"},
+        {"prompt": "the room was cold and we thank you"},
+        "",
+    )
+
+
+class TestTrainedOnFiles(StepContract):
+    @pytest.fixture
+    def step(self, root: Path) -> Step:
+        return Quality(good="good.jsonl", bad="bad.jsonl", ngrams=SMALL, field="input").located(root)
+
+    @pytest.fixture
+    def table(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def test_what_is_like_the_bad_goes(self, step: Step, table: pa.Table) -> None:
+        step.check()
+        outcome = apply(step, table)
+        assert {2: "low quality", 3: "low quality"}.items() <= reasons(outcome).items()
+        assert {1, 4} <= set(lines(outcome.kept))
+        found = outcome.facts["quality"].to_pylist()
+        assert all(0 <= one <= 1 for one in found)
+        assert outcome.rejected["score"].to_pylist()[:2] == found[1:3]
+
+    def test_the_place_of_the_files_changes_nothing(self, step: Quality, root: Path, tmp_path: Path) -> None:
+        for name in ("good.jsonl", "bad.jsonl"):
+            (tmp_path / name).write_bytes((root / name).read_bytes())
+        settings = {"good": "good.jsonl", "bad": "bad.jsonl", "ngrams": SMALL, "field": "input"}
+        assert Quality(**settings).located(tmp_path).key() == step.key()
+        (tmp_path / "bad.jsonl").write_text('{"text": "another"}\n')
+        assert Quality(**settings).located(tmp_path).key() != step.key()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    train_quality(GOOD, BAD).save(folder)
+    return folder
+
+
+class TestKeptInAFolder(StepContract):
+    @pytest.fixture
+    def step(self, folder: Path) -> Step:
+        return Quality(model=str(folder))
+
+    @pytest.fixture
+    def table(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def test_scores_are_the_classifiers(self, step: Step, folder: Path) -> None:
+        step.check()
+        found = apply(step, table_of(*GOOD, *BAD)).facts["quality"].to_pylist()
+        assert found == load_classifier(folder).probabilities(GOOD + BAD).tolist()
+
+    def test_without_a_threshold_it_only_measures(self, folder: Path, table: pa.Table) -> None:
+        outcome = apply(Quality(model=str(folder), quality_threshold=None), table)
+        assert outcome.kept.equals(table)
+        assert outcome.facts["quality"].null_count == 0
+
+
+def test_a_classifier_is_trained_once_and_kept(root: Path, tmp_path: Path, table: pa.Table) -> None:
+    settings = {"good": str(root / "good.jsonl"), "bad": [str(root / "bad.jsonl")], "ngrams": SMALL}
+    step = Quality(**settings, model="kept").located(tmp_path)
+    first = apply(step, table).facts["quality"].to_pylist()
+    written = (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns
+    # Another threshold is another step, for which nothing is trained.
+    assert apply(step.model_copy(update={"quality_threshold": 0.9}), table).facts["quality"].to_pylist() == first
+    assert (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns == written
+    assert step.key() == Quality(**settings).located(root).key()
+    assert apply(Quality(**settings), table).facts["quality"].to_pylist() == first
+    with pytest.raises(UserError, match="other examples or settings"):
+        apply(step.model_copy(update={"strength": 2.0}), table)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({}, "give `model`"),
+        ({"good": "good.jsonl"}, "give both"),
+        ({"model": "x", "quality_threshold": 2}, "quality_threshold"),
+        ({"model": "x", "quality_treshold": 0.5}, "did you mean `quality_threshold`"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, object], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        Quality.read(settings, "posttrain.yaml")
+
+
+@pytest.mark.parametrize("settings", [{"good": "missing", "bad": "missing"}, {"model": "missing"}])
+def test_what_is_missing_is_said_before_any_work(settings: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="missing"):
+        Quality(**settings).located(tmp_path).check()

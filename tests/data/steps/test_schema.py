@@ -1,0 +1,100 @@
+"""What reading does not catch is named and counted."""
+
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.steps.schema import Schema
+from posttrain.data.steps.step import Step
+
+LONG = "x" * 998
+
+
+def said(text: str, **settings: object) -> str | None:
+    return reasons(apply(Schema.model_validate(settings), table_of(text))).get(1)
+
+
+class TestSchema(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Schema(max_characters=2000, max_turns=2)
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        turn = {"role": "user", "content": "a"}
+        return table_of(
+            "plain\ttext\r\n",
+            "a\0b",
+            "a\x1bb",
+            "a\ufffdb",
+            "a\ue000b",
+            "Ã©tÃ© dâ€™Ã¢ge",
+            "y" * 2001,
+            {"prompt": [turn, turn, turn], "completion": "b"},
+            {"prompt": [turn, {"role": "assistant", "content": " \n"}], "completion": "b"},
+            {"prompt": [turn, turn], "completion": "b", "rejected": "c\x85"},
+            {"prompt": "été d’âge", "completion": None},
+            {"prompt": [{"role": "system", "content": "\x07"}, turn]},
+        )
+
+    def test_each_reason_by_name(self, step: Step, table: pa.Table) -> None:
+        assert reasons(apply(step, table)) == {
+            2: "NUL characters",
+            3: "control characters",
+            4: "replacement characters",
+            5: "private-use characters",
+            6: "mojibake",
+            7: "too long",
+            8: "too many turns",
+            9: "empty turns",
+            10: "control characters",
+            12: "control characters",
+        }
+
+    def test_facts(self, step: Step, table: pa.Table) -> None:
+        facts = apply(step, table).facts
+        assert facts["mojibake"].to_pylist()[5] == 4
+        assert facts["characters"].to_pylist()[:3] == [12, 3, 3]
+        assert facts["turns"].to_pylist()[6:] == [0, 3, 2, 2, 1, 2]
+        assert facts["replacement_share"].to_pylist()[3] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("under", "over", "reason"),
+    [
+        ("\ufffd" + LONG + "x", "\ufffd" + LONG, "replacement characters"),
+        ("\ue000" * 10 + "x" * 990, "\ue000" * 10 + "x" * 989, "private-use characters"),
+        ("Ã© Ã¼", "Ã© Ã¼ â€œ", "mojibake"),
+        ("x" * 1_000_000, "x" * 1_000_001, "too long"),
+    ],
+)
+def test_just_under_and_just_over(under: str, over: str, reason: str) -> None:
+    assert said(under) is None
+    assert said(over) == reason
+
+
+WORDS = ["été – ‘d’âge’ “œuvre”", "Привет, как дела?", "你好，世界。", "NÃO À ÂNGELA Ð Ñandú", "😀"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_mojibake_is_told_from_what_it_was(word: str, encoding: str) -> None:
+    text = f"{word} " * 5
+    assert said(text) is None
+    broken = text.encode().decode(encoding, errors="ignore")
+    assert said(broken, max_control_characters=None) == ("mojibake" if word != "你好，世界。" else None)
+
+
+def test_every_rule_can_be_left_out() -> None:
+    nothing = Schema(
+        max_control_characters=None,
+        max_replacement_share=None,
+        max_private_share=None,
+        max_mojibake=None,
+        max_characters=None,
+        max_turns=None,
+        empty_turns=True,
+    )
+    rows = ("\0\ufffd\ue000Ã©Ã©Ã©", {"prompt": "", "completion": "x"})
+    assert apply(nothing, table_of(*rows)).rejected.num_rows == 0

@@ -1,0 +1,218 @@
+"""Listed words are counted as whole words, and classifiers are asked."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from step_contract import StepContract, lines, reasons, table_of
+
+from posttrain.data.alone import apply
+from posttrain.data.quality.training import train_quality
+from posttrain.data.safety.terms import Terms, hits, read_terms
+from posttrain.data.steps.step import Step
+from posttrain.data.steps.toxicity import Toxicity
+from posttrain.models.sequence_classifier import SequenceClassifier
+from posttrain.models.tiny import byte_tokenizer
+from posttrain.store.errors import UserError
+
+TERMS = Terms.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "heck"])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a darn day", 1),
+        ("DARN, darn: Darn!", 3),
+        ("darned undarn darn_ ", 1),
+        ("blast\n it", 1),
+        ("blast the it", 0),
+        ("blast it blast it", 2),
+        ("so viel Ärger hier", 1),
+        ("这是坏词吗", 1),
+        ("坏 的 词", 0),
+        ("d*rn", 0),
+        ("", 0),
+    ],
+)
+def test_terms_are_whole_words(text: str, found: int) -> None:
+    assert hits([text], TERMS)[0, 0] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("what the h*ck", 1),
+        ("h3ck and d@rn!", 2),
+        ("d4rn", 1),
+        ("da##", 1),
+        ("d***", 0),
+        ("*arn", 0),
+        ("#darn *heck* darn!", 3),
+        ("darn and d*rn", 2),
+        ("3 * 4 = 12, x*y, h2o, f(a)*b, $5", 0),
+        ("h*cks", 0),
+    ],
+)
+def test_disguised_words_count_on_demand(text: str, found: int) -> None:
+    assert hits([text], TERMS, disguised=True)[0, 0] == found
+
+
+def test_words_are_counted() -> None:
+    assert hits(["one two, three", "坏词x", ""], TERMS)[:, 1].tolist() == [3, 3, 0]
+
+
+def test_the_programs_own_list_holds_words() -> None:
+    terms = read_terms(None)
+    assert hits(["a piece of shit", "a piece of the cake in Scunthorpe"], terms)[:, 0].tolist() == [2, 0]
+
+
+class TestWords(StepContract):
+    @pytest.fixture
+    def step(self, tmp_path: Path) -> Step:
+        (tmp_path / "words.txt").write_text("darn\nblast it\n")
+        return Toxicity(words="words.txt", max_hits=10).located(tmp_path)
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            "fine",
+            "darn this",
+            {"prompt": "a " * 30, "completion": "darn"},
+            {"prompt": "hi", "completion": "ok", "rejected": "blast it"},
+            {"prompt": "hi"},
+            "",
+        )
+
+    def test_frequent_words_reject(self, step: Step, table: pa.Table) -> None:
+        step.check()
+        outcome = apply(step, table)
+        assert reasons(outcome) == {2: "listed words", 4: "listed words"}
+        assert outcome.facts["toxicity"].to_pylist() == pytest.approx([0, 50, 100 / 31, 25, 0, 0])
+
+    def test_any_word_rejects_at_zero(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step.model_copy(update={"max_hits": 0.0}), table)
+        assert lines(outcome.rejected) == [2, 3, 4]
+
+    def test_a_report_rejects_nothing(self, step: Step, table: pa.Table) -> None:
+        outcome = apply(step.model_copy(update={"action": "report"}), table)
+        assert outcome.kept.equals(table)
+        assert outcome.facts["toxic_words"].to_pylist()[1] == 50
+
+    def test_the_list_is_known_by_its_content(self, step: Toxicity, tmp_path: Path) -> None:
+        (tmp_path / "same.txt").write_bytes((tmp_path / "words.txt").read_bytes())
+        (tmp_path / "other.txt").write_text("heck\n")
+        same, other = (Toxicity(words=name, max_hits=10).located(tmp_path) for name in ("same.txt", "other.txt"))
+        assert same.key() == step.key() != other.key()
+
+
+def _write(folder: Path, problem: str | None) -> Path:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    tokenizer = byte_tokenizer()
+    config: Any = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        pad_token_id=tokenizer.pad_token_id,
+        id2label={0: "clean", 1: "insult", 2: "threat"},
+        label2id={"clean": 0, "insult": 1, "threat": 2},
+        problem_type=problem,
+        initializer_range=0.5,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+TEXTS = [
+    "you are kind",
+    "what a bad thing to say",
+    "x",
+    "",
+    "a longer text of more than thirty-two characters",
+    "z" * 150,
+]
+
+
+@pytest.fixture(scope="module", params=[None, "multi_label_classification"])
+def classifier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _write(tmp_path_factory.mktemp("classifier"), request.param)
+
+
+def _by_hand(folder: Path, text: str) -> float:
+    """Probability of insult or threat, one window at a time, by transformers alone."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    ids = tokenizer(text)["input_ids"] or [tokenizer.pad_token_id]
+    found = []
+    for start in range(0, len(ids), 64):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[start : start + 64]])).logits[0]
+        if model.config.problem_type:
+            found.append(float(logits.sigmoid()[1:].max()))
+        else:
+            found.append(float(logits.softmax(-1)[1:].sum()))
+    return max(found)
+
+
+def test_probabilities_are_those_of_transformers(classifier: Path) -> None:
+    loaded = SequenceClassifier.load(classifier)
+    found = loaded.probabilities(TEXTS, loaded.places(["insult", "threat"], "labels"))
+    assert found == pytest.approx([_by_hand(classifier, text) for text in TEXTS], abs=1e-5)
+    assert np.ptp(found) > 0.01
+
+
+class TestAClassifier(StepContract):
+    @pytest.fixture
+    def step(self, classifier: Path) -> Step:
+        found = SequenceClassifier.load(classifier).probabilities(TEXTS, [1, 2])
+        threshold = float(np.median(found))
+        return Toxicity(
+            classifier=str(classifier), toxic_labels=["insult", "threat"], classifier_threshold=threshold, max_hits=None
+        )
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(*TEXTS)
+
+    def test_what_it_calls_toxic_goes(self, step: Toxicity, table: pa.Table) -> None:
+        step.check()
+        outcome = apply(step, table)
+        found = np.array(outcome.facts["toxicity"].to_pylist())
+        assert lines(outcome.rejected) == (np.flatnonzero(found >= step.classifier_threshold) + 1).tolist()
+        assert set(reasons(outcome).values()) == {"toxic"}
+        assert outcome.facts["toxic_words"].to_pylist() == [0] * 6
+
+
+def test_a_linear_classifier_calls_toxic_what_is_bad(tmp_path: Path) -> None:
+    good, bad = ([f"{word} {other}" for other in "abcdefgh"] for word in ("kind", "vile"))
+    train_quality(good, bad).save(tmp_path)
+    outcome = apply(Toxicity(classifier=str(tmp_path), max_hits=None), table_of("kind x", "vile x"))
+    assert reasons(outcome) == {2: "toxic"}
+
+
+def test_labels_must_be_the_classifiers(classifier: Path) -> None:
+    with pytest.raises(UserError, match=r"no label `insults`.*did you mean `insult`"):
+        Toxicity(classifier=str(classifier), toxic_labels=["insults"]).check()
+    with pytest.raises(UserError, match="no label is said to be toxic"):
+        Toxicity(classifier=str(classifier)).check()
+
+
+def test_what_is_missing_is_said_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("# nothing\n")
+    (tmp_path / "bytes.txt").write_bytes(b"ok\n\xff\n")
+    for name, what in (("empty.txt", "lists no term"), ("none.txt", "no such file"), ("bytes.txt", "bytes.txt:2")):
+        with pytest.raises(UserError, match=what):
+            Toxicity(words=name).located(tmp_path).check()
+    with pytest.raises(UserError, match="there is no"):
+        Toxicity(classifier="none").located(tmp_path).check()

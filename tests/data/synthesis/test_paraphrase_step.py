@@ -1,0 +1,62 @@
+"""Records in a model's words, asked for once however the table is cut."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, table_of
+
+from posttrain.data.augment.paraphrase import Paraphrase, paraphrased
+from posttrain.data.steps.augment import Augment
+from posttrain.data.steps.step import Step
+from posttrain.data.synthesis.config import EndpointConfig
+from posttrain.store.errors import UserError
+
+
+def in_other_words(messages: list[dict[str, str]]) -> str:
+    content = messages[-1]["content"]
+    said = json.loads(content.splitlines()[2])
+    return json.dumps([f"{said}, they said", f"he said: {said}"]) if said != "odd" else "no array"
+
+
+class TestParaphrase(StepContract):
+    adds_rows = True
+
+    @pytest.fixture
+    def step(self, endpoint: Any, tmp_path: Path) -> Step:
+        endpoint.answer = in_other_words
+        server = EndpointConfig(base_url=endpoint.url, model="m")
+        step = Augment(methods=(Paraphrase(endpoint=server, copies=2),)).located(tmp_path)
+        step.check()
+        return step
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            {"prompt": "one", "completion": "1"},
+            {"prompt": "odd", "completion": "?"},
+            {"prompt": "two", "completion": "2"},
+            {"prompt": "one", "completion": "uno"},
+        )
+
+    def test_each_copy_is_an_item_of_one_reply(self, step: Augment, table: pa.Table, endpoint: Any) -> None:
+        said = [row["prompt"][0]["content"] for row in step.apply(table).kept.to_pylist()]
+        one, two = (["one", "one, they said", "he said: one"], ["two", "two, they said", "he said: two"])
+        assert said == [*one, "odd", *two, *one]
+        assert len(endpoint.asked) == 3
+        step.apply(table.slice(3))
+        assert len(endpoint.asked) == 3
+
+    def test_without_a_key_nothing_begins(self, tmp_path: Path) -> None:
+        server = EndpointConfig(base_url="http://127.0.0.1:9", model="m", key_variable="NOT_SET_ANYWHERE")
+        with pytest.raises(UserError, match="NOT_SET_ANYWHERE"):
+            Augment(methods=(Paraphrase(endpoint=server, replies=tmp_path),)).check()
+
+
+def test_any_model_can_paraphrase() -> None:
+    def generate(prompts: Any) -> list[str | None]:
+        return [None if "gone" in prompt[0]["content"] else '["other words"]' for prompt in prompts]
+
+    assert paraphrased(["a", "gone", "a"], generate) == ["other words", None, "other words"]

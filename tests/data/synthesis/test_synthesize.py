@@ -1,0 +1,267 @@
+"""New records: marked, new, in the same order after any interruption, and nothing written is lost from sight."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from step_contract import table_of
+
+from posttrain.data.schema import RECORD, REJECTED
+from posttrain.data.synthesis.config import EndpointConfig, SynthesisConfig
+from posttrain.data.synthesis.prompts import parse
+from posttrain.data.synthesis.synthesize import Outcome, synthesize
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.lock import exclusive
+
+SEEDS = table_of(
+    {"prompt": "Name three rivers of Europe.", "completion": "Rhine, Danube, Loire"},
+    {"prompt": "Translate `good morning` into French.", "completion": "bonjour"},
+    {"prompt": "Explain photosynthesis to a child.", "completion": "Plants eat light."},
+    {"prompt": "Write a haiku about rain.", "completion": "..."},
+)
+LABELLED = table_of(
+    {"prompt": "where is my parcel", "completion": "delivery"},
+    {"prompt": "it has not arrived yet", "completion": "delivery"},
+    {"prompt": "I want my money back", "completion": "refund", "group": "g"},
+)
+VERBS = ("Sort", "Count", "Draw up", "Compare", "Summarise", "List", "Check", "Find")
+NOUNS = ("five planets", "old ships", "green soups", "tax rules", "train fares", "short songs", "bird names", "towns")
+
+
+class Model:
+    """Writes items that are all different, as JSON arrays, and answers to instructions."""
+
+    def __init__(self, count: int = 4) -> None:
+        self.calls: list[str] = []
+        self.count = count
+
+    def __call__(self, prompts: Any) -> list[str | None]:
+        return [self.reply(prompt[-1]["content"]) for prompt in prompts]
+
+    def reply(self, content: str) -> str | None:
+        self.calls.append(content)
+        if "JSON array" not in content:
+            return f"the answer to {content}"
+        start = len(content) * 7 + sum(map(ord, content))
+        return json.dumps([self.item(start + number * 11) for number in range(self.count)])
+
+    def item(self, number: int) -> str:
+        verb, noun = VERBS[number % 8], NOUNS[number // 8 % 8]
+        return f"{verb} {noun} {' '.join(f'w{number * prime % 9973}' for prime in (3, 7, 31, 101, 499))}"
+
+
+def run(folder: Path, model: Any, seeds: pa.Table = SEEDS, **settings: Any) -> Outcome:
+    return synthesize(seeds, SynthesisConfig(**{"records": 8, **settings}), model, folder, model="m")
+
+
+def synthetic(records: pa.Table) -> list[dict[str, Any]]:
+    return [json.loads(meta)["synthetic"] for meta in records["meta"].to_pylist()]
+
+
+def test_instructions_get_answers_and_marks(tmp_path: Path) -> None:
+    outcome = run(tmp_path, Model())
+    assert outcome.records.schema == RECORD
+    assert outcome.records.num_rows >= 8
+    ids = set(SEEDS["id"].to_pylist())
+    for row, mark in zip(outcome.records.to_pylist(), synthetic(outcome.records), strict=True):
+        assert row["completion"] == f"the answer to {row['prompt'][0]['content']}"
+        assert (mark["method"], mark["model"]) == ("instructions", "m")
+        assert 0 < len(mark["seeds"]) <= 8
+        assert ids & set(mark["seeds"])
+        assert row["source"] == "synthetic"
+    assert outcome.counts["kept"] == outcome.records.num_rows
+
+
+def test_the_same_call_again_asks_nothing_and_gives_the_same(tmp_path: Path) -> None:
+    first, again = Model(), Model()
+    one, two = run(tmp_path, first), run(tmp_path, again)
+    assert first.calls
+    assert again.calls == []
+    assert one.records.equals(two.records)
+    assert run(tmp_path / "other", Model()).records.equals(one.records)
+    assert not run(tmp_path, Model(), seed=1).records.equals(one.records)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 6])
+def test_a_model_that_dies_on_the_way(tmp_path: Path, after: int) -> None:
+    class Dying(Model):
+        def reply(self, content: str) -> str | None:
+            if len(self.calls) == after:
+                raise WorkError("power cut")
+            return super().reply(content)
+
+    whole = run(tmp_path / "whole", Model()).records
+    with pytest.raises(WorkError, match="power cut"):
+        run(tmp_path / "cut", Dying())
+    assert run(tmp_path / "cut", Model()).records.equals(whole)
+
+
+def test_over_http_with_faults_the_result_is_the_same(endpoint: Any, tmp_path: Path) -> None:
+    model = Model()
+    endpoint.answer = lambda messages: model.reply(messages[-1]["content"]) or ""
+    server = EndpointConfig(base_url=endpoint.url, model="m", wait=0.01, timeout=0.4, retries=8)
+    config = SynthesisConfig(records=8, endpoint=server)
+    plain = synthesize(SEEDS, config, None, tmp_path / "plain")
+    assert (plain.usage.requests, plain.usage.prompt_tokens) == (len(endpoint.asked), 7 * len(endpoint.asked))
+    endpoint.faults = [429, "garbage", 500, "hang", 503]
+    faulty = synthesize(SEEDS, config, None, tmp_path / "faulty")
+    assert faulty.records.equals(plain.records)
+    again = synthesize(SEEDS, config, None, tmp_path / "faulty")
+    assert (again.usage.requests, again.usage.reused) == (0, faulty.usage.requests)
+    assert plain.records.drop(["meta"]).equals(run(tmp_path / "local", Model()).records.drop(["meta"]))
+
+
+def reasons(outcome: Outcome) -> list[str]:
+    return list(outcome.rejected["reason"].to_pylist())
+
+
+def saying(*replies: str | None) -> Callable[[Any], list[str | None]]:
+    """A model with these replies to requests, one after the other, then none; answers are `fine`."""
+    left = list(replies)
+
+    def generate(prompts: Any) -> list[str | None]:
+        return [
+            "fine" if "JSON array" not in prompt[-1]["content"] else left.pop(0) if left else None for prompt in prompts
+        ]
+
+    return generate
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (None, "no reply"),
+        ("Sure! Here are some tasks: 1. ...", "not as asked"),
+        ('{"tasks": []}', "not as asked"),
+        ('["fine words", 5]', "not as asked"),
+        ('["Too short"]', "length"),
+        (json.dumps(["word " * 151]), "length"),
+        ('["Describe this image in words please"]', "unwanted word"),
+        ('["Name three rivers of Europe!"]', "too similar"),
+        ('["Now write me a haiku about rain"]', "too similar"),
+    ],
+)
+def test_what_is_not_fit_is_kept_with_its_reason(tmp_path: Path, reply: str | None, reason: str) -> None:
+    outcome = run(tmp_path, saying(reply), records=1, max_requests=1)
+    assert outcome.records.num_rows == 0
+    assert outcome.rejected.schema == REJECTED
+    assert reasons(outcome) == [reason]
+    assert outcome.counts == {"asked": 1, "written": 1, "kept": 0, f"synthesize: {reason}": 1}
+    if reason == "too similar":
+        assert outcome.rejected["score"][0].as_py() >= 0.7
+
+
+def test_like_items_of_one_reply(tmp_path: Path) -> None:
+    two = ["Plan a week of cheap meals", "Plan a week of very cheap meals"]
+    outcome = run(tmp_path, saying(json.dumps(two)), records=2, max_requests=1)
+    assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == two[:1]
+    assert "to an earlier item" in outcome.rejected["detail"][0].as_py()
+
+
+def test_an_instruction_without_an_answer(tmp_path: Path) -> None:
+    def generate(prompts: Any) -> list[str | None]:
+        return ['["Plan a week of cheap meals"]' if "JSON" in prompt[-1]["content"] else " " for prompt in prompts]
+
+    assert reasons(run(tmp_path, generate, records=1, max_requests=1)) == ["no answer"]
+
+
+def test_inputs_of_each_label(tmp_path: Path) -> None:
+    model = Model()
+    outcome = run(tmp_path, model, LABELLED, method="label_inputs", records=8)
+    assert set(outcome.records["completion"].to_pylist()) == {"delivery", "refund"}
+    by_id = dict(zip(LABELLED["id"].to_pylist(), LABELLED["completion"].to_pylist(), strict=True))
+    for row, mark in zip(outcome.records.to_pylist(), synthetic(outcome.records), strict=True):
+        assert {by_id[seed] for seed in mark["seeds"]} == {row["completion"]}
+    assert all("JSON array" in call for call in model.calls)
+
+
+def test_paraphrases_have_the_answer_and_the_group_of_their_seed(tmp_path: Path) -> None:
+    outcome = run(tmp_path, Model(), LABELLED, method="paraphrases", records=12)
+    seeds = {row["id"]: row for row in LABELLED.to_pylist()}
+    assert {mark["seeds"][0] for mark in synthetic(outcome.records)} == set(seeds)
+    for row, mark in zip(outcome.records.to_pylist(), synthetic(outcome.records), strict=True):
+        seed = seeds[mark["seeds"][0]]
+        assert row["completion"] == seed["completion"]
+        assert row["group"] == (seed["group"] or seed["id"])
+
+
+def test_plain_texts_can_be_paraphrased(tmp_path: Path) -> None:
+    outcome = run(tmp_path, Model(), table_of("one text", "another text"), method="paraphrases", records=4)
+    assert outcome.records.num_rows >= 4
+    assert all(row["prompt"] is None and row["text"] for row in outcome.records.to_pylist())
+
+
+def test_the_steps_see_new_records_beside_the_seeds(tmp_path: Path) -> None:
+    """Without words for ROUGE-L to compare, only the step `exact` finds the repetition; the seed stays."""
+    seeds = table_of({"prompt": "???", "completion": "puzzled"}, {"prompt": "!!!", "completion": "loud"})
+    settings = {"method": "label_inputs", "records": 2, "max_requests": 2}
+    outcome = run(tmp_path, saying('["!!!", "!!"]', '["???"]'), seeds, per_request=2, **settings)
+    assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == ["!!"]
+    gone = [(row["step"], row["kept"]) for row in outcome.rejected.to_pylist()]
+    assert gone == [("exact", seeds["id"][1].as_py()), ("exact", seeds["id"][0].as_py())]
+
+
+def test_earlier_synthetic_records_can_be_seeds(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", Model()).records
+    second = run(tmp_path / "b", Model(count=3), pa.concat_tables([SEEDS, first]), seed=5)
+    assert set(second.records["source"].to_pylist()) == {"synthetic 2"}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "settings", "says"),
+    [
+        (RECORD.empty_table(), {}, "no seed record fits"),
+        (table_of("plain"), {}, "needs prompts of one user turn"),
+        (table_of({"prompt": "x"}), {"method": "label_inputs"}, "needs prompts with answers"),
+    ],
+)
+def test_mistakes(tmp_path: Path, seeds: pa.Table, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        run(tmp_path / "work", Model(), seeds, **settings)
+    assert not (tmp_path / "work").exists()
+
+
+def test_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"set endpoint\.base_url"):
+        run(tmp_path, None)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with exclusive(tmp_path / "lock"), pytest.raises(UserError, match="another posttrain synthesises"):
+        run(tmp_path, Model())
+
+
+def test_the_tiny_model_is_asked_and_what_it_babbles_is_rejected(tmp_path: Path, tiny_model: Path) -> None:
+    from posttrain.models.generate import generate
+    from posttrain.models.language_model import load
+    from posttrain.models.task import TaskConfig
+
+    lm = load(tiny_model, TaskConfig(max_new_tokens=4), "float32")
+
+    def ask(prompts: Any) -> list[str | None]:
+        return [reply.text if reply.finished else None for reply in generate(lm, prompts)]
+
+    outcome = run(tmp_path, ask, records=2, max_requests=1)
+    assert outcome.records.num_rows == 0
+    assert outcome.counts["written"] == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ('["a", " b "]', ["a", "b"]),
+        ('```json\n["a"]\n```', ["a"]),
+        ('```\n["a",\n"b"]\n```\n', ["a", "b"]),
+        ('Here: ["a"]', None),
+        ("[]", None),
+        ('["a", ""]', None),
+        ('["\\ud800"]', None),
+        ("[" * 100_000, None),
+        ('"a"', None),
+    ],
+)
+def test_replies_are_read_strictly(reply: str, expected: list[str] | None) -> None:
+    assert parse(reply) == expected

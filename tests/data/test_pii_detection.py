@@ -1,0 +1,225 @@
+"""What counts as personal data, kind by kind, and what is left alone."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.data.pii.checksums import is_card, is_iban, is_resident_id, luhn
+from posttrain.data.pii.detect import HINT, KINDS, Kind, detect, mask
+
+EMAIL = ["ann.lee@mail.example.org", "a+b@x.co", "o'hara_1@sub.domain.museum", "x@xn--80ak6aa92e.com"]
+NO_EMAIL = ["@ann", "a@b", "icon@2x.png", "x = a @ b.T", "pkg@1.2.3", "a@@b.com", "user@-x.com"]
+
+PHONE = [
+    "+1 (415) 555-2671",
+    "+14155552671",
+    "+44 20 7946 0958",
+    "+86 138 0013 8000",
+    "(+44) 20 7946 0958",
+    "+49 30 12345678",
+    "0044 20 7946 0958",
+    "415-555-2671",
+    "(415) 555-2671",
+    "1-800-356-9377",
+    "13800138000",
+    "138 0013 8000",
+    "138-0013-8000",
+    "010-62345678",
+    "020 7946 0958",
+    "07700 900123",
+    "01 42 68 53 00",
+    "030/1234567",
+    "(11) 98765-4321",
+    "415-555-2671 x12",
+]
+NO_PHONE = [
+    "80000 + 50000 = 130000",
+    "<<200000-130000=70000>>70000",
+    "5+12345678",
+    "1,380,013,800",
+    "$13800138000",
+    "2024-01-15T10:30:00+08:00",
+    "2024-01-15 10:30:00.123456",
+    "01.02.2020 10:30",
+    "01/02/2020",
+    "0.123 456 789",
+    "1700000000",
+    "12345678901",
+    "978-3-16-148410-0",
+    "https://shop.com/item/13800138000",
+    "order-138-0013-8000",
+    "115-555-2671",
+    "(999) 155-2671",
+    "138001380001",
+    "3.14159265358979",
+    "+15000000",
+    "+0 123 456 789",
+]
+
+IP = ["8.8.8.8", "2606:4700:4700::1111", "2001:4860:4860:0:0:0:0:8888", "93.184.216.34"]
+RESERVED = ["192.168.0.1", "127.0.0.1", "203.0.113.7", "fe80::1", "2001:db8::1", "::1", "fd00::12"]
+NO_IP = [
+    "1.2.3",
+    "256.1.1.1",
+    "1.2.3.4.5",
+    "01.2.3.4",
+    "version 8.8.8.8",
+    "v8.8.8.8",
+    "std::vector",
+    "10:30:45",
+    "a::b",
+]
+
+CARD = ["4111111111111111", "4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005", "3782 822463 10005"]
+CARD += ["6011111111111117", "3530111333300000", "30569309025904", "2223003122003222", "6250941006528599"]
+NO_CARD = ["4111111111111112", "1234567812345670", "4111.1111", "0.4111111111111111", "4111 1111 1111"]
+
+IBAN = ["DE89370400440532013000", "GB29 NWBK 6016 1331 9268 19", "FR1420041010050500013M02606", "NO9386011117947"]
+IBAN += ["MT84MALT011000012345MTLCAST001S", "CH9300762011623852957"]
+NO_IBAN = ["DE89370400440532013001", "DE8937040044053201300", "XX89370400440532013000", "AB12 CD34 EF56"]
+
+ID = ["11010519491231002X", "11010519491231002x", "440524188001010014".replace("1880", "1980")]
+NO_ID = ["110105194912310021", "110105194913310020", "990105194912310029", "110105194902300025"]
+
+SSN = ["536-22-1234", "219 09 9999"]
+NO_SSN = ["000-12-3456", "666-12-3456", "912-12-3456", "536-00-1234", "536-22-0000", "1536-22-1234"]
+
+
+def _cases(kind: Kind, texts: list[str]) -> list[tuple[Kind, str]]:
+    return [(kind, text) for text in texts]
+
+
+def _with_check(seventeen: str) -> str:
+    return next(seventeen + check for check in "0123456789X" if is_resident_id(seventeen + check))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *_cases("email", EMAIL),
+        *_cases("phone", PHONE),
+        *_cases("ip", IP),
+        *_cases("card", CARD),
+        *_cases("iban", IBAN),
+        *_cases("resident_id", [*ID[:2], _with_check("44052419800101001")]),
+        *_cases("ssn", SSN),
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "It is {}.", "电话{}，好的", "a, {}, b", "({})", "x: {}\n", "“{}”"])
+def test_it_is_found_wherever_it_stands(kind: Kind, value: str, around: str) -> None:
+    text = around.format(value)
+    start = text.index(value)
+    assert detect(text) == [(kind, start, start + len(value))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *_cases("email", NO_EMAIL),
+        *_cases("phone", NO_PHONE),
+        *_cases("ip", [*RESERVED, *NO_IP]),
+        *_cases("card", NO_CARD),
+        *_cases("iban", NO_IBAN),
+        *_cases("resident_id", NO_ID),
+        *_cases("ssn", NO_SSN),
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "It is {}.", "a {} b"])
+def test_what_only_looks_like_it_is_left_alone(kind: Kind, value: str, around: str) -> None:
+    assert detect(around.format(value), [kind]) == []
+
+
+@pytest.mark.parametrize("value", RESERVED)
+def test_addresses_that_reach_nobody_count_on_demand(value: str) -> None:
+    assert [one.kind for one in detect(f"at {value} now", reserved=True)] == ["ip"]
+
+
+def test_a_word_before_it_lets_a_looser_grouping_count() -> None:
+    assert detect("there were 98765 43210 of them") == []
+    assert [one.kind for one in detect("Phone: 98765 43210")] == ["phone"]
+    assert detect("my phone on 2026-04-12, my phone 20260412, call 12.04.2026, call 1234567.89") == []
+    assert [one.kind for one in detect("手机号是 9876543210")] == ["phone"]
+
+
+def test_one_piece_is_of_one_kind() -> None:
+    text = "Pay DE89 3704 0044 0532 0130 00 or 4111 1111 1111 1111 12/25, ann@x.org, +1 415 555 2671 from 8.8.8.8:80"
+    assert mask(text) == (
+        "Pay <IBAN> or <CARD_NUMBER> 12/25, <EMAIL>, <PHONE> from <IP_ADDRESS>:80",
+        {"iban": 1, "card": 1, "email": 1, "phone": 1, "ip": 1},
+    )
+
+
+FRAGMENTS = st.sampled_from([*EMAIL, *PHONE, *IP, *RESERVED, *CARD, *IBAN, *ID, *SSN, *NO_PHONE, *NO_CARD, *NO_IP])
+TEXTS = st.lists(
+    FRAGMENTS
+    | st.text(alphabet="0123456789@.:+-() abcDEx,，电", max_size=24)
+    | st.sampled_from(["", " ", "-", ".", "1"]),
+    max_size=8,
+).map("".join)
+
+
+@given(TEXTS)
+def test_masked_text_holds_none_and_stays(text: str) -> None:
+    masked, counts = mask(text)
+    assert detect(masked) == []
+    assert mask(masked) == (masked, {})
+    assert bool(counts) == bool(detect(text))
+
+
+@given(TEXTS)
+def test_the_glance_misses_nothing(text: str) -> None:
+    glance = re.compile(HINT.replace(r"\x{a0}", "\xa0"))
+    for one in detect(text, reserved=True):
+        assert glance.search(text[one.start : one.end])
+
+
+@given(TEXTS)
+def test_words_far_away_change_nothing(text: str) -> None:
+    before, behind = "so it goes " * 9, " and so on" * 9
+    moved = [(one.kind, one.start + len(before), one.end + len(before)) for one in detect(text)]
+    assert detect(f"{before}{text}{behind}") == moved
+
+
+@given(TEXTS)
+def test_pieces_do_not_overlap(text: str) -> None:
+    found = detect(text, reserved=True)
+    assert all(one.end <= other.start for one, other in pairwise(found))
+
+
+@given(st.from_regex(r"\A(?:4[0-9]{15}|5[1-5][0-9]{14}|3[47][0-9]{13}|62[0-9]{14})\Z"))
+def test_a_wrong_check_digit_is_no_card(digits: str) -> None:
+    right = next(digits[:-1] + last for last in "0123456789" if luhn(digits[:-1] + last))
+    assert is_card(right)
+    assert [one.kind for one in detect(f"card {right}", ["card"])] == ["card"]
+    for last in set("0123456789") - {right[-1]}:
+        assert detect(f"card {right[:-1]}{last}", ["card"]) == []
+
+
+@given(st.from_regex(r"\A(?:DE|FR|GB)[0-9A-Z]{23}\Z"))
+def test_a_wrong_check_is_no_iban(characters: str) -> None:
+    length = {"DE": 22, "FR": 27, "GB": 22}[characters[:2]]
+    account = characters[2:].ljust(length, "0")[: length - 4]
+    country = "".join(str(int(one, 36)) for one in characters[:2])
+    number = int("".join(str(int(one, 36)) for one in account) + country + "00")
+    right = 98 - number % 97  # how the check is made, where is_iban takes it apart
+    for check in range(100):
+        value = f"{characters[:2]}{check:02}{account}"
+        # 00, 01 and 99 are the remainders of 97, 98 and 02 again.
+        assert is_iban(value) == ((check - right) % 97 == 0)
+        assert bool(detect(value, ["iban"])) == is_iban(value)
+
+
+@given(st.dates(), st.integers(0, 999))
+def test_a_wrong_check_is_no_resident_id(born: object, order: int) -> None:
+    first = f"110105{str(born).replace('-', '')}{order:03}"
+    right = [check for check in "0123456789X" if is_resident_id(first + check)]
+    assert len(right) == 1
+    for check in set("0123456789X") - set(right):
+        assert detect(f"id {first}{check}", ["resident_id"]) == []
+
+
+def test_every_kind_has_a_case() -> None:
+    assert set(KINDS) == {"email", "phone", "ip", "card", "iban", "resident_id", "ssn"}
