@@ -14,6 +14,7 @@ from posttrain.store.errors import UserError
 
 PIECE_BYTES = 16 << 20
 PIECE_ROWS = 16_384
+BLOCK_BYTES = 1 << 20  # that are read at a time; a piece ends in the first line end of a block
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _ranges(path: Path, name: str) -> Iterator[Piece]:
     start, line, first_line, length = 0, 1, 1, 0
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
+        while block := file.read(BLOCK_BYTES):
             rest = memoryview(block)
             if length + len(block) >= PIECE_BYTES and (end := block.find(b"\n")) >= 0:
                 head, rest = rest[: end + 1], rest[end + 1 :]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from posttrain.data.checked_lines import decode, encode, read_lines
 from posttrain.data.feedback import Feedback, Ratings, row_of
-from posttrain.data.inbox import Conflict, Full, Inbox, seal, sealed
+from posttrain.data.inbox import Conflict, Full, Inbox, Receipt, sealed
+from posttrain.data.sealing import seal
 from posttrain.store.errors import UserError, WorkError
 
 
@@ -49,9 +50,7 @@ def test_any_changed_byte_is_found() -> None:
 def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> None:
     with Inbox(tmp_path) as inbox:
         for number in range(5):
-            assert inbox.append(feedback(f"f{number}")).result() == inbox.append(
-                feedback(f"f{number}")
-            ).result().__class__(f"f{number}", False)
+            assert inbox.append(feedback(f"f{number}")).result() == Receipt(f"f{number}", repeated=False)
     with Inbox(tmp_path) as inbox:
         assert inbox.status()["entries"] == 5
         assert inbox.append(feedback("f3")).result().repeated
