@@ -73,14 +73,14 @@ def test_models_export_writes_over_nothing(posttrain: Call, turned_workspace: Pa
     assert "exists already" in posttrain("models", "export", "champion", tmp_path, "-w", turned_workspace).mistake
 
 
-@pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["data", "list"], ["config", "check"]])
+@pytest.mark.parametrize("verb", [["run"], ["status"], ["show", "champion"], ["config", "check"]])
 def test_no_workspace(posttrain: Call, tmp_path: Path, verb: list[str]) -> None:
     line = posttrain(*verb, "-w", tmp_path).mistake
     assert line == f"{tmp_path}: no posttrain.yaml here; posttrain init {tmp_path}"
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("verb", [["status"], ["show", "champion"], ["data", "list"], ["models", "list"], ["report"]])
+@pytest.mark.parametrize("verb", [["status"], ["show", "champion"], ["models", "list"], ["report"]])
 def test_nothing_has_run_yet(posttrain: Call, small: Any, verb: list[str]) -> None:
     root = small()
     assert posttrain(*verb, "-w", root).mistake == f"{root}: nothing has run here yet; posttrain run -w {root}"

@@ -56,7 +56,7 @@ class TestProcesses(EngineContract):
 
     def test_a_killed_worker_is_said(self) -> None:
         with open_engine("processes", 1) as engine, pytest.raises(WorkError, match="worker process was killed"):
-            list(engine.map(die, [1]))
+            list(engine.map(die, [1, 2]))
 
 
 class TestRay(EngineContract):

@@ -20,6 +20,7 @@ from posttrain.cli import (
     report,
     run,
     select,
+    serve,
     show,
     status,
     train,
@@ -34,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, init, run, status, show, report):
+for verb in (demo, init, run, status, show, report, serve):
     verb.add_to(app)
 for group in (config, data):
     app.add_typer(group.app)

@@ -7,10 +7,10 @@ import pyarrow as pa
 import typer
 import yaml
 
-from posttrain.cli.data.stored import stored_version
-from posttrain.cli.shared import HERE, opened
+from posttrain.cli.data.stored import opened_store, stored_version
+from posttrain.cli.shared import HERE
 from posttrain.data.training_records import training_records
-from posttrain.loop.config import CONFIG_FILE, read_yaml
+from posttrain.loop.config import read_yaml
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
 from posttrain.train.api import read_files
@@ -79,11 +79,12 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
 
 def read_records(settings: AloneConfig, workspace: Path) -> pa.Table:
     """The records of the file, or of the workspace's dataset version, that the settings name."""
-    first = Path(settings.files[0])
-    if len(settings.files) > 1 or first.exists() or first.suffix or not (workspace / CONFIG_FILE).is_file():
+    name = settings.files[0]
+    is_file = Path(name).exists() or ("@" not in name and Path(name).suffix)
+    if len(settings.files) > 1 or is_file or not (workspace / ".posttrain" / "format.json").is_file():
         return read_files(settings)
-    with opened(workspace, checked=False) as (store, _):
-        return training_records(stored_version(store, settings.files[0]), settings.files[0])
+    with opened_store(workspace) as store:
+        return training_records(stored_version(store, name), name)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

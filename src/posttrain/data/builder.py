@@ -1,6 +1,7 @@
 """From files and a recipe to a dataset version in the store."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from posttrain.data.reading import read
 from posttrain.data.recipe import Recipe, Suite, row_steps
 from posttrain.data.schema import RECORD, concat
 from posttrain.data.shard import Shard
+from posttrain.data.shard_ids import check_user_ids
 from posttrain.data.split import SPLITS, SplitsConfig
 from posttrain.data.stored_version import Version, write_version
 from posttrain.jobs.engine import Engine
@@ -115,7 +117,9 @@ def _construct(
     made_before = _shards_of(grown_from)
     made = Construction(recipe, engine, scratch, grown_from.states() if grown_from else {})
     made.read(_pieces(recipe, sources, root, scratch, made_before), made_before)
+    _refuse_empty_files(made.shards)
     _check_shapes(made.shards)
+    check_user_ids(made.shards)
     reading = len(row_steps(recipe.chain[: recipe.boundary], 0))
     split = recipe.boundary + (recipe.splits is not None)
     made.through(reading, split, RECORD.empty_table())
@@ -123,6 +127,11 @@ def _construct(
         _refuse_empty(made, recipe.splits)
     suite_records = {suite.file: _suite(suite, recipe, root) for suite in suites}
     made.through(split, len(recipe.chain), concat([made.measured(), *suite_records.values()]))
+    for name in suite_records:
+        found, count = made.given_away.get(name, (0, 0))
+        if count and found == count:
+            fix = "measure on records that no model has learned from, or leave those files out"
+            raise UserError(f"all {count:,} records of the suite stand in the training files", where=name, fix=fix)
     return made
 
 
@@ -178,7 +187,7 @@ def _described(sources: Sequence[Source], shards: Sequence[Shard]) -> list[dict[
     for shard in shards:
         name = shard.piece["name"]
         cuts[name].append([shard.piece["first_line"], shard.piece["digest"]])
-        counts[name] += sum(count for step, reason, count in shard.funnel if (step, reason) == ("read", "in"))
+        counts[name] += _read(shard)
     return [
         {"name": one.name, "digest": one.digest, "records": counts[one.name], "pieces": cuts[one.name]}
         for one in sources
@@ -190,6 +199,20 @@ def _shards_of(version: Version | None) -> dict[str, Path]:
     if version is None or version.whole:
         return {}
     return {shard.key: shard.folder for shards in version.phases for shard in shards}
+
+
+def _refuse_empty_files(shards: Sequence[Shard]) -> None:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts[shard.piece["name"]] += _read(shard)
+    for name, count in counts.items():
+        if not count:
+            raise UserError("the file holds no records", where=name, fix="put records into it, or name another file")
+
+
+def _read(shard: Shard) -> int:
+    """How many rows of the file the shard was made of."""
+    return sum(int(count) for step, reason, count in shard.funnel if (step, reason) == ("read", "in"))
 
 
 def _check_shapes(shards: Sequence[Shard]) -> None:

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.contamination import share_found
 from posttrain.data.corpus import ShardCorpus
 from posttrain.data.pieces import Piece
 from posttrain.data.recipe import Recipe, global_steps, row_steps
 from posttrain.data.schema import RECORD
 from posttrain.data.shard import Previous, Shard, ShardTask, fact_table
 from posttrain.data.split_step import Split, sides_of
-from posttrain.data.steps.step import GlobalStep, Rejection, RowStep, Step
+from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.steps.step import Decision, GlobalStep, Rejection, RowStep, Step
 from posttrain.jobs.engine import Engine
 
 GONE: pa.Schema = pa.schema(
@@ -69,6 +71,7 @@ class Construction:
         states: of the global steps.
         sides: uint8 [N], the split of each row of the last phase; the first one is what models learn from.
         settled: what the split has settled.
+        given_away: by source of evaluation records how many of them training records gave away, and how many there are.
         known: states of an earlier version, whose shards were the first of today's.
     """
 
@@ -85,6 +88,7 @@ class Construction:
 
     sides: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
     settled: dict[str, Any] | None = None
+    given_away: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -169,7 +173,13 @@ class Construction:
 
     def _decide(self, place: int, step: GlobalStep, evaluation: pa.Table) -> Mapping[int, Mapping[str, Any]]:
         keys = [shard.key for shard in self.shards]
-        decision = step.decide(self.corpus(place, evaluation, self._known(place, keys)))
+        corpus = self.corpus(place, evaluation, self._known(place, keys))
+        if isinstance(step, Decontaminate):
+            findings = step.search(corpus)
+            self.given_away = share_found(evaluation, findings.pairs)
+            decision = Decision(findings.rejections)
+        else:
+            decision = step.decide(corpus)
         if decision.state is not None:
             self.states[place] = State(keys, _digest(self.alive & (self.sides == 0)), decision.state)
         self._note_facts(step.name, decision.facts)

@@ -29,6 +29,7 @@ class Conversion:
     Attributes:
         shape: of the records so far; None before the first.
         records: how many have come out.
+        user_ids: the ids that users gave them.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Conversion:
         self._line = 0
         self._names: tuple[str, ...] | None = None
         self._others: list[str] = []
-        self._user_ids = UserIds()
+        self.user_ids = UserIds()
 
     def __call__(self, rows: Iterable[Row | Problem]) -> Iterator[Record | Problem]:
         """A record for every row, and a problem in the place of each bad one."""
@@ -117,7 +118,7 @@ class Conversion:
         id, input_id = identities(content.prompt, content.completion, content.rejected, content.text)
         user_id = others.get("id")
         if isinstance(user_id, str | int) and not isinstance(user_id, bool) and user_id != "":
-            first = self._user_ids.clash(user_id, id, row.line)
+            first = self.user_ids.clash(user_id, id, row.line)
             if first is not None:
                 message = f"the id `{shortened(str(user_id))}` stands on line {first} too, with other content"
                 raise BadRecord("duplicate id", message, "give every record an id of its own")

@@ -17,6 +17,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.records import Named
 from posttrain.store.workspace import Workspace
 
+_OF_THE_LOOP = ("pool", "test", "labelled", "train")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 
@@ -48,6 +49,8 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
     config = config if isinstance(config, BuildConfig) else BuildConfig.read(config, "config")
     if not _NAME.fullmatch(config.name):
         raise UserError(f"`{config.name}` is no name", where="--name", fix="letters, digits, `_`, `-` and `.`")
+    if config.name in _OF_THE_LOOP:
+        raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
     if config.version is not None:
         parse_version(config.version)
     if workspace is None:
@@ -61,8 +64,6 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
     earlier = workspace.metadata.names(config.name)
     last = earlier[-1] if earlier else None
     parent = None if last is None or config.fresh else Version.open(workspace.artifacts, last.artifact_id)
-    if parent is not None and parent.whole:
-        raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
     if not config.files and parent is None:
         raise UserError("no file is named", where="files", fix="name a file of records")
     recipe = _recipe(config, parent)

@@ -30,6 +30,7 @@ class PieceRead:
     records: pa.Table
     shape: str | None
     left_out: dict[str, int]
+    user_ids: pa.Table
 
 
 def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence[str] = ()) -> PieceRead:
@@ -57,7 +58,9 @@ def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence
     table = concat(list(read_rows(rows, conversion, skipped=skipped)))
     if labels:
         _refuse_unknown(table, labels)
-    return PieceRead(table, conversion.shape.name if conversion.shape else None, dict(left_out))
+    return PieceRead(
+        table, conversion.shape.name if conversion.shape else None, dict(left_out), conversion.user_ids.table()
+    )
 
 
 def _refuse_unknown(table: pa.Table, labels: Sequence[str]) -> None:

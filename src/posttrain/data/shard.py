@@ -24,6 +24,7 @@ from posttrain.data.steps.step import GlobalStep, RowStep
 from posttrain.store.hashing import digest
 
 VERSION = 1
+USER_IDS = "user_ids.parquet"
 RECORDS, REJECTIONS, CHANGES, FACTS, SUMMARY = (
     "records.parquet",
     "rejected.parquet",
@@ -140,7 +141,7 @@ class ShardTask:
         return folder
 
     def _fill(self, folder: Path) -> None:
-        table, untouched, changes, funnel, shape, piece = self._start()
+        table, untouched, changes, funnel, shape, piece = self._start(folder)
         rejections: list[pa.Table] = []
         facts: list[pa.Table] = []
         for step in self.steps:
@@ -165,12 +166,16 @@ class ShardTask:
         summary = {"key": self.key, "rows": table.num_rows, "funnel": funnel, "shape": shape, "piece": piece}
         (folder / SUMMARY).write_text(json.dumps(summary, ensure_ascii=False, sort_keys=True), encoding="utf-8")
 
-    def _start(self) -> tuple[pa.Table, pa.Table, list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
+    def _start(
+        self, folder: Path
+    ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
         """The rows that the steps meet, those that they do not, and what is known of them before."""
         if isinstance(self.source, Piece):
             read = read_piece(self.source, self.columns, self.labels)
             funnel = [["read", "in", read.records.num_rows + sum(read.left_out.values())]]
             funnel += [["read", kind, count] for kind, count in read.left_out.items()]
+            if read.user_ids.num_rows:
+                parquet.write_table(read.user_ids, folder / USER_IDS, compression="zstd")
             return read.records, RECORD.empty_table(), [], funnel, read.shape, self.source.described()
         previous = self.source
         table, changed = rewrite(previous.shard.records(), previous.rewritten, previous.rewriter)

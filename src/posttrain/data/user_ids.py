@@ -2,6 +2,8 @@
 
 import hashlib
 
+import pyarrow as pa
+
 _LINE_BITS = 40
 
 
@@ -17,3 +19,14 @@ class UserIds:
         content = int(record_id, 16)
         first = self._seen.setdefault(key, content << _LINE_BITS | line)
         return None if first >> _LINE_BITS == content else first & ((1 << _LINE_BITS) - 1)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def table(self) -> pa.Table:
+        """All ids: ``key`` (a hash of the id, 12 bytes), ``content`` (of the record's id, 10 bytes) and ``line``."""
+        keys = [key.to_bytes(12) for key in self._seen]
+        contents = [(first >> _LINE_BITS).to_bytes(10) for first in self._seen.values()]
+        lines = [first & ((1 << _LINE_BITS) - 1) for first in self._seen.values()]
+        columns = (pa.array(keys, pa.binary(12)), pa.array(contents, pa.binary(10)), pa.array(lines, pa.int64()))
+        return pa.table(columns, names=["key", "content", "line"])

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
 
 from posttrain.jobs.engine import Engine, Item, Result
 from posttrain.store.errors import WorkError
@@ -20,9 +21,14 @@ class Processes(Engine):
         self._pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        rest = iter(items)
+        first = list(islice(rest, 2))
+        if len(first) < 2:  # a process takes longer to start than most items take
+            yield from map(function, first)
+            return
         waiting: deque[Future[Result]] = deque()
         try:
-            for item in items:
+            for item in chain(first, rest):
                 waiting.append(self._pool.submit(function, item))
                 if len(waiting) >= self.workers * _AHEAD:
                     yield waiting.popleft().result()

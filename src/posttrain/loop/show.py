@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as compute
-import pyarrow.parquet as parquet
 
-from posttrain.data.version import RECORDS_FILE, REJECTED_FILE
+from posttrain.data.stored_version import Version
 from posttrain.store.errors import UserError
 from posttrain.store.lineage import Relative, ancestors, descendants
 from posttrain.store.workspace import Workspace
@@ -44,7 +43,7 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
 def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
     row = workspace.metadata.artifact(id)
     assert row is not None
-    names = [f"{named.name}@v{named.version}" for named in workspace.metadata.names() if named.artifact_id == id]
+    names = [named.text for named in workspace.metadata.names() if named.artifact_id == id]
     parents = [_relative(relative) for relative in ancestors(workspace.metadata, id)]
     found = {
         "type": "artifact",
@@ -66,8 +65,9 @@ def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
     """The training set behind a model and its records, with their origin; None for a base model."""
     for run in workspace.metadata.producers(model):
         if dataset := run.inputs.get("dataset"):
-            table = parquet.read_table(workspace.artifacts.path(dataset) / RECORDS_FILE)
-            columns = table.select(["id", "input_id", "completion", "source", "line", "meta"]).to_pylist()
+            version = Version.open(workspace.artifacts, dataset)
+            names = ["id", "input_id", "completion", "source", "line", "meta"]
+            columns = [row for table in version.tables(version.splits[0], names) for row in table.to_pylist()]
             for row in columns:
                 row["meta"] = json.loads(row["meta"] or "{}")
             return {"dataset": dataset, "records": columns}
@@ -82,40 +82,44 @@ def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
     if len(text) < 8 or not all(character in "0123456789abcdef" for character in text):
         return None
     rows = sorted(workspace.metadata.artifacts("dataset"), key=lambda row: row.created_at)
-    sets = [(row, file, workspace.artifacts.path(row.id) / file) for row in rows for file in _RECORD_FILES]
-    if (input_id := _input_id([path for _, _, path in sets], text)) is None:
+    versions = [(row, Version.open(workspace.artifacts, row.id)) for row in rows]
+    if (input_id := _input_id([version for _, version in versions], text)) is None:
         return None
     records: list[dict[str, Any]] = []
-    places: dict[str, list[dict[str, Any]]] = {file: [] for file in _RECORD_FILES}
+    kept: list[dict[str, Any]] = []
+    gone: list[dict[str, Any]] = []
     models: list[str | None] = []
-    for row, file, path in sets:
-        for record in parquet.read_table(path, filters=compute.field("input_id") == input_id).to_pylist():
-            records.append(record)
-            reason = {key: record[key] for key in ("step", "reason", "detail") if key in record}
-            places[file].append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **reason})
-            if file == RECORDS_FILE:
-                models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
+    for row, version in versions:
+        for place, tables in ((kept, version.tables()), (gone, version.rejected())):
+            for record in (one for table in tables for one in _of_input(table, input_id)):
+                records.append(record)
+                told = {str(key): record[key] for key in ("step", "reason", "detail") if key in record}
+                place.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **told})
+                if place is kept:
+                    models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
     # Of several answers the one that was asked for, and an answer rather than none.
     shown = max(records, key=lambda record: (bool(record["completion"]), record["id"].startswith(text)))
     return {
         "type": "record",
         "record": {**shown, "meta": json.loads(shown["meta"] or "{}")},
-        "in": places[RECORDS_FILE],
-        "rejected_from": places[REJECTED_FILE],
+        "in": kept,
+        "rejected_from": gone,
         "models": list(dict.fromkeys(model for model in models if model)),
     }
 
 
-_RECORD_FILES = (RECORDS_FILE, REJECTED_FILE)
+def _of_input(table: pa.Table, input_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = table.filter(compute.equal(table["input_id"], input_id)).to_pylist()
+    return found
 
 
-def _input_id(files: list[Path], text: str) -> str | None:
+def _input_id(versions: list[Version], text: str) -> str | None:
     """The input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
     found: set[str] = set()
-    for file in files:
-        table = parquet.read_table(file, columns=["id", "input_id"])
-        hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
-        found.update(table["input_id"].filter(hit).to_pylist())
+    for version in versions:
+        for table in (*version.tables(columns=["id", "input_id"]), *version.rejected()):
+            hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
+            found.update(table["input_id"].filter(hit).to_pylist())
     if len(found) > 1:
         raise UserError(f"`{text}` could be records of {len(found)} inputs", fix="give more of the id")
     return found.pop() if found else None

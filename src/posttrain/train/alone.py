@@ -75,9 +75,9 @@ class AloneConfig(Section):
 
 
 def _in_full(name: str, root: Path) -> str:
-    """The path of a file; a dataset version, which has no suffix, stays as it is."""
+    """The path of a file; a dataset version, which has an @ or no suffix, stays as it is."""
     path = (root / Path(name).expanduser()).resolve()
-    return str(path) if name and (path.exists() or path.suffix) else name
+    return str(path) if name and (path.exists() or (path.suffix and "@" not in name)) else name
 
 
 def train_alone(

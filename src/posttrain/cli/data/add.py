@@ -6,18 +6,22 @@ from typing import Annotated, Any
 
 import typer
 
+from posttrain.cli.data.stored import opened_store
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.data.check import check as find_problems
+from posttrain.data.drain import Batch, drain
+from posttrain.data.feedback import KINDS
+from posttrain.data.feedback_files import bring_home
 from posttrain.data.named_build import BuildConfig, build
-from posttrain.data.recipe import parse_step
 from posttrain.loop.config import CONFIG_FILE, read_config
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically, writing
-from posttrain.store.workspace import Workspace
 
 
 def add(
-    files: Annotated[list[str], typer.Argument(help="Files of records; with --name also globs and URLs.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Files of records; with --name also globs and URLs.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Build a version of this dataset.")] = None,
     to: Annotated[str | None, typer.Option(help="Without --name: the loop's pool (the default) or labelled.")] = None,
     step: Annotated[
@@ -27,21 +31,26 @@ def add(
     note: Annotated[str | None, typer.Option(help="What is to be remembered of the version.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A word that leads to it from now on; repeatable.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Of these files alone, not grown from the last one.")] = False,
+    inbox: Annotated[bool, typer.Option("--inbox", help="Also what `posttrain serve` has gathered.")] = False,
     engine: Annotated[str, typer.Option(help="auto, inline, processes or ray.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="How many work at a time.")] = None,
     workspace: WorkspaceOption = HERE,
     json: JsonOption = False,
 ) -> None:
     """With --name: run the pipeline and name the version. Without: copy files into the loop's pool."""
+    batches = drain(workspace.absolute() / ".posttrain" / "inbox") if inbox else []
+    if not files and not inbox:
+        raise UserError("no file is named", fix="posttrain data add FILE, or --inbox")
     if name is None:
-        _into_loop([Path(file) for file in files], to or "pool", workspace)
+        _into_loop([Path(file) for file in files or ()], to or "pool", workspace)
+        _feedback_into_loop(batches, workspace)
         return
     if to is not None:
         raise UserError("a named version is no part of the loop's sets", where="--to", fix="leave out --to or --name")
     values = {
         **_from_config(workspace),
         "name": name,
-        "files": [_from_root(file, workspace) for file in files],
+        "files": [_from_root(file, workspace) for file in files or ()],
         "workspace": workspace,
         "version": version,
         "note": note,
@@ -50,11 +59,17 @@ def add(
         "engine": engine,
         "workers": workers,
     }
+    gathered = workspace / "data" / "feedback"
+    for batch in batches:
+        home = bring_home(batch, dict.fromkeys(KINDS, gathered), values.get("columns"))
+        values["files"] += [_from_root(str(path), workspace) for path in home]
     if step:
-        values["steps"] = [parse_step(one) for one in step]
+        values["steps"] = step
     config = BuildConfig.read(values, "posttrain data add")
-    with Workspace.create(workspace, _store(workspace)) as store:
+    with opened_store(workspace, write=True) as store:
         built = build(config, store)
+        for batch in batches:
+            batch.done()
         named = next(one for one in reversed(store.metadata.names(name)) if one.artifact_id == built.id)
         if json:
             print_json({"version": named.text, "id": built.id, **built.meta})
@@ -79,12 +94,6 @@ def _from_config(root: Path) -> dict[str, Any]:
     return {**found, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
 
 
-def _store(root: Path) -> Any:
-    from posttrain.store.config import StoreConfig
-
-    return read_config(root).store if (root / CONFIG_FILE).is_file() else StoreConfig()
-
-
 def _from_root(file: str, root: Path) -> str:
     """A file that was named from the current folder, named from the workspace's if it lies there."""
     if "://" in file:
@@ -98,6 +107,8 @@ def _into_loop(files: list[Path], to: str, workspace: Path) -> None:
     """Copy files into the workspace; the next round takes them in."""
     if to not in ("pool", "labelled"):
         raise UserError(f"no set `{to}`", where="--to", fix="pool or labelled")
+    if not files:
+        return
     with opened(workspace, write=True) as (_, config):
         answers = to == "labelled"
         labels = (config.task.label_set or None) if answers else None
@@ -122,6 +133,17 @@ def _into_loop(files: list[Path], to: str, workspace: Path) -> None:
         for target, content in contents.items():
             write_atomically(target, content)
             console.print(f"added {target}", markup=False, soft_wrap=True)
+
+
+def _feedback_into_loop(batches: list[Batch], workspace: Path) -> None:
+    """Rated and corrected answers become labelled records, other prompts the pool's."""
+    columns = read_config(workspace).data.columns if batches else None
+    data = workspace / "data"
+    for batch in batches:
+        folders = {kind: data / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
+        for path in bring_home(batch, folders, columns):
+            console.print(f"added {path}", markup=False, soft_wrap=True)
+        batch.done()
 
 
 def add_to(app: typer.Typer) -> None:

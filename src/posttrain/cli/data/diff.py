@@ -6,11 +6,12 @@ from posttrain.cli.data.stored import (
     RECORD_COLUMNS,
     REJECTION_COLUMNS,
     VersionArgument,
+    opened_store,
     shown_record,
     shown_rejection,
     stored_version,
 )
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
 from posttrain.data.difference import difference
 
 
@@ -18,7 +19,7 @@ def diff(
     older: VersionArgument, newer: VersionArgument, workspace: WorkspaceOption = HERE, json: JsonOption = False
 ) -> None:
     """What came and what went between two versions, and why."""
-    with opened(workspace, checked=False) as (store, _):
+    with opened_store(workspace) as store:
         found = difference(stored_version(store, older), stored_version(store, newer))
     if json:
         print_json({name: getattr(found, name).to_pylist() for name in ("came", "went", "changed")})

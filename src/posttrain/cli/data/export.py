@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.data.stored import VersionArgument, stored_version
-from posttrain.cli.shared import HERE, WorkspaceOption, console, opened
+from posttrain.cli.data.stored import VersionArgument, opened_store, stored_version
+from posttrain.cli.shared import HERE, WorkspaceOption, console
 from posttrain.data.export import export as export_records
 from posttrain.data.hugging_face import export_folder
 from posttrain.store.errors import UserError
@@ -19,7 +19,7 @@ def export(
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Write a version's records to a new file, or to a folder that `datasets.load_from_disk` reads."""
-    with opened(workspace, checked=False) as (store, _):
+    with opened_store(workspace) as store:
         found = stored_version(store, version)
         if split is not None and split not in found.splits:
             raise UserError(f"there is no split `{split}`", where="--split", fix=f"one of {', '.join(found.splits)}")

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json
+from posttrain.cli.data.stored import opened_store
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
 from posttrain.data.garbage import find_garbage, remove_garbage
 
 
@@ -17,7 +18,7 @@ def gc(
     json: JsonOption = False,
 ) -> None:
     """Remove shards that no version holds; with --keep also old versions."""
-    with opened(workspace, write=True, checked=False) as (store, _), store.lock():
+    with opened_store(workspace, write=True) as store, store.lock():
         garbage = find_garbage(store, keep)
         if not dry_run:
             remove_garbage(store, garbage)

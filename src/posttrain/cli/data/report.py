@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.data.stored import VersionArgument, stored_version
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json
+from posttrain.cli.data.stored import VersionArgument, opened_store, stored_version
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
 from posttrain.data.quality_report.drift import drift
 from posttrain.data.quality_report.stored import profile_of
 from posttrain.store.errors import UserError
@@ -30,7 +30,7 @@ def report(
         from posttrain.models.embedder import Embedder
 
         embed = Embedder.load(embedder).embed
-    with opened(workspace, checked=False) as (store, _):
+    with opened_store(workspace) as store:
         profile = profile_of(stored_version(store, version))
         older = profile_of(stored_version(store, since)) if since else None
     change = drift(older, profile, embed, embedder=embedder or "") if older else None

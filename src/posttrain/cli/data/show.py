@@ -11,11 +11,12 @@ from posttrain.cli.data.stored import (
     RECORD_COLUMNS,
     REJECTION_COLUMNS,
     VersionArgument,
+    opened_store,
     shown_record,
     shown_rejection,
     stored_version,
 )
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, opened, print_json, print_table
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, print_json, print_table
 from posttrain.data.stored_version import Version
 from posttrain.store.errors import UserError
 
@@ -32,7 +33,7 @@ def show(
     """A version's funnel and records, or what was rejected on the way to it."""
     if step is not None and not rejected:
         raise UserError("only what was rejected has a step", where="--step", fix="add --rejected")
-    with opened(workspace, checked=False) as (store, _):
+    with opened_store(workspace) as store:
         found = stored_version(store, version)
         if split is not None and split not in found.splits:
             raise UserError(f"there is no split `{split}`", where="--split", fix=f"one of {', '.join(found.splits)}")

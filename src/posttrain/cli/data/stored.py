@@ -1,10 +1,15 @@
 """What the verbs about versions share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from posttrain.data.stored_version import Version
+from posttrain.loop.config import CONFIG_FILE, read_config
+from posttrain.store.config import StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
@@ -13,6 +18,16 @@ VersionArgument = Annotated[
 ]
 
 _WIDTH = 60
+
+
+@contextmanager
+def opened_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
+    """The workspace in ``root``, which needs no ``posttrain.yaml`` for its datasets; closed at the end."""
+    config = read_config(root).store if (root / CONFIG_FILE).is_file() else StoreConfig()
+    if not write and not (root / ".posttrain" / "format.json").exists():
+        raise UserError("nothing is stored here yet", where=str(root), fix="posttrain data add FILE --name NAME")
+    with Workspace.create(root, config) if write else Workspace.open(root, config, write=False) as workspace:
+        yield workspace
 
 
 def stored_version(store: Workspace, text: str) -> Version:

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.data.stored import VersionArgument
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.data.stored import VersionArgument, opened_store
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
 from posttrain.data.stored_version import Version
 from posttrain.store.errors import UserError
 from posttrain.store.records import Named
@@ -14,7 +14,7 @@ from posttrain.store.workspace import Workspace
 
 def list_versions(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     """All dataset versions."""
-    with opened(workspace, checked=False) as (store, _):
+    with opened_store(workspace) as store:
         rows = [_row(store, named) for named in store.metadata.names()]
     if json:
         print_json(rows)
@@ -28,7 +28,7 @@ def log(
     json: JsonOption = False,
 ) -> None:
     """A dataset's versions, newest first: what came, what went, by which steps, and why."""
-    with opened(workspace, checked=False) as (store, _):
+    with opened_store(workspace) as store:
         entries = [_entry(store, named) for named in reversed(store.metadata.names(name))]
     if not entries:
         raise UserError(f"there is no dataset `{name}`", fix="posttrain data list")
@@ -54,7 +54,7 @@ def tag(
     """Have NAME@WORD lead to a version from now on."""
     if not word or (word.startswith("v") and word[1:2].isdigit()) or "@" in word:
         raise UserError(f"`{word}` is no tag", fix="a word without @ that is no version")
-    with opened(workspace, write=True, checked=False) as (store, _):
+    with opened_store(workspace, write=True) as store:
         id = store.metadata.named(version) or store.metadata.resolve(version)
         name = version.partition("@")[0]
         found = [one for one in store.metadata.names() if one.artifact_id == id]

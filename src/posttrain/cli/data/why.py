@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.data.stored import shown_input, stored_version
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json
+from posttrain.cli.data.stored import opened_store, shown_input, stored_version
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
 from posttrain.data.stored_version import Version
 from posttrain.data.story import stories
 from posttrain.store.errors import UserError
@@ -21,7 +21,7 @@ def why(
     """What became of a record: where it was read, what steps did to it, and why it stayed or went."""
     if len(record) < 4:
         raise UserError(f"`{record}` is too short", fix="give at least four characters of the id")
-    with opened(workspace, checked=False) as (store, _):
+    with opened_store(workspace) as store:
         versions = {version: stored_version(store, version)} if version else _last_versions(store)
         found: list[dict[str, Any]] = [
             {"version": name, "record": story.record, "split": story.split, "events": story.events}

@@ -1,0 +1,225 @@
+"""``posttrain data``: versions built, named, explained, compared, exported and given back, as a user types it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Call = Callable[..., Any]
+
+CONFIG: dict[str, Any] = {
+    "model": "tiny",
+    "data": {
+        "columns": {"prompt": "text", "completion": "label"},
+        "steps": ["normalise", "exact", {"minhash": {"threshold": 0.7}}, "decontaminate"],
+        "splits": {"test": 0.3},
+    },
+}
+SUBJECTS = ("parcel", "invoice", "card", "transfer", "refund", "account", "password", "statement", "limit", "fee")
+VERBS = ("lost", "stolen", "declined", "missing", "unexpected")
+
+
+def messages(first: int, last: int) -> list[dict[str, str]]:
+    """Different messages, numbered so that no two are alike."""
+    rows = []
+    for number in range(first, last):
+        subject, verb = SUBJECTS[number % 10], VERBS[number // 10 % 5]
+        word = "".join(chr(97 + int(digit) * 2) for digit in f"{number * 7919:09d}")
+        rows.append({"text": f"{word} {subject} {verb} {word[::-1]}", "label": subject})
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+    rows = messages(0, 60)
+    rows += [{**rows[0], "text": f" {rows[0]['text']}\n"}, {**rows[1], "text": rows[1]["text"] + " !"}]
+    write(tmp_path / "first.jsonl", rows)
+    write(tmp_path / "more.jsonl", messages(60, 80))
+    return tmp_path
+
+
+@pytest.fixture
+def built(root: Path, posttrain: Call) -> Path:
+    """A workspace with support@v1.0.0 and support@v1.1.0."""
+    for file in ("first", "more"):
+        assert posttrain("data", "add", root / f"{file}.jsonl", "--name", "support", "-w", root).code == 0
+    return root
+
+
+def test_add_prints_the_funnel_and_the_version(root: Path, posttrain: Call) -> None:
+    printed = posttrain("data", "add", root / "first.jsonl", "--name", "support", "--note", "the first", "-w", root).out
+    for line in (["read", "in", "62"], ["exact", "exact", "duplicate", "1"], ["minhash", "near", "duplicate", "1"]):
+        assert any(line == found.split() for found in printed.splitlines()), line
+    assert "support@v1.0.0  dataset-" in printed
+    found = posttrain("data", "add", root / "more.jsonl", "--name", "support", "-w", root, "--json").json
+    assert found["version"] == "support@v1.1.0"
+    assert [source["name"] for source in found["sources"]] == ["first.jsonl", "more.jsonl"]
+    assert sum(found["counts"]["splits"].values()) == found["counts"]["records"]
+
+
+def test_versions_are_listed_and_told(built: Path, posttrain: Call) -> None:
+    assert posttrain("data", "tag", "support@v1.0.0", "production", "-w", built).out == (
+        "support@production is support@v1.0.0\n"
+    )
+    listed = posttrain("data", "list", "-w", built, "--json").json
+    assert [(row["version"], row["tags"]) for row in listed] == [
+        ("support@v1.0.0", "production"),
+        ("support@v1.1.0", ""),
+    ]
+    newest, oldest = posttrain("data", "log", "support", "-w", built, "--json").json
+    assert newest["parent"] == oldest["id"]
+    assert [source["name"] for source in newest["came"]] == ["more.jsonl"]
+    assert "+ 20 read from more.jsonl" in posttrain("data", "log", "support", "-w", built).out
+    shown = posttrain("data", "show", "support@production", "-w", built, "--json").json
+    assert shown["counts"]["records"] == oldest["records"]
+
+
+def test_rejections_are_listed_by_step_and_explained(built: Path, posttrain: Call) -> None:
+    arguments = ("data", "show", "support", "--rejected", "--step", "minhash", "-w", built)
+    (rejected,) = posttrain(*arguments, "--json").json["rejected"]
+    assert (rejected["line"], rejected["reason"]) == (62, "near duplicate")
+    assert 0.7 <= rejected["score"] < 1
+    assert rejected["kept"] == rejected["cluster"] != rejected["id"]
+    assert "near duplicate" in posttrain(*arguments).out
+    (story,) = posttrain("data", "why", rejected["id"], "-w", built, "--json").json
+    assert story["version"] == "support@v1.1.0"
+    assert story["split"] is None
+    assert [event["step"] for event in story["events"]] == ["read", "minhash"]
+    (kept,) = posttrain("data", "why", rejected["kept"], "-w", built, "--json").json
+    assert kept["split"] in ("train", "test")
+    assert "stayed in the place of 1 other record" in [event["what"] for event in kept["events"]]
+    printed = posttrain("data", "why", rejected["kept"][:8], "-w", built).out
+    assert "read from first.jsonl:2" in printed
+    assert "no step `semantic`" in posttrain(*arguments[:5], "semantic", "-w", built).mistake
+
+
+def test_a_change_of_content_is_part_of_the_story(root: Path, posttrain: Call) -> None:
+    write(root / "raw.jsonl", [*messages(0, 20), {"text": "a\u00a0word   \r\nand more", "label": "fee"}])
+    assert posttrain("data", "add", root / "raw.jsonl", "--name", "raw", "--step", "normalise", "-w", root).code == 0
+    found = posttrain("data", "show", "raw", "--limit", "30", "-w", root, "--json").json["records"]
+    (changed,) = [row for row in found if row["line"] == 21]
+    assert changed["prompt"][0]["content"] == "a word\nand more"
+    (story,) = posttrain("data", "why", changed["id"], "-w", root, "--json").json
+    assert story["events"][0]["what"] == "read from raw.jsonl:21"
+
+
+def test_versions_are_compared(built: Path, posttrain: Call) -> None:
+    change = posttrain("data", "diff", "support@v1.0.0", "support@v1.1.0", "-w", built, "--json").json
+    assert {row["source"] for row in change["came"]} == {"more.jsonl"}
+    assert change["changed"] == []
+    for row in change["went"]:
+        assert row["step"] == "decontaminate"
+
+
+def test_a_version_is_exported_and_read_back(built: Path, posttrain: Call) -> None:
+    count = posttrain("data", "show", "support", "-w", built, "--json").json["counts"]["splits"]
+    for name in ("out.jsonl", "out.parquet", "out.csv", "folder"):
+        said = posttrain("data", "export", "support", built / name, "--split", "train", "-w", built).out
+        assert said == f"wrote {count['train']} records to {built / name}\n"
+        assert posttrain("data", "check", built / name).code == 0
+    assert posttrain("data", "export", "support", built / "both", "-w", built).code == 0
+    assert sorted(path.name for path in (built / "both").iterdir()) == ["dataset_dict.json", "test", "train"]
+    assert posttrain("data", "check", built / "both" / "test").code == 0
+    assert "exists already" in posttrain("data", "export", "support", built / "both", "-w", built).mistake
+
+
+def test_old_versions_are_given_back(built: Path, posttrain: Call) -> None:
+    assert posttrain("data", "gc", "-w", built, "--json").json == {"versions": [], "artifacts": [], "bytes": 0}
+    assert posttrain("data", "add", built / "more.jsonl", "--name", "support", "--fresh", "-w", built).code == 0
+    before = posttrain("data", "show", "support", "-w", built, "--json").json
+    said = posttrain("data", "gc", "--keep", "1", "--dry-run", "-w", built, "--json").json
+    assert said["versions"] == ["support@v1.0.0", "support@v1.1.0"]
+    assert said["bytes"] > 0
+    assert len(posttrain("data", "list", "-w", built, "--json").json) == 3
+    assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json == said
+    assert posttrain("data", "show", "support", "-w", built, "--json").json == before
+    assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json["artifacts"] == []
+    assert posttrain("data", "add", built / "first.jsonl", "--name", "support", "-w", built).code == 0
+
+
+def test_a_report_of_one_version_and_of_two(built: Path, posttrain: Call) -> None:
+    page = built / "report.html"
+    assert posttrain("data", "report", "support", page, "--since", "support@v1.0.0", "-w", built).code == 0
+    assert "support@v1.0.0" in page.read_text(encoding="utf-8")
+    found = posttrain("data", "report", "support@v1.0.0", "-w", built, "--json").json
+    assert found["drift"] is None
+    assert found["profile"]["records"] > 0
+
+
+def test_a_version_trains(built: Path, posttrain: Call) -> None:
+    out = built / "trained"
+    settings = ("--set", "train.epochs=1", "--out", out, "-w", built)
+    assert posttrain("train", "--model", "tiny", "--data", "support@v1.0.0", *settings).code == 0
+    trained = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    count = posttrain("data", "show", "support@v1.0.0", "-w", built, "--json").json["counts"]["splits"]["train"]
+    assert trained["examples"] == count
+
+
+def test_a_leaking_split_blocks_training(root: Path, posttrain: Call) -> None:
+    """Without near-duplicate clusters and decontamination two long texts fall on two sides."""
+    long = "the quick brown fox jumps over the lazy dog and runs far away from here today"
+    rows = [{"text": f"{row['text']} {long} {row['text'][::-1]}", "label": "fee"} for row in messages(0, 40)]
+    data = {**CONFIG["data"], "steps": ["exact"], "splits": {"test": 0.5, "near_duplicates": None}}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}), encoding="utf-8")
+    write(root / "leaking.jsonl", [rows[number] for number in range(8)])
+    assert posttrain("data", "add", root / "leaking.jsonl", "--name", "leaking", "-w", root).code == 0
+    says = posttrain("train", "--model", "tiny", "--data", "leaking", "--out", root / "out", "-w", root).mistake
+    assert "of train give test away" in says
+    assert not (root / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"text": "a", "label": "x"}\n{"text": "b"\n', "bad.jsonl:2: broken JSON"),
+        ('{"text": "a", "label": "x", "id": 1}\n{"text": "b", "label": "x", "id": 1}\n', "bad.jsonl:2: the id `1`"),
+        ("", "bad.jsonl: the file holds no records"),
+        ('{"text": "a", "label": NaN}\n', "bad.jsonl:1:"),
+    ],
+)
+def test_a_bad_file_leaves_nothing_behind(root: Path, posttrain: Call, content: str, says: str) -> None:
+    (root / "bad.jsonl").write_text(content, encoding="utf-8")
+    assert says in posttrain("data", "add", root / "bad.jsonl", "--name", "bad", "-w", root).mistake
+    assert posttrain("data", "list", "-w", root, "--json").json == []
+    assert list((root / ".posttrain" / "artifacts").iterdir()) == []
+
+
+def test_a_suite_that_shares_all_its_records_is_refused(root: Path, posttrain: Call) -> None:
+    suite = write(root / "suite.jsonl", messages(0, 60)[20:24])
+    data = {**CONFIG["data"], "splits": None}
+    config = {**CONFIG, "data": data, "evaluate": {"suites": {"copied": {"data": suite.name, "scorer": "exact_match"}}}}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    says = posttrain("data", "add", root / "first.jsonl", "--name", "support", "-w", root).mistake
+    assert says.startswith("suite.jsonl: all 4 records of the suite stand in the training files")
+    assert posttrain("data", "list", "-w", root, "--json").json == []
+
+
+def test_an_empty_split_is_refused(root: Path, posttrain: Call) -> None:
+    write(root / "one.jsonl", messages(0, 1))
+    assert "is empty" in posttrain("data", "add", root / "one.jsonl", "--name", "one", "-w", root).mistake
+
+
+def test_names_and_versions_are_checked(built: Path, posttrain: Call) -> None:
+    add = ("data", "add", built / "first.jsonl", "-w", built, "--name")
+    assert "`pool` is the loop's own" in posttrain(*add, "pool").mistake
+    assert "`a b` is no name" in posttrain(*add, "a b").mistake
+    assert "`2.x` is no semantic version" in posttrain(*add, "support", "--version", "2.x").mistake
+    assert "there is no step `minhsh`; did you mean `minhash`?" in posttrain(*add, "x", "--step", "minhsh").mistake
+    assert "is no tag" in posttrain("data", "tag", "support", "v2", "-w", built).mistake
+    assert "there is no dataset" in posttrain("data", "log", "nothing", "-w", built).mistake
+
+
+def test_datasets_need_no_config(tmp_path: Path, posttrain: Call) -> None:
+    write(tmp_path / "plain.jsonl", [{"text": "one"}, {"text": "two"}, {"text": "one"}])
+    file = tmp_path / "plain.jsonl"
+    assert posttrain("data", "add", file, "--name", "plain", "--step", "exact", "-w", tmp_path).code == 0
+    assert posttrain("data", "show", "plain", "-w", tmp_path, "--json").json["counts"]["records"] == 2

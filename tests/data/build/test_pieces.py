@@ -1,0 +1,112 @@
+"""Files are cut at lines, by their content alone, and read as if they were whole."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.data import pieces as cutting
+from posttrain.data.pieces import Piece, pieces
+from posttrain.data.read_piece import read_piece
+from posttrain.data.reading import read
+from posttrain.data.schema import concat
+from posttrain.data.shard import Shard, ShardTask
+from posttrain.data.shard_ids import check_user_ids
+from posttrain.store.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "PIECE_BYTES", 300)
+    monkeypatch.setattr(cutting, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(cutting, "PIECE_ROWS", 5)
+
+
+def lines_of(count: int) -> list[str]:
+    return [json.dumps({"text": f"record {number} " + "word " * (number % 7)}) for number in range(count)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv"])
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_pieces_together_are_the_file(tmp_path: Path, name: str, end: str) -> None:
+    path = tmp_path / name
+    content = "\n".join(lines_of(40)) + end
+    if name.endswith(".csv"):
+        content = "text\n" + "\n".join(f"record {number}" for number in range(40)) + end
+    path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    found = list(pieces(path, name))
+    assert len(found) > 3
+    tables = [read_piece(piece, None).records for piece in found]
+    assert concat(tables).equals(concat(list(read(path, name=name))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 400), max_size=30), st.booleans())
+def test_cuts_fall_on_line_ends(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], ends: bool) -> None:
+    path = tmp_path_factory.mktemp("cut") / "a.jsonl"
+    content = b"\n".join(b"x" * length for length in lengths) + (b"\n" if ends else b"")
+    path.write_bytes(content)
+    found = list(pieces(path, "a"))
+    assert b"".join(content[piece.start : piece.stop] for piece in found) == content
+    for piece in found:
+        assert piece.first_line == content[: piece.start].count(b"\n") + 1
+        assert piece.start == 0 or content[piece.start - 1 : piece.start] == b"\n"
+
+
+def test_what_is_appended_changes_only_the_last_piece(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines_of(40)) + "\n", encoding="utf-8")
+    before = [piece.digest for piece in pieces(path, "a")]
+    path.write_text("\n".join(lines_of(60)) + "\n", encoding="utf-8")
+    after = [piece.digest for piece in pieces(path, "a")]
+    assert after[: len(before) - 1] == before[:-1]
+    assert after[len(before) - 1] != before[-1]
+
+
+def made(piece: Piece, folder: Path) -> Shard:
+    return Shard.open(ShardTask(piece, None, (), (), (), folder)())
+
+
+def test_an_id_with_two_contents_is_found_across_pieces(tmp_path: Path) -> None:
+    rows = [{"text": f"some words of record {number}", "id": f"id {number}"} for number in range(30)]
+    rows.append({"text": "other words", "id": "id 3"})
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    shards = [made(piece, tmp_path / "shards") for piece in pieces(path, "a.jsonl")]
+    assert len(shards) > 2
+    check_user_ids(shards[:-1])
+    with pytest.raises(UserError, match=r"^a\.jsonl:31: its id stands on line 4 too, with other content"):
+        check_user_ids(shards)
+
+
+def test_a_bad_line_is_named_as_in_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*lines_of(40), '{"text": 1}']), encoding="utf-8")
+    *good, bad = pieces(path, "a.jsonl")
+    assert [read_piece(piece, None).records.num_rows > 0 for piece in good]
+    with pytest.raises(UserError, match=r"^a\.jsonl:41: `text` is not text"):
+        read_piece(bad, None)
+
+
+def test_answers_keep_to_the_label_set(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "completion": "yes"}\n{"prompt": "b", "completion": "yse"}\n', encoding="utf-8")
+    (piece,) = pieces(path, "a.jsonl")
+    assert read_piece(piece, None).records.num_rows == 2
+    with pytest.raises(UserError, match=r"^a\.jsonl:2: label `yse` is not in the label set; did you mean `yes`"):
+        read_piece(piece, None, ["yes", "no"])
+
+
+def test_the_same_task_gives_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines_of(8)), encoding="utf-8")
+    piece = next(pieces(path, "a"))
+    one, other = made(piece, tmp_path / "one"), made(piece, tmp_path / "other")
+    assert one.key == other.key
+    for file in one.folder.iterdir():
+        assert file.read_bytes() == (other.folder / file.name).read_bytes()
+    assert one.records().schema == pa.schema(one.records().schema)
