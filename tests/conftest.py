@@ -4,7 +4,7 @@ import csv
 import itertools
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +128,24 @@ def small(tmp_path: Path) -> SmallWorkspaces:
 def small_anywhere() -> type[SmallWorkspaces]:
     """`small` for fixtures that outlive a test: call it with the folder to work in."""
     return SmallWorkspaces
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 API that the environment's AWS variables lead to."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", address)
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="posttrain")
+        yield address
+    server.stop()

@@ -3,7 +3,6 @@
 import gzip
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -166,33 +165,22 @@ def test_lines_of_a_range_are_those_of_the_file(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of an S3 API that the environment's AWS variables lead to."""
-    from moto.server import ThreadedMotoServer
+def bucket(s3_server: str) -> str:
+    """A bucket with files."""
+    import boto3
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        import boto3
-
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="records")
-        table = pa.BufferOutputStream()
-        pa.parquet.write_table(pa.table({"text": ["a", "b"]}), table)
-        for key, content in {
-            "in/b.jsonl": b'{"text": "a"}\n{"text": "b"}\n',
-            "in/a.jsonl.gz": gzip.compress(b'{"text": "a"}\n{"text": "b"}\n'),
-            "in/a.parquet": bytes(table.getvalue()),
-            "in/cut.csv.gz": gzip.compress(b"text\n" + os.urandom(100).hex().encode())[:-30],
-        }.items():
-            client.put_object(Bucket="records", Key=key, Body=content)
-        yield "s3://records"
-    server.stop()
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="records")
+    table = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.table({"text": ["a", "b"]}), table)
+    for key, content in {
+        "in/b.jsonl": b'{"text": "a"}\n{"text": "b"}\n',
+        "in/a.jsonl.gz": gzip.compress(b'{"text": "a"}\n{"text": "b"}\n'),
+        "in/a.parquet": bytes(table.getvalue()),
+        "in/cut.csv.gz": gzip.compress(b"text\n" + os.urandom(100).hex().encode())[:-30],
+    }.items():
+        client.put_object(Bucket="records", Key=key, Body=content)
+    return "s3://records"
 
 
 def test_records_behind_a_url(bucket: str, tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ import forked
 import pytest
 
 Run = Callable[[str, Path], str]
+Walk = Callable[[str, Path], list[tuple[str, list[str]]]]
+
+_PAGES = Path(__file__).parents[2] / "docs"
+_FENCE = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +61,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         return printed
 
     return call
+
+
+@pytest.fixture(scope="session")
+def walk(run: Run) -> Walk:
+    """``walk(page, folder)``: runs its commands there in order; the outputs that it quotes, each with its untrue lines.
+
+    A quoted line must have been printed by the commands before it.
+    """
+
+    def through(page: str, folder: Path) -> list[tuple[str, list[str]]]:
+        printed: set[str] = set()
+        quoted = []
+        for kind, text in _FENCE.findall((_PAGES / page).read_text(encoding="utf-8")):
+            if kind == "sh":
+                printed = {_shape(line) for line in run(text, folder).splitlines()}
+            else:
+                quoted.append((text, [line for line in text.splitlines() if _shape(line) not in printed]))
+        return quoted
+
+    return through
+
+
+def _shape(line: str) -> str:
+    """A line with its numbers, ids, folders and column widths left out, as these differ between machines."""
+    line = re.sub(r"\b([a-z]+)-[0-9a-f]{16}\b", r"\1-ID", line)
+    line = re.sub(r"\S+/(?=support/\.posttrain)", "", line)
+    return " ".join(re.sub(r"[+-]?\d+(\.\d+)?", "#", line).split())
 
 
 _OWN = re.compile(r"posttrain [^|&;<>$*`]*")

@@ -57,27 +57,6 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     engine.dispose()
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """The address of an S3 API that the environment's AWS variables lead to."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    address = f"http://{host}:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", address)
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket="posttrain")
-        yield address
-    server.stop()
-
-
 @pytest.fixture
 def s3_url(s3_server: str) -> str:
     """An empty prefix in a bucket."""

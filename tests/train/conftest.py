@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -10,10 +11,14 @@ from posttrain.data.schema import RECORD
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.task import TaskConfig
+from posttrain.store.local_artifacts import LocalArtifacts
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
 from posttrain.train.lessons.log_probabilities import Supervised
 from posttrain.train.schedule import ScheduleConfig
+from posttrain.train.tokens.blocks import Block
+from posttrain.train.tokens.token_set import TokenSet
+from posttrain.train.tokens.write import write_shards
 from posttrain.train.trainer import Trainer
 from posttrain.train.watch.values import StepValues
 
@@ -53,6 +58,57 @@ def table(rows: Sequence[tuple[str | None, str | None]]) -> pa.Table:
         ],
         schema=RECORD,
     )
+
+
+def write_set(
+    units: Sequence[Sequence[Encoded]], folder: Path, shard_tokens: int = 2**26, block: int = 100
+) -> TokenSet:
+    """A set on the disk with these units."""
+
+    def made(some: Sequence[Sequence[Encoded]]) -> Block:
+        sequences = [sequence for unit in some for sequence in unit]
+        ids = [token for sequence in sequences for token in sequence.ids]
+        supervised = [one for sequence in sequences for one in sequence.supervised]
+        return Block(
+            np.array(ids, np.int32),
+            np.array(supervised, np.bool_),
+            np.array([len(sequence.ids) for sequence in sequences], np.int64),
+            np.array([len(unit) for unit in some], np.int64),
+            np.zeros(len(some), np.bool_),
+            np.array([unit[0].ids[0] for unit in some], np.int32),
+            np.zeros(len(some), np.float32),
+        )
+
+    blocks = [made(units[start : start + block]) for start in range(0, len(units), block)]
+    records = pa.table({"id": [str(row) for row in range(len(units))]})
+    store = LocalArtifacts(folder, folder / "tmp")
+    with store.stage() as fresh:
+        artifact = store.commit(fresh, "tokens", write_shards(blocks, records, fresh, shard_tokens))
+    return TokenSet(store.path(artifact.id))
+
+
+@pytest.fixture
+def make_set(tmp_path: Path) -> Callable[..., TokenSet]:
+    """Writes units to the disk: (units, shard_tokens, block)."""
+    return lambda units, *given: write_set(units, tmp_path / "sets", *given)
+
+
+def random_units(lengths: Sequence[int], seed: int = 0, sequences: int = 1) -> list[list[Encoded]]:
+    """Units whose sequences are so long, with random ids and supervised tokens."""
+    draws = np.random.default_rng(seed)
+    return [
+        [
+            Encoded(draws.integers(0, 1000, length).tolist(), (draws.random(length) < 0.4).tolist())
+            for _ in range(sequences)
+        ]
+        for length in lengths
+    ]
+
+
+@pytest.fixture
+def make_units() -> Callable[..., list[list[Encoded]]]:
+    """Random units: (lengths, seed, sequences)."""
+    return random_units
 
 
 @pytest.fixture

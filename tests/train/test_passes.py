@@ -6,7 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
-from posttrain.train.passes import Part, Passes, apportioned, parts_of
+from posttrain.train.mix import MixConfig, apportioned, parts_of
+from posttrain.train.passes import Part, Passes
 
 
 def epoch_order(count: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
@@ -47,7 +48,7 @@ def test_a_mix_meets_the_rows_of_a_kind_equally_often(sizes: list[int], seed: in
     kinds = np.array([f"kind {kind}" for kind, size in enumerate(sizes) for _ in range(size)])
     mix = {f"kind {kind}": 1.0 + kind % 2 for kind in range(len(sizes))}
     assume(0 not in apportioned(len(kinds), np.array(list(mix.values()))))
-    parts = parts_of(mix, kinds, np.arange(len(kinds)), "here")
+    parts = parts_of(MixConfig(mix=mix), kinds, np.arange(len(kinds)), "here")
     passes = Passes(parts, 3, seed)
     times = np.zeros(len(kinds), np.int64)
     for number in range(1, 6):
@@ -61,7 +62,7 @@ def test_a_mix_meets_the_rows_of_a_kind_equally_often(sizes: list[int], seed: in
 
 def test_without_a_seed_kinds_stand_evenly_between_each_other() -> None:
     kinds = np.array(["a"] * 6 + ["b"] * 2)
-    passes = Passes(parts_of({"a": 3, "b": 1}, kinds, np.arange(8), "here"), 4, None)
+    passes = Passes(parts_of(MixConfig(mix={"a": 3, "b": 1}), kinds, np.arange(8), "here"), 4, None)
     for batch in range(2):
         assert sorted(kinds[passes.rows(batch)]) == ["a", "a", "a", "b"]
     assert np.concatenate([passes.rows(0), passes.rows(1)]).tolist() == [0, 1, 6, 2, 3, 4, 7, 5]
@@ -78,6 +79,6 @@ def test_a_batch_does_not_depend_on_those_asked_for_before() -> None:
 def test_mixes_that_cannot_be() -> None:
     kinds = np.array(["faq"] * 99 + ["chat"])
     with pytest.raises(UserError, match="no record is of `fax`; did you mean `faq`\\?"):
-        parts_of({"fax": 1, "chat": 1}, kinds, np.arange(100), "here")
+        parts_of(MixConfig(mix={"fax": 1, "chat": 1}), kinds, np.arange(100), "here")
     with pytest.raises(UserError, match="here: the share of `chat` is less than a record"):
-        parts_of({"faq": 1000, "chat": 1}, kinds, np.arange(100), "here")
+        parts_of(MixConfig(mix={"faq": 1000, "chat": 1}), kinds, np.arange(100), "here")

@@ -17,8 +17,9 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError, WorkError
 from posttrain.train.examples import Encoder, encode
-from posttrain.train.tokens import shard
+from posttrain.train.tokens import blocks
 from posttrain.train.tokens.token_set import TokenSet
+from posttrain.train.tokens.token_shard import DTYPES, RECORDS
 from posttrain.train.tokens.tokenise import tokenise
 
 MakeRecords = Callable[..., pa.Table]
@@ -54,9 +55,9 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(encoder: Encoder, records: pa.Table, *given: Any) -> Any:
         found.append(len(records))
-        return shard.shards(encoder, records, *given)
+        return blocks.blocks(encoder, records, *given)
 
-    monkeypatch.setattr("posttrain.train.tokens.tokenise.shards", counted)
+    monkeypatch.setattr("posttrain.train.tokens.tokenise.blocks", counted)
     return found
 
 
@@ -95,16 +96,16 @@ def test_labels_stand_beside(records: pa.Table, tmp_path: Path) -> None:
 
 def test_tokens_stay_on_the_disk(records: pa.Table, tmp_path: Path) -> None:
     found = tokenise(encoder(), records, 100, "completion", tmp_path)
-    assert isinstance(found._ids, np.memmap)
-    assert isinstance(found._supervised, np.memmap)
-    assert found._ids.dtype == np.int32
+    assert isinstance(found.shards[0].ids, np.memmap)
+    assert isinstance(found.shards[0].supervised, np.memmap)
+    assert found.shards[0].ids.dtype == np.int32
 
 
 def test_the_bytes_do_not_depend_on_who_makes_them(
     pairs: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tokenise(encoder(), pairs, 60, "pair", tmp_path / "whole", 1)
-    monkeypatch.setattr(shard, "_RECORDS", 3)
+    monkeypatch.setattr(blocks, "_RECORDS", 3)
     expected = contents(whole.folder)
     assert len(expected) == 6
     for processes in (1, 2, 3):
@@ -115,7 +116,7 @@ def test_the_bytes_do_not_depend_on_who_makes_them(
 def test_the_first_bad_record_is_named_whoever_finds_it(
     records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "_RECORDS", 3)
+    monkeypatch.setattr(blocks, "_RECORDS", 3)
     answers = [None if row in (4, 9) else "x" for row in range(10)]
     for processes in (1, 2):
         with pytest.raises(UserError, match=f"^f:5: record {5:020x}: it has no answer"):
@@ -127,7 +128,7 @@ def test_the_first_bad_record_is_named_whoever_finds_it(
 def test_all_records_that_are_too_long_are_counted(
     records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    monkeypatch.setattr(shard, "_RECORDS", 3)
+    monkeypatch.setattr(blocks, "_RECORDS", 3)
     answers = ["x" * 90 if row in (1, 2, 4, 9) else None if row == 7 else "x" for row in range(10)]
     long = with_column(records, "completion", answers)
     with pytest.raises(UserError, match=f"^f:2: record {2:020x}: .* prompt in 80 tokens, and 3 more like it; raise"):
@@ -142,8 +143,8 @@ def test_all_records_that_are_too_long_are_counted(
 def test_a_process_that_is_killed_is_spoken_of(
     records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "_RECORDS", 3)
-    monkeypatch.setattr(shard, "_in_process", lambda *given: os._exit(9))
+    monkeypatch.setattr(blocks, "_RECORDS", 3)
+    monkeypatch.setattr(blocks, "_in_process", lambda *given: os._exit(9))
     with pytest.raises(WorkError, match=r"a process that tokenised was killed: set train\.loader\.processes to 1"):
         tokenise(encoder(), records, 100, "completion", tmp_path, 2)
 
@@ -215,7 +216,7 @@ def test_what_decides_the_tokens_is_in_the_key(
 
 
 @pytest.mark.parametrize("how", ["flip", "cut", "remove"])
-@pytest.mark.parametrize("name", ["ids", "supervised", "offsets", "units", "records.arrow", "manifest.json"])
+@pytest.mark.parametrize("name", [*(f"shard-00000/{name}" for name in (*DTYPES, RECORDS)), "manifest.json"])
 def test_damage_is_found_and_mended(
     records: pa.Table, tmp_path: Path, times: list[int], caplog: pytest.LogCaptureFixture, name: str, how: str
 ) -> None:

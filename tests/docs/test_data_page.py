@@ -1,0 +1,90 @@
+"""The data page's commands run in order, print what it says, and its tables say what the code says."""
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from posttrain.data.recipe import parse_step
+from posttrain.data.steps.registry import STEPS
+from posttrain.data.steps.step import RowStep
+from posttrain.store.workspace import Workspace
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+
+Quoted = list[tuple[str, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory, walk: Callable[[str, Path], Quoted]) -> tuple[Path, Quoted]:
+    """Where the page's commands were run, and the outputs that it quotes."""
+    folder = tmp_path_factory.mktemp("data")
+    return folder, walk("data.md", folder)
+
+
+def test_the_quoted_output_is_what_the_commands_print(walked: tuple[Path, Quoted]) -> None:
+    _, quoted = walked
+    assert len(quoted) >= 6
+    assert not [untrue for _, untrue in quoted if untrue]
+
+
+def test_grown_built_at_once_and_built_in_python_are_one_version(
+    walked: tuple[Path, Quoted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = walked
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (folder / "call.py").write_text(block, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    runpy.run_path("call.py")
+    with Workspace.open(folder) as workspace:
+        ids = {workspace.metadata.named(name) for name in ("support@v1.1.0", "at-once@v1.0.0", "in-python@v1.0.0")}
+    assert len(ids) == 1
+
+
+def test_report_export_and_training_leave_what_it_says(walked: tuple[Path, Quoted]) -> None:
+    folder, _ = walked
+    assert "<svg" in (folder / "support.html").read_text(encoding="utf-8")
+    assert len((folder / "train.jsonl").read_text(encoding="utf-8").splitlines()) == 5
+    assert (folder / "trained" / "model.safetensors").is_file()
+
+
+def test_the_feedback_is_in_the_last_version(walked: tuple[Path, Quoted]) -> None:
+    folder, _ = walked
+    with Workspace.open(folder) as workspace:
+        assert [named.text for named in workspace.metadata.names("support")][-1] == "support@v1.2.0"
+
+
+def test_the_generated_parts_are_up_to_date() -> None:
+    for page, text in runpy.run_path(str(ROOT / "docs" / "update.py"))["pages"]().items():
+        assert page.read_text(encoding="utf-8") == text, "run: python docs/update.py"
+
+
+def test_the_table_names_every_step_with_what_it_looks_at_and_meets() -> None:
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \| [^|]+ \| (\w+) \| ([\w ]+) \|", PAGE, re.MULTILINE)
+    assert {name for name, *_ in rows} == set(STEPS)
+    for name, anchor, looks_at, meets in rows:
+        step = STEPS[name]
+        assert anchor == name
+        assert looks_at == ("one" if issubclass(step, RowStep) else "all"), name
+        assert meets == ("training" if step.training_only else "every record"), name
+        assert f"\n### {name}\n" in PAGE
+
+
+def test_the_loops_sets_meet_the_steps_that_it_says() -> None:
+    told = PAGE.partition("In the loop")[2].partition("\n\n")[0].partition("test records meet")
+    hidden = {name for name, step in STEPS.items() if step.needs_answers and not step.training_only}
+    assert set(re.findall(r"`(\w+)`", told[0])) == {"decontaminate", *hidden}
+    assert set(re.findall(r"`(\w+)`", told[2])) == {name for name, step in STEPS.items() if step.evaluation}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_default_that_it_gives_is_accepted(name: str) -> None:
+    section = PAGE.partition(f"\n### {name}\n")[2].partition("\n### ")[0].partition("`method: ")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| ", section, re.MULTILINE)
+    assert {key.partition(".")[0] for key, _ in rows} == set(STEPS[name].model_fields)
+    if any(default == "required" for _, default in rows) or name == "quality":
+        return
+    assert parse_step(name).model_dump() == STEPS[name]().model_dump()

@@ -1,0 +1,149 @@
+"""Loaders stop at any sample and go on, in any number of threads and processes."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.models.chat import Encoded
+from posttrain.store.errors import UserError
+from posttrain.train.loader import Loader
+from posttrain.train.order import Order, StageConfig
+from posttrain.train.row_loader import RowBatch, RowLoader
+from posttrain.train.tokens.config import LoaderConfig
+from posttrain.train.tokens.token_set import TokenSet
+
+COUNT = 23
+WAYS = [(0, 1), (1, 2), (3, 5)]
+"""Threads, and steps ahead."""
+
+
+def order(seed: int = 3, batch_size: int = 5) -> Order:
+    return Order(COUNT, batch_size, seed, [StageConfig(epochs=2)])
+
+
+def config(way: tuple[int, int] = (0, 1)) -> LoaderConfig:
+    return LoaderConfig(workers=way[0], prefetch=way[1])
+
+
+def content(batch: RowBatch) -> tuple[Any, ...]:
+    rows = [{name: values.tolist() for name, values in row.items()} for row in batch.packed]
+    return batch.step, batch.epoch, batch.rows, rows
+
+
+@pytest.fixture
+def units(make_units: Callable[..., list[list[Encoded]]], make_set: Callable[..., TokenSet]) -> TokenSet:
+    lengths = np.random.default_rng(1).integers(2, 40, COUNT).tolist()
+    return make_set(make_units(lengths), 150)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_do_not_depend_on_threads(units: TokenSet, way: tuple[int, int]) -> None:
+    assert len(units.shards) > 2
+    with RowLoader(units, order(), 64) as alone, RowLoader(units, order(), 64, config=config(way)) as loader:
+        expected = [content(batch) for batch in alone]
+        assert [content(batch) for batch in loader] == expected
+    assert [(step, epoch) for step, epoch, *_ in expected] == [(step, step // 5) for step in range(10)]
+    assert [rows for _, _, rows, _ in expected] == [order().rows(step) for step in range(10)]
+    for _, _, rows, packed in expected:
+        assert [id for row in packed for id in row["ids"]] == [id for row in rows for id in units[row][0].ids]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_stops_at_any_sample_and_goes_on(units: TokenSet, way: tuple[int, int]) -> None:
+    with RowLoader(units, order(), 64, config=config(way)) as loader:
+        everything = [row for batch in loader for row in batch.rows]
+        met = 0
+        for step in range(order().steps):
+            for samples in range(len(order().rows(step)) + 1):
+                loader.seek(step)
+                next(loader)
+                state = json.loads(json.dumps(loader.state(samples)))
+                loader.seek(0)
+                loader.load_state(state)
+                assert [row for batch in loader for row in batch.rows] == everything[met + samples :]
+            met += len(order().rows(step))
+
+
+def test_a_state_after_whole_steps(units: TokenSet) -> None:
+    with Loader(units, order(), 64) as loader:
+        whole = [batch.rows for batch in loader]
+        assert loader.state()["epoch"] is None
+        for step in range(len(whole)):
+            loader.seek(step)
+            state = json.loads(json.dumps(loader.state()))
+            assert state == {
+                "set": units.id,
+                "records": COUNT,
+                "batch_size": 5,
+                "seed": 3,
+                "steps": 10,
+                "epoch": step // 5,
+                "step": step,
+                "samples": 0,
+                "world_size": 1,
+                "since": [0, 0],
+            }
+            loader.seek(0)
+            loader.load_state(state)
+            assert [batch.rows for batch in loader] == whole[step:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+def test_processes_together_load_what_one_would(units: TokenSet, world_size: int) -> None:
+    loaders = [RowLoader(units, order(), 64, rank=rank, world_size=world_size) for rank in range(world_size)]
+    tokens = np.zeros(world_size, np.int64)
+    for step in range(order().steps):
+        whole, parts = order().rows(step), [next(loader) for loader in loaders]
+        assert sorted(row for part in parts for row in part.rows) == sorted(whole)
+        for rank, part in enumerate(parts):
+            places = [whole.index(row) for row in part.rows]
+            assert places == sorted(places)
+            tokens[rank] += len(part.packed.ids)
+        if step < 5:
+            assert np.ptp(tokens) <= units.longest.max()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 2), (4, 3), (3, 16)])
+def test_another_number_of_processes_goes_on(units: TokenSet, before: int, after: int) -> None:
+    first = [RowLoader(units, order(), 64, rank=rank, world_size=before) for rank in range(before)]
+    for step in range(3):
+        met = sorted(row for loader in first for row in next(loader).rows)
+        assert met == sorted(order().rows(step))
+    states = [loader.state(2) for loader in first]  # two of step 2's samples were used
+    assert all(state == states[0] for state in states)
+    second = [RowLoader(units, order(), 64, rank=rank, world_size=after) for rank in range(after)]
+    for loader in second:
+        loader.load_state(json.loads(json.dumps(states[0])))
+    left = [sorted(row for loader in second for row in next(loader).rows) for _ in range(2, 10)]
+    assert left == [sorted(order().rows(step)[2 if step == 2 else 0 :]) for step in range(2, 10)]
+    again = [RowLoader(units, order(), 64, rank=rank, world_size=after) for rank in range(after)]
+    second[0].seek(4)
+    state = json.loads(json.dumps(second[0].state()))
+    assert state["since"] == ([2, 2] if before != after else [0, 0])
+    for one, loader in zip(again, second, strict=True):
+        one.load_state(state)
+        loader.seek(4)
+        assert [batch.rows for batch in one] == [batch.rows for batch in loader]
+
+
+def test_a_state_of_something_else_is_refused(
+    units: TokenSet, make_units: Callable[..., list[list[Encoded]]], make_set: Callable[..., TokenSet]
+) -> None:
+    other = make_set(make_units([7] * COUNT))
+    with RowLoader(units, order(), 64) as loader:
+        state = loader.state()
+        for changed in (
+            RowLoader(other, order(), 64),
+            RowLoader(units, order(seed=4), 64),
+            RowLoader(units, order(batch_size=6), 64),
+        ):
+            with pytest.raises(UserError, match=r"the loader's state has (set|seed|batch_size)"):
+                changed.load_state(state)
+        for samples in (-1, 0, 6):
+            with pytest.raises(ValueError, match="the last step has no"):
+                loader.state(samples)
+    with pytest.raises(ValueError, match="of 2 processes none is number 2"):
+        RowLoader(units, order(), 64, rank=2, world_size=2)
