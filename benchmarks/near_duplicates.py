@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.similarity import comparable
+from posttrain.data.normalise import comparable
 
 NGRAM = 5
 _ROWS_A_BLOCK = 250

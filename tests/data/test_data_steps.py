@@ -1,13 +1,15 @@
 """Duplicates, contradictions, missing answers and leaks: exact answers on planted records."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 
+from posttrain.data.alone import apply
 from posttrain.data.flow import Work
 from posttrain.data.labelled_before import already_labelled
-from posttrain.data.leak import leaks
 from posttrain.data.schema import RECORD, REJECTED
+from posttrain.data.steps.decontaminate import Decontaminate
 
 Make = Callable[..., pa.Table]
 
@@ -33,6 +35,11 @@ def test_what_is_labelled_leaves_the_pool(make: Make) -> None:
     )
 
 
+def leaks(test: pa.Table, threshold: float | None) -> Work:
+    step = Decontaminate(ngram=None, threshold=threshold, contained=None)
+    return partial(apply, step, evaluation=test)
+
+
 def test_leaks_name_the_test_record(make: Make) -> None:
     text = "where is the parcel that I ordered last week"
     test = make((text, "x", "anna"), ("my card was stolen", "y"), (text + "?", "x"), source="t")
@@ -47,10 +54,10 @@ def test_leaks_name_the_test_record(make: Make) -> None:
     assert outcome(leaks(test, 0.9), table) == (
         [4, 6],
         [
-            (1, "leak", "like a test input", "similarity 1.00 to t:2"),
-            (2, "leak", "equals a test input", "the same input as t:2"),
-            (3, "leak", "like a test input", "similarity 0.98 to t:1"),
-            (5, "leak", "group of a test record", "group `anna` is also that of t:1"),
+            (1, "decontaminate", "like a test input", "similarity 1.00 to t:2"),
+            (2, "decontaminate", "equals a test input", "the same input as t:2"),
+            (3, "decontaminate", "like a test input", "similarity 0.98 to t:1"),
+            (5, "decontaminate", "group of a test record", "group `anna` is also that of t:1"),
         ],
     )
     assert outcome(leaks(test, None), table)[0] == [1, 3, 4, 6]
@@ -62,4 +69,4 @@ def test_a_leak_names_the_most_alike_and_the_first_of_equals(make: Make) -> None
     text = "where is the parcel that I ordered last week"
     test = make((text + "???", "x"), (text + "?", "x"), (text + "?", "y"), (text + "!?!", "x"), source="t")
     table = make((text, None))
-    assert outcome(leaks(test, 0.8), table)[1] == [(1, "leak", "like a test input", "similarity 0.98 to t:2")]
+    assert outcome(leaks(test, 0.8), table)[1] == [(1, "decontaminate", "like a test input", "similarity 0.98 to t:2")]

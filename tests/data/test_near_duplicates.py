@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from posttrain.data import clusters as search
 from posttrain.data import minhash
+from posttrain.data.alone import apply
 from posttrain.data.clusters import clusters
 from posttrain.data.minhash import sketch
-from posttrain.data.near_duplicates import near_duplicate_records, near_duplicates
+from posttrain.data.near_duplicates import near_duplicates
+from posttrain.data.steps.minhash import Minhash
 
 
 def brute_force(texts: list[str], threshold: float, ngram: int) -> list[int]:
@@ -201,7 +203,7 @@ def test_a_threshold_outside_its_range(threshold: float) -> None:
 def test_like_inputs_with_different_answers_stay(make: Callable[..., pa.Table]) -> None:
     text = "please tell me where my parcel is right now"
     table = make((text, "a"), (text + ".", "b"), (text + "!", "a"), ("something else entirely", "a"))
-    kept, rejected, *_ = near_duplicate_records(0.8)(table)
+    kept, rejected, *_ = apply(Minhash(), table)
     assert kept["line"].to_pylist() == [1, 2, 4]
     assert [(row["line"], row["reason"], row["detail"]) for row in rejected.to_pylist()] == [
         (3, "near duplicate", "similarity 0.97 to f:1")

@@ -11,6 +11,7 @@ import torch
 from posttrain.models.packing import Packed, Unit, micro_batches, pack
 from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
+from posttrain.train.accounts import accounts
 from posttrain.train.alone import AloneConfig
 from posttrain.train.columns import stage_kinds
 from posttrain.train.config import TrainConfig
@@ -95,8 +96,8 @@ def forecast(settings: AloneConfig, source: str, records: pa.Table | None, machi
         machine: where it is to run.
 
     Returns:
-        ``memory``, ``micro_batch``, ``work``, ``parameters`` and what they are of, as JSON values; bytes, FLOPs,
-        seconds.
+        ``memory``, ``micro_batch``, ``work``, ``parameters``, ``mixes`` (as `accounts` gives them) and what they are
+        of, as JSON values; bytes, FLOPs, seconds.
 
     Raises:
         UserError: there is no such model, or the records cannot be used.
@@ -104,7 +105,7 @@ def forecast(settings: AloneConfig, source: str, records: pa.Table | None, machi
     config, train = read_config(source), settings.train
     blueprint = Blueprint.of(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
-    stages = _stages(settings, source, records)
+    stages, mixes = _stages(settings, source, records)
     most_tokens = max(stage.longest for stage in stages)
     # As training does it, which does not pack all of its data for every budget.
     auto = choose_budget(blueprint, train, machine.memory, most_tokens, device=machine.device, process=process)
@@ -135,6 +136,7 @@ def forecast(settings: AloneConfig, source: str, records: pa.Table | None, machi
             "supervised": batch.supervised,
             "auto": auto.tokens if auto.fits else None,
         },
+        "mixes": mixes,
         "work": _time(_together([_work(config, train, stage, tokens) for stage in stages]), found, train, machine),
     }
 
@@ -166,23 +168,28 @@ class _Stage:
         return (pack(part) for step in self.batches for part in micro_batches(step, budget))
 
 
-def _stages(settings: AloneConfig, source: str, records: pa.Table | None) -> list[_Stage]:
-    """What a training meets one after the other; of a curriculum's records, all of them from the start."""
+def _stages(settings: AloneConfig, source: str, records: pa.Table | None) -> tuple[list[_Stage], list[dict[str, Any]]]:
+    """What a training meets one after the other, and how often the kinds of its mixes.
+
+    Of a curriculum's records, all of them from the start.
+    """
     train = settings.train
     configs = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in stages_of(train)]
     if records is None:
-        return [_Stage(train, min(one.max_length or train.max_length, train.max_length), one.steps) for one in configs]
+        longest_ones = [min(one.max_length or train.max_length, train.max_length) for one in configs]
+        return [_Stage(train, most, one.steps) for most, one in zip(longest_ones, configs, strict=True)], []
     shape = shape_of(train, records)
     encoded, _ = encode(encoder_of(source, settings.task), records, train.max_length, shape)
     apart = shape == "pair" and OBJECTIVES[train.objective].shape == "labelled"  # as training takes them
     units: Sequence[Unit] = split(encoded) if apart else encoded
     lengths = longest(units)
+    kinds = {name: np.repeat(of, 1 + apart).tolist() for name, of in stage_kinds(train, records).items()}
     order = Order(
         len(units),
         train.batch_size,
         settings.seed if train.shuffle else None,
         configs,
-        kinds={name: np.repeat(of, 1 + apart).tolist() for name, of in stage_kinds(train, records).items()},
+        kinds=kinds,
         lengths=lengths,
     )
     found: list[_Stage] = []
@@ -193,7 +200,7 @@ def _stages(settings: AloneConfig, source: str, records: pa.Table | None) -> lis
         batches = [[units[row] for row in rows] for rows in met]
         found.append(_Stage(train, int(lengths.max()), place.steps, batches))
         start = steps.stop
-    return found
+    return found, accounts(order, kinds)
 
 
 def _work(config: Any, train: TrainConfig, stage: _Stage, budget: int) -> _Work:

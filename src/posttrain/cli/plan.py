@@ -67,6 +67,9 @@ def _print(found: dict[str, Any]) -> None:
         _line(f"and {memory['host'] / _GIB:.2f} GiB of the host's memory")
     if memory["stage"] is not None:
         _line(f"of {len(memory['stages'])} stages, train.stages.{memory['stage']} needs the most")
+    for mix in found["mixes"]:
+        rows = [[name, one["records"], one["met"], f"{one['epochs']:.2f}"] for name, one in mix["kinds"].items()]
+        print_table(f"mix of train.stages.{mix['stage']}", [mix["by"], "records", "met", "epochs"], rows)
     batch, work = found["micro_batch"], found["work"]
     chosen = "" if batch["auto"] is None else f"; train.micro_batch_tokens=auto takes {batch['auto']}"
     _line(f"micro-batch: {batch['tokens']} tokens, {batch['supervised']} of them supervised{chosen}")

@@ -2,7 +2,7 @@
 
 Inputs are sets of character 5-grams. A training record must hold the share c of an evaluation input's set, both to
 have a Jaccard similarity of c to it and to contain c of it. So of that set's n members, rarest first, it must hold
-at least k of the first ``n - ceil(c * n) + k`` (prefix filtering, as in `posttrain.data.similarity`): only those are
+at least k of the first ``n - ceil(c * n) + k`` (prefix filtering): only those are
 indexed, and only what then is found is compared exactly.
 """
 

@@ -4,14 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from posttrain.data.alone import OneTable
 from posttrain.data.clusters import clusters
-from posttrain.data.flow import Work
 from posttrain.data.minhash import sketch
-from posttrain.data.steps.minhash import Minhash
-from posttrain.data.steps.step import Outcome, part
 
 
 def near_duplicates(
@@ -34,13 +29,3 @@ def near_duplicates(
     return clusters(
         sketch(texts, threshold, ngram, seed), lambda rows: [texts[row] for row in rows.tolist()], threshold, ngram
     )
-
-
-def near_duplicate_records(threshold: float, ngram: int = 5) -> Work:
-    """The step `posttrain.data.steps.minhash.Minhash` on tables that fit into memory."""
-    minhash = Minhash(threshold=threshold, ngram=ngram)
-
-    def step(table: pa.Table) -> Outcome:
-        return part(table, "near duplicates", minhash.decide(OneTable(table, minhash)).rejections)
-
-    return step

@@ -25,6 +25,11 @@ def normal_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split()) if plain is None else plain.decode()
 
 
+def comparable(text: str) -> str:
+    """The form in which texts are compared: normalised and case-folded."""
+    return normal_text(text).casefold()
+
+
 def input_id(prompt: Sequence[Turn] | None, text: str | None) -> str:
     """20 hex characters that two records share exactly when their normalised inputs are equal."""
     return _digest(b"[%s, %s]" % (_turns(prompt), _json(text)))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.data.normalise import comparable
 from posttrain.data.shingles import Hashes, Indices, Shingles, offsets_of, runs
-from posttrain.data.similarity import comparable
 
 
 class Windows(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.similarity import comparable
+from posttrain.data.normalise import comparable
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ class Shingles(NamedTuple):
 def hashes(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
     """The set of n-grams of every text, as 64-bit hashes: 8 bytes a character, so pass large sets in pieces.
 
-    Texts are compared in the form of `posttrain.data.similarity.comparable`; words are what its spaces part. A text
+    Texts are compared in the form of `posttrain.data.normalise.comparable`; words are what its spaces part. A text
     of fewer than ``ngram`` units is one shingle. A hash depends on nothing but the n-gram.
 
     Raises:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from posttrain.data.similarity import comparable
+from posttrain.data.normalise import comparable
 
 _ASCII = bytes(ord(chr(code).lower()) if chr(code).isalnum() else ord(" ") for code in range(128)) + b" " * 128
 _PUNCTUATION = re.compile("[\u2000-\u206f\u20a0-\u20cf]+")

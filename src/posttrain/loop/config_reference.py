@@ -23,6 +23,10 @@ def reference(section: type[BaseModel], indent: int = 0) -> str:
             lines += [f"{pad}{name}: null", *(f"{pad}# {line}" for line in reference(inner, 2).splitlines())]
         elif inner is not None:
             lines += [f"{pad}{name}:", reference(inner, indent + 2)]
+        elif (one := _section_of_list(field.annotation)) and not field.default:
+            # Empty as it is: what stands in it is there as a comment.
+            lines += [f"{pad}{name}: []", f"{pad}# - each with"]
+            lines += [f"{pad}#   {line}" for line in reference(one).splitlines()]
         elif field.is_required():
             lines.append(f"{pad}{name}:  # required")
         else:
@@ -36,6 +40,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) in (Union, UnionType):
         return next((found for part in get_args(annotation) if (found := _section(part))), None)
     return None
+
+
+def _section_of_list(annotation: Any) -> type[BaseModel] | None:
+    (inner,) = get_args(annotation) if get_origin(annotation) is list else (None,)
+    return _section(inner)
 
 
 def _shown(value: Any) -> str:

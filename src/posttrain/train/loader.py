@@ -1,17 +1,14 @@
 """The batches of a training, packed ahead of the model."""
 
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
 
 from posttrain.models.packing import Packed, Unit, micro_batches, pack
 from posttrain.train.order import Order, Place
+from posttrain.train.stream import Stream
 from posttrain.train.tokens.config import LoaderConfig
 
 
@@ -55,19 +52,18 @@ class Batch:
     lengths: Lengths
 
 
-class Loader:
-    """The batches of an order's steps one after another; a context manager, which stops its threads.
-
-    The next steps are packed in threads while the model works on one: what comes does not depend on how many threads
-    there are or how far ahead they are. What goes wrong in a thread is raised where the batch is asked for.
+class Loader(Stream[Batch]):
+    """The batches of an order's steps one after another, as `Stream` has it.
 
     Args:
         units: the training set.
-        order: whose rows are in which step; steps that are not decided are not packed ahead.
+        order: whose rows are in which step.
         budget: tokens of a micro-batch at most.
         device: where the batches are wanted.
         padded: whether the model needs padded rows.
         config: threads, and steps packed ahead.
+        rank: which process this is, from 0.
+        world_size: how many there are.
     """
 
     def __init__(
@@ -79,47 +75,11 @@ class Loader:
         device: torch.device | str = "cpu",
         padded: bool = False,
         config: LoaderConfig | None = None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        self._units, self._order, self._device, self._padded = units, order, device, padded
-        self._config = config or LoaderConfig()
-        self._threads = ThreadPoolExecutor(self._config.workers, "loader") if self._config.workers else None
-        self._budget = budget
-        self._next = 0
-        self._ahead: deque[Future[Batch]] = deque()
-        self.waited = 0.0
-        """Seconds that the last batch was waited for."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        """The next step's batch.
-
-        Raises:
-            StopIteration: that was the last step.
-            IndexError: the next step hangs on losses that the order was not told.
-        """
-        start = time.perf_counter()
-        if self._next >= self._order.steps:
-            raise StopIteration
-        self._pack_ahead()
-        try:
-            batch = self._ahead.popleft().result() if self._ahead else self._load(*self._work(self._next))
-        except BaseException:
-            self.seek(self._next)  # what is ahead is the step after it
-            raise
-        self._next += 1
-        self._pack_ahead()
-        self.waited = time.perf_counter() - start
-        return batch
+        super().__init__(units, order, config=config, rank=rank, world_size=world_size)
+        self._budget, self._device, self._padded = budget, device, padded
 
     @property
     def budget(self) -> int:
@@ -128,34 +88,12 @@ class Loader:
 
     @budget.setter
     def budget(self, tokens: int) -> None:
-        self.seek(self._next)
+        self._forget_ahead()
         self._budget = tokens
 
-    def seek(self, step: int) -> None:
-        """Go on with any step, earlier or later, or with the same again."""
-        while self._ahead:
-            self._ahead.pop().cancel()
-        self._next = step
-
-    def close(self) -> None:
-        """Stop the threads; a batch that one is busy with is waited for."""
-        self.seek(self._next)
-        if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
-
-    def _pack_ahead(self) -> None:
-        if self._threads is None:
-            return
-        last = min(self._next + self._config.prefetch, self._order.decided)
-        for step in range(self._next + len(self._ahead), last):
-            self._ahead.append(self._threads.submit(self._load, *self._work(step)))
-
-    def _work(self, step: int) -> tuple[Place, int, list[int], int]:
-        """All that a thread is told: it reads nothing that the training may change meanwhile."""
-        return self._order.place(step), step, self._order.rows(step), self._budget
-
-    def _load(self, place: Place, step: int, rows: list[int], budget: int) -> Batch:
-        units = [self._units[row] for row in rows]
+    def _make(self, place: Place, step: int, rows: list[int], budget: int) -> Batch:
+        take = getattr(self._units, "take", None)
+        units = take(rows).views() if take else [self._units[row] for row in rows]
         parts = list(micro_batches(units, budget))
         packed = [pack(part, self._device, padded=self._padded) for part in parts]
         first, groups = 0, []

@@ -4,6 +4,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,10 +12,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from posttrain.store.errors import UserError
-from posttrain.store.section import Section
 from posttrain.train.curriculum import Adaptive, CurriculumConfig, competence, opened
+from posttrain.train.mix import MixConfig, parts_of
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.passes import Part, Passes, parts_of
+from posttrain.train.passes import Part, Passes
 
 if TYPE_CHECKING:  # it holds the sections of this module
     from posttrain.train.config import TrainConfig
@@ -24,13 +25,9 @@ log = logging.getLogger("posttrain")
 _FIX = "leave train.stages and train.curriculum as they were, or train anew in another folder"
 
 
-class StageConfig(Section):
+class StageConfig(MixConfig):
     """One part of a training in several."""
 
-    mix: dict[str, float] | None = Field(
-        None, min_length=1, description="Share of each kind of records, by name; none: all records as they are."
-    )
-    mix_by: str = Field("source", description="What those names are: `source`, or another column of the data.")
     epochs: int | None = Field(None, ge=1, description="Passes over the stage's records; or give `steps`.")
     steps: int | None = Field(None, ge=1, description="Optimiser steps.")
     learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; none: the training's.")
@@ -41,8 +38,6 @@ class StageConfig(Section):
     def _fits(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("a stage has either epochs or steps")
-        if self.mix is not None and min(self.mix.values()) <= 0:
-            raise ValueError("the shares of a mix are above 0; leave out what is not to be met")
         if self.mix is not None and self.curriculum.name != "none":
             raise ValueError("a stage has a mix or a curriculum, not both")
         return self
@@ -120,7 +115,7 @@ class Order:
         lengths: np.ndarray | None = None,
         difficulties: np.ndarray | None = None,
     ) -> None:
-        self.count = count
+        self.count, self.batch_size, self.seed = count, batch_size, seed
         self._stages: list[_Stage] = []
         self._starts = [0]
         self._observed = 0  # steps
@@ -134,7 +129,7 @@ class Order:
             parts = [Part(rows, len(rows))]
             if config.mix is not None:
                 of = _known(config.mix_by, (kinds or {}).get(config.mix_by), count)
-                parts = parts_of(config.mix, of, rows, f"{where}.mix")
+                parts = parts_of(config, of, rows, f"{where}.mix", partial(_passes, config, batch_size))
             if left_out := count - sum(len(part.rows) for part in parts):
                 log.info("  %s: %d of %d records are not met", where, left_out, count)
             ranks = None if config.curriculum.name == "none" else _known("difficulties", difficulties, count)
@@ -152,6 +147,11 @@ class Order:
     def stages(self) -> list[Place]:
         """The first step of every stage."""
         return [self.place(start) for start in self._starts[:-1]]
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each stage starts, and where the last one ends, in steps."""
+        return list(self._starts)
 
     @property
     def decided(self) -> int:
@@ -191,11 +191,19 @@ class Order:
         if stage.adaptive is not None:
             stage.adaptive.observe(within, loss)
 
-    def seen(self, steps: int | None = None) -> np.ndarray:
-        """int64 [count]: how often each record is met in the first ``steps`` steps, or in all that are decided."""
+    def seen(self, steps: int | None = None, *, samples: int = 0, since: int = 0) -> np.ndarray:
+        """int64 [count]: how often each record is met in the first ``steps`` steps, or in all that are decided.
+
+        Args:
+            samples: and in so many samples of the step after them.
+            since: the first step that counts.
+        """
         times = np.zeros(self.count, np.int64)
-        for step in range(self.decided if steps is None else steps):
+        end = self.decided if steps is None else steps
+        for step in range(since, end):
             np.add.at(times, self.rows(step), 1)
+        if samples:
+            np.add.at(times, self.rows(end)[:samples], 1)
         return times
 
     def state(self) -> dict[str, Any]:
@@ -230,6 +238,11 @@ class Order:
             raise IndexError(f"the training has {self.steps} steps, and no step {step}")
         number = bisect_right(self._starts, step) - 1
         return number, self._stages[number], step - self._starts[number]
+
+
+def _passes(config: StageConfig, batch_size: int, count: int) -> int:
+    """How many passes of so many records a stage has, a part of one counted as one."""
+    return config.epochs or ceil((config.steps or 1) / ceil(count / batch_size))
 
 
 def _known(name: str, values: Sequence[Any] | np.ndarray | None, count: int) -> np.ndarray:

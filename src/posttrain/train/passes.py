@@ -1,12 +1,9 @@
-"""Passes over the records, shuffled, and the shares that kinds of records have in them."""
+"""Passes over the records, shuffled; each has its shares of their kinds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,46 +20,14 @@ class Part:
     share: int
 
 
-def parts_of(mix: dict[str, float], kinds: np.ndarray, rows: np.ndarray, where: str) -> list[Part]:
-    """The kinds that a mix names, with shares of a pass that is as long as there are records of them.
-
-    Args:
-        mix: weight of each kind, above 0.
-        kinds: str [records], what each is.
-        rows: int64, the records that come into question.
-        where: what errors name.
-
-    Raises:
-        UserError: no record is of a kind, or its share of a pass is less than a record.
-    """
-    found = [rows[kinds[rows] == name] for name in mix]
-    for name, own in zip(mix, found, strict=True):
-        if not len(own):
-            known = sorted(set(kinds[rows].tolist()))
-            raise UserError(f"no record is of `{name}`", where=where, fix=did_you_mean(name, known))
-    shares = apportioned(sum(map(len, found)), np.array(list(mix.values())))
-    for name, share in zip(mix, shares, strict=True):
-        if share == 0:
-            raise UserError(f"the share of `{name}` is less than a record", where=where, fix="raise it or leave it out")
-    return [Part(own, share) for own, share in zip(found, shares, strict=True)]
-
-
-def apportioned(total: int, weights: np.ndarray) -> list[int]:
-    """``total`` in whole numbers by weights, the largest remainders rounded up (Hamilton's method)."""
-    exact = weights / weights.sum() * total
-    whole = np.floor(exact).astype(np.int64)
-    whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
-    found: list[int] = whole.tolist()
-    return found
-
-
 class Passes:
     """Batches of pass after pass over some records; a function of the arguments.
 
     Args:
         parts: the records.
         batch_size: rows a batch; the last one of a pass may have fewer.
-        seed: of the shuffling; None keeps the records' order, with the parts evenly between each other.
+        seed: of the shuffling; None keeps the records' order. Several parts stand evenly between each other: after n of
+            a pass's N records, a part with the share s was met n s/N times, give or take (1 + parts s/N) / 2.
         first: number of the first pass: those of two stages that go on from each other are shuffled differently.
     """
 
@@ -81,15 +46,15 @@ class Passes:
 
     def _pass(self, number: int) -> np.ndarray:
         drawn = [self._drawn(part, kind, number) for kind, part in enumerate(self._parts)]
-        if self._seed is None:
+        if self._seed is None or len(drawn) > 1:
             return _interleaved(drawn)
         return np.random.default_rng([self._seed, self._first + number]).permutation(np.concatenate(drawn))
 
     def _drawn(self, part: Part, kind: int, number: int) -> np.ndarray:
         """The next ``share`` rows of a part, which is gone through again and again."""
         size = len(part.rows)
-        if part.share == size:
-            return part.rows
+        if part.share == size and len(self._parts) == 1:
+            return part.rows  # the pass is shuffled as a whole
         first, last = number * part.share, (number + 1) * part.share
         turns = [self._turn(part.rows, kind, turn) for turn in range(first // size, -(-last // size))]
         return np.concatenate(turns)[first % size :][: part.share]
@@ -101,6 +66,9 @@ class Passes:
 
 
 def _interleaved(drawn: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of several parts evenly between each other, each in its order."""
+    """The rows of several parts evenly between each other, each in its order.
+
+    The k-th of a part's s rows stands at (k + 1/2) / s of the way, as in Webster's method of apportionment.
+    """
     places = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in drawn])
     return np.concatenate(drawn)[np.argsort(places, kind="stable")]

@@ -11,6 +11,7 @@ import torch
 
 from posttrain.models.language_model import LanguageModel, check_folder, save
 from posttrain.models.task import TaskConfig
+from posttrain.train.accounts import accounts
 from posttrain.train.config import TrainConfig
 from posttrain.train.initialization.untrained import check_from_scratch, untrained
 from posttrain.train.lessons.make import Given, lesson_for, model_for
@@ -23,7 +24,7 @@ from posttrain.train.watch.values import StepValues, finite, mean_loss
 
 log = logging.getLogger("posttrain")
 
-VERSION = 4
+VERSION = 5
 
 _TIMES = ("seconds", "tokens_per_second", "memory_bytes", "data_wait", "mfu", "phases")
 
@@ -58,7 +59,8 @@ def train(
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
         ``last_loss`` (mean of the last epoch; both None where there is no finite number), ``decisions`` (what was found
         wrong and done about it); from scratch also ``initialization`` (variance of activations and gradients by layer
-        before the first step); where stages or a curriculum left records out, ``never_met`` (their ids).
+        before the first step); where stages or a curriculum left records out, ``never_met`` (their ids); with a mix
+        ``mixes``, how often each kind and record was met, as `posttrain.train.accounts.accounts` gives it.
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
@@ -104,6 +106,8 @@ def train(
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))
         fresh["never_met"] = never_met
+    if mixes := accounts(trainer.state.order, trainer.kinds or {}):
+        fresh["mixes"] = mixes
     return fresh | {
         "examples": len(units),
         "cut": len(units.cut),

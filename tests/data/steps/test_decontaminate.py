@@ -9,13 +9,17 @@ from step_contract import StepContract, reasons, table_of
 
 from posttrain.data.alone import OneTable, apply
 from posttrain.data.contamination import against, share_found
-from posttrain.data.normalise import input_texts
-from posttrain.data.similarity import comparable, shingles
+from posttrain.data.normalise import comparable, input_texts
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import Step
 
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 7))
 WORDS = ["".join(letters[: 3 + number % 5]) for number, letters in enumerate(_LETTERS)]
+
+
+def shingles(text: str, ngram: int) -> set[str]:
+    """The runs of ``ngram`` characters in ``text``; a shorter text is one shingle."""
+    return {text[start : start + ngram] for start in range(max(1, len(text) - ngram + 1))}
 
 
 def prose(seed: int, count: int) -> str:

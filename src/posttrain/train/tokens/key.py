@@ -12,7 +12,7 @@ from posttrain.store.hashing import digest, file_digest
 from posttrain.train.examples import COLUMNS, Encoder
 from posttrain.train.objectives.registry import Shape
 
-FORMAT = 1
+FORMAT = 2
 """Raised by hand when other bytes are written for the same records."""
 
 

@@ -1,23 +1,20 @@
-"""A tokenised training set, read where it lies on the disk."""
+"""A tokenised training set, in shards that are read where they lie on the disk."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import pyarrow as pa
 
-from posttrain.models.chat import Encoded
-from posttrain.store.artifacts import MANIFEST, read_manifest
+from posttrain.store.artifacts import MANIFEST, damaged, read_manifest
+from posttrain.store.hashing import file_digest
+from posttrain.train.tokens.flat import Store, Tokens
+from posttrain.train.tokens.token_shard import TokenShard, shard_name
 
 if TYPE_CHECKING:  # torch comes with it
     from posttrain.models.packing import Unit
-
-IDS, SUPERVISED, OFFSETS, UNITS, RECORDS = "ids", "supervised", "offsets", "units", "records.arrow"
-DTYPES = {IDS: "<i4", SUPERVISED: "|b1", OFFSETS: "<i8", UNITS: "<i8"}
-"""Each file is one flat array: ids [T] and supervised [T] of all sequences one after another, offsets [S + 1] of the
-sequences in them, units [U + 1] of the records' sequences in those."""
 
 
 class TokenSet(Sequence["Unit"]):
@@ -29,13 +26,15 @@ class TokenSet(Sequence["Unit"]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.meta: dict[str, Any] = read_manifest((folder / MANIFEST).read_bytes()).meta
-        self._ids, self._supervised, self._offsets, self._units = (_mapped(folder, name) for name in DTYPES)
-        with pa.memory_map(str(folder / RECORDS)) as file:
-            self._records = pa.ipc.open_file(file).read_all()
+        manifest = read_manifest((folder / MANIFEST).read_bytes())
+        self.id = manifest.id
+        """Made of all that the set holds."""
+        self.meta: dict[str, Any] = manifest.meta
+        self.shards = [TokenShard(folder / shard_name(number)) for number in range(self.meta["shards"])]
+        self._starts = np.cumsum([0, *map(len, self.shards)]).tolist()
 
     def __len__(self) -> int:
-        return len(self._units) - 1
+        return int(self._starts[-1])
 
     @overload
     def __getitem__(self, place: int) -> "Unit": ...
@@ -45,21 +44,43 @@ class TokenSet(Sequence["Unit"]):
         if isinstance(place, slice):
             return [self[one] for one in range(len(self))[place]]
         row = range(len(self))[place]  # negative places, and an IndexError where there is none
-        return [self._sequence(number) for number in range(int(self._units[row]), int(self._units[row + 1]))]
+        shard = bisect_right(self._starts, row) - 1
+        return self.shards[shard][row - self._starts[shard]]
 
-    def _sequence(self, number: int) -> Encoded:
-        tokens = slice(int(self._offsets[number]), int(self._offsets[number + 1]))
-        return Encoded(self._ids[tokens].tolist(), self._supervised[tokens].tolist())
+    def take(self, rows: Sequence[int] | np.ndarray) -> Tokens:
+        """The tokens of some units, in the order in which they are asked for.
+
+        Raises:
+            IndexError: there is no such unit.
+        """
+        wanted = np.asarray(rows, np.int64)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
+            raise IndexError(f"the set has {len(self)} units")
+        if len(self.shards) == 1 or not len(wanted):
+            return self.shards[0].take(wanted)
+        of = np.searchsorted(self._starts, wanted, side="right") - 1
+        order = np.argsort(of, kind="stable")
+        numbers, counts = np.unique(of, return_counts=True)
+        parts = [
+            self.shards[number].take(own - self._starts[number])
+            for number, own in zip(numbers.tolist(), np.split(wanted[order], np.cumsum(counts)[:-1]), strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else _reordered(parts, np.argsort(order, kind="stable"))
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:
         """int64 [S]: tokens of each sequence, in the units' order."""
-        return np.diff(self._offsets)
+        return np.concatenate([shard.sequence_lengths for shard in self.shards])
+
+    @cached_property
+    def unit_lengths(self) -> np.ndarray:
+        """int64 [U]: tokens of each unit."""
+        return np.concatenate([shard.unit_lengths for shard in self.shards])
 
     @cached_property
     def longest(self) -> np.ndarray:
         """int64 [U]: tokens of each unit's longest sequence."""
-        return np.maximum.reduceat(self.sequence_lengths, self._units[:-1])
+        return np.concatenate([np.maximum.reduceat(one.sequence_lengths, one.units[:-1]) for one in self.shards])
 
     @property
     def largest_id(self) -> int:
@@ -69,22 +90,45 @@ class TokenSet(Sequence["Unit"]):
     @cached_property
     def record_ids(self) -> list[str]:
         """The records' ids, a unit each."""
-        return list(self._records["id"].to_pylist())
+        return [id for shard in self.shards for id in shard.records["id"].to_pylist()]
 
     @cached_property
     def cut(self) -> list[str]:
         """Ids of the records that were longer than the limit."""
-        return list(self._records.filter(self._records["cut"])["id"].to_pylist())
+        return [id for shard in self.shards for id in shard.records.filter(shard.records["cut"])["id"].to_pylist()]
 
     @cached_property
     def targets(self) -> np.ndarray:
         """int32 [U]: classes, or 1 for a desirable and 0 for an undesirable answer; -1 where there is none."""
-        return np.asarray(self._records["target"])
+        return np.concatenate([np.asarray(shard.records["target"]) for shard in self.shards])
 
     @cached_property
     def margins(self) -> np.ndarray:
         """float32 [U]: how much better chosen answers are; NaN where the record's margin is no number."""
-        return np.asarray(self._records["margin"])
+        return np.concatenate([np.asarray(shard.records["margin"]) for shard in self.shards])
+
+
+def open_shard(folder: Path, number: int) -> TokenShard:
+    """One shard of a set, with its checksums verified; the other shards are not read and need not be there.
+
+    Args:
+        folder: of the set.
+
+    Raises:
+        IndexError: the set has no such shard.
+        DamagedArtifact: one of its files is missing or differs from its checksum.
+    """
+    manifest = read_manifest((folder / MANIFEST).read_bytes())
+    if not 0 <= number < manifest.meta["shards"]:
+        raise IndexError(f"the set has {manifest.meta['shards']} shards")
+    own = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{shard_name(number)}/")}
+    if problems := [
+        f"{name} {'differs from its checksum' if (folder / name).is_file() else 'is missing'}"
+        for name, entry in own.items()
+        if not (folder / name).is_file() or file_digest(folder / name) != entry.sha256
+    ]:
+        raise damaged(manifest.id, problems)
+    return TokenShard(folder / shard_name(number))
 
 
 def longest(units: Sequence["Unit"]) -> np.ndarray:
@@ -98,8 +142,22 @@ def counted(units: Sequence["Unit"]) -> np.ndarray:
     return np.array([max(len(sequence.ids) for sequence in unit) for unit in units], np.int64)
 
 
-def _mapped(folder: Path, name: str) -> np.ndarray:
-    path, dtype = folder / name, DTYPES[name]
-    if path.stat().st_size == 0:  # nothing to map
-        return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r")
+def unit_lengths(units: Sequence["Unit"]) -> np.ndarray:
+    """int64 [U]: tokens of each unit; counted only where the units do not have it as ``unit_lengths``."""
+    known: np.ndarray | None = getattr(units, "unit_lengths", None)
+    if known is None:
+        return np.array([sum(len(sequence.ids) for sequence in unit) for unit in units], np.int64)
+    return known
+
+
+def _reordered(parts: Sequence[Tokens], order: np.ndarray) -> Tokens:
+    """The units of several one after another, in another order."""
+    ids, supervised, lengths, sequences = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("ids", "supervised", "lengths", "sequences")
+    )
+    whole = Tokens(ids, supervised, lengths, sequences)
+    store = Store(ids, supervised, np.concatenate([[0], np.cumsum(whole.unit_lengths)]))
+    counts = sequences[order]
+    numbers = np.repeat((np.cumsum(sequences) - sequences)[order] - np.cumsum(counts) + counts, counts)
+    return Tokens(*store.take(order), lengths[numbers + np.arange(len(numbers))], counts)

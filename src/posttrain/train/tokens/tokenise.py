@@ -1,22 +1,21 @@
 """Tokenise a training set once, and find it again."""
 
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
 
 from posttrain.store.errors import DamagedArtifact
-from posttrain.store.files import writing
 from posttrain.store.local_artifacts import LocalArtifacts
 from posttrain.store.progress import task
 from posttrain.train.examples import Encoder, Speaker
 from posttrain.train.objectives.registry import Shape
+from posttrain.train.tokens.blocks import Block, blocks
 from posttrain.train.tokens.fit import check_template
 from posttrain.train.tokens.key import key
-from posttrain.train.tokens.shard import shards
-from posttrain.train.tokens.token_set import DTYPES, IDS, OFFSETS, RECORDS, SUPERVISED, UNITS, TokenSet
+from posttrain.train.tokens.token_set import TokenSet
+from posttrain.train.tokens.write import SHARD_TOKENS, write_shards
 
 log = logging.getLogger("posttrain")
 
@@ -30,6 +29,7 @@ def tokenise(
     shape: Shape,
     folder: Path,
     processes: int | None = None,
+    shard_tokens: int = SHARD_TOKENS,
 ) -> TokenSet:
     """The records' token ids, made now, or found in the folder where the same were made before.
 
@@ -42,6 +42,7 @@ def tokenise(
         shape: what a record holds, see `posttrain.train.examples.example`.
         folder: holds any number of sets.
         processes: how many tokenise; None: as many as there are cores where that is worth it. The bytes are the same.
+        shard_tokens: a shard of a new set holds as many whole records as fit into so many tokens.
 
     Raises:
         UserError: a record cannot be used, the template does not fit the tokenizer, or the disk refused.
@@ -55,8 +56,11 @@ def tokenise(
     store.remove_abandoned()
     check_template(encoder.chat)
     with store.stage() as fresh:
-        counts = _write(fresh, encoder, records, max_length, shape, processes)
-        made = store.commit(fresh, _KIND, {"key": wanted, "shape": shape, "max_length": max_length, **counts})
+        with task("tokenising", records.num_rows, "records") as advance:
+            found_blocks = _counted(blocks(encoder, records, max_length, shape, processes), advance)
+            counts = write_shards(found_blocks, records, fresh, shard_tokens)
+        meta = {"key": wanted, "shape": shape, "max_length": max_length, "records": records.num_rows, **counts}
+        made = store.commit(fresh, _KIND, meta)
     return TokenSet(store.path(made.id))
 
 
@@ -71,51 +75,7 @@ def _found(store: LocalArtifacts, wanted: str) -> Path | None:
     return None
 
 
-def _write(
-    fresh: Path, encoder: Encoder, records: pa.Table, max_length: int, shape: Shape, processes: int | None
-) -> dict[str, int]:
-    """Fill a folder; returns what the manifest says of it."""
-    lengths, sequences, cut, targets, margins = ([np.empty(0, dtype)] for dtype in ("i8", "i8", "?", "i4", "f4"))
-    largest = supervised = 0
-    with (
-        writing(fresh),
-        (fresh / IDS).open("wb") as ids,
-        (fresh / SUPERVISED).open("wb") as mask,
-        task("tokenising", records.num_rows, "records") as advance,
-    ):
-        for shard in shards(encoder, records, max_length, shape, processes):
-            _put(ids, shard.ids, IDS)
-            _put(mask, shard.supervised, SUPERVISED)
-            largest = max(largest, int(shard.ids.max(initial=0)))
-            supervised += int(shard.supervised.sum())
-            lengths.append(shard.lengths)
-            sequences.append(shard.sequences)
-            cut.append(shard.cut)
-            targets.append(shard.targets)
-            margins.append(shard.margins)
-            advance(len(shard.sequences))
-    offsets, units = (np.cumsum(np.concatenate([[0], *counts])) for counts in (lengths, sequences))
-    columns = {
-        "id": records["id"].combine_chunks(),
-        "cut": np.concatenate(cut),
-        "target": np.concatenate(targets),
-        "margin": np.concatenate(margins),
-    }
-    table = pa.table(columns)
-    with writing(fresh):
-        for values, name in ((offsets, OFFSETS), (units, UNITS)):
-            with (fresh / name).open("wb") as file:
-                _put(file, values, name)
-        with pa.OSFile(str(fresh / RECORDS), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-    return {
-        "records": records.num_rows,
-        "sequences": len(offsets) - 1,
-        "tokens": int(offsets[-1]),
-        "supervised_tokens": supervised,
-        "largest_id": largest,
-    }
-
-
-def _put(file: BinaryIO, values: np.ndarray, name: str) -> None:
-    file.write(np.ascontiguousarray(values, DTYPES[name]).data)
+def _counted(made: Iterator[Block], advance: Callable[[int], None]) -> Iterator[Block]:
+    for block in made:
+        yield block
+        advance(len(block.sequences))

@@ -1,4 +1,4 @@
-"""Some records as flat arrays, made in this process or in others."""
+"""Records tokenised a block at a time, in this process or in others."""
 
 import os
 from collections import deque
@@ -15,40 +15,33 @@ import pyarrow as pa
 from posttrain.store.errors import UserError, WorkError
 from posttrain.train.examples import COLUMNS, PLACE, Encoder, TooLong, examples
 from posttrain.train.objectives.registry import Shape
+from posttrain.train.tokens.flat import Tokens
 
 _RECORDS = 512
-_AHEAD = 4  # shards that wait for each process
+_AHEAD = 4  # blocks that wait for each process
 _LARGE = 8192  # records; with fewer, starting processes takes longer than they save
 
 _encoder: Encoder | None = None  # of a process that only tokenises
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
-    """U units of S sequences with T tokens.
+class Block(Tokens):
+    """The tokens of U records, and what else is known of them.
 
     Args:
-        ids: int32 [T].
-        supervised: bool [T].
-        lengths: int64 [S], tokens of each sequence.
-        sequences: int64 [U], sequences of each unit.
         cut: bool [U].
         targets: int32 [U], see `Example`.
         margins: float32 [U].
     """
 
-    ids: np.ndarray
-    supervised: np.ndarray
-    lengths: np.ndarray
-    sequences: np.ndarray
     cut: np.ndarray
     targets: np.ndarray
     margins: np.ndarray
 
 
-def shards(
+def blocks(
     encoder: Encoder, records: pa.Table, max_length: int, shape: Shape, processes: int | None
-) -> Iterator[Shard]:
+) -> Iterator[Block]:
     """All records in their order, some at a time; what they hold does not depend on who made them.
 
     Args:
@@ -65,7 +58,7 @@ def shards(
         processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = processes if records.num_rows >= _LARGE else 1
     if processes == 1 or len(parts) < 2:
-        made: Generator[Shard | UserError, None, None] = (_tried(encoder, part, max_length, shape) for part in parts)
+        made: Generator[Block | UserError, None, None] = (_tried(encoder, part, max_length, shape) for part in parts)
     else:
         made = _by_processes(encoder, parts, max_length, shape, min(processes, len(parts)))
     too_long: TooLong | None = None
@@ -85,7 +78,7 @@ def shards(
 
 def _by_processes(
     encoder: Encoder, parts: list[pa.Table], max_length: int, shape: Shape, processes: int
-) -> Generator[Shard | UserError, None, None]:
+) -> Generator[Block | UserError, None, None]:
     # Unlike the standard library's, these processes do not run the main script again, which may have no guard against
     # that and would begin a training of its own.
     from joblib.externals.loky import ProcessPoolExecutor
@@ -123,23 +116,23 @@ def _begin(encoder: Encoder) -> None:
     _encoder = encoder
 
 
-def _in_process(sent: pa.Buffer, max_length: int, shape: Shape) -> Shard | UserError:
+def _in_process(sent: pa.Buffer, max_length: int, shape: Shape) -> Block | UserError:
     assert _encoder is not None
     return _tried(_encoder, pa.ipc.open_stream(sent).read_all(), max_length, shape)
 
 
-def _tried(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Shard | UserError:
-    """A shard, or what is wrong with its first bad record: a shard before it may hold another one."""
+def _tried(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Block | UserError:
+    """A block, or what is wrong with its first bad record: a block before it may hold another one."""
     try:
-        return _shard(encoder, records, max_length, shape)
+        return _block(encoder, records, max_length, shape)
     except UserError as error:
         return error
 
 
-def _shard(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Shard:
+def _block(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Block:
     found = examples(encoder, records, max_length, shape)
     sequences = [sequence for one in found for sequence in one.unit]
-    return Shard(
+    return Block(
         np.fromiter(chain.from_iterable(sequence.ids for sequence in sequences), np.int32),
         np.fromiter(chain.from_iterable(sequence.supervised for sequence in sequences), np.bool_),
         np.array([len(sequence.ids) for sequence in sequences], np.int64),

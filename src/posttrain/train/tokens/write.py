@@ -1,0 +1,135 @@
+"""Write a tokenised training set, shard by shard."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.store.files import writing
+from posttrain.train.tokens.blocks import Block
+from posttrain.train.tokens.token_shard import DTYPES, IDS, OFFSETS, RECORDS, SUPERVISED, UNITS, shard_name
+
+SHARD_TOKENS = 2**26
+"""Tokens of a shard: 256 MiB of ids."""
+
+
+def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard_tokens: int) -> dict[str, int]:
+    """Fill a folder with shards of whole records, as many as fit into ``shard_tokens``, or one.
+
+    What is written does not depend on how the records are cut into blocks.
+
+    Args:
+        blocks: all records, in their order.
+        records: with their ids.
+
+    Returns:
+        What the manifest says of the set: ``shards``, ``sequences``, ``tokens``, ``supervised_tokens``,
+        ``largest_id``.
+    """
+    found = {"shards": 0, "sequences": 0, "tokens": 0, "supervised_tokens": 0, "largest_id": 0}
+    written, shard = 0, None
+    try:
+        for block in blocks:
+            found["sequences"] += len(block.lengths)
+            found["tokens"] += len(block.ids)
+            found["supervised_tokens"] += int(block.supervised.sum())
+            found["largest_id"] = max(found["largest_id"], int(block.ids.max(initial=0)))
+            ends = np.cumsum(block.unit_lengths)
+            first, count = 0, len(block.sequences)
+            while first < count:
+                if shard is None:
+                    shard = _Shard(folder / shard_name(found["shards"]))
+                    found["shards"] += 1
+                before = ends[first - 1] if first else 0
+                last = int(np.searchsorted(ends, before + shard_tokens - shard.tokens, side="right"))
+                if last <= first and shard.tokens:
+                    written += shard.finish(records.slice(written))
+                    shard = None
+                    continue
+                last = max(last, first + 1)
+                shard.add(_part(block, first, last))
+                first = last
+        if shard is not None or not found["shards"]:
+            shard = shard or _Shard(folder / shard_name(0))
+            shard.finish(records.slice(written))
+            found["shards"] = max(1, found["shards"])
+    finally:
+        if shard is not None:
+            shard.close()
+    return found
+
+
+class _Shard:
+    """The files of a shard that is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.tokens = 0
+        self._blocks: list[Block] = []
+        with writing(folder):
+            folder.mkdir()
+            self._ids, self._supervised = (folder / IDS).open("wb"), (folder / SUPERVISED).open("wb")
+
+    def add(self, block: Block) -> None:
+        with writing(self._folder):
+            _put(self._ids, block.ids, IDS)
+            _put(self._supervised, block.supervised, SUPERVISED)
+        self.tokens += len(block.ids)
+        nothing = np.empty(0, np.int32)
+        self._blocks.append(
+            Block(nothing, nothing, block.lengths, block.sequences, block.cut, block.targets, block.margins)
+        )
+
+    def close(self) -> None:
+        self._ids.close()
+        self._supervised.close()
+
+    def finish(self, records: pa.Table) -> int:
+        """Write what else there is; the records begin with the shard's. Returns how many it has."""
+        self.close()
+        values = {
+            name: np.concatenate([np.empty(0, dtype), *(getattr(block, name) for block in self._blocks)])
+            for name, dtype in (("lengths", "i8"), ("sequences", "i8"), ("cut", "?"), ("targets", "i4"))
+        }
+        margins = np.concatenate([np.empty(0, "f4"), *(block.margins for block in self._blocks)])
+        count = len(values["sequences"])
+        columns = {
+            "id": records["id"].slice(0, count).combine_chunks(),
+            "cut": values["cut"],
+            "target": values["targets"],
+            "margin": margins,
+        }
+        table = pa.table(columns)
+        with writing(self._folder):
+            for counts, name in ((values["lengths"], OFFSETS), (values["sequences"], UNITS)):
+                with (self._folder / name).open("wb") as file:
+                    _put(file, np.cumsum(np.concatenate([[0], counts])), name)
+            with pa.OSFile(str(self._folder / RECORDS), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+        return count
+
+
+def _part(block: Block, first: int, last: int) -> Block:
+    """The units from ``first`` to before ``last``."""
+    if (first, last) == (0, len(block.sequences)):
+        return block
+    sequences = np.concatenate([[0], np.cumsum(block.sequences)])
+    some = slice(int(sequences[first]), int(sequences[last]))
+    offsets = np.concatenate([[0], np.cumsum(block.lengths)])
+    tokens = slice(int(offsets[some.start]), int(offsets[some.stop]))
+    own = slice(first, last)
+    return Block(
+        block.ids[tokens],
+        block.supervised[tokens],
+        block.lengths[some],
+        block.sequences[own],
+        block.cut[own],
+        block.targets[own],
+        block.margins[own],
+    )
+
+
+def _put(file: BinaryIO, values: np.ndarray, name: str) -> None:
+    file.write(np.ascontiguousarray(values, DTYPES[name]).data)
