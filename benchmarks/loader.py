@@ -1,7 +1,7 @@
 """Packed tokens a second out of the memory map, in one process: ours and its peers.
 
     python benchmarks/loader.py --peer-python OTHER/bin/python
-        [--tokens 40000000] [--mean 300] [--row 4096] [--batch 256] [--shard-tokens 67108864] [--repeats 5]
+        [--tokens 40000000] [--mean 300] [--row 4096] [--batch 256] [--shard-tokens 268435456] [--repeats 5]
 
 The peers have a virtual environment of their own: ``pip install torch transformers datasets`` with the constraints of
 this project, ``pip install --no-deps mosaicml-streaming==0.13.0``, and what that imports.
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--mean", type=float, default=300)
     parser.add_argument("--row", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=256, help="Sequences a step.")
-    parser.add_argument("--shard-tokens", type=int, default=2**26)
+    parser.add_argument("--shard-tokens", type=int, default=2**28)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

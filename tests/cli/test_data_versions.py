@@ -223,3 +223,35 @@ def test_datasets_need_no_config(tmp_path: Path, posttrain: Call) -> None:
     file = tmp_path / "plain.jsonl"
     assert posttrain("data", "add", file, "--name", "plain", "--step", "exact", "-w", tmp_path).code == 0
     assert posttrain("data", "show", "plain", "-w", tmp_path, "--json").json["counts"]["records"] == 2
+
+
+def test_what_a_version_grew_from_can_go(built: Path, posttrain: Call) -> None:
+    before = posttrain("data", "show", "support", "-w", built, "--json").json
+    assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json["versions"] == ["support@v1.0.0"]
+    (entry,) = posttrain("data", "log", "support", "-w", built, "--json").json
+    assert (entry["version"], entry["parent"]) == ("support@v1.1.0", None)
+    assert posttrain("data", "show", "support", "-w", built, "--json").json == before
+
+
+def test_a_build_that_failed_leaves_no_scratch_behind_gc(root: Path, posttrain: Call) -> None:
+    (root / "bad.jsonl").write_text('{"text": "a"}\n{"text": "b"\n', encoding="utf-8")
+    assert posttrain("data", "add", root / "bad.jsonl", "--name", "bad", "-w", root).code == 2
+    assert posttrain("data", "gc", "-w", root).code == 0
+    assert list((root / ".posttrain" / "scratch").iterdir()) == []
+
+
+def test_an_augmented_record_knows_what_it_was_made_of(root: Path, posttrain: Call) -> None:
+    data = {**CONFIG["data"], "steps": ["exact", {"augment": {"methods": [{"method": "typos"}]}}]}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}), encoding="utf-8")
+    added = posttrain("data", "add", root / "first.jsonl", "--name", "more", "-w", root)
+    assert added.code == 0, added
+
+    def rows(split: str) -> list[dict[str, Any]]:
+        arguments = ("data", "show", "more", "--split", split, "--limit", "500", "-w", root, "--json")
+        return [{**row, "meta": json.loads(row["meta"])} for row in posttrain(*arguments).json["records"]]
+
+    assert not any("augmented" in row["meta"] for row in rows("test"))
+    varied = next(row for row in rows("train") if "augmented" in row["meta"])
+    (story,) = posttrain("data", "why", varied["id"], "-w", root, "--json").json
+    (event,) = [event for event in story["events"] if event["step"] == "augment"]
+    assert event["before"] == varied["meta"]["augmented"]["of"]

@@ -167,6 +167,20 @@ def test_stages_with_their_own_data(tmp_path: Path, posttrain: Call) -> None:
     assert ended.mistake.startswith(f"{path}:1: record ")
 
 
+def test_how_often_a_mix_meets_what(tmp_path: Path, posttrain: Call) -> None:
+    path = tmp_path / "mixed.jsonl"
+    rows = [{"prompt": f"say {at}", "completion": "x", "topic": "ab"[at > 5]} for at in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    stage = {"mix": "sizes", "mix_by": "topic", "mix_temperature": 1e9, "mix_epochs": 8, "epochs": 3}
+    given = ("plan", "--model", "tiny", "--data", path, *FIXED, "--set", f"train.stages={json.dumps([stage])}")
+    (mix,) = posttrain(*given, "--json").json["mixes"]
+    assert mix["kinds"]["a"] == {"records": 6, "met": 12, "epochs": 2.0, "fewest": 2, "most": 2}
+    assert mix["kinds"]["b"] == {"records": 2, "met": 12, "epochs": 6.0, "fewest": 6, "most": 6}
+    printed = posttrain(*given)
+    assert "mix of train.stages.0" in printed.out
+    assert "6.00" in printed.out
+
+
 def test_pairs_that_are_taken_apart(tmp_path: Path, posttrain: Call) -> None:
     path = tmp_path / "pairs.jsonl"
     rows = [{"prompt": "hi", "chosen": f"yes {at}", "rejected": "no"} for at in range(8)]

@@ -104,6 +104,8 @@ def test_stages_have_their_data_length_and_rate(
     assert 0 < len(short) < 10
     assert [step.lr for step in heard.steps] == [1e-4] * 4 + [config.learning_rate] * 4 + [1e-5] * (len(seen) - 8)
     assert [step.epoch for step in heard.steps][:8] == [0, 0, 1, 1, 2, 2, 2, 3]
+    twice = {"records": 3, "met": 6, "epochs": 2.0, "fewest": 2, "most": 2}
+    assert meta["mixes"] == [{"stage": 0, "by": "topic", "kinds": {"a": twice, "b": twice}}]
     assert meta["steps"] == len(seen)
 
 

@@ -26,6 +26,7 @@ from posttrain.store.stages import run_stage
 from posttrain.store.workspace import Workspace
 
 VERSION = 1
+STAGE = "data"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def make_version(
 
     artifact = run_stage(
         workspace,
-        "data",
+        STAGE,
         VERSION,
         kind="dataset",
         inputs={source.name: source.digest for source in sources}

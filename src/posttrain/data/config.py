@@ -10,7 +10,13 @@ from posttrain.data.split import SplitsConfig
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.store.section import Section
 
-_STEPS: Any = ["exact", "conflicts", {"minhash": {"threshold": 0.9}}, {"decontaminate": {"threshold": 0.9}}]
+_STEPS: Any = [
+    "exact",
+    "conflicts",
+    {"minhash": {"threshold": 0.9}},
+    # A short message may well hold most of another.
+    {"decontaminate": {"threshold": 0.9, "contained": None}},
+]
 
 
 class DataConfig(Section):

@@ -115,12 +115,17 @@ class Construction:
             UserError: a record is bad, with file and line.
         """
 
-        def tasks() -> Iterator[ShardTask | Path]:
+        slots: list[Path | None] = []
+
+        def tasks() -> Iterator[ShardTask]:
             for piece in pieces:
                 task = reading_task(self.recipe, piece, self.folder)
-                yield shards_made.get(task.key, task)
+                slots.append(shards_made.get(task.key) or task.finished)
+                if slots[-1] is None:
+                    yield task
 
-        self._begin([Shard.open(folder) for folder in self.engine.map(make, tasks())])
+        made = iter(list(self.engine.map(make, tasks())))
+        self._begin([Shard.open(slot or next(made)) for slot in slots])
 
     def through(self, start: int, stop: int, evaluation: pa.Table) -> None:
         """Put the records through the steps of the chain from ``start`` to before ``stop``.
@@ -244,9 +249,9 @@ def reading_task(recipe: Recipe, piece: Piece, folder: Path) -> ShardTask:
     return ShardTask(piece, recipe.columns, tuple(recipe.labels), first, sketchers, folder)
 
 
-def make(task: ShardTask | Path) -> Path:
-    """The folder of a shard: there already, or made now."""
-    return task if isinstance(task, Path) else task()
+def make(task: ShardTask) -> Path:
+    """Run a task; a function, so that it can be pickled."""
+    return task()
 
 
 def _digest(rows: npt.NDArray[np.bool_]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from posttrain.data.builder import STAGE
 from posttrain.data.stored_version import Version
 from posttrain.store.records import Named
 from posttrain.store.workspace import Workspace
@@ -45,16 +46,21 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
         if row.id not in dropped and workspace.artifacts.exists(row.id):
             version = Version.open(workspace.artifacts, row.id)
             held.update(id for ids in version.meta.get("phases", []) for id in ids)
-    loose = [row for row in metadata.artifacts("records") if row.id not in held]
+    known = {row.id for row in metadata.artifacts()}
+    loose = [row.id for row in metadata.artifacts("records") if row.id not in held]
+    loose += [id for id in workspace.artifacts.ids() if id.startswith("records-") and id not in known | held]
     sizes = {row.id: row.size for row in metadata.artifacts()}
-    artifacts = [*sorted(datasets), *(row.id for row in loose)]
-    return Garbage(versions, artifacts, sum(sizes[id] for id in artifacts))
+    artifacts = [*sorted(datasets), *loose]
+    return Garbage(versions, artifacts, sum(sizes.get(id, 0) for id in artifacts))
 
 
 def remove_garbage(workspace: Workspace, garbage: Garbage) -> None:
-    """Forget the versions, then delete their artifacts; killed on the way, the next call goes on."""
+    """Forget the versions, then delete their artifacts, and what builds that failed could have gone on from."""
     for named in garbage.versions:
         workspace.metadata.forget_version(named.name, named.version)
     for id in garbage.artifacts:
-        workspace.artifacts.delete(id)
         workspace.metadata.forget_artifact(id)
+        workspace.artifacts.delete(id)
+    for run in workspace.metadata.runs():
+        if run.stage == STAGE and run.status != "done":
+            workspace.drop_scratch(run.key)

@@ -1,5 +1,6 @@
 """``posttrain data add`` in Python: files in, a named dataset version out."""
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from posttrain.jobs.engine import open_engine
 from posttrain.store.errors import UserError
 from posttrain.store.records import Named
 from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
 
 _OF_THE_LOOP = ("pool", "test", "labelled", "train")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
@@ -63,15 +66,16 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
 def _build(config: BuildConfig, workspace: Workspace) -> Version:
     earlier = workspace.metadata.names(config.name)
     last = earlier[-1] if earlier else None
+    before = _last(earlier)
+    if config.version and before and parse_version(config.version) < parse_version(before):
+        raise UserError(f"{config.name}@v{before} is there already", where="--version", fix="give a later version")
     parent = None if last is None or config.fresh else Version.open(workspace.artifacts, last.artifact_id)
     if not config.files and parent is None:
         raise UserError("no file is named", where="files", fix="name a file of records")
     recipe = _recipe(config, parent)
     with open_engine(config.engine, config.workers) as engine:
         version = make_version(recipe, config.files, workspace, engine=engine, grown_from=parent, suites=config.suites)
-    semantic = (
-        config.version.removeprefix("v") if config.version else next_version(_last(earlier), _bump(parent, version))
-    )
+    semantic = config.version.removeprefix("v") if config.version else next_version(before, _bump(parent, version))
     number = workspace.metadata.name_artifact(
         config.name,
         version.id,
@@ -87,7 +91,10 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
 def _recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     """The recipe of the config; its splits as the parent has settled them."""
     recipe = Recipe(**{name: getattr(config, name) for name in Recipe.model_fields})
-    recipe = recipe.model_copy(update={"steps": meant_for(recipe.steps, recipe.labels)})
+    steps = meant_for(recipe.steps, recipe.labels)
+    if left_out := [step.name for step in recipe.steps if step not in steps]:
+        log.info("left out, as there is no closed label set: %s", ", ".join(left_out))
+    recipe = recipe.model_copy(update={"steps": steps})
     if parent is None or recipe.splits is None or not parent.meta.get("settled"):
         return recipe
     settled = SplitsConfig(**parent.meta["settled"])

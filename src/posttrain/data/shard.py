@@ -117,6 +117,12 @@ class ShardTask:
             }
         )
 
+    @property
+    def finished(self) -> Path | None:
+        """The shard's folder if it has been made before."""
+        folder = self.parent / self.key
+        return folder if (folder / SUMMARY).exists() else None
+
     def _source_key(self) -> list[Any]:
         if isinstance(self.source, Piece):
             return [self.source.described(), dict(self.columns or {}), list(self.labels)]
@@ -130,9 +136,9 @@ class ShardTask:
         Raises:
             UserError: a record is bad, with file and line.
         """
+        if (finished := self.finished) is not None:
+            return finished
         folder = self.parent / self.key
-        if (folder / SUMMARY).exists():
-            return folder
         unfinished = self.parent / f"{self.key}.{os.getpid()}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)

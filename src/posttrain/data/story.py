@@ -1,6 +1,6 @@
 """What became of one record in a dataset version, from the file to its side or its rejection."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.construction import GONE
-from posttrain.data.shard import CHANGES, FACTS, RECORDS, REJECTIONS, Shard
-from posttrain.data.stored_version import GONE_FILE, OUT, Version
+from posttrain.data.schema import FACT
+from posttrain.data.shard import FACTS, RECORDS, REJECTIONS, Shard
+from posttrain.data.stored_version import FACTS_FILE, GONE_FILE, OUT, Version
 from posttrain.store.errors import UserError
 
 
@@ -38,20 +39,48 @@ def stories(version: Version, text: str) -> list[Story]:
     """
     if version.whole:
         return list(_of_whole(version, text))
-    ids = _family(version, text)
-    if not ids:
+    made_of = _changes(version)
+    id = _full_id(version, text, made_of)
+    if id is None:
         return []
+    ids = {one for one in {id, *made_of, *(before for before, _ in made_of.values())} if id in _ancestors(one, made_of)}
     gone = parquet.read_table(version.folder / GONE_FILE, schema=GONE)
-    found = [
-        one for number, shards in enumerate(version.phases) for one in _in_phase(version, number, shards, ids, gone)
-    ]
+    forms = ids | set(_ancestors(id, made_of))
+    facts = [_facts_of(shard, forms) for shards in version.phases for shard in shards]
+    told = pa.concat_tables([*facts, _filtered(parquet.read_table(version.folder / FACTS_FILE), forms)])
+    found = []
+    for number, shards in enumerate(version.phases):
+        for record, why, side in _in_phase(version, number, shards, ids, gone):
+            events = [*_origin(record), *_events(record["id"], made_of, told)]
+            if why is not None:
+                found.append(Story(record, [*events, _rejection(why)], None))
+            elif side is not None:
+                split = version.splits[side]
+                others = _stood_for(gone, record["id"])
+                found.append(Story(record, [*events, *others, {"step": "kept", "what": f"kept in `{split}`"}], split))
     return sorted(found, key=lambda story: (story.split is None, story.record["line"]))
 
 
-def _family(version: Version, text: str) -> list[str]:
-    """The id that begins with ``text`` and those that it had before or after a step changed the record."""
-    pairs = [(row["id"], row["before"]) for table in version.changed() for row in _near(table, text)]
-    ids = {id for pair in pairs for id in pair if id.startswith(text)}
+Changes = Mapping[str, tuple[str, dict[str, Any]]]
+"""By id what the record was before, and the row of CHANGED that tells of it."""
+
+
+def _changes(version: Version) -> Changes:
+    rows = [row for table in version.changed() for row in table.to_pylist() if row["id"] != row["before"]]
+    return {row["id"]: (row["before"], row) for row in rows}
+
+
+def _ancestors(id: str, made_of: Changes) -> list[str]:
+    """The id and those that it had before, the last one first."""
+    found = [id]
+    while found[-1] in made_of and made_of[found[-1]][0] not in found:
+        found.append(made_of[found[-1]][0])
+    return found
+
+
+def _full_id(version: Version, text: str, made_of: Changes) -> str | None:
+    """The one id that begins with ``text``."""
+    ids = {id for id in {*made_of, *(before for before, _ in made_of.values())} if id.startswith(text)}
     for shards in version.phases:
         for shard in shards:
             for file in (RECORDS, REJECTIONS):
@@ -59,52 +88,50 @@ def _family(version: Version, text: str) -> list[str]:
                 ids.update(column.filter(compute.starts_with(column, text)).to_pylist())
     if len(ids) > 1:
         raise UserError(f"`{text}` could be {len(ids)} records", fix="give more of the id")
-    return sorted(ids | {id for pair in pairs for id in pair}) if ids else []
+    return ids.pop() if ids else None
 
 
-def _near(table: pa.Table, text: str) -> list[dict[str, Any]]:
-    hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["before"], text))
-    rows: list[dict[str, Any]] = table.filter(hit).to_pylist()
-    return rows
+def _filtered(table: pa.Table, ids: set[str]) -> pa.Table:
+    return table.filter(compute.is_in(table["id"], value_set=pa.array(sorted(ids), pa.string())))
 
 
-def _in_phase(version: Version, number: int, shards: list[Shard], ids: list[str], gone: pa.Table) -> Iterator[Story]:
-    """Records that left in a phase, or in the last one also those that stayed."""
+def _facts_of(shard: Shard, ids: set[str]) -> pa.Table:
+    return _filtered(parquet.read_table(shard.folder / FACTS, schema=FACT), ids)
+
+
+Found = tuple[dict[str, Any], dict[str, Any] | None, int | None]
+"""A record, why it was rejected (None: it was not), and its side (None: it went on to the next phase)."""
+
+
+def _in_phase(version: Version, number: int, shards: list[Shard], ids: set[str], gone: pa.Table) -> Iterator[Found]:
     last = number == len(version.phases) - 1
-    wanted = pa.array(ids, pa.string())
+    wanted = pa.array(sorted(ids), pa.string())
     start = 0
     for shard in shards:
-        known = _told(shard, ids)
-        rejected = parquet.read_table(shard.folder / REJECTIONS)
-        for row in rejected.filter(compute.is_in(rejected["id"], value_set=wanted)).to_pylist():
-            yield Story(row, [*_origin(row), *known, _rejection(row)], None)
+        for row in _filtered(parquet.read_table(shard.folder / REJECTIONS), ids).to_pylist():
+            yield row, row, None
         column = parquet.read_table(shard.folder / RECORDS, columns=["id"])["id"]
         rows = np.flatnonzero(compute.is_in(column, value_set=wanted).to_numpy(zero_copy_only=False))
         for record, row in zip(shard.records().take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True):
             here = compute.and_(compute.equal(gone["phase"], number), compute.equal(gone["row"], start + row))
             why = gone.filter(here).to_pylist()
-            events = [*_origin(record), *known]
-            if why:
-                yield Story(record, [*events, _rejection(why[0])], None)
-            elif last and version.sides[start + row] != OUT:
-                split = version.splits[version.sides[start + row]]
-                others = _stood_for(gone, record["id"])
-                yield Story(record, [*events, *others, {"step": "kept", "what": f"kept in `{split}`"}], split)
+            side = int(version.sides[start + row]) if last and version.sides[start + row] != OUT else None
+            yield record, (why[0] if why else None), side
         start += shard.rows
 
 
-def _told(shard: Shard, ids: list[str]) -> list[dict[str, Any]]:
-    """What steps changed and measured of the records with these ids."""
-    wanted = pa.array(ids, pa.string())
-    changed, facts = parquet.read_table(shard.folder / CHANGES), parquet.read_table(shard.folder / FACTS)
-    events = []
-    for row in changed.filter(compute.is_in(changed["id"], value_set=wanted)).to_pylist():
-        detail = f": {row['detail']}" if row["detail"] else ""
-        events.append({"step": row["step"], "what": f"made of {row['before']}{detail}", "before": row["before"]})
-    for row in facts.filter(compute.is_in(facts["id"], value_set=wanted)).to_pylist():
-        value = row["text"] if row["value"] is None else row["value"]
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        events.append({"step": row["step"], "what": f"{row['name']} {shown}", "value": value})
+def _events(id: str, made_of: Changes, facts: pa.Table) -> list[dict[str, Any]]:
+    """What steps changed and measured of a record, from its first form to its last."""
+    events: list[dict[str, Any]] = []
+    for one in reversed(_ancestors(id, made_of)):
+        if one in made_of:
+            before, row = made_of[one]
+            detail = f": {row['detail']}" if row["detail"] else ""
+            events.append({"step": row["step"], "what": f"made of {before}{detail}", "before": before})
+        for row in facts.filter(compute.equal(facts["id"], one)).to_pylist():
+            value = row["text"] if row["value"] is None else row["value"]
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            events.append({"step": row["step"], "what": f"{row['name']} {shown}", "value": value})
     return [event for place, event in enumerate(events) if event not in events[:place]]  # equal records share an id
 
 

@@ -31,7 +31,7 @@ data:
   pool: pool.csv
   test: test.csv
   columns: {{prompt: text, completion: intent{group}}}
-  steps: [exact, conflicts, {{minhash: {{threshold: 0.75}}}}, {{decontaminate: {{threshold: 0.75}}}}]
+  steps: [exact, conflicts, {{minhash: {{threshold: 0.75}}}}, {{decontaminate: {{threshold: 0.75, contained: null}}}}]
 select:
   pool_sample: {pool_sample}
 label:

@@ -43,8 +43,9 @@ class ArtifactRows(Database):
             return [_artifact(row) for row in connection.execute(query).mappings()]
 
     def forget_artifact(self, id: str) -> None:
-        """Remove an artifact's row; the runs that made it stay, and say no longer what came of them."""
+        """Remove an artifact's row; the runs that made it, and what grew from it, stay and no longer lead to it."""
         with self.transaction() as connection:
+            connection.execute(update(names).where(names.c.parent == id).values(parent=None))
             connection.execute(update(runs).where(runs.c.output == id).values(output=None, sealed=None))
             connection.execute(delete(artifacts).where(artifacts.c.id == id))
 

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from posttrain.cli.data.stored import opened_store
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.data.check import check as find_problems
+from posttrain.data.config import DataConfig
 from posttrain.data.drain import Batch, drain
 from posttrain.data.feedback import KINDS
 from posttrain.data.feedback_files import bring_home
@@ -25,7 +27,8 @@ def add(
     name: Annotated[str | None, typer.Option(help="Build a version of this dataset.")] = None,
     to: Annotated[str | None, typer.Option(help="Without --name: the loop's pool (the default) or labelled.")] = None,
     step: Annotated[
-        list[str] | None, typer.Option(help="A step, such as `minhash`, instead of those in `data.steps`; repeatable.")
+        list[str] | None,
+        typer.Option(help="Instead of `data.steps`: minhash, or 'minhash: {threshold: 0.8}'; repeatable, in order."),
     ] = None,
     version: Annotated[str | None, typer.Option(help="Semantic version, such as 2.3.1.")] = None,
     note: Annotated[str | None, typer.Option(help="What is to be remembered of the version.")] = None,
@@ -64,7 +67,7 @@ def add(
         home = bring_home(batch, dict.fromkeys(KINDS, gathered), values.get("columns"))
         values["files"] += [_from_root(str(path), workspace) for path in home]
     if step:
-        values["steps"] = step
+        values["steps"] = [_read_step(one) for one in step]
     config = BuildConfig.read(values, "posttrain data add")
     with opened_store(workspace, write=True) as store:
         built = build(config, store)
@@ -81,9 +84,9 @@ def add(
 
 
 def _from_config(root: Path) -> dict[str, Any]:
-    """What ``posttrain.yaml`` says of recipes; nothing where there is none."""
+    """What ``posttrain.yaml`` says of recipes; the defaults where there is none."""
     if not (root / CONFIG_FILE).is_file():
-        return {}
+        return {"steps": DataConfig().steps}
     config = read_config(root)
     found = {"columns": config.data.columns, "steps": config.data.steps, "splits": config.data.splits}
     tests = config.data.test if isinstance(config.data.test, list) else []
@@ -92,6 +95,14 @@ def _from_config(root: Path) -> dict[str, Any]:
         files = tests if suite.data == "test" else [suite.data]
         suites += [{"file": file, "columns": None if suite.data == "test" else suite.columns} for file in files]
     return {**found, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
+
+
+def _read_step(text: str) -> Any:
+    """A step as YAML writes it: its name, or `minhash: {threshold: 0.8}`."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"`{text}` cannot be read", where="--step", fix="such as 'minhash: {threshold: 0.8}'") from None
 
 
 def _from_root(file: str, root: Path) -> str:

@@ -11,8 +11,8 @@ from posttrain.store.files import writing
 from posttrain.train.tokens.blocks import Block
 from posttrain.train.tokens.token_shard import DTYPES, IDS, OFFSETS, RECORDS, SUPERVISED, UNITS, shard_name
 
-SHARD_TOKENS = 2**26
-"""Tokens of a shard: 256 MiB of ids."""
+SHARD_TOKENS = 2**28
+"""Tokens of a shard: 1 GiB of ids."""
 
 
 def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard_tokens: int) -> dict[str, int]:
