@@ -1,11 +1,11 @@
 """Work in processes of this machine."""
 
-import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
+from typing import Any
 
 from posttrain.jobs.engine import Engine, Item, Result
 from posttrain.store.errors import WorkError
@@ -14,11 +14,16 @@ _AHEAD = 2  # items waiting for each worker, so that none is idle and few lie in
 
 
 class Processes(Engine):
-    """Fresh processes, not forks: threads of this one's libraries do not survive a fork."""
+    """Fresh processes, not forks: threads of this one's libraries do not survive a fork.
+
+    They are joblib's, which do not run the user's script again, as those of `multiprocessing` would.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        self._pool: Any = ProcessPoolExecutor(workers)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         rest = iter(items)
@@ -35,10 +40,10 @@ class Processes(Engine):
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise WorkError("a worker process was killed; the same command goes on from here") from None
+            raise WorkError("a worker process ended before its work; the same command goes on from here") from None
         finally:
             for future in waiting:
                 future.cancel()
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(kill_workers=True)
