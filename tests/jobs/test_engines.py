@@ -49,11 +49,17 @@ class TestProcesses(EngineContract):
             list(engine.map(os._exit, [9, 9]))
 
 
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Engine]:
+    """Started once: that takes seconds."""
+    with open_engine("ray", 2) as engine:
+        yield engine
+
+
 class TestRay(EngineContract):
     @pytest.fixture
-    def engine(self) -> Iterator[Engine]:
-        with open_engine("ray", 2) as engine:
-            yield engine
+    def engine(self, ray: Engine) -> Engine:  # type: ignore[override]
+        return ray
 
 
 def test_a_wrong_engine_is_the_users_mistake() -> None:
