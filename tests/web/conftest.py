@@ -1,15 +1,13 @@
 """A report as a real run would give it, a bare one, and a real browser."""
 
-import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from posttrain.web.charts import Node
 from posttrain.web.gather_training import training
@@ -251,32 +249,3 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=executable, args=flags)
         yield browser
         browser.close()
-
-
-@dataclasses.dataclass
-class Opened:
-    """A page in the browser, what it asked for, and what it complained of."""
-
-    page: Page
-    requests: list[str]
-    complaints: list[str]
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[[Path, int, str], Opened]]:
-    """``open_page(path, width, scheme)``: a file in the browser."""
-    pages: list[Page] = []
-
-    def open_file(path: Path, width: int, scheme: Any) -> Opened:
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        pages.append(page)
-        found = Opened(page, [], [])
-        page.on("request", lambda sent: found.requests.append(sent.url))
-        page.on("console", lambda message: found.complaints.append(message.text))
-        page.on("pageerror", lambda error: found.complaints.append(str(error)))
-        page.goto(path.as_uri())
-        return found
-
-    yield open_file
-    for page in pages:
-        page.close()

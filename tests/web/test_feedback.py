@@ -19,7 +19,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from posttrain.data.checked_lines import read_lines
-from posttrain.data.inbox import Inbox, sealed
+from posttrain.data.inbox import Inbox
+from posttrain.data.segment import Segment, sealed
 from posttrain.web.feedback import feedback_app, serve
 
 GOOD = {"id": "f1", "prompt": "asked", "completion": "said", "rating": "up"}
@@ -51,6 +52,16 @@ def test_it_is_acknowledged_once_it_is_there(client: TestClient, inbox: Inbox) -
     assert answer.status_code == 409
     assert answer.json() == {"error": "another feedback has the id `f1`; choose an id that is new"}
     assert held(inbox.folder) == ["f1"]
+
+
+def test_right_answers_outside_the_label_set_are_refused(inbox: Inbox) -> None:
+    client = TestClient(feedback_app(inbox, labels=["card", "cash"]))
+    answer = client.post("/v1/feedback", json={**GOOD, "corrected_answer": "cards"})
+    assert answer.status_code == 422
+    assert answer.json() == {"error": "label `cards` is not in the label set; did you mean `card`?"}
+    for id, said in (("a", {"completion": "card"}), ("b", {"rating": "down"}), ("c", {"corrected_answer": "cash"})):
+        assert client.post("/v1/feedback", json={**GOOD, "id": id, **said}).status_code == 201
+    assert held(inbox.folder) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +124,11 @@ def test_a_token(inbox: Inbox) -> None:
 
 
 def test_a_full_disk(client: TestClient, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(data: bytes) -> None:
+    def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(inbox, "_write", full)
+        patch.setattr(Segment, "append", full)
         answer = client.post("/v1/feedback", json=GOOD)
         assert answer.status_code == 507
         assert "no space left on device" in answer.json()["error"]
@@ -154,6 +165,31 @@ def start(folder: Path, log: Path) -> tuple[BaseProcess, str, Any]:
     there.close()
     assert here.poll(20)
     return process, here.recv(), here
+
+
+CHUNK = b"8000\r\n" + b"x" * 2**15 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        (b"Transfer-Encoding: chunked", CHUNK * 128 + b"0\r\n\r\n"),
+        (b"Content-Length: 4194304", b"x" * 2**22),
+        (b"Content-Length: 4194304\r\nExpect: 100-continue", b""),
+    ],
+    ids=["chunked", "declared", "declared and asked first"],
+)
+def test_too_long_a_body_is_answered_before_the_connection_ends(tmp_path: Path, header: bytes, body: bytes) -> None:
+    process, address, _ = start(tmp_path / "inbox", tmp_path / "log")
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=10) as connection:
+        head = b"POST /v1/feedback HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + header + b"\r\n\r\n" + body)
+        time.sleep(0.2)  # what a reset takes to arrive
+        answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+    process.terminate()
+    process.join(20)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"is longer than 1048576 bytes" in answer
 
 
 def post_until_it_dies(address: str, worker: str, acknowledged: list[str], stop: Callable[[], bool]) -> None:

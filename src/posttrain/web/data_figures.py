@@ -1,8 +1,7 @@
 """The charts and tables of a dataset version's quality report."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from markupsafe import Markup
 
@@ -11,14 +10,13 @@ from posttrain.data.quality_report.clusters import Clusters
 from posttrain.data.quality_report.distribution import Distribution, histograms
 from posttrain.data.quality_report.profile import Profile
 from posttrain.data.quality_report.rejections import Rejected
-from posttrain.web.charts import bars, funnel, histogram
-from posttrain.web.figures import NARROW, at_both_widths
-from posttrain.web.wording import number_text, reason_text
+from posttrain.web.charts import bars, count_rows, histogram
+from posttrain.web.funnels import funnel_charts
+from posttrain.web.page import Table, Tile
+from posttrain.web.widths import NARROW, at_both_widths
+from posttrain.web.wording import number_text, percent_text, reason_text
 
 _BARS, _LABELS, _NGRAMS = 20, 30, 12
-
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""Column names, and rows of words."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,6 @@ class ProfileShown:
     """A profile as markup and words; what has nothing to show is empty.
 
     Args:
-        headline: value, what it is, and a remark.
         funnels: name of the set and chart.
         labels: a chart of the labels, those in the middle left out, and how many those are.
         balance, lengths, scores: tables.
@@ -39,7 +36,7 @@ class ProfileShown:
     """
 
     profile: Profile
-    headline: tuple[tuple[str, str, str], ...]
+    headline: tuple[Tile, ...]
     funnels: tuple[tuple[str, Markup], ...]
     splits: Markup
     sources: Markup
@@ -93,17 +90,8 @@ def shown_profile(profile: Profile) -> ProfileShown:
     )
 
 
-def at_widths(draw: Callable[..., str], *arguments: object) -> Markup:
-    """The chart that ``draw(*arguments, width=...)`` makes, for the desk and for the phone."""
-    return Markup(at_both_widths(lambda width: draw(*arguments, width=width)))
-
-
-def percent_text(share: float) -> str:
-    return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
-
-
-def _headline(profile: Profile) -> Iterable[tuple[str, str, str]]:
-    came = sum(row["count"] for row in profile.funnel if row["step"] == "read")
+def _headline(profile: Profile) -> Iterable[Tile]:
+    came = sum(row["count"] for row in profile.funnel if row["reason"] == "in")
     splits = f"in {len(profile.splits)} splits" if len(profile.splits) > 1 else ""
     yield f"{profile.records:,}", "records", splits
     gone = sum(one.count for one in profile.rejected)
@@ -137,26 +125,14 @@ def _short(count: int) -> str:
 
 
 def _funnels(profile: Profile) -> Iterable[tuple[str, Markup]]:
-    for name in dict.fromkeys(row["set"] for row in profile.funnel):
-        rows = [row for row in profile.funnel if row["set"] == name]
-        start = sum(row["count"] for row in rows if row["reason"] == "in")
-        rejected = [
-            (_reason(row["step"], row["reason"]), row["count"]) for row in rows if row["reason"] not in ("in", "kept")
-        ]
-        yield name, at_widths(partial(_funnel, start, rejected, f"records of {name}: in, rejected by reason, kept"))
+    rows = [row for row in profile.funnel if row["reason"] != "kept"]
+    return funnel_charts([(row["set"], _reason(row["step"], row["reason"]), row["count"]) for row in rows])
 
 
-def _funnel(start: int, rejected: list[tuple[str, int]], title: str, width: int) -> str:
-    return funnel(start, [(fitting(name, width), count) for name, count in rejected], title, width=width)
-
-
-def fitting(name: str, width: int) -> str:
-    """A name such as ``gopher: word count`` without the step, where a chart is narrow."""
-    return name if width >= 500 else name.split(": ", 1)[-1]
-
-
-def _reason(step: str, reason: str) -> str:
-    return reason_text(reason if step.replace("_", " ") in reason.replace("_", " ") else f"{step}: {reason}")
+def _reason(step: str, reason: str) -> str | None:
+    if reason == "in":
+        return None
+    return reason_text(reason if reason_text(step) in reason_text(reason) else f"{step}: {reason}")
 
 
 def _counts(counts: Mapping[str, int], title: str) -> Markup:
@@ -166,15 +142,15 @@ def _counts(counts: Mapping[str, int], title: str) -> Markup:
     if others := total - sum(count for _, _, count in rows):
         rows.append((f"{len(counts) - _BARS:,} others", float(others), others))
     told = [(name, value, f"{count:,} ({percent_text(count / total)})") for name, value, count in rows]
-    return at_widths(partial(bars, told, title))
+    return at_both_widths(bars, told, title)
 
 
 def _labels(counts: Mapping[str, int]) -> tuple[int, Markup]:
-    rows = [(label, float(count), f"{count:,}") for label, count in counts.items()]
+    rows = count_rows(counts.items())
     between = max(len(rows) - _LABELS, 0)
     if between:
         rows = rows[: _LABELS // 2] + rows[-_LABELS // 2 :]
-    return between, at_widths(partial(bars, rows, "records of each label, the most common first"))
+    return between, at_both_widths(bars, rows, "records of each label, the most common first")
 
 
 def _balance(balances: Mapping[str, Balance]) -> Table:
@@ -221,10 +197,10 @@ def _clusters(clusters: Mapping[str, Clusters]) -> Iterable[tuple[str, str, Mark
     for step, one in clusters.items():
         sentence = f"{one.number:,} clusters, from which {one.removed:,} records were removed"
         sizes = sorted(one.sizes.items())
-        rows = [(f"of {size:,}", float(number), f"{number:,}") for size, number in sizes[: _BARS - 1]]
+        bins = [(f"of {size:,}", number) for size, number in sizes[: _BARS - 1]]
         if larger := sum(number for _, number in sizes[_BARS - 1 :]):
-            rows.append((f"of {sizes[_BARS - 1][0]:,} or more", float(larger), f"{larger:,}"))
-        yield step, sentence, at_widths(partial(bars, rows, "clusters by how many records they held")), one
+            bins.append((f"of {sizes[_BARS - 1][0]:,} or more", larger))
+        yield step, sentence, at_both_widths(bars, count_rows(bins), "clusters by how many records they held"), one
 
 
 def _pii(profile: Profile) -> Markup:
@@ -232,12 +208,11 @@ def _pii(profile: Profile) -> Markup:
         (reason_text(kind), float(one.hits), f"{one.hits:,} in {one.records:,} records")
         for kind, one in profile.pii.items()
     ]
-    return at_widths(partial(bars, rows, "personal data found, by kind"))
+    return at_both_widths(bars, rows, "personal data found, by kind")
 
 
 def _ngrams(lists: Iterable[tuple[tuple[str, int], ...]]) -> Iterable[tuple[str, Markup]]:
     for n, runs in enumerate(lists, 1):
-        rows = [(run, float(count), f"{count:,}") for run, count in runs[:_NGRAMS]]
         title = "Most common words" if n == 1 else f"Most common runs of {n} words"
-        if rows:
-            yield title, Markup(bars(rows, title, width=NARROW))
+        if runs:
+            yield title, Markup(bars(count_rows(runs[:_NGRAMS]), title, width=NARROW))

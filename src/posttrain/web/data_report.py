@@ -1,14 +1,12 @@
 """The page of a dataset version: its quality report, and what changed since another version."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 from posttrain.data.quality_report.drift import Drift
 from posttrain.data.quality_report.profile import Profile
-from posttrain.store.files import write_atomically
 from posttrain.web.data_figures import shown_profile
 from posttrain.web.drift_figures import shown_drift
-from posttrain.web.page import environment_of_pages, style
+from posttrain.web.page import now_text, render_page, write_page
 
 
 def render_data(
@@ -23,14 +21,13 @@ def render_data(
         since: name of the older version.
         created: when the page was made, in the caller's words.
     """
-    environment = environment_of_pages()
-    return environment.get_template("data_report.html").render(
+    return render_page(
+        "data_report.html",
         shown=shown_profile(profile),
         drift=shown_drift(drift) if drift else None,
         heading=heading,
         since=since or "an older version",
         created=created,
-        style=style(environment),
     )
 
 
@@ -42,5 +39,4 @@ def write_data_report(
     Raises:
         UserError: the disk refused.
     """
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    write_atomically(path, render_data(profile, drift, heading, since, now).encode("utf-8", "replace"))
+    write_page(path, render_data(profile, drift, heading, since, now_text()))

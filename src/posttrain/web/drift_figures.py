@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from markupsafe import Markup
@@ -13,8 +12,9 @@ from posttrain.data.quality_report.drift import WORDS, Drift
 from posttrain.data.quality_report.new_words import NgramChange
 from posttrain.data.quality_report.stability import LARGE, MODERATE, Stability
 from posttrain.web.charts import bars, histogram, paired_bars
-from posttrain.web.data_figures import Table, at_widths, fitting, percent_text
-from posttrain.web.wording import number_text, reason_text
+from posttrain.web.page import Table
+from posttrain.web.widths import at_both_widths, fitting
+from posttrain.web.wording import number_text, percent_text, reason_text, signed_text
 
 _NUMBERS, _CHANGED, _NGRAMS, _PERMUTATION_BINS = 20, 15, 15, 30
 _NAMES = ("older version", "newer version")
@@ -66,7 +66,7 @@ def _stability(numbers: Sequence[Stability]) -> Markup:
         fitted = [(fitting(name, width), value, words) for name, value, words in rows]
         return bars(fitted, "population stability index of each number", width=width, full=most, marks=marks)
 
-    return at_widths(draw)
+    return at_both_widths(draw)
 
 
 def _bins(one: Stability) -> Markup:
@@ -76,7 +76,7 @@ def _bins(one: Stability) -> Markup:
         (name, before, after) for name, before, after in zip(names, one.old, one.new, strict=True) if before or after
     ]
     title = f"shares of records by {reason_text(one.name)}, in the older version's tenths"
-    return at_widths(partial(paired_bars, rows, title, percent_text, names=_NAMES))
+    return at_both_widths(paired_bars, rows, title, percent_text, names=_NAMES)
 
 
 def _divergence(shares: Sequence[Divergence]) -> Markup:
@@ -87,7 +87,7 @@ def _divergence(shares: Sequence[Divergence]) -> Markup:
     ]
     full = max([0.1, *(one.divergence for one in ordered)])
     marks = ((SHIFTED, f"{SHIFTED:g}"),)
-    return at_widths(partial(bars, rows, "Jensen–Shannon divergence in bits", full=full, kind="b", marks=marks))
+    return at_both_widths(bars, rows, "Jensen–Shannon divergence in bits", full=full, kind="b", marks=marks)
 
 
 def _told(one: Divergence) -> str:
@@ -102,7 +102,7 @@ def _shares(one: Divergence) -> Markup:
     totals = sum(one.old.values()), sum(one.new.values())
     rows = [(name, one.old[name] / totals[0], one.new[name] / totals[1]) for name in list(one.old)[:_CHANGED]]
     title = f"shares of {reason_text(one.name)}, those that changed most first"
-    return at_widths(partial(paired_bars, rows, title, percent_text, names=_NAMES))
+    return at_both_widths(paired_bars, rows, title, percent_text, names=_NAMES)
 
 
 def _ngrams(drift: Drift) -> Iterable[tuple[str, Table]]:
@@ -121,15 +121,11 @@ def _ngrams(drift: Drift) -> Iterable[tuple[str, Table]]:
 
 def _changed(one: NgramChange) -> tuple[str, ...]:
     ratio = "new" if one.ratio is None else "gone" if not one.new else f"{one.ratio:.2g}×"
-    return one.ngram, f"{one.old:,}", f"{one.new:,}", ratio, _signed(one.log_odds), _signed(one.z)
+    return one.ngram, f"{one.old:,}", f"{one.new:,}", ratio, signed_text(one.log_odds), signed_text(one.z)
 
 
 def p_text(p_value: float) -> str:
     return "< 0.0001" if p_value < 1e-4 else f"= {p_value:.2g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
 
 
 def _tested(one: Discrepancy) -> str:
@@ -142,14 +138,12 @@ def _tested(one: Discrepancy) -> str:
 
 def _permuted(one: Discrepancy) -> Markup:
     counts, edges = np.histogram(one.permuted, bins=_PERMUTATION_BINS)
-    return at_widths(
-        partial(
-            histogram,
-            edges.tolist(),
-            counts.tolist(),
-            f"MMD² of {len(one.permuted):,} random splits",
-            number_text,
-            of="permutations",
-            mark=(one.squared, f"measured: {number_text(one.squared)}"),
-        )
+    return at_both_widths(
+        histogram,
+        edges.tolist(),
+        counts.tolist(),
+        f"MMD² of {len(one.permuted):,} random splits",
+        number_text,
+        of="permutations",
+        mark=(one.squared, f"measured: {number_text(one.squared)}"),
     )

@@ -3,17 +3,23 @@
 import asyncio
 import hmac
 import json
+from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from posttrain.data.feedback import Feedback
+from posttrain.data.feedback import Feedback, unknown_answer
 from posttrain.data.inbox import Conflict, Full, Inbox
 from posttrain.store.errors import UserError, WorkError
 
 LIMIT_BYTES = 2**20
+
+# Of a body that is too long anyway.
+_DRAINED_BYTES = 2**26
+_DRAINED_SECONDS = 10.0
 
 
 class Refused(Exception):
@@ -24,7 +30,9 @@ class Refused(Exception):
         self.status, self.line = status, line
 
 
-def feedback_app(inbox: Inbox, *, token: str | None = None, limit_bytes: int = LIMIT_BYTES) -> FastAPI:
+def feedback_app(
+    inbox: Inbox, *, token: str | None = None, labels: Collection[str] = (), limit_bytes: int = LIMIT_BYTES
+) -> FastAPI:
     """An app that collects into ``inbox``; whoever opened the inbox closes it.
 
     ``POST /v1/feedback`` takes a `Feedback` as JSON and answers 201 ``{"id", "repeated"}``; 400 for no JSON, 401 for a
@@ -34,6 +42,7 @@ def feedback_app(inbox: Inbox, *, token: str | None = None, limit_bytes: int = L
 
     Args:
         token: what must stand behind ``Authorization: Bearer``; None for nothing.
+        labels: the closed label set, outside which a right answer is 422; empty for open-ended answers.
         limit_bytes: of a body.
     """
     app = FastAPI(title="posttrain", docs_url=None, redoc_url=None, openapi_url=None)
@@ -50,6 +59,8 @@ def feedback_app(inbox: Inbox, *, token: str | None = None, limit_bytes: int = L
     async def post(request: Request) -> JSONResponse:
         _authorise(request, token)
         feedback = _read(await _body(request, limit_bytes))
+        if problem := unknown_answer(feedback, labels):
+            raise Refused(422, problem)
         try:
             receipt = await asyncio.wrap_future(inbox.append(feedback))
         except Conflict as error:
@@ -89,18 +100,33 @@ async def _body(request: Request, limit: int) -> bytes:
     if kind != "application/json":
         raise Refused(415, "send `Content-Type: application/json`")
     body = bytearray()
+    stream = request.stream()
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) <= limit:
-        try:
-            async for chunk in request.stream():
+    asks_first = request.headers.get("expect", "").lower() == "100-continue"
+    try:
+        if declared.isdigit() and int(declared) <= limit:
+            async for chunk in stream:
                 body += chunk
                 if len(body) > limit:
                     break
             else:
                 return bytes(body)
-        except ClientDisconnect:
-            raise Refused(400, "the body ends too early") from None
+        if body or not asks_first:
+            await _drain(stream)
+    except ClientDisconnect:
+        raise Refused(400, "the body ends too early") from None
     raise Refused(413, f"the body is longer than {limit} bytes")
+
+
+async def _drain(stream: AsyncIterator[bytes]) -> None:
+    """Read on for a while: closed while the other side sends, the connection would be reset and the answer lost."""
+    left = _DRAINED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAINED_SECONDS):
+            async for chunk in stream:
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 def _read(body: bytes) -> Feedback:

@@ -1,32 +1,26 @@
 """The report's charts: each picks what it needs out of the report."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+
+from markupsafe import Markup
 
 from posttrain.web.charts import (
     CurvePoint,
     bars,
-    funnel,
+    count_rows,
     heat_map,
     line_chart,
     lineage,
     stacked_bars,
     standalone,
 )
+from posttrain.web.funnels import funnel_charts
 from posttrain.web.report_data import Interval, Report, RoundRow
+from posttrain.web.widths import WIDE
 from posttrain.web.wording import gain_text, is_share, level_text, metric_name, reason_text
-
-WIDE, NARROW = 760, 340
-"""Widths in pixels at which each chart is drawn; the page shows the one that fits."""
 
 _CLASSES = 20
 _CONFUSED_ROWS, _CONFUSED_COLUMNS = 8, 8
-
-
-def at_both_widths(draw: Callable[[int], str]) -> str:
-    """A chart for the desk and one for the phone, of which the style sheet shows one."""
-    wide = draw(WIDE)
-    return f'<div class="wide">{wide}</div><div class="narrow">{draw(NARROW)}</div>' if wide else ""
 
 
 def learning_curve_svg(report: Report) -> str:
@@ -82,7 +76,7 @@ def evaluated(report: Report) -> list[RoundRow]:
 
 def label_counts(report: Report, width: int) -> str:
     counts = sorted(report.label_counts.items(), key=lambda item: (-item[1], item[0]))
-    return bars([(label, count, f"{count:,}") for label, count in counts], "labels a class", width=width)
+    return bars(count_rows(counts), "labels a class", width=width)
 
 
 def recall(report: Report, width: int) -> str:
@@ -108,18 +102,12 @@ def confusion(report: Report, width: int) -> str:
     return heat_map(counts, rows, columns, "expected answers (rows) by given answers (columns)", width=width)
 
 
-def funnels(report: Report) -> Iterator[tuple[str, str]]:
+def funnels(report: Report) -> Iterator[tuple[str, Markup]]:
     """Each set's name and funnel."""
-    for name in dict.fromkeys(row.set for row in report.funnel):
-        rows = [row for row in report.funnel if row.set == name]
-        start = sum(row.count for row in rows if row.step == "in")
-        rejected = [(reason_text(row.reason or row.step), row.count) for row in rows if row.step not in ("in", "kept")]
-        title = f"records of {name}: in, rejected by reason, kept"
-        yield name, at_both_widths(partial(_funnel, start, rejected, title))
-
-
-def _funnel(start: int, rejected: list[tuple[str, int]], title: str, width: int) -> str:
-    return funnel(start, rejected, title, width=width)
+    rows = [row for row in report.funnel if row.step != "kept"]
+    return funnel_charts(
+        [(row.set, None if row.step == "in" else reason_text(row.reason or row.step), row.count) for row in rows]
+    )
 
 
 def time_by_stage(report: Report, width: int) -> str:

@@ -1,6 +1,6 @@
 """Everything that the report shows, read from a workspace."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from posttrain.store.workspace import Workspace
 from posttrain.web import report_data as page
 from posttrain.web.charts.lineage import Node
 from posttrain.web.gather_training import training_of_round
+from posttrain.web.page import now_text
 from posttrain.web.training_data import Training
 
 _SETS = ("pool", "labelled", "test")
@@ -56,7 +57,7 @@ def gather(workspace: Workspace, config: Config) -> page.Report:
         trainings=tuple(one for one in trainings.values() if one is not None),
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
-        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        created=now_text(),
     )
 
 
@@ -141,7 +142,7 @@ def _label_counts(workspace: Workspace, rounds: list[Round]) -> dict[str, int]:
         if row and not entry.detail.get("set_aside"):
             for label, count in row.meta["classes"].items():
                 counts[label] = counts.get(label, 0) + count
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return counts
 
 
 def _funnel(workspace: Workspace) -> tuple[page.FunnelRow, ...]:

@@ -104,17 +104,14 @@ def _decisions(found: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision, ..
 
 
 def _column(lines: Sequence[Mapping[str, Any]], key: str) -> Numbers:
-    return np.array([_number(line.get(key)) for line in lines], dtype=np.float64)
+    found = (line.get(key) for line in lines)
+    return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
 
 
 def _columns(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, Numbers]:
     parts = [line.get(key) or {} for line in lines]
     names = dict.fromkeys(name for part in parts for name in part)
-    return {name: np.array([_number(part.get(name)) for part in parts], dtype=np.float64) for name in names}
-
-
-def _number(value: float | None) -> float:
-    return np.nan if value is None else value
+    return {name: _column(parts, name) for name in names}
 
 
 def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:

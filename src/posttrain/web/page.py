@@ -1,14 +1,27 @@
-"""What all pages share: templates that escape what users wrote, and one style sheet."""
+"""What all pages share: templates that escape what users wrote, one style sheet, and files written whole."""
+
+from datetime import UTC, datetime
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
+from posttrain.store.files import write_atomically
 from posttrain.web import wording
-from posttrain.web.charts import chart_style
+
+Tile = tuple[str, str, str]
+"""One of the numbers on top of a page: value, what it is, and a remark."""
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Column names, and rows of words."""
 
 
-def environment_of_pages() -> Environment:
-    """The templates; a name that is not given is an error."""
+def render_page(template: str, **content: object) -> str:
+    """A page as HTML; it loads nothing.
+
+    Args:
+        template: one that extends ``page.html``.
+        content: everything that it names; a name that is not given is an error.
+    """
     environment = Environment(
         loader=PackageLoader("posttrain.web"),
         autoescape=True,
@@ -19,11 +32,26 @@ def environment_of_pages() -> Environment:
     environment.filters |= {
         "duration": wording.duration_text,
         "metric_name": wording.metric_name,
+        "section_id": _section_id,
         "words": wording.reason_text,
     }
-    return environment
+    return environment.get_template(template).render(content)
 
 
-def style(environment: Environment) -> Markup:
-    """The style sheet of pages and charts."""
-    return Markup(environment.get_template("report.css").render() + chart_style())
+def write_page(path: Path, page: str) -> None:
+    """Write a page to ``path``, whose folder exists: whole or not at all. What UTF-8 cannot hold becomes ``?``.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    write_atomically(path, page.encode("utf-8", "replace"))
+
+
+def now_text() -> str:
+    """This moment as pages tell when they were made: ``2026-03-14 09:26 UTC``."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _section_id(name: str) -> str:
+    """``Personal data`` as ``personal-data``."""
+    return name.lower().replace(" ", "-")

@@ -1,19 +1,15 @@
 """The report: one HTML page that holds everything it shows and loads nothing."""
 
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
-from markupsafe import Markup
-
-from posttrain.store.files import write_atomically
 from posttrain.web import figures, wording
 from posttrain.web.charts import DECISIONS
 from posttrain.web.figures import learning_curve_svg
-from posttrain.web.page import environment_of_pages, style
+from posttrain.web.page import Tile, now_text, render_page, write_page
 from posttrain.web.report_data import Report
 from posttrain.web.training_data import Training
 from posttrain.web.training_figures import shown
+from posttrain.web.widths import at_both_widths
 
 __all__ = ["Report", "learning_curve_svg", "render", "render_training", "write", "write_training"]
 
@@ -23,7 +19,6 @@ _TRAININGS = 20
 
 def render(report: Report) -> str:
     """The page as HTML."""
-    environment = environment_of_pages()
     charts = {
         "learning_curve": figures.learning_curve,
         "label_counts": figures.label_counts,
@@ -33,12 +28,13 @@ def render(report: Report) -> str:
         "lineage": figures.lineage_diagram,
     }
     latest = report.trainings[-_TRAININGS:]
-    drawn = {name: Markup(figures.at_both_widths(partial(draw, report))) for name, draw in charts.items()}
-    return environment.get_template("report.html").render(
+    return render_page(
+        "report.html",
         report=report,
-        charts=drawn,
-        funnels=[(name, Markup(chart)) for name, chart in figures.funnels(report)],
-        style=style(environment),
+        charts={name: at_both_widths(draw, report) for name, draw in charts.items()},
+        funnels=list(figures.funnels(report)),
+        final=[(wording.metric_name(name), wording.metric_text(name, value)) for name, value in report.final.items()],
+        timings=[(wording.reason_text(name), wording.duration_text(value)) for name, value in report.timings.items()],
         headline=_headline(report),
         trainings=[shown(one, len(latest)) for one in latest],
         undrawn=len(report.trainings) - len(latest),
@@ -56,7 +52,7 @@ def write(report: Report, path: Path) -> None:
     Raises:
         UserError: the disk refused.
     """
-    write_atomically(path, render(report).encode())
+    write_page(path, render(report))
 
 
 def render_training(training: Training, sentence: str = "", created: str = "") -> str:
@@ -66,10 +62,7 @@ def render_training(training: Training, sentence: str = "", created: str = "") -
         sentence: what was trained on what.
         created: when the page was made, in the caller's words.
     """
-    environment = environment_of_pages()
-    return environment.get_template("training_page.html").render(
-        one=shown(training), sentence=sentence, created=created, style=style(environment)
-    )
+    return render_page("training_page.html", one=shown(training), sentence=sentence, created=created)
 
 
 def write_training(training: Training, path: Path) -> None:
@@ -80,12 +73,10 @@ def write_training(training: Training, path: Path) -> None:
     """
     told = training.settings
     sentence = f"{told['model']} on {told['data']}" if {"model", "data"} <= told.keys() else ""
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    write_atomically(path, render_training(training, sentence, now).encode())
+    write_page(path, render_training(training, sentence, now_text()))
 
 
-def _headline(report: Report) -> list[tuple[str, str, str]]:
-    """The numbers on top: value, what it is, and a remark."""
+def _headline(report: Report) -> list[Tile]:
     rounds = figures.evaluated(report)
     tiles = []
     if report.champion and report.metric in report.champion.metrics:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
+from markupsafe import Markup
 
 from posttrain.web.charts import Mark, Style, curve, stacked_bars, strips
 from posttrain.web.charts.thin import Numbers, window_of
-from posttrain.web.figures import NARROW, at_both_widths
+from posttrain.web.page import Table, Tile
 from posttrain.web.training_data import Training
+from posttrain.web.widths import NARROW, at_both_widths
 from posttrain.web.wording import action_text, bytes_text, duration_text, kind_text, number_text
 
 _PAGE = 600_000
@@ -18,9 +19,6 @@ _LINES = 14
 """Rows of a table of steps."""
 _DECISIONS = 200
 """Rows of the table of decisions; what is more is counted."""
-
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""Column names, and rows of words."""
 
 
 def _percent(value: float) -> str:
@@ -48,17 +46,16 @@ class Shown:
     Args:
         loss, groups, time: a chart for the desk and one for the phone; empty where nothing was measured.
         small: the other measures, each at one width.
-        headline: value, what it is, and a remark.
         window: how many steps the broad lines are means of; 1 where there are none.
         decisions, numbers, norms: tables.
     """
 
     training: Training
-    loss: str
-    small: tuple[str, ...]
-    groups: str
-    time: str
-    headline: tuple[tuple[str, str, str], ...]
+    loss: Markup
+    small: tuple[Markup, ...]
+    groups: Markup
+    time: Markup
+    headline: tuple[Tile, ...]
     window: int
     decisions: Table
     numbers: Table
@@ -79,10 +76,10 @@ def shown(training: Training, among: int = 1) -> Shown:
     small += [draw(key, values, Style(number_text, zero=False), NARROW) for key, values in training.objective.items()]
     return Shown(
         training=training,
-        loss=at_both_widths(partial(draw, name, training.values["loss"], style)),
-        small=tuple(chart for chart in small if chart),
-        groups=at_both_widths(partial(_groups, training)),
-        time=at_both_widths(partial(_time, training)),
+        loss=at_both_widths(draw, name, training.values["loss"], style),
+        small=tuple(Markup(chart) for chart in small if chart),
+        groups=at_both_widths(strips, training.steps, training.groups, "gradient norm by layer"),
+        time=at_both_widths(_time, training),
         headline=tuple(_headline(training)),
         window=window_of(int((~np.isnan(training.values["loss"])).sum())),
         decisions=_decisions(training),
@@ -97,16 +94,12 @@ def _buckets(training: Training, among: int) -> int:
     return int(np.clip(_PAGE / (among * curves * 36), 16, 320))
 
 
-def _groups(training: Training, width: int) -> str:
-    return strips(training.steps, training.groups, "gradient norm by layer", width=width)
-
-
 def _time(training: Training, width: int) -> str:
     rows = [("", training.phases)] if training.phases else []
     return stacked_bars(rows, list(training.phases), "where the time of all steps went", width=width)
 
 
-def _headline(training: Training) -> list[tuple[str, str, str]]:
+def _headline(training: Training) -> list[Tile]:
     values = training.values
     tokens, seconds = (float(np.nansum(values[key])) for key in ("tokens", "seconds"))
     found = [(number_text(_last(values["loss"])), "loss", f"at first {number_text(_first(values['loss']))}")]

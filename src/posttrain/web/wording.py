@@ -56,7 +56,17 @@ def metric_name(name: str) -> str:
 
 def points_text(difference: float) -> str:
     """A difference of shares in percentage points, with its sign: ``+5.3``."""
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    return signed_text(100 * difference)
+
+
+def signed_text(value: float) -> str:
+    """``+5.3``, ``−0.7``."""
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def percent_text(share: float) -> str:
+    """A share of records: ``12.5%``."""
+    return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
 
 
 def gain_text(gain: Interval) -> str:

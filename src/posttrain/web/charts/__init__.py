@@ -1,6 +1,6 @@
 """Charts as inline SVG: pure functions, no scripts, nothing loaded, one style sheet for light and dark."""
 
-from posttrain.web.charts.bars import bars, seconds, stacked_bars
+from posttrain.web.charts.bars import bars, count_rows, seconds, stacked_bars
 from posttrain.web.charts.curve import Mark, Style, curve
 from posttrain.web.charts.funnel import funnel
 from posttrain.web.charts.heat_map import heat_map
@@ -19,6 +19,7 @@ __all__ = [
     "Style",
     "bars",
     "chart_style",
+    "count_rows",
     "curve",
     "funnel",
     "heat_map",

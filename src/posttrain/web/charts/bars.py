@@ -1,6 +1,6 @@
 """Horizontal bars: a number for each of many names, and the parts of a whole for a few."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
 
@@ -52,6 +52,11 @@ def bars(
         drawn.append(element("line", x1=x, x2=x, y1=top - 2, y2=bottom, class_="mark-line"))
         drawn.append(text(words, x, 12, "soft small", anchor))
     return figure(width, bottom, title, *drawn)
+
+
+def count_rows(counts: Iterable[tuple[str, int]]) -> list[tuple[str, float, str]]:
+    """Rows of `bars` for names and counts."""
+    return [(name, float(count), f"{count:,}") for name, count in counts]
 
 
 def stacked_bars(

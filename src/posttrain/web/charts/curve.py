@@ -1,15 +1,13 @@
 """A value over the steps of a training: each step thin, its mean broad, and marks where something was decided."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from posttrain.web.charts.svg import element, figure, shortened, text, ticks, tooltip
+from posttrain.web.charts.svg import Scale, Show, element, figure, level_lines, shortened, text, ticks, tooltip
 from posttrain.web.charts.thin import Numbers, smooth, thin, window_of
-
-Show = Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,6 @@ def curve(
     def y(value: float) -> float:
         return bottom - (bottom - top) * (min(max(value, low), high) - low) / (high - low)
 
-    grid = [
-        element("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="grid")
-        + text(style.show(level), left - 7, y(level) + 4, "soft", "end")
-        for level in levels
-    ]
     window = window_of(int(known.sum())) if style.mean else 1
     lines = [_line(*thin(steps, values, buckets), x, y, "step-line" if window > 1 else "mean-line")]
     if window > 1:
@@ -92,7 +85,7 @@ def curve(
         _told(steps[known], values[known], name, style.show),
         text(shortened(name, right - 70), 4, 14, "strong"),
         *cut,
-        *grid,
+        *level_lines(levels, left, right, y, style.show),
         *step_axis(first, last, x(first), right, bottom + 18),
         *lines,
         *_marks([mark for mark in marks if first <= mark.step <= last], x, top, bottom),
@@ -111,7 +104,7 @@ def _limits(values: Numbers, zero: bool) -> tuple[float, float]:
     return base, highest
 
 
-def _line(steps: Numbers, values: Numbers, x: Callable[[float], float], y: Callable[[float], float], kind: str) -> str:
+def _line(steps: Numbers, values: Numbers, x: Scale, y: Scale, kind: str) -> str:
     pen, path = "M", []
     for step, value in zip(steps.tolist(), values.tolist(), strict=True):
         if math.isnan(value):
@@ -133,7 +126,7 @@ def step_axis(first: float, last: float, left: float, right: float, y: float) ->
     return [*drawn, text("step", right, y, "soft", "end")]
 
 
-def _marks(marks: Sequence[Mark], x: Callable[[float], float], top: float, bottom: float) -> list[str]:
+def _marks(marks: Sequence[Mark], x: Scale, top: float, bottom: float) -> list[str]:
     """A line for each, those that would touch as one, and a number where there is room."""
     groups: list[list[Mark]] = []
     for mark in sorted(marks, key=lambda mark: (mark.step, mark.number)):
@@ -155,9 +148,7 @@ def _marks(marks: Sequence[Mark], x: Callable[[float], float], top: float, botto
     return drawn
 
 
-def _hovers(
-    steps: Numbers, values: Numbers, show: Show, x: Callable[[float], float], top: float, bottom: float, count: int
-) -> list[str]:
+def _hovers(steps: Numbers, values: Numbers, show: Show, x: Scale, top: float, bottom: float, count: int) -> list[str]:
     """Unseen boxes over stretches of the curve that tell what is in them."""
     drawn = []
     for stretch in np.array_split(np.arange(len(values)), min(count, len(values))):

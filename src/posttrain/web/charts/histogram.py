@@ -1,10 +1,8 @@
 """A histogram: how many there are of each size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, ticks, tooltip
-
-Show = Callable[[float], str]
+from posttrain.web.charts.svg import LETTER, Scale, Show, element, figure, level_lines, shortened, text, ticks, tooltip
 
 
 def histogram(
@@ -46,12 +44,7 @@ def histogram(
     def y(count: float) -> float:
         return bottom - (bottom - top) * count / levels[-1]
 
-    grid = [
-        element("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="grid")
-        + text(f"{level:,.0f}", left - 7, y(level) + 4, "soft", "end")
-        for level in levels
-        if level == int(level)
-    ]
+    grid = level_lines([level for level in levels if level == int(level)], left, right, y, "{:,.0f}".format)
     drawn = []
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
         if count:
@@ -75,9 +68,7 @@ def histogram(
     )
 
 
-def _axis(
-    first: float, last: float, x: Callable[[float], float], show: Show, left: float, right: float, y: float
-) -> list[str]:
+def _axis(first: float, last: float, x: Scale, show: Show, left: float, right: float, y: float) -> list[str]:
     """Round values that do not touch."""
     drawn, free = [], left - 12.0
     for value in ticks(first, last, 5):
@@ -90,7 +81,7 @@ def _axis(
     return drawn
 
 
-def _mark(value: float, words: str, x: Callable[[float], float], top: float, bottom: float, width: float) -> list[str]:
+def _mark(value: float, words: str, x: Scale, top: float, bottom: float, width: float) -> list[str]:
     at, room = x(value), len(words) * LETTER / 2
     return [
         element("line", x1=at, x2=at, y1=top - 10, y2=bottom, class_="mark-line"),

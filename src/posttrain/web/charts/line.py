@@ -1,9 +1,9 @@
 """The learning curve: what each round reached, what the gate said, and what was deployed meanwhile."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.web.charts.svg import LETTER, element, figure, text, ticks, tooltip
+from posttrain.web.charts.svg import LETTER, Scale, element, figure, level_lines, text, ticks, tooltip
 
 DECISIONS = {
     "baseline": "baseline",
@@ -12,9 +12,6 @@ DECISIONS = {
     "rollback": "rolled back",
 }
 """What the gate can say, in the reader's words."""
-
-
-Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,7 @@ def line_chart(
         share = (min(max(value, low), high) - low) / ((high - low) or 1)
         return bottom - (bottom - top) * share
 
-    grid = [
-        element("line", x1=left, x2=right, y1=y(mark), y2=y(mark), class_="grid")
-        + text(_value(mark, percent, 0), left - 8, y(mark) + 4, "soft", "end")
-        for mark in marks
-    ]
+    grid = level_lines(marks, left, right, y, lambda mark: _value(mark, percent, 0), gap=8)
     every = max(1, -(-len(points) // max(int((right - left) / (84 if width >= 500 else 48)), 1)))
     names = [
         text(p.name, x(at), bottom + 20, "strong", "middle") + text(p.detail, x(at), bottom + 37, "soft", "middle")

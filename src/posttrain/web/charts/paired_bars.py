@@ -1,14 +1,14 @@
 """Two thin bars a name: what was, and what is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
+from posttrain.web.charts.svg import LETTER, Show, element, figure, shortened, text, tooltip
 
 
 def paired_bars(
     rows: Sequence[tuple[str, float, float]],
     title: str,
-    show: Callable[[float], str],
+    show: Show,
     *,
     names: tuple[str, str] = ("before", "after"),
     width: int = 760,

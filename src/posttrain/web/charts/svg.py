@@ -1,12 +1,19 @@
 """What all charts share: SVG elements as strings, and the colours of both light and dark pages."""
 
 import math
+from collections.abc import Callable, Iterable
 from html import escape
 from importlib.resources import files
 
 FONT_SIZE = 13
 LETTER = 8.0
 """Width that one letter of chart text needs, in pixels; generous, so that text never runs over."""
+
+Show = Callable[[float], str]
+"""A value in words."""
+
+Scale = Callable[[float], float]
+"""A value's place in pixels."""
 
 
 def element(tag: str, *content: str, **attributes: object) -> str:
@@ -53,6 +60,17 @@ def standalone(svg: str) -> str:
 def chart_style() -> str:
     """The style sheet of all charts, for light and dark."""
     return files("posttrain.web").joinpath("templates", "charts.css").read_text("utf-8")
+
+
+def level_lines(
+    levels: Iterable[float], left: float, right: float, y: Scale, show: Show, *, gap: float = 7
+) -> list[str]:
+    """A line from ``left`` to ``right`` at each level of a vertical axis, with the level's words ``gap`` before it."""
+    return [
+        element("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="grid")
+        + text(show(level), left - gap, y(level) + 4, "soft", "end")
+        for level in levels
+    ]
 
 
 def shortened(words: str, width: float, letter: float = LETTER) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,18 +13,12 @@ from posttrain.web.charts import Mark, Style, curve, strips
 from posttrain.web.charts.thin import smooth, thin, window_of
 
 SVG = "{http://www.w3.org/2000/svg}"
+Shapes = Callable[[str, str, str], list[ElementTree.Element]]
+Words = Callable[[str], list[str]]
 PLAIN = Style(lambda value: f"{value:.4g}")
 values_of = some.lists(
     some.one_of(some.just(float("nan")), some.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=400
 )
-
-
-def shapes(svg: str, tag: str, class_: str) -> list[ElementTree.Element]:
-    return [shape for shape in ElementTree.fromstring(svg).iter(SVG + tag) if shape.get("class") == class_]
-
-
-def words(svg: str) -> list[str]:
-    return ["".join(shape.itertext()) for shape in ElementTree.fromstring(svg).iter(SVG + "text")]
 
 
 def points(path: str) -> list[tuple[float, float]]:
@@ -62,7 +57,7 @@ def test_smoothing_leaves_a_straight_line_as_it_is() -> None:
     assert window_of(3000) == 101
 
 
-def test_a_curve_rises_where_its_values_do() -> None:
+def test_a_curve_rises_where_its_values_do(shapes: Shapes) -> None:
     steps = np.arange(10, 20, dtype=np.float64)
     svg = curve(steps, np.array([4.0, 3, 2, 1, 0, 1, 2, 3, 4, 5]), "loss", PLAIN)
     (path,) = shapes(svg, "path", "mean-line")
@@ -76,7 +71,7 @@ def test_a_curve_rises_where_its_values_do() -> None:
     assert told == "loss by step: 4 at step 10, 5 at step 19; lowest 0 at step 14, highest 5 at step 19"
 
 
-def test_noisy_steps_get_a_mean_and_single_steps_a_dot() -> None:
+def test_noisy_steps_get_a_mean_and_single_steps_a_dot(shapes: Shapes) -> None:
     steps = np.arange(200, dtype=np.float64)
     noisy = curve(steps, np.random.default_rng(0).random(200), "loss", PLAIN)
     assert len(shapes(noisy, "path", "step-line")) == len(shapes(noisy, "path", "mean-line")) == 1
@@ -86,7 +81,7 @@ def test_noisy_steps_get_a_mean_and_single_steps_a_dot() -> None:
     assert dot.attrib["d"].endswith("h0")
 
 
-def test_what_is_no_number_breaks_the_line_and_nothing_at_all_is_no_chart() -> None:
+def test_what_is_no_number_breaks_the_line_and_nothing_at_all_is_no_chart(shapes: Shapes) -> None:
     steps = np.arange(5, dtype=np.float64)
     svg = curve(steps, np.array([1.0, 2.0, np.nan, 4.0, 5.0]), "loss", PLAIN)
     (path,) = shapes(svg, "path", "mean-line")
@@ -95,7 +90,7 @@ def test_what_is_no_number_breaks_the_line_and_nothing_at_all_is_no_chart() -> N
     assert curve(steps, np.full(5, np.nan), "mfu", PLAIN) == ""
 
 
-def test_a_spike_does_not_flatten_the_rest_and_is_counted() -> None:
+def test_a_spike_does_not_flatten_the_rest_and_is_counted(shapes: Shapes, words: Words) -> None:
     steps = np.arange(300, dtype=np.float64)
     values = 1 + 0.1 * np.sin(steps)
     values[150] = 1000.0
@@ -108,7 +103,7 @@ def test_a_spike_does_not_flatten_the_rest_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-4, 5.0, -3.0])
-def test_a_constant_has_an_axis(value: float) -> None:
+def test_a_constant_has_an_axis(shapes: Shapes, words: Words, value: float) -> None:
     svg = curve(np.arange(4.0), np.full(4, value), "learning rate", PLAIN)
     (path,) = shapes(svg, "path", "mean-line")
     assert len({y for _, y in points(path.attrib["d"])}) == 1
@@ -117,7 +112,7 @@ def test_a_constant_has_an_axis(value: float) -> None:
     assert low <= value
 
 
-def test_decisions_are_marked_at_their_steps() -> None:
+def test_decisions_are_marked_at_their_steps(shapes: Shapes, words: Words) -> None:
     steps = np.arange(101, dtype=np.float64)
     marks = [Mark(50, 1, "too large: left out"), Mark(50, 2, "again"), Mark(75, 3, "<b>"), Mark(999, 4, "elsewhere")]
     svg = curve(steps, steps, "loss", PLAIN, marks=marks)
@@ -138,7 +133,7 @@ def test_a_hundred_thousand_steps_stay_small() -> None:
     assert len(svg) < 40_000
 
 
-def test_strips_darken_with_the_norm() -> None:
+def test_strips_darken_with_the_norm(shapes: Shapes, words: Words) -> None:
     steps = np.arange(96, dtype=np.float64)
     series = {"layers.0": np.full(96, 1e-3), "layers.1": np.full(96, 1.0), "dead": np.zeros(96)}
     series["layers.1"][48:] = 1e-3

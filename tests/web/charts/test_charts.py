@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,33 +26,26 @@ from posttrain.web.report import render
 from posttrain.web.report_data import Interval, Report
 from posttrain.web.wording import metric_text, points_text
 
-SVG = "{http://www.w3.org/2000/svg}"
+Shapes = Callable[[str, str, str], list[ElementTree.Element]]
+Words = Callable[[str], list[str]]
 
 
-def _shapes(svg: str, tag: str, class_: str) -> list[ElementTree.Element]:
-    return [shape for shape in ElementTree.fromstring(svg).iter(SVG + tag) if shape.get("class") == class_]
+def _numbers(drawn: list[ElementTree.Element], name: str) -> list[float]:
+    return [float(shape.attrib[name]) for shape in drawn]
 
 
-def _numbers(shapes: list[ElementTree.Element], name: str) -> list[float]:
-    return [float(shape.attrib[name]) for shape in shapes]
-
-
-def _words(svg: str) -> list[str]:
-    return ["".join(shape.itertext()) for shape in ElementTree.fromstring(svg).iter(SVG + "text")]
-
-
-def test_bars_are_as_long_as_their_values() -> None:
+def test_bars_are_as_long_as_their_values(shapes: Shapes, words: Words) -> None:
     svg = bars([("a & b", 4, "4"), ("c", 1, "1"), ("none", 0, "0")], "counts")
-    whole, part, none = _numbers(_shapes(svg, "rect", "bar-a"), "width")
+    whole, part, none = _numbers(shapes(svg, "rect", "bar-a"), "width")
     assert whole == pytest.approx(4 * part, rel=1e-2)
     assert none == 0
-    assert "a & b" in _words(svg)
-    (half,) = _numbers(_shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "bar-a"), "width")
-    (track,) = _numbers(_shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "track"), "width")
+    assert "a & b" in words(svg)
+    (half,) = _numbers(shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "bar-a"), "width")
+    (track,) = _numbers(shapes(bars([("x", 0.5, "")], "share", full=1.0), "rect", "track"), "width")
     assert half == pytest.approx(track / 2, abs=0.1)
 
 
-def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed() -> None:
+def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed(shapes: Shapes, words: Words) -> None:
     points = [
         CurvePoint("round 0", "", 0.1, (0.1,), "baseline"),
         CurvePoint("round 1", "", 0.8, (0.8,), "deploy", "better", (0.7, 0.9)),
@@ -62,19 +56,19 @@ def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed() -
     svg = line_chart(points, "accuracy")
     marks = (("rect", "baseline", 1), ("circle", "deploy", 1), ("path", "refuse", 2), ("path", "rollback", 1))
     for tag, class_, count in marks:
-        assert len(_shapes(svg, tag, class_)) == count + 1, class_  # and once in the legend
-    (step,) = _shapes(svg, "path", "champion")
+        assert len(shapes(svg, tag, class_)) == count + 1, class_  # and once in the legend
+    (step,) = shapes(svg, "path", "champion")
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)H", step.attrib["d"])]
     assert heights[1] == heights[2] == heights[3] < heights[0] == heights[4]
-    (mark, _) = _shapes(svg, "circle", "deploy")
+    (mark, _) = shapes(svg, "circle", "deploy")
     assert float(mark.attrib["cy"]) == pytest.approx(heights[1], abs=0.1)
-    bar = _shapes(svg, "line", "error")[0]
+    bar = shapes(svg, "line", "error")[0]
     low, high = float(bar.attrib["y1"]), float(bar.attrib["y2"])
     assert high < float(mark.attrib["cy"]) < low
-    assert {"10.0%", "80.0%", "50.0%", "85.0%", "30.0%", "refused", "rolled back"} <= set(_words(svg))
+    assert {"10.0%", "80.0%", "50.0%", "85.0%", "30.0%", "refused", "rolled back"} <= set(words(svg))
 
 
-def test_the_champions_line_moves_between_rounds_too_and_is_open_where_nothing_is_known() -> None:
+def test_the_champions_line_moves_between_rounds_too_and_is_open_where_nothing_is_known(shapes: Shapes) -> None:
     points = [
         CurvePoint("round 0", "", 0.1, (0.1,), "baseline"),
         CurvePoint("round 1", "", 0.8, (0.8, 0.1), "deploy"),
@@ -82,7 +76,7 @@ def test_the_champions_line_moves_between_rounds_too_and_is_open_where_nothing_i
         CurvePoint("round 3", "", 0.5, (), "refuse"),
         CurvePoint("round 4", "", 0.9, (0.9,), "deploy"),
     ]
-    (step,) = _shapes(line_chart(points, "accuracy"), "path", "champion")
+    (step,) = shapes(line_chart(points, "accuracy"), "path", "champion")
     pieces = re.findall(r"([ML])([\d.]+) ([\d.]+)H([\d.]+)", step.attrib["d"])
     assert [pen for pen, *_ in pieces] == ["M", "L", "L", "L", "M"]
     starts, heights, ends = ([float(piece[at]) for piece in pieces] for at in (1, 2, 3))
@@ -103,7 +97,7 @@ def test_the_champions_line_moves_between_rounds_too_and_is_open_where_nothing_i
     ],
 )
 def test_a_gain_is_told_in_its_own_unit_and_drawn_over_its_own_metric_alone(
-    report: Report, plotted: str, paired: str, shown: str, drawn: bool
+    shapes: Shapes, report: Report, plotted: str, paired: str, shown: str, drawn: bool
 ) -> None:
     gain = Interval(0.434, 0.371, 0.497, 300, paired, 0.9)
     before, after = (
@@ -113,64 +107,64 @@ def test_a_gain_is_told_in_its_own_unit_and_drawn_over_its_own_metric_alone(
     changed = dataclasses.replace(report, metric=plotted, rounds=(before, after))
     curve = learning_curve_svg(changed)
     assert f"deployed, gain in {shown}" in curve
-    assert len(_shapes(curve, "line", "error")) == (3 if drawn else 0)
+    assert len(shapes(curve, "line", "error")) == (3 if drawn else 0)
     page = render(changed)
     assert page.count(f"gain in {shown}") == 3, "at both widths of the curve, and in the list of decisions"
     assert ("90% paired bootstrap interval" in page) is drawn
     assert "95% interval" not in page
 
 
-def test_the_curve_takes_a_single_round_and_equal_values() -> None:
+def test_the_curve_takes_a_single_round_and_equal_values(words: Words) -> None:
     svg = line_chart([CurvePoint("round 0", "", 3.0, (3.0,), "baseline")], "perplexity", percent=False, width=340)
-    assert "3" in _words(svg)
+    assert "3" in words(svg)
     assert "nan" not in svg
     assert line_chart([], "nothing") == ""
 
 
-def test_a_funnel_loses_what_is_rejected_and_ends_in_what_is_kept() -> None:
+def test_a_funnel_loses_what_is_rejected_and_ends_in_what_is_kept(shapes: Shapes, words: Words) -> None:
     svg = funnel(200, [("twice", 50), ("leaked", 30), ("empty", 0)], "pool")
-    (kept,) = _shapes(svg, "rect", "bar-kept")
-    (came_in,) = _shapes(svg, "rect", "bar-a")
+    (kept,) = shapes(svg, "rect", "bar-kept")
+    (came_in,) = shapes(svg, "rect", "bar-a")
     start, whole = float(came_in.attrib["x"]), float(came_in.attrib["width"])
     assert float(kept.attrib["width"]) == pytest.approx(0.6 * whole, rel=1e-2)
-    cuts = _shapes(svg, "rect", "cut")
+    cuts = shapes(svg, "rect", "cut")
     ends = [x + width for x, width in zip(_numbers(cuts, "x"), _numbers(cuts, "width"), strict=True)]
     assert ends[0] == pytest.approx(start + whole, abs=0.2)
     assert float(cuts[1].attrib["x"]) == pytest.approx(start + 0.6 * whole, abs=0.2)
-    assert {"200", "−50", "−30", "0", "120"} <= set(_words(svg))
-    assert "120" not in _words(funnel(0, [], "nothing"))
+    assert {"200", "−50", "−30", "0", "120"} <= set(words(svg))
+    assert "120" not in words(funnel(0, [], "nothing"))
 
 
-def test_stacked_bars_add_up_to_their_total() -> None:
+def test_stacked_bars_add_up_to_their_total(shapes: Shapes, words: Words) -> None:
     svg = stacked_bars([("r0", {"train": 30.0}), ("r1", {"score": 20.0, "train": 40.0})], ["score", "train"], "time")
-    score = _numbers(_shapes(svg, "rect", "series-0"), "width")
-    train = _numbers(_shapes(svg, "rect", "series-1"), "width")
+    score = _numbers(shapes(svg, "rect", "series-0"), "width")
+    train = _numbers(shapes(svg, "rect", "series-1"), "width")
     assert train[1] == pytest.approx(2 * score[0], rel=1e-2)
     assert train[1] == pytest.approx(train[0] * 4 / 3, rel=1e-2)
-    assert {"30 s", "1 min 00 s", "score", "train"} <= set(_words(svg))
+    assert {"30 s", "1 min 00 s", "score", "train"} <= set(words(svg))
 
 
-def test_a_heat_map_holds_every_count_and_darkens_with_it() -> None:
+def test_a_heat_map_holds_every_count_and_darkens_with_it(shapes: Shapes, words: Words) -> None:
     counts = {("a", "b"): 8, ("b", "a"): 2, ("a", "a"): 90}
     svg = heat_map(counts, ["a", "b"], ["a", "b"], "confusion")
-    assert [cell.attrib["fill-opacity"] for cell in _shapes(svg, "rect", "heat")] == ["1.00", "0.25"]
-    assert len(_shapes(svg, "rect", "same")) == 2
-    assert {"8", "2", "90"} <= set(_words(svg))
+    assert [cell.attrib["fill-opacity"] for cell in shapes(svg, "rect", "heat")] == ["1.00", "0.25"]
+    assert len(shapes(svg, "rect", "same")) == 2
+    assert {"8", "2", "90"} <= set(words(svg))
     assert heat_map({}, [], [], "nothing") == ""
 
 
-def test_lineage_puts_parents_left_of_their_children() -> None:
+def test_lineage_puts_parents_left_of_their_children(shapes: Shapes) -> None:
     nodes = [
         Node("m", "round 1", "model", True),
         Node("d", "train@v1", "dataset"),
         Node("f", "f.csv", "file"),
     ]
     svg = lineage(nodes, [("f", "d"), ("d", "m")], "lineage")
-    places = {kind: _shapes(svg, "rect", f"node {kind}")[0] for kind in ("file", "dataset", "model marked")}
+    places = {kind: shapes(svg, "rect", f"node {kind}")[0] for kind in ("file", "dataset", "model marked")}
     lefts = _numbers(list(places.values()), "x")
     assert lefts == sorted(lefts)
-    assert len(_shapes(svg, "path", "edge")) == 1
-    assert len(_shapes(svg, "path", "edge marked")) == 1
+    assert len(shapes(svg, "path", "edge")) == 1
+    assert len(shapes(svg, "path", "edge marked")) == 1
     with pytest.raises(ValueError, match="no node"):
         lineage(nodes, [("f", "gone")], "lineage")
     with pytest.raises(ValueError, match="no known kind"):
@@ -180,7 +174,7 @@ def test_lineage_puts_parents_left_of_their_children() -> None:
 def test_the_curve_is_a_picture_of_its_own(report: Report, browser: Browser, tmp_path: Path) -> None:
     svg = learning_curve_svg(report)
     root = ElementTree.fromstring(svg)
-    assert root.tag == f"{SVG}svg"
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
     (tmp_path / "curve.svg").write_text(svg, encoding="utf-8")
     (tmp_path / "page.html").write_text('<img src="curve.svg">', encoding="utf-8")
     page = browser.new_page()
