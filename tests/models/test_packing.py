@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.models.chat import Encoded
-from posttrain.models.packing import Packed, Unit, micro_batches, pack
+from posttrain.models.packing import Packed, Unit, micro_batches, pack, packs
 from posttrain.models.row_plan import Plan
 
 SEQUENCES = st.integers(2, 7).flatmap(
@@ -58,6 +58,21 @@ def test_every_supervised_token_is_predicted_from_what_stands_before_it(units: l
         assert len(ids) == row.tokens - row.sequences
     for values in (row.ids, row.positions, row.predicting, row.targets, row.sequence):
         assert values.dtype == torch.long
+
+
+def values(row: Packed) -> list[object]:
+    """All of a row as plain values."""
+    plan = row.pieces
+    groups = [part for group in plan.groups for part in (group.queries, group.before, group.hidden)]
+    rest = [value for name, value in vars(row).items() if name != "pieces"]
+    found = [*groups, plan.order, plan.places, plan.real, plan.spans, *rest]
+    return [(one.dtype, one.tolist()) if isinstance(one, torch.Tensor) else one for one in found]
+
+
+@given(parts=st.lists(UNITS, min_size=1, max_size=4), padded=st.booleans())
+def test_micro_batches_packed_together_are_as_each_alone(parts: list[list[Unit]], padded: bool) -> None:
+    together = [values(row) for row in packs(parts, padded=padded)]
+    assert together == [values(pack(units, padded=padded)) for units in parts]
 
 
 @given(units=UNITS, budget=st.integers(1, 40))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
@@ -34,7 +34,7 @@ def shares(sizes: tuple[int, ...], passes: int | None = None, **settings: Any) -
 def test_what_a_cap_takes_goes_to_the_others_by_weight(weights: list[float], caps: list[int], portion: float) -> None:
     weight, cap = np.array(weights), np.array(caps[: len(weights)])
     total = int(portion * cap.sum())
-    found = np.array(apportioned(total, weight, cap))
+    found = np.array(apportioned(total, np.log(weight), cap))
     assert found.sum() == total
     assert (found <= cap).all()
     # The level to which all fill: sum of min(cap, level x weight) is the total; found by halving.
@@ -43,6 +43,14 @@ def test_what_a_cap_takes_goes_to_the_others_by_weight(weights: list[float], cap
         middle = (low + high) / 2
         low, high = (middle, high) if np.minimum(cap, middle * weight).sum() < total else (low, middle)
     assert np.abs(found - np.minimum(cap, high * weight)).max() < 1 + 1e-6
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_vanishes_beside_a_full_kind_is_shared_among_the_rest() -> None:
+    logs = np.log([1e300, 3e-300, 1e-300]) * 10
+    assert apportioned(10, logs, np.array([4, 9, 9])) == [4, 6, 0]
+    assert apportioned(10, np.array([0.0, -5000.0, -5000.0 - np.log(2)]), np.array([4, 9, 9])) == [4, 4, 2]
+    assert apportioned(3, np.array([0.0, -5000.0]), np.array([0, 3])) == [0, 3]
 
 
 def test_examples_are_mixed_in_proportion_up_to_a_limit() -> None:
@@ -96,7 +104,7 @@ def test_every_sample_is_accounted_for(sizes: list[int], temperature: float, see
     names = kinds_of(*sizes).tolist()
     stage = StageConfig(mix="sizes", mix_temperature=temperature, epochs=2)
     weights = np.array(sizes) ** (1 / temperature)
-    assume(0 not in apportioned(len(names), weights))
+    assume(0 not in apportioned(len(names), np.log(weights)))
     order = Order(len(names), batch_size, seed, [stage, StageConfig(epochs=1)], kinds={"source": names})
     met = np.zeros(len(names), np.int64)
     for step in range(order.steps):
@@ -112,6 +120,36 @@ def test_every_sample_is_accounted_for(sizes: list[int], temperature: float, see
             met[row] += 1
         if step > 12:
             return
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    temperature=st.floats(0.3, 8),
+    limit=st.one_of(st.none(), st.integers(1, 50)),
+    most=st.one_of(st.none(), st.integers(3, 9)),
+    batch_size=st.integers(1, 9),
+)
+def test_passes_keep_to_shares_and_caps_exactly(
+    sizes: list[int], temperature: float, limit: int | None, most: int | None, batch_size: int
+) -> None:
+    names = kinds_of(*sizes)
+    stage = StageConfig(mix="sizes", mix_temperature=temperature, mix_limit=limit, mix_epochs=most, epochs=3)
+    try:
+        order = Order(len(names), batch_size, 0, [stage], kinds={"source": names.tolist()})
+    except UserError:  # a share is less than a record, or the caps leave too little
+        reject()
+    config = MixConfig(mix="sizes", mix_temperature=temperature, mix_limit=limit, mix_epochs=most)
+    parts = parts_of(config, names, np.arange(len(names)), "here", lambda total: 3)
+    assert sum(part.share for part in parts) == sum(min(size, limit or size) for size in sizes)
+    for epoch in (1, 2, 3):
+        (account,) = accounts(order, {"source": names.tolist()}, order.steps // 3 * epoch)
+        for name, part in zip(NAMES, parts, strict=False):
+            found = account["kinds"][name]
+            assert found["met"] == epoch * part.share
+            assert found["most"] - found["fewest"] <= 1
+            assert found["most"] <= (most or found["most"])
+            assert part.share <= (limit or part.share)
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=2, max_size=6), seed=st.one_of(st.none(), st.integers(0, 3)))

@@ -1,11 +1,17 @@
 """Loaders stop at any sample and go on, in any number of threads and processes."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from posttrain.models.chat import Encoded
 from posttrain.store.errors import UserError
@@ -13,6 +19,7 @@ from posttrain.train.loader import Loader
 from posttrain.train.order import Order, StageConfig
 from posttrain.train.row_loader import RowBatch, RowLoader
 from posttrain.train.tokens.config import LoaderConfig
+from posttrain.train.tokens.flat import Tokens
 from posttrain.train.tokens.token_set import TokenSet
 
 COUNT = 23
@@ -127,6 +134,66 @@ def test_another_number_of_processes_goes_on(units: TokenSet, before: int, after
         one.load_state(state)
         loader.seek(4)
         assert [batch.rows for batch in one] == [batch.rows for batch in loader]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(WAYS), st.integers(0, 5), st.integers(0, 5)),
+        min_size=1,
+        max_size=4,
+    ),
+    budget=st.integers(1, 100),
+)
+def test_whatever_happens_every_sample_is_met_once(
+    units: TokenSet, runs: list[tuple[int, tuple[int, int], int, int]], budget: int
+) -> None:
+    """Runs one after another, each of so many processes, with so many threads, steps, and samples of the last step."""
+    state, met = None, Counter[int]()
+    whole = Counter(row for step in range(order().steps) for row in order().rows(step))
+    for number, (world_size, way, steps, samples) in enumerate(runs):
+        with ExitStack() as stack:
+            made_of = partial(RowLoader, units, order(), budget, config=config(way), world_size=world_size)
+            loaders = [stack.enter_context(made_of(rank=rank)) for rank in range(world_size)]
+            for loader in loaders if state else []:
+                loader.load_state(state)
+            last = number == len(runs) - 1
+            made = list(zip(*(loader if last else islice(loader, steps) for loader in loaders), strict=True))
+            used = None
+            if made and not last:
+                used = min(samples, len(order().rows(made[-1][0].step)))
+            for step in made:
+                rows = order().rows(step[0].step)
+                left = set(rows[:used]) if step is made[-1] and used is not None else set(rows)
+                for batch in step:
+                    met.update(row for row in batch.rows if row in left)
+                    expected = [id for row in batch.rows for id in units[row][0].ids]
+                    assert batch.packed.ids.tolist() == expected
+            before = state["samples"] if state and len(made) == 1 else 0
+            states = [loader.state(None if used is None else max(used, before)) for loader in loaders]
+            assert all(one == states[0] for one in states)
+            state = json.loads(json.dumps(states[0]))
+    assert met == whole
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_was_met_is_not_read_again(units: TokenSet, monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
+    read: list[int] = []
+    take = TokenSet.take
+
+    def noted(self: TokenSet, rows: list[int]) -> Tokens:
+        read.extend(rows)
+        return take(self, rows)
+
+    with RowLoader(units, order(), 64, world_size=world_size) as loader:
+        loader.seek(9)
+        next(loader)
+        state = loader.state(1)
+    monkeypatch.setattr(TokenSet, "take", noted)
+    with RowLoader(units, order(), 64, world_size=world_size) as loader:
+        loader.load_state(state)
+        assert next(loader).rows == read
+        assert set(read) <= set(order().rows(9)[1:])
 
 
 def test_a_state_of_something_else_is_refused(

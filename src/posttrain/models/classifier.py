@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.language_model import DTYPES, LanguageModel, check_folder, check_whole, first_line, load
+from posttrain.models.folder import check_folder, first_line
+from posttrain.models.language_model import DTYPES, LanguageModel, check_whole, load
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 

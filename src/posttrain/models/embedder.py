@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posttrain.models.language_model import check_folder, check_whole, first_line
+from posttrain.models.folder import check_folder, first_line
+from posttrain.models.language_model import check_whole
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_digest
 

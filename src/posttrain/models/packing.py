@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posttrain.models.chat import Encoded
-from posttrain.models.row_plan import Piece, Plan, plan
+from posttrain.models.row_plan import Piece, Plan, plans
 
 Unit = Sequence[Encoded]
 """What is kept together in a micro-batch: one sequence, or the sequences of a pair, which may share a prompt."""
@@ -69,95 +69,136 @@ def pack(units: Sequence[Unit], device: torch.device | str = "cpu", *, padded: b
     the sequences of a unit share, unless they are ``padded`` for a model that cannot be given one row. A sequence's
     last token is only predicted, so it is not read.
     """
-    row = _Row()
-    found = [[_Tokens.of(sequence) for sequence in unit] for unit in units]
-    everything = [sequence for unit in found for sequence in unit]
-    if padded:
-        for sequence in everything:
-            row.finish(sequence, 0, None)
-        return row.packed(device, padded=True)
-    common = _shared(everything, 0)
-    root = row.add(everything[0].ids[:common], 0, None) if common else None
-    for unit in found:
-        start, parent = common, root
-        if len(unit) > 1 and (shared := _shared(unit, common)) > common:
-            parent = row.add(unit[0].ids[common:shared], common, root)
-            start = shared
-        for sequence in unit:
-            row.finish(sequence, start, parent)
-    return row.packed(device, padded=False)
+    return packs([units], device, padded=padded)[0]
+
+
+def packs(parts: Sequence[Sequence[Unit]], device: torch.device | str = "cpu", *, padded: bool = False) -> list[Packed]:
+    """Several micro-batches, each as `pack` makes it: all at once, which takes a fraction of the time."""
+    tokens = _Tokens.of([sequence for units in parts for unit in units for sequence in unit])
+    rows, first = [], 0
+    for units in parts:
+        rows.append(_Row(tokens))
+        first = rows[-1].fill(units, first, padded=padded)
+    return _packed(rows, tokens, device, padded=padded)
 
 
 @dataclass(frozen=True, eq=False)
 class _Tokens:
-    """A sequence as arrays.
+    """S sequences one after another.
 
     Args:
-        ids: int64 [L].
-        learned: int64, places of the supervised tokens but for a first one, as nothing predicts it.
+        ids: int64 [T].
+        starts: where each sequence begins.
+        lengths: of each sequence.
+        learned: int64, places of the supervised tokens but for a sequence's first, as nothing predicts it.
+        counts: int64 [S], how many of them are in each sequence.
+        free: tokens of each sequence that are read and predict nothing supervised before its first one that does.
     """
 
     ids: np.ndarray
+    starts: list[int]
+    lengths: list[int]
     learned: np.ndarray
+    counts: np.ndarray
+    free: list[int]
 
     @classmethod
-    def of(cls, sequence: Encoded) -> Self:
-        learned = np.flatnonzero(np.array(sequence.supervised, dtype=bool)[1:]) + 1
-        return cls(np.array(sequence.ids, dtype=np.int64), learned)
+    def of(cls, sequences: Sequence[Encoded]) -> Self:
+        # Lists without a token would be of floats: nothing else is cast in an unsafe way.
+        ids = np.concatenate([sequence.ids for sequence in sequences], dtype=np.int64, casting="unsafe")
+        supervised = np.concatenate([sequence.supervised for sequence in sequences], dtype=bool, casting="unsafe")
+        lengths = np.array([len(sequence.ids) for sequence in sequences])
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        supervised[starts[lengths > 0]] = False
+        learned = np.flatnonzero(supervised)
+        bounds = np.searchsorted(learned, np.append(starts, len(ids)))
+        counts = np.diff(bounds)
+        first = np.where(counts > 0, np.append(learned, 0)[bounds[:-1]] - starts, lengths)
+        return cls(ids, starts.tolist(), lengths.tolist(), learned, counts, (first - 1).tolist())
+
+    def shared(self, numbers: range, start: int) -> int:
+        """Where some sequences part, but before the first token that predicts a supervised one in any of them."""
+        if len(numbers) < 2:
+            return start
+        limit = min(self.free[numbers.start : numbers.stop])
+        if limit <= start:
+            return start
+        places = np.array(self.starts[numbers.start : numbers.stop])[:, None] + np.arange(start, limit)
+        beginnings = self.ids[places]
+        apart = (beginnings[1:] != beginnings[0]).any(0)
+        return start + int(apart.argmax()) if apart.any() else limit
 
 
 class _Row:
-    def __init__(self) -> None:
-        self.ids: list[np.ndarray] = []
-        self.positions: list[np.ndarray] = []
-        self.pieces: list[Piece] = []
-        self.predicting: list[np.ndarray] = []
-        self.targets: list[np.ndarray] = []
-        self.length = 0
-        self.tokens = 0
+    """A row that is put together of parts of sequences."""
 
-    def add(self, ids: np.ndarray, position: int, parent: int | None) -> int:
-        self.pieces.append(Piece(self.length, len(ids), parent))
-        self.ids.append(ids)
-        self.positions.append(np.arange(position, position + len(ids)))
-        self.length += len(ids)
+    def __init__(self, tokens: _Tokens) -> None:
+        self._tokens = tokens
+        self.pieces: list[Piece] = []
+        self.parts: list[slice] = []  # of the tokens' ids, for each piece
+        self.positions: list[int] = []  # of each piece's first token
+        self.moved: list[int] = []  # how much later each sequence's own tokens stand than in `tokens`
+        self.length = 0
+
+    def fill(self, units: Sequence[Unit], first: int, *, padded: bool) -> int:
+        """Add all units, whose sequences are those from ``first`` on; returns the number of the sequence after them."""
+        last = first + sum(map(len, units))
+        common = 0 if padded else self._tokens.shared(range(first, last), 0)
+        root = self._add(first, 0, common, None) if common else None
+        for unit in units:
+            own = range(first, first + len(unit))
+            first = own.stop
+            start, parent = common, root
+            if not padded and len(unit) > 1 and (shared := self._tokens.shared(own, common)) > common:
+                parent = self._add(own[0], common, shared, root)
+                start = shared
+            for number in own:  # nothing before its start predicts a supervised token
+                self.moved.append(self.length - self._tokens.starts[number] - start)
+                self._add(number, start, self._tokens.lengths[number] - 1, parent)
+        return last
+
+    def _add(self, number: int, first: int, last: int, parent: int | None) -> int:
+        """Add a sequence's tokens from ``first`` to before ``last``; returns the number of the piece."""
+        start, length = self._tokens.starts[number] + first, max(0, last - first)
+        self.pieces.append(Piece(self.length, length, parent))
+        self.parts.append(slice(start, start + length))
+        self.positions.append(first)
+        self.length += length
         return len(self.pieces) - 1
 
-    def finish(self, sequence: _Tokens, start: int, parent: int | None) -> None:
-        """Add what a sequence goes on with from ``start``, and what is learned from it."""
-        self.predicting.append(sequence.learned + (self.length - start - 1))
-        self.targets.append(sequence.ids[sequence.learned])
-        self.add(sequence.ids[start:-1], start, parent)
-        self.tokens += len(sequence.ids)
 
-    def packed(self, device: torch.device | str, *, padded: bool) -> Packed:
-        def tensor(parts: list[np.ndarray]) -> Tensor:
-            return torch.from_numpy(np.concatenate(parts)).to(device)
+def _packed(rows: Sequence[_Row], tokens: _Tokens, device: torch.device | str, *, padded: bool) -> list[Packed]:
+    """The rows, which have all sequences."""
 
-        counts = [len(targets) for targets in self.targets]
-        return Packed(
-            tensor(self.ids)[None],
-            tensor(self.positions)[None],
-            plan(self.pieces, device, one_group=padded),
-            tensor(self.predicting),
-            tensor(self.targets),
-            tensor([np.repeat(np.arange(len(counts)), counts)]),
-            len(counts),
-            self.tokens,
-            sum(int(positions.sum()) + len(positions) for positions in self.positions),
-            padded,
+    def split(values: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
+        return torch.split(torch.from_numpy(values).to(device), sizes)
+
+    lengths = [row.length for row in rows]
+    pieces = np.array([piece.length for row in rows for piece in row.pieces])
+    first = np.array([position for row in rows for position in row.positions])
+    positions = np.repeat(first - np.cumsum(pieces) + pieces, pieces)
+    positions += np.arange(len(positions))
+    pairs = pieces * first + pieces * (pieces + 1) // 2  # a token sees those before it and itself
+    pairs = np.add.reduceat(pairs, np.cumsum([0, *(len(row.pieces) for row in rows[:-1])]))
+    moved = [places for row in rows for places in row.moved]
+    counts = [len(row.moved) for row in rows]
+    numbers = np.concatenate([np.arange(count) for count in counts])
+    bounds = np.cumsum([0, *counts])
+    learned = np.diff(np.append(0, np.cumsum(tokens.counts))[bounds]).tolist()
+    read = np.diff(np.append(0, np.cumsum(tokens.lengths))[bounds]).tolist()
+    return [
+        Packed(ids[None], own[None], plan, predicting, targets, sequence, count, all_tokens, seen, padded)
+        for ids, own, plan, predicting, targets, sequence, count, all_tokens, seen in zip(
+            split(np.concatenate([tokens.ids[part] for row in rows for part in row.parts]), lengths),
+            split(positions, lengths),
+            plans([row.pieces for row in rows], device, one_group=padded),
+            split(tokens.learned + np.repeat(moved, tokens.counts) - 1, learned),
+            split(tokens.ids[tokens.learned], learned),
+            split(np.repeat(numbers, tokens.counts), learned),
+            counts,
+            read,
+            pairs.tolist(),
+            strict=True,
         )
-
-
-def _shared(sequences: Sequence[_Tokens], start: int) -> int:
-    """Where the sequences part, but before the first token that predicts a supervised one in any of them."""
-    if len(sequences) < 2:
-        return start
-    limit = min(len(one.ids) - 1 for one in sequences)
-    limit = min([limit, *(int(one.learned[0]) - 1 for one in sequences if len(one.learned))])
-    first, *others = sequences
-    for other in others:
-        apart = np.flatnonzero(first.ids[start:limit] != other.ids[start:limit])
-        if len(apart):
-            limit = start + int(apart[0])
-    return max(start, limit)
+    ]

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from posttrain.models.language_model import check_folder, check_whole, first_line
+from posttrain.models.folder import check_folder, first_line
+from posttrain.models.language_model import check_whole
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 

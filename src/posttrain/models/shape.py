@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from posttrain.models.chat import Chat
-from posttrain.models.language_model import LanguageModel, first_line
+from posttrain.models.folder import first_line
+from posttrain.models.language_model import LanguageModel
 from posttrain.models.sources import TINY_MODEL, fetch
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer

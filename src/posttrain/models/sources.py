@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from posttrain.models.language_model import DTYPES, check_folder, check_whole, first_line
+from posttrain.models.folder import check_folder, first_line
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.store.files import remove_tree, sync_tree, writing
@@ -99,6 +99,8 @@ def _packaged_gguf() -> Path:
 
 def _convert_gguf(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from posttrain.models.language_model import DTYPES, check_whole
 
     arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,12 +38,12 @@ class Spans:
     most_keys: int
 
 
-def spans(own: Sequence[range], before: Sequence[Sequence[int]], device: torch.device | str) -> Spans:
+def spans(own: Sequence[range], before: Sequence[np.ndarray], device: torch.device | str) -> Spans:
     """The spans of pieces that follow one another and fill their row.
 
     Args:
         own: places in the row of each piece's tokens.
-        before: places of what it goes on from.
+        before: int64, places of what each goes on from.
     """
     queries = [len(places) for places in own]
     keys = [len(places) + len(others) for places, others in zip(own, before, strict=True)]
@@ -51,9 +52,10 @@ def spans(own: Sequence[range], before: Sequence[Sequence[int]], device: torch.d
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
     places = None
-    if any(before):
-        together = [place for mine, others in zip(own, before, strict=True) for place in (*others, *mine)]
-        places = torch.tensor([together], dtype=torch.long, device=device)
+    if any(map(len, before)):
+        mine = [np.arange(places.start, places.stop) for places in own]
+        together = np.concatenate([part for parts in zip(before, mine, strict=True) for part in parts])
+        places = torch.from_numpy(together)[None].to(device)
     return Spans(places, starts(queries), starts(keys), max(queries), max(keys))
 
 

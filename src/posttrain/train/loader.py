@@ -1,15 +1,14 @@
-"""The batches of a training, packed ahead of the model."""
+"""The batches of our own trainer, packed ahead of the model. For another trainer see `row_loader`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, Unpack
 
 import torch
 
-from posttrain.models.packing import Packed, Unit, micro_batches, pack
+from posttrain.models.packing import Packed, Unit, micro_batches, packs
 from posttrain.train.order import Order, Place
-from posttrain.train.stream import Stream
-from posttrain.train.tokens.config import LoaderConfig
+from posttrain.train.stream import Reading, Stream
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Batch:
     lengths: Lengths
 
 
-class Loader(Stream[Batch]):
+class Loader(Stream[Sequence[Unit], Batch]):
     """The batches of an order's steps one after another, as `Stream` has it.
 
     Args:
@@ -61,9 +60,7 @@ class Loader(Stream[Batch]):
         budget: tokens of a micro-batch at most.
         device: where the batches are wanted.
         padded: whether the model needs padded rows.
-        config: threads, and steps packed ahead.
-        rank: which process this is, from 0.
-        world_size: how many there are.
+        reading: see `Reading`.
     """
 
     def __init__(
@@ -74,28 +71,16 @@ class Loader(Stream[Batch]):
         *,
         device: torch.device | str = "cpu",
         padded: bool = False,
-        config: LoaderConfig | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        **reading: Unpack[Reading],
     ) -> None:
-        super().__init__(units, order, config=config, rank=rank, world_size=world_size)
-        self._budget, self._device, self._padded = budget, device, padded
-
-    @property
-    def budget(self) -> int:
-        """Tokens of a micro-batch at most. A new value holds from the next batch on: none packed before comes."""
-        return self._budget
-
-    @budget.setter
-    def budget(self, tokens: int) -> None:
-        self._forget_ahead()
-        self._budget = tokens
+        super().__init__(units, order, budget, **reading)
+        self._device, self._padded = device, padded
 
     def _make(self, place: Place, step: int, rows: list[int], budget: int) -> Batch:
         take = getattr(self._units, "take", None)
         units = take(rows).views() if take else [self._units[row] for row in rows]
         parts = list(micro_batches(units, budget))
-        packed = [pack(part, self._device, padded=self._padded) for part in parts]
+        packed = packs(parts, self._device, padded=self._padded)
         first, groups = 0, []
         for part in parts:
             groups.append(rows[first : first + len(part)])

@@ -100,25 +100,28 @@ def parts_of(
                 where=f"{where}_epochs",
                 fix="raise it, or train for fewer epochs or steps",
             )
-    shares = apportioned(total, np.exp(logs - logs.max()), caps)
+    shares = apportioned(total, logs, caps)
     for name, share in zip(names, shares, strict=True):
         if share == 0:
             raise UserError(f"the share of `{name}` is less than a record", where=where, fix="raise it or leave it out")
     return [Part(own, share) for own, share in zip(found, shares, strict=True)]
 
 
-def apportioned(total: int, weights: np.ndarray, caps: np.ndarray | None = None) -> list[int]:
+def apportioned(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> list[int]:
     """``total`` in whole numbers by weights, the largest remainders rounded up (Hamilton's method).
 
     Args:
+        logs: float64, natural logarithms of the weights, so that none is too small beside another.
         caps: int64, what no number is above; what they take off is shared among the others by weight. Together they
             are ``total`` at least.
     """
-    shares = np.zeros(len(weights), np.int64)
-    free = np.ones(len(weights), bool)
+    shares = np.zeros(len(logs), np.int64)
+    free = np.ones(len(logs), bool)
     while free.any():
         left = total - int(shares.sum())
-        exact = np.where(free, weights / weights[free].sum() * left, 0.0)
+        # Beside the largest of those that still get something: what vanishes beside a full one does not among others.
+        weights = np.where(free, np.exp(np.minimum(logs - logs[free].max(), 0.0)), 0.0)
+        exact = weights / weights.sum() * left
         full = np.zeros(0, bool) if caps is None else free & (exact >= caps)
         if not full.any():
             whole = np.floor(exact).astype(np.int64)

@@ -1,27 +1,45 @@
 """The steps of an order one after another, made ahead of the model, for one of perhaps several processes."""
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 
 from posttrain.models.packing import Unit
+from posttrain.store.closeable import Closeable
 from posttrain.store.errors import UserError
 from posttrain.train.order import Order, Place
 from posttrain.train.tokens.config import LoaderConfig
 from posttrain.train.tokens.token_set import unit_lengths
 from posttrain.train.world import World
 
+Source = TypeVar("Source", bound=Sequence[Unit])
 Made = TypeVar("Made")
 
 
-class Stream(ABC, Generic[Made]):
+class Reading(TypedDict, total=False):
+    """How a stream is read.
+
+    Args:
+        config: threads, and steps made ahead.
+        rank: which process this is, from 0.
+        world_size: how many there are.
+    """
+
+    config: LoaderConfig | None
+    rank: int
+    world_size: int
+
+
+class Stream(Closeable, Generic[Source, Made]):
     """What is made of an order's steps, one after another; a context manager, which stops its threads.
+
+    `Loader` makes the batches that the trainer computes, `RowLoader` packed rows for any other one; all that they share
+    is here: threads, processes, and where to go on.
 
     The next steps are made in threads while the model works on one: what comes does not depend on how many threads
     there are or how far ahead they are. What goes wrong in a thread is raised where the step is asked for.
@@ -32,6 +50,7 @@ class Stream(ABC, Generic[Made]):
     Args:
         units: the training set.
         order: whose rows are in which step; steps that are not decided are not made ahead.
+        budget: tokens of a micro-batch, or a row, at most.
         config: threads, and steps made ahead.
         rank: which process this is, from 0.
         world_size: how many there are.
@@ -39,8 +58,9 @@ class Stream(ABC, Generic[Made]):
 
     def __init__(
         self,
-        units: Sequence[Unit],
+        units: Source,
         order: Order,
+        budget: int,
         *,
         config: LoaderConfig | None = None,
         rank: int = 0,
@@ -48,7 +68,7 @@ class Stream(ABC, Generic[Made]):
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"of {world_size} processes none is number {rank}")
-        self._units, self._order, self.rank = units, order, rank
+        self._units, self._order, self._budget, self.rank = units, order, budget, rank
         self._config = config or LoaderConfig()
         self._threads = ThreadPoolExecutor(self._config.workers, "loader") if self._config.workers else None
         self._next, self._met = 0, (0, 0)  # samples of that step that are not to come again
@@ -62,22 +82,19 @@ class Stream(ABC, Generic[Made]):
         """What is made of a step's rows, perhaps in a thread: it reads nothing that the training may change."""
 
     @property
-    @abstractmethod
     def budget(self) -> int:
-        """Tokens of a micro-batch at most."""
+        """Tokens of a micro-batch or a row at most. A new value holds from the next step on: none made before comes."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, tokens: int) -> None:
+        self._forget_ahead()
+        self._budget = tokens
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
         return self._world.size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Made]:
         return self
@@ -180,4 +197,4 @@ class Stream(ABC, Generic[Made]):
             rows = [rows[place] for place in mine[mine >= met].tolist()]
         else:
             rows = rows[met:]
-        return self._order.place(step), step, rows, self.budget
+        return self._order.place(step), step, rows, self._budget

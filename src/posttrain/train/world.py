@@ -48,7 +48,8 @@ class World:
     """The shares of some processes in every step of an order, which all of them can tell without asking each other.
 
     The samples of a step are dealt to those that had the fewest tokens so far in its epoch, so that after any step no
-    process has had more tokens in it than another by more than the longest sample.
+    process has had more tokens in it than another by more than the longest sample. Where a step is asked for out of
+    turn, those before it in its epoch are dealt first, by their lengths alone: no sample is read for that.
 
     Args:
         order: of the samples.

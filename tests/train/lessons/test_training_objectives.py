@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from posttrain.models.packing import pack
+from posttrain.models.packing import pack, packs
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train import loader
@@ -78,16 +78,16 @@ def test_the_reference_is_read_in_the_micro_batches_of_the_training(
     """In bfloat16 what a model says of a sequence hangs on its neighbours: so it is the same before the first step."""
     read: dict[str, list[list[int]]] = {"reference": [], "loader": []}
 
-    def noted(name: str) -> Any:
+    def noted(name: str, make: Any) -> Any:
         def packed(*given: Any, **more: Any) -> Any:
-            found = pack(*given, **more)
-            read[name].append(found.ids[0].tolist())
+            found = make(*given, **more)
+            read[name] += [one.ids[0].tolist() for one in (found if isinstance(found, list) else [found])]
             return found
 
         return packed
 
-    monkeypatch.setattr(reference, "pack", noted("reference"))
-    monkeypatch.setattr(loader, "pack", noted("loader"))
+    monkeypatch.setattr(reference, "pack", noted("reference", pack))
+    monkeypatch.setattr(loader, "packs", noted("loader", packs))
     more = {"precision": "bfloat16", "shuffle": True, "micro_batch_tokens": 150, "epochs": 1, "learning_rate": 1e-30}
     _, steps = trained(shaped, tiny_model, config_of("dpo", other_model, **more), tmp_path)
     assert len(read["loader"]) > len(steps) > 1

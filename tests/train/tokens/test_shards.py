@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.models.chat import Encoded
 from posttrain.store.errors import DamagedArtifact
-from posttrain.train.tokens.flat import Store, summed
+from posttrain.train.tokens.flat import gathered, ranges, summed
 from posttrain.train.tokens.token_set import TokenSet, open_shard
 
 MakeUnits = Callable[..., list[list[Encoded]]]
@@ -90,18 +90,29 @@ def test_a_damaged_shard_is_named(make_units: MakeUnits, make_set: MakeSet, name
         open_shard(found.folder, 1)
 
 
-@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=30), seed=st.integers(0, 9), count=st.integers(0, 40))
-def test_runs_are_those_that_slices_give(lengths: list[int], seed: int, count: int) -> None:
-    draws = np.random.default_rng(seed)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = draws.integers(-(2**31), 2**31, offsets[-1], dtype=np.int32)
-    supervised = draws.random(offsets[-1]) < 0.5
-    runs = draws.integers(0, len(lengths), count)
-    found = Store(ids, supervised, offsets).take(runs)
-    for values, whole in zip(found, (ids, supervised), strict=True):
-        parts = [whole[offsets[run] : offsets[run + 1]] for run in runs.tolist()]
-        assert values.tolist() == [one for part in parts for one in part.tolist()]
-        assert values.dtype == whole.dtype
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=4),
+    parts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=40),
+    dtype=st.sampled_from([np.int32, np.bool_]),
+)
+def test_what_is_gathered_is_what_slices_give(
+    sizes: list[int], parts: list[tuple[int, int, int]], dtype: type[np.generic]
+) -> None:
+    draws = np.random.default_rng(0)
+    sources = [draws.integers(-(2**31), 2**31, size).astype(dtype) for size in sizes]
+    numbers, spans = [part[0] % len(sizes) for part in parts], [slice(*sorted(part[1:])) for part in parts]
+    found = gathered(sources, numbers, spans)
+    expected = [sources[number][span] for number, span in zip(numbers, spans, strict=True)]
+    assert found.tolist() == [value for part in expected for value in part.tolist()]
+    assert found.dtype == dtype
+    assert not any(np.shares_memory(found, source) for source in sources)
+
+
+@given(counts=st.lists(st.integers(1, 4), max_size=20), seed=st.integers(0, 9))
+def test_ranges_stand_one_after_another(counts: list[int], seed: int) -> None:
+    starts = np.random.default_rng(seed).integers(0, 100, len(counts))
+    expected = [number for start, count in zip(starts, counts, strict=True) for number in range(start, start + count)]
+    assert ranges(starts, np.array(counts, np.int64)).tolist() == expected
 
 
 def test_sums_of_runs() -> None:

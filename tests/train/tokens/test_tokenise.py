@@ -96,8 +96,8 @@ def test_labels_stand_beside(records: pa.Table, tmp_path: Path) -> None:
 
 def test_tokens_stay_on_the_disk(records: pa.Table, tmp_path: Path) -> None:
     found = tokenise(encoder(), records, 100, "completion", tmp_path)
-    assert isinstance(found.shards[0].ids, np.memmap)
-    assert isinstance(found.shards[0].supervised, np.memmap)
+    assert isinstance(found.shards[0].ids.base, np.memmap)
+    assert isinstance(found.shards[0].supervised.base, np.memmap)
     assert found.shards[0].ids.dtype == np.int32
 
 

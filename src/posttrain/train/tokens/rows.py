@@ -1,7 +1,8 @@
 """Sequences one after another in rows, as flat arrays that any trainer of causal language models can take."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -35,9 +36,9 @@ class PackedRows:
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """Each row's ids, labels, positions and segments by name: parts of the arrays, not copies."""
-        names = [one.name for one in fields(self) if one.name != "starts"]
+        named = {"ids": self.ids, "labels": self.labels, "positions": self.positions, "segments": self.segments}
         for first, last in pairwise(self.starts.tolist()):
-            yield {name: getattr(self, name)[first:last] for name in names}
+            yield {name: values[first:last] for name, values in named.items()}
 
 
 def cuts(lengths: np.ndarray, budget: int) -> np.ndarray:
@@ -67,8 +68,16 @@ def packed_rows(tokens: Tokens, budget: int) -> PackedRows:
     numbers = np.arange(len(tokens.lengths), dtype=np.int32)
     numbers -= np.repeat(first[:-1].astype(np.int32), np.diff(first))
     positions = np.repeat(ends[:-1].astype(np.int32), tokens.lengths)
-    np.subtract(np.arange(len(positions), dtype=np.int32), positions, out=positions)
+    np.subtract(_counting(len(positions).bit_length())[: len(positions)], positions, out=positions)
     labels = tokens.ids - np.int32(IGNORED)  # products are faster than a choice between two arrays
     labels *= tokens.supervised.view(np.int8)
     labels += np.int32(IGNORED)
     return PackedRows(tokens.ids, labels, positions, np.repeat(numbers, tokens.lengths), ends[first])
+
+
+@lru_cache(maxsize=1)
+def _counting(bits: int) -> np.ndarray:
+    """int32 [2^bits]: 0, 1, and so on, kept because steps are about as long and counting takes as long as packing."""
+    found = np.arange(2**bits, dtype=np.int32)
+    found.flags.writeable = False
+    return found

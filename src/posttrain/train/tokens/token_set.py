@@ -1,23 +1,23 @@
 """A tokenised training set, in shards that are read where they lie on the disk."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from posttrain.store.artifacts import MANIFEST, damaged, read_manifest
 from posttrain.store.hashing import file_digest
-from posttrain.train.tokens.flat import Store, Tokens
+from posttrain.train.tokens.flat import Tokens, gathered, ranges
 from posttrain.train.tokens.token_shard import TokenShard, shard_name
+from posttrain.train.tokens.units import Units
 
 if TYPE_CHECKING:  # torch comes with it
     from posttrain.models.packing import Unit
 
 
-class TokenSet(Sequence["Unit"]):
+class TokenSet(Units):
     """The units of a training set; only those that are asked for are read from the disk.
 
     Args:
@@ -31,24 +31,18 @@ class TokenSet(Sequence["Unit"]):
         """Made of all that the set holds."""
         self.meta: dict[str, Any] = manifest.meta
         self.shards = [TokenShard(folder / shard_name(number)) for number in range(self.meta["shards"])]
-        self._starts = np.cumsum([0, *map(len, self.shards)]).tolist()
+        self._starts = np.cumsum([0, *map(len, self.shards)])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    @overload
-    def __getitem__(self, place: int) -> "Unit": ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence["Unit"]: ...
-    def __getitem__(self, place: int | slice) -> "Unit | Sequence[Unit]":
-        if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
-        row = range(len(self))[place]  # negative places, and an IndexError where there is none
-        shard = bisect_right(self._starts, row) - 1
-        return self.shards[shard][row - self._starts[shard]]
+    def unit(self, row: int) -> "Unit":
+        """The unit of a row from 0 on."""
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self.shards[shard].unit(row - int(self._starts[shard]))
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Tokens:
-        """The tokens of some units, in the order in which they are asked for.
+        """The tokens of some units, in the order in which they are asked for, each copied once.
 
         Raises:
             IndexError: there is no such unit.
@@ -56,16 +50,16 @@ class TokenSet(Sequence["Unit"]):
         wanted = np.asarray(rows, np.int64)
         if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
             raise IndexError(f"the set has {len(self)} units")
-        if len(self.shards) == 1 or not len(wanted):
-            return self.shards[0].take(wanted)
-        of = np.searchsorted(self._starts, wanted, side="right") - 1
-        order = np.argsort(of, kind="stable")
-        numbers, counts = np.unique(of, return_counts=True)
-        parts = [
-            self.shards[number].take(own - self._starts[number])
-            for number, own in zip(numbers.tolist(), np.split(wanted[order], np.cumsum(counts)[:-1]), strict=True)
-        ]
-        return parts[0] if len(parts) == 1 else _reordered(parts, np.argsort(order, kind="stable"))
+        shards = (np.searchsorted(self._starts, wanted, side="right") - 1).tolist()
+        starts = self._tokens[wanted]
+        spans = list(map(slice, starts.tolist(), (starts + self.unit_lengths[wanted]).tolist()))
+        counts = self._counts[wanted]
+        return Tokens(
+            gathered([shard.ids for shard in self.shards], shards, spans),
+            gathered([shard.supervised for shard in self.shards], shards, spans),
+            self.sequence_lengths[ranges(self._sequences[wanted], counts)],
+            counts,
+        )
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:
@@ -81,6 +75,22 @@ class TokenSet(Sequence["Unit"]):
     def longest(self) -> np.ndarray:
         """int64 [U]: tokens of each unit's longest sequence."""
         return np.concatenate([np.maximum.reduceat(one.sequence_lengths, one.units[:-1]) for one in self.shards])
+
+    @cached_property
+    def _tokens(self) -> np.ndarray:
+        """int64 [U]: where each unit's tokens begin in its shard."""
+        return np.concatenate([shard.starts for shard in self.shards])
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        """int64 [U]: sequences of each unit."""
+        return np.concatenate([shard.sequences for shard in self.shards])
+
+    @cached_property
+    def _sequences(self) -> np.ndarray:
+        """int64 [U]: each unit's first sequence, among those of the set."""
+        found: np.ndarray = np.cumsum(self._counts) - self._counts
+        return found
 
     @property
     def largest_id(self) -> int:
@@ -148,16 +158,3 @@ def unit_lengths(units: Sequence["Unit"]) -> np.ndarray:
     if known is None:
         return np.array([sum(len(sequence.ids) for sequence in unit) for unit in units], np.int64)
     return known
-
-
-def _reordered(parts: Sequence[Tokens], order: np.ndarray) -> Tokens:
-    """The units of several one after another, in another order."""
-    ids, supervised, lengths, sequences = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("ids", "supervised", "lengths", "sequences")
-    )
-    whole = Tokens(ids, supervised, lengths, sequences)
-    store = Store(ids, supervised, np.concatenate([[0], np.cumsum(whole.unit_lengths)]))
-    counts = sequences[order]
-    numbers = np.repeat((np.cumsum(sequences) - sequences)[order] - np.cumsum(counts) + counts, counts)
-    return Tokens(*store.take(order), lengths[numbers + np.arange(len(numbers))], counts)

@@ -1,15 +1,15 @@
 """One shard of a tokenised training set, read where it lies on the disk."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from posttrain.models.chat import Encoded
-from posttrain.train.tokens.flat import Store, Tokens, summed
+from posttrain.train.tokens.flat import summed
+from posttrain.train.tokens.units import Units
 
 if TYPE_CHECKING:  # torch comes with it
     from posttrain.models.packing import Unit
@@ -25,7 +25,7 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}"
 
 
-class TokenShard(Sequence["Unit"]):
+class TokenShard(Units):
     """Whole records of a set; only those that are asked for are read from the disk, each in constant time.
 
     Args:
@@ -41,14 +41,8 @@ class TokenShard(Sequence["Unit"]):
     def __len__(self) -> int:
         return len(self.units) - 1
 
-    @overload
-    def __getitem__(self, place: int) -> "Unit": ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence["Unit"]: ...
-    def __getitem__(self, place: int | slice) -> "Unit | Sequence[Unit]":
-        if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
-        row = range(len(self))[place]  # negative places, and an IndexError where there is none
+    def unit(self, row: int) -> "Unit":
+        """The unit of a row from 0 on."""
         return [self._sequence(number) for number in range(int(self.units[row]), int(self.units[row + 1]))]
 
     def _sequence(self, number: int) -> Encoded:
@@ -60,31 +54,25 @@ class TokenShard(Sequence["Unit"]):
         """int64 [S]: tokens of each sequence, in the units' order."""
         return np.diff(self.offsets)
 
-    def take(self, rows: np.ndarray) -> Tokens:
-        """The tokens of some units, int64 [U], in the order in which they are asked for."""
-        first = self._units[rows]
-        counts = self._units[rows + 1] - first
-        numbers = first
-        if not (counts == 1).all():
-            numbers = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        return Tokens(*self._store.take(rows), self.sequence_lengths[numbers], counts)
-
     @cached_property
     def unit_lengths(self) -> np.ndarray:
         """int64 [U]: tokens of each unit."""
-        return summed(self.sequence_lengths, np.diff(self._units))
+        return summed(self.sequence_lengths, self.sequences)
 
-    @cached_property
-    def _units(self) -> np.ndarray:
-        return np.asarray(self.units)  # a memmap takes longer to index
+    @property
+    def sequences(self) -> np.ndarray:
+        """int64 [U]: sequences of each unit."""
+        return np.diff(self.units)
 
-    @cached_property
-    def _store(self) -> Store:
-        return Store(self.ids, self.supervised, np.asarray(self.offsets)[self._units])
+    @property
+    def starts(self) -> np.ndarray:
+        """int64 [U]: where each unit's tokens begin."""
+        found: np.ndarray = self.offsets[self.units[:-1]]
+        return found
 
 
 def _mapped(folder: Path, name: str) -> np.ndarray:
     path, dtype = folder / name, DTYPES[name]
     if path.stat().st_size == 0:  # nothing to map
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r")
+    return np.asarray(np.memmap(path, dtype, "r"))  # a memmap takes longer to index
