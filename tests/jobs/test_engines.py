@@ -2,7 +2,12 @@
 
 import operator
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +53,14 @@ class TestProcesses(EngineContract):
         with open_engine("processes", 1) as engine, pytest.raises(WorkError, match="worker process ended"):
             list(engine.map(os._exit, [9, 9]))
 
+    def test_after_an_error_nothing_is_under_way(self, engine: Engine, tmp_path: Path) -> None:
+        late = [["sh", "-c", f"sleep 0.5; touch {tmp_path / str(number)}"] for number in range(4)]
+        with pytest.raises(subprocess.CalledProcessError):
+            list(engine.map(subprocess.check_call, [["false"], *late]))
+        there = sorted(tmp_path.iterdir())
+        time.sleep(0.8)
+        assert sorted(tmp_path.iterdir()) == there
+
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Engine]:
@@ -67,3 +80,33 @@ def test_a_wrong_engine_is_the_users_mistake() -> None:
         open_engine("spark")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="0 workers"):
         open_engine("processes", 0)
+
+
+INTERRUPTED = """
+import time
+from posttrain.jobs.engine import open_engine
+
+with open_engine("processes", 2) as engine:
+    try:
+        print("started", flush=True)
+        list(engine.map(time.sleep, [60] * 8))
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("after", [0.0, 0.1, 0.2, 0.4, 0.8])
+def test_ctrl_c_ends_workers_without_a_word(after: float) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "started\n"
+    time.sleep(after)
+    os.killpg(program.pid, signal.SIGINT)
+    out, err = program.communicate(timeout=30)
+    assert (out, err, program.returncode) == ("interrupted\n", "", 0)

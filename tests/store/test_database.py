@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import inspect, text
@@ -135,6 +136,26 @@ class TestSQLite(DatabaseContract):
         with pytest.raises(UserError, match="no space left on device"):
             fill()
         assert metadata.artifacts() == []
+
+    def test_a_limit_of_the_system(self, tmp_path: Path, in_process: Callable[..., dict[str, Any]]) -> None:
+        """The kernel itself refuses a write, and SQLite does not say why."""
+        import resource
+
+        def work() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
+            Metadata(f"sqlite:///{tmp_path}/store.db", create=True).close()
+
+        error = in_process(work)["error"]
+        assert error.startswith(f"Refused: {tmp_path}/store.db: ")
+        assert "ulimit -f" in error
+
+    def test_a_python_without_sqlite(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "sqlite3"]:
+            monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setitem(sys.modules, "sqlite3", None)
+        with pytest.raises(UserError, match="this Python has no SQLite") as caught:
+            Metadata(url, create=True)
+        assert "PostgreSQL needs" not in str(caught.value)
 
     def test_missing_and_empty(self, tmp_path: Path, url: str) -> None:
         with pytest.raises(UserError, match="missing"):

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from posttrain.store.errors import UserError, Waiting
-from posttrain.store.stages import run_stage, stage_key
+from posttrain.store.errors import Refused, UserError, Waiting, is_mistake
+from posttrain.store.stages import PARTS, run_stage, stage_key
 from posttrain.store.workspace import Workspace
 
 InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
@@ -90,6 +90,20 @@ def test_failed_work_is_done_again_with_its_scratch(workspace: Workspace) -> Non
     runs = [(one.status, one.error) for one in workspace.metadata.runs()]
     assert runs == [("failed", "ZeroDivisionError: boom"), ("done", None)]
     assert list((workspace.home / "scratch").iterdir()) == list((workspace.home / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [UserError("a mistake"), Refused("no space left"), KeyboardInterrupt()], ids=repr)
+def test_scratch_goes_after_a_mistake_alone(workspace: Workspace, error: BaseException) -> None:
+    def fail(out: Path, scratch: Path) -> Mapping[str, Any]:
+        (scratch / "state").write_text("half")
+        raise error
+
+    with pytest.raises(type(error)):
+        run(workspace, fail)
+    left = list((workspace.home / "scratch").iterdir())
+    assert bool(left) is not is_mistake(error)
+    (failed,) = workspace.metadata.runs()
+    assert failed.status == "failed"
 
 
 def test_interrupt_is_recorded(workspace: Workspace) -> None:
@@ -340,7 +354,7 @@ def test_a_limit_of_the_system(workspace: Workspace, in_process: InProcess) -> N
 
             run(other, large)
 
-    assert "UserError: " in (error := in_process(work)["error"])
+    assert "Refused: " in (error := in_process(work)["error"])
     assert "file too large" in error
     assert workspace.artifacts.ids() == []
     assert run(workspace).kind == "dataset"
@@ -352,3 +366,28 @@ def test_native_writers_say_it_in_words(workspace: Workspace) -> None:
 
     with pytest.raises(UserError, match="no space left on device"):
         run(workspace, work)
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove"])
+def test_a_damaged_part_is_made_again(workspace: Workspace, damage: str) -> None:
+    def work(out: Path, scratch: Path) -> Mapping[str, Any]:
+        with workspace_of_work[-1].artifacts.stage() as folder:
+            (folder / "part.txt").write_text("part")
+            part = workspace_of_work[-1].artifacts.commit(folder, "records", {})
+        (out / "whole.txt").write_text("whole")
+        return {PARTS: [part.id]}
+
+    workspace_of_work = [workspace]
+    artifact = run(workspace, work)
+    (part,) = artifact.meta[PARTS]
+    folder = workspace.artifacts.path(part)
+    if damage == "flip":
+        (folder / "part.txt").write_text("tram")
+    else:
+        workspace.artifacts.delete(part)
+    workspace.close()
+    with Workspace.open(workspace.root) as other:
+        workspace_of_work.append(other)
+        assert run(other, work) == artifact
+        assert other.artifacts.verify(part) == []
+        assert run(other, never) == artifact

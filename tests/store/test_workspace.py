@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from posttrain.store.config import StoreConfig, expand
-from posttrain.store.errors import DamagedArtifact, UserError
+from posttrain.store.errors import DamagedArtifact, Refused, UserError
 from posttrain.store.workspace import FORMAT, Workspace
 
 InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
@@ -37,6 +37,41 @@ def test_create_and_open(tmp_path: Path) -> None:
             assert opened.home == tmp_path / "deep" / "er" / ".posttrain"
             assert [row.id for row in opened.metadata.artifacts()] == [id]
             assert opened.artifacts.path(id).joinpath("file").read_bytes() == b"1"
+
+
+def failing(root: Path, error: BaseException, config: StoreConfig | None = None, *, commits: bool = False) -> None:
+    def work() -> None:
+        with Workspace.create(root, config or StoreConfig()) as made, made.lock():
+            if commits:
+                commit(made)
+            raise error
+
+    with pytest.raises(type(error)):
+        work()
+
+
+def test_a_mistake_leaves_no_new_workspace(tmp_path: Path) -> None:
+    failing(tmp_path / "deep" / "er", UserError("a mistake"))
+    assert list(tmp_path.iterdir()) == []
+    failing(tmp_path, UserError("no database"), StoreConfig(database="mysql://here/there"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_takes_nothing_of_others_along(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    failing(tmp_path, UserError("a mistake"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    failing(tmp_path, UserError("a mistake"), commits=True)
+    failing(tmp_path, UserError("another"))
+    with Workspace.open(tmp_path) as opened:
+        assert len(opened.artifacts.ids()) == 1
+
+
+@pytest.mark.parametrize("error", [Refused("no space left"), KeyboardInterrupt(), ValueError("a defect")], ids=repr)
+def test_what_is_no_mistake_leaves_the_workspace(tmp_path: Path, error: BaseException) -> None:
+    failing(tmp_path, error)
+    with Workspace.open(tmp_path) as opened:
+        assert opened.artifacts.ids() == []
 
 
 def test_relative_root_does_not_follow_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +268,7 @@ def test_read_only_folder(open_folder: Path, unprivileged: InProcess) -> None:
 
 def test_no_right_to_create(open_folder: Path, unprivileged: InProcess) -> None:
     error = unprivileged(lambda: Workspace.create(open_folder / "new").close())["error"]
-    assert error.startswith(f"UserError: {open_folder / 'new'}")
+    assert error.startswith(f"Refused: {open_folder / 'new'}")
     assert "permission denied" in error
     assert list(open_folder.iterdir()) == []
 

@@ -3,48 +3,56 @@
 import os
 import sys
 import traceback
+from typing import ClassVar
 
 import typer
 from typer.exceptions import TyperException
 
 from posttrain import __version__
-from posttrain.cli import (
-    config,
-    data,
-    demo,
-    evaluate,
-    init,
-    label,
-    models,
-    plan,
-    report,
-    run,
-    select,
-    serve,
-    show,
-    status,
-    train,
-)
 from posttrain.cli.shared import errors, setup_logging
+from posttrain.cli.verbs import Verb, VerbGroup
 from posttrain.store.errors import UserError, WorkError
+
+
+class _Verbs(VerbGroup):
+    verbs: ClassVar = {
+        "demo": Verb(
+            "posttrain.cli.demo",
+            "The whole loop on a bundled task: label a little, train, deploy only what is better.",
+        ),
+        "init": Verb("posttrain.cli.init", "Make a workspace with a commented posttrain.yaml."),
+        "run": Verb("posttrain.cli.run", "Turn the loop; goes on where it stopped."),
+        "status": Verb("posttrain.cli.status", "Where the loop stands and what it waits for."),
+        "show": Verb("posttrain.cli.show", "Any artifact, run, round or record, with its lineage."),
+        "report": Verb("posttrain.cli.report", "Write one self-contained HTML page that works offline."),
+        "serve": Verb(
+            "posttrain.cli.serve",
+            "Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token.",
+        ),
+        "select": Verb(
+            "posttrain.cli.select",
+            "Choose records of the pool that are worth a label, by the present champion; labels nothing.",
+        ),
+        "train": Verb("posttrain.cli.train", "Train a model on a file or a dataset version; what was stopped goes on."),
+        "plan": Verb(
+            "posttrain.cli.plan", "Memory, micro-batch and time of a training, from the model's config alone."
+        ),
+        "eval": Verb("posttrain.cli.evaluate", "Measure a model on the suites of the config."),
+        "config": Verb("posttrain.cli.config", "Show or check posttrain.yaml."),
+        "data": Verb("posttrain.cli.data", "Records and dataset versions."),
+        "label": Verb("posttrain.cli.label", "Batches out, labels in."),
+        "models": Verb("posttrain.cli.models", "The model registry."),
+    }
+
 
 app = typer.Typer(
     name="posttrain",
+    cls=_Verbs,
     help="Keep a loop turning for a language model: collect, select, label, train, evaluate, decide, deploy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, init, run, status, show, report, serve):
-    verb.add_to(app)
-for group in (config, data):
-    app.add_typer(group.app)
-select.add_to(app)
-app.add_typer(label.app)
-train.add_to(app)
-plan.add_to(app)
-evaluate.add_to(app)
-app.add_typer(models.app)
 
 _INTERRUPTED = 130
 

@@ -1,11 +1,11 @@
 """One small face over the places where independent pieces of work can run."""
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Literal, TypeVar
 
+from posttrain.store.closeable import Closeable
 from posttrain.store.errors import UserError
 
 Item = TypeVar("Item")
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 Name = Literal["auto", "inline", "processes", "ray"]
 
 
-class Engine(ABC):
+class Engine(Closeable):
     """Runs a function on many items; what comes out is the same on every engine.
 
     Attributes:
@@ -33,16 +33,8 @@ class Engine(ABC):
             Exception: whatever ``function`` raised, for the first item for which it did.
         """
 
-    def close(self) -> None:  # noqa: B027  # most hold nothing
+    def close(self) -> None:  # most hold nothing
         """Give back what the engine holds."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Inline(Engine):

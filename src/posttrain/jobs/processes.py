@@ -1,11 +1,19 @@
 """Work in processes of this machine."""
 
+import os
+import pickle
+import signal
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
+
+from joblib.externals.loky.backend.reduction import dump
 
 from posttrain.jobs.engine import Engine, Item, Result
 from posttrain.store.errors import WorkError
@@ -23,6 +31,11 @@ class Processes(Engine):
         self.workers = workers
         from joblib.externals.loky import ProcessPoolExecutor
 
+        if os.name == "posix":
+            # The first worker would start it, and its start unblocks Ctrl-C.
+            from multiprocessing import resource_tracker
+
+            resource_tracker.ensure_running()
         self._pool: Any = ProcessPoolExecutor(workers)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -32,18 +45,51 @@ class Processes(Engine):
             yield from map(function, first)
             return
         waiting: deque[Future[Result]] = deque()
+        handle, path = tempfile.mkstemp(prefix="posttrain-")
         try:
+            with os.fdopen(handle, "wb") as file:
+                dump(function, file)
             for item in chain(first, rest):
-                waiting.append(self._pool.submit(function, item))
+                with _no_interrupts():
+                    waiting.append(self._pool.submit(_call, path, item))
                 if len(waiting) >= self.workers * _AHEAD:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
             raise WorkError("a worker process ended before its work; the same command goes on from here") from None
+        except Exception:
+            # Those under way may write where the caller is about to tidy up.
+            wait([future for future in waiting if not future.cancel()])
+            raise
         finally:
             for future in waiting:
                 future.cancel()
+            os.unlink(path)
 
     def close(self) -> None:
         self._pool.shutdown(kill_workers=True)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until the context ends, and never reaches processes that start in it: this one ends them itself."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@lru_cache(maxsize=1)
+def _function(path: str) -> Callable[[Any], Any]:
+    """The function of a map, which may hold a large index: a process reads it once, not with every item."""
+    with open(path, "rb") as file:
+        return cast(Callable[[Any], Any], pickle.load(file))  # noqa: S301  # what our own process has just written
+
+
+def _call(path: str, item: Any) -> Any:
+    return _function(path)(item)

@@ -17,13 +17,12 @@ from posttrain.loop.triggers import TriggerConfig
 from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
 from posttrain.select.config import SelectConfig
+from posttrain.store.config import CONFIG_FILE as CONFIG_FILE
 from posttrain.store.config import StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.registry import OBJECTIVES
-
-CONFIG_FILE = "posttrain.yaml"
 
 
 class Config(Section):

@@ -8,6 +8,8 @@ from pydantic import Field
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 
+CONFIG_FILE = "posttrain.yaml"
+
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from posttrain.store.errors import UserError, WorkError
+from posttrain.store.errors import Refused, UserError, WorkError
 
 VERSION_TABLE = "posttrain_version"
 REVISIONS = ("0001", "0002")  # every file of migrations/versions, oldest first
@@ -30,6 +30,7 @@ _HOLDER = f"""
     AND objid = (hashtext(current_schema())::bigint & 4294967295)::oid
 """
 _WHERE = "store.database"
+_FIX_DISK = "free some space or raise the limit on a file's size (ulimit -f), and run the same command again"
 _FIX_HELD = "wait for it to end, or end it"
 _FIX_MISSING = "check store.database, or restore it from a backup"
 
@@ -77,7 +78,8 @@ class Database:
         """A writing transaction: all of it, or nothing after an exception or a kill.
 
         Raises:
-            UserError: the database was opened for reading only, or the disk refused.
+            UserError: the database was opened for reading only.
+            Refused: the disk did.
             WorkError: the database failed, such as a lost connection.
         """
         if not self.writable:
@@ -140,9 +142,11 @@ class Database:
         except DBAPIError as error:
             words = " ".join(str(error.orig).split())
             if "disk is full" in words or "No space left on device" in words:
-                raise UserError("no space left on device", where=self.place, fix="free some space") from error
+                raise Refused("no space left on device", where=self.place, fix="free some space") from error
+            if "disk I/O error" in words:  # what SQLite says of a full disk at times, and of a limit on a file's size
+                raise Refused(words, where=self.place, fix=_FIX_DISK) from error
             if "readonly database" in words or "read-only transaction" in words:
-                raise UserError("read-only database", where=self.place, fix="use one that can be written to") from error
+                raise Refused("read-only database", where=self.place, fix="use one that can be written to") from error
             if error.connection_invalidated:
                 raise WorkError(f"{self.place}: the connection was lost ({words})") from error
             if "unable to open database" in words or _no_connection(error):
@@ -229,11 +233,14 @@ def _engine(url: URL) -> Engine:
             name = f"process {os.getpid()} on {platform.node()}"[:63]
             engine = create_engine(url, pool_pre_ping=True, connect_args={"application_name": name})
     except ImportError as error:
-        raise UserError(
-            f"PostgreSQL needs a package that is not installed ({error})",
-            where=_WHERE,
-            fix="pip install 'posttrain[postgres]'",
-        ) from None
+        if url.get_backend_name() == "sqlite":
+            what, fix = f"this Python has no SQLite ({error})", "use a Python that has, or PostgreSQL"
+        else:
+            what, fix = (
+                f"PostgreSQL needs a package that is not installed ({error})",
+                "pip install 'posttrain[postgres]'",
+            )
+        raise UserError(what, where=_WHERE, fix=fix) from None
     except (ArgumentError, NoSuchModuleError) as error:
         raise UserError(str(error), where=_WHERE) from None
     if engine.dialect.name == "sqlite":

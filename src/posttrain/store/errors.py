@@ -16,6 +16,10 @@ class UserError(Exception):
         super().__init__(f"{line}; {fix}" if fix else line)
 
 
+class Refused(UserError):
+    """A disk, a database or a server that said no: the call may be right, so what was done is kept to go on from."""
+
+
 class WorkError(Exception):
     """The call was right and the work failed: one clear line, exit code 1."""
 
@@ -30,3 +34,8 @@ class Waiting(Exception):
     Args:
         what: one line that says what is waited for, such as ``labels for round 2 in batch.csv``.
     """
+
+
+def is_mistake(error: BaseException | None) -> bool:
+    """Whether it is the user who has to change something: what was begun is of no use then, and goes."""
+    return isinstance(error, UserError) and not isinstance(error, Refused)

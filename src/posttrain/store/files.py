@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from posttrain.store.errors import UserError
+from posttrain.store.errors import Refused, UserError
 
 _REFUSALS = {
     errno.ENOSPC: ("no space left on device", "free some space and run the same command again"),
@@ -29,13 +29,13 @@ _FULL_IN_WORDS = (
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn a full disk, a read-only file system and missing permissions into a ``UserError``.
+    """Turn a full disk, a read-only file system and missing permissions into a ``Refused``.
 
     Args:
         place: what is written; named in the error unless the system names the file itself.
 
     Raises:
-        UserError: the disk refused.
+        Refused: the disk did.
     """
     try:
         yield
@@ -45,8 +45,8 @@ def writing(place: Path) -> Iterator[None]:
         raise
 
 
-def refused(error: BaseException, place: Path) -> UserError | None:
-    """The ``UserError`` that stands for ``error`` if the disk refused a write, else None."""
+def refused(error: BaseException, place: Path) -> Refused | None:
+    """The error that stands for ``error`` if the disk refused a write, else None."""
     code = error.errno if isinstance(error, OSError) else None
     if code is None and any(words in str(error) for words in _FULL_IN_WORDS):
         code = errno.ENOSPC
@@ -54,7 +54,7 @@ def refused(error: BaseException, place: Path) -> UserError | None:
         return None
     what, fix = _REFUSALS[code]
     name = getattr(error, "filename", None)
-    return UserError(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(place), fix=fix)
+    return Refused(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(place), fix=fix)
 
 
 def make_folder(folder: Path) -> None:

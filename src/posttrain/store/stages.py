@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.store.artifacts import Artifact
-from posttrain.store.errors import DamagedArtifact, UserError, Waiting, WorkError
+from posttrain.store.errors import DamagedArtifact, Refused, UserError, Waiting, WorkError, is_mistake
 from posttrain.store.files import refused, writing
 from posttrain.store.hashing import digest
 from posttrain.store.progress import take_seconds
@@ -17,6 +17,9 @@ from posttrain.store.workspace import Workspace
 log = logging.getLogger("posttrain")
 
 Work = Callable[[Path, Path], Mapping[str, Any]]
+
+PARTS = "parts"
+"""Under this name an artifact's meta lists the ids of those without which it cannot be read."""
 
 
 def stage_key(stage: str, version: int, inputs: Mapping[str, str], config: Mapping[str, Any], seed: int) -> str:
@@ -48,10 +51,11 @@ def run_stage(
     Args:
         kind: the artifact's kind.
         work: fills the folder ``out``, may keep what it can resume from in ``scratch``, and returns the
-            artifact's meta: JSON values that the content decides, as they are part of its id.
+            artifact's meta: JSON values that the content decides, as they are part of its id. What it commits by
+            itself, it names under `PARTS`: the work is done again where one of those is damaged.
 
     The other arguments are those of `stage_key`. The run is recorded as done, failed or waiting; ``scratch``
-    is removed once the artifact is committed.
+    is removed once the artifact is committed, or when the work ends in a user's mistake.
 
     Raises:
         Waiting: ``work`` did; the run is marked waiting.
@@ -71,6 +75,8 @@ def run_stage(
         workspace.metadata.wait_run(run.id, str(waiting), time.monotonic() - start)
         raise
     except BaseException as error:
+        if is_mistake(error):
+            workspace.drop_scratch(key)  # nothing goes on from a mistake
         _fail(workspace, run, error, time.monotonic() - start)
         raise
     workspace.drop_scratch(key)
@@ -97,7 +103,7 @@ def _finish(workspace: Workspace, run: Run, artifact: Artifact, seconds: float |
 
 
 def _finished(workspace: Workspace, stage: str, key: str) -> Artifact | None:
-    """The artifact of the finished run under ``key``, unless it is missing or damaged."""
+    """The artifact of the finished run under ``key``, unless it or a part of it is missing or damaged."""
     run = workspace.metadata.finished_run(key)
     if run is None or run.output is None:
         return None
@@ -124,8 +130,10 @@ def _sealed(workspace: Workspace, stage: str, key: str) -> Artifact | None:
 
 
 def _whole(workspace: Workspace, id: str) -> Artifact:
+    """The artifact, once its files and those of its parts are verified."""
     artifact = workspace.artifacts.get(id)
-    workspace.artifacts.path(id)
+    for one in (id, *artifact.meta.get(PARTS, ())):
+        workspace.artifacts.path(one)
     return artifact
 
 
@@ -134,5 +142,5 @@ def _fail(workspace: Workspace, run: Run, error: BaseException, seconds: float) 
         workspace.metadata.fail_run(run.id, f"{type(error).__name__}: {error}", seconds)
     except (UserError, WorkError) as second:
         # A full disk may refuse this too; the next lock marks the run, and the first error is the one shown.
-        if refused(error, workspace.home) is None:
+        if not isinstance(error, Refused) and refused(error, workspace.home) is None:
             log.warning("the failure could not be recorded: %s", second)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from posttrain import __version__
 from posttrain.store.artifacts import ArtifactStore, open_artifacts
+from posttrain.store.closeable import Closeable
 from posttrain.store.config import StoreConfig, expand
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, is_mistake
 from posttrain.store.files import remove_tree, sync_folder, write_atomically, writing
 from posttrain.store.lock import exclusive
 from posttrain.store.metadata import Metadata
@@ -19,7 +19,7 @@ from posttrain.store.metadata import Metadata
 FORMAT = 1  # of the folder's layout; the database counts its own versions
 
 
-class Workspace:
+class Workspace(Closeable):
     """An open workspace; made by `create` or `open`, given back by `close` or at the end of a ``with`` block.
 
     Attributes:
@@ -32,10 +32,14 @@ class Workspace:
         self.home = root / ".posttrain"
         self.metadata = metadata
         self.artifacts = artifacts
+        self._made: list[Path] = []
 
     @staticmethod
     def create(root: Path, config: StoreConfig = StoreConfig()) -> "Workspace":  # noqa: B008
         """Make ``root`` a workspace, or open it if it is one.
+
+        A workspace that was made goes again, with its folder, where the ``with`` block ends in a user's mistake
+        before anything was stored.
 
         Raises:
             UserError: the disk refused, or the database or the artifact store does.
@@ -45,17 +49,25 @@ class Workspace:
         if (home / "format.json").exists():
             _check_format(home)
             _check_writable(home)
+        made = [folder for folder in (home, *home.parents) if not folder.exists()]
         with writing(home):
             (home / "scratch").mkdir(parents=True, exist_ok=True)
             (home / "tmp").mkdir(exist_ok=True)
             if config.artifacts is None:
                 (home / "artifacts").mkdir(exist_ok=True)
-        artifacts = _artifacts(home, config)
-        metadata = Metadata(_database_url(home, config), create=True)
+        try:
+            artifacts = _artifacts(home, config)
+            metadata = Metadata(_database_url(home, config), create=True)
+        except UserError as error:
+            if made and is_mistake(error):
+                _remove_new(made)
+            raise
         if not (home / "format.json").exists():
             # The last file to be written: before it there is no workspace.
             write_atomically(home / "format.json", json.dumps({"format": FORMAT, "made_by": __version__}).encode())
-        return Workspace(root, metadata, artifacts)
+        workspace = Workspace(root, metadata, artifacts)
+        workspace._made = made
+        return workspace
 
     @staticmethod
     def open(root: Path, config: StoreConfig = StoreConfig(), *, write: bool = True) -> "Workspace":  # noqa: B008
@@ -82,13 +94,13 @@ class Workspace:
         """Give back the database's connections."""
         self.metadata.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        unused = self._made and is_mistake(error) and not self.metadata.artifacts()
+        super().__exit__(kind, error, trace)
+        if unused:
+            _remove_new(self._made)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -164,6 +176,19 @@ class Workspace:
             os.replace(new, self.champion_path)
             sync_folder(self.home)
         return self.champion_path
+
+
+def _remove_new(made: list[Path]) -> None:
+    """Remove a workspace's home, and the folders above that were made for it, unless somebody works there.
+
+    Args:
+        made: the folders, the innermost first.
+    """
+    home, *above = made
+    with suppress(OSError, UserError), exclusive(home / "lock"):
+        remove_tree(home)
+        for folder in above:
+            folder.rmdir()
 
 
 def _check_format(home: Path) -> None:
