@@ -20,16 +20,25 @@ _STEPS: Any = [
 
 
 class DataConfig(Section):
-    """Files are relative to the workspace; one file may stand without a list."""
+    """Files are relative to the workspace; one may stand without a list, and a dataset version where a file could."""
 
-    pool: Files = Field(default=[], description="files of inputs that have no label yet (answers in them are hidden)")
-    labelled: Files = Field(default=[], description="files of labelled records, part of training from round 1")
+    pool: Files = Field(
+        default=[],
+        description="files of inputs that have no label yet (answers in them are hidden), or dataset versions such as "
+        "support@v1, whose training side counts",
+    )
+    labelled: Files = Field(
+        default=[], description="files of labelled records, or dataset versions, part of training from round 1"
+    )
     test: float | Files | None = Field(
-        default=None, description="file(s) of labelled test records, or the share of `labelled` to hold out"
+        default=None,
+        description="file(s) of labelled test records, dataset version(s), whose test side counts, or the share of "
+        "`labelled` to hold out",
     )
     columns: dict[str, str] | None = Field(
         default=None,
-        description="which column holds what, such as {prompt: text, completion: category, group: user}",
+        description="which column holds what, such as {prompt: text, completion: category, group: user}; where that "
+        "alone makes no record, such as {group: user}, other columns count by their own names",
     )
     steps: Steps = Field(
         default=_STEPS,

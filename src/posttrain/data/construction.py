@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.contamination import share_found
 from posttrain.data.corpus import ShardCorpus
+from posttrain.data.past_sides import Past
 from posttrain.data.pieces import Piece
 from posttrain.data.recipe import Recipe, global_steps, row_steps
-from posttrain.data.schema import RECORD
+from posttrain.data.schema import RECORD, concat
 from posttrain.data.shard import Previous, Shard, ShardTask, fact_table
-from posttrain.data.split_step import Split, sides_of
-from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.data.steps.step import Decision, GlobalStep, Rejection, RowStep, Step
+from posttrain.data.steps.step import GlobalStep, Known, Part, Rejection, RowStep, Step
 from posttrain.jobs.engine import Engine
+from posttrain.store.hashing import digest
 
 GONE: pa.Schema = pa.schema(
     [
@@ -44,11 +43,15 @@ class State:
     """What a global step left for the time when the set has grown.
 
     Attributes:
+        name: of the step.
+        step: digest of its settings.
         shards: keys of the shards that it saw.
         alive: digest of which of their rows were alive then.
         table: one row a row of the shards.
     """
 
+    name: str
+    step: str
     shards: list[str]
     alive: str
     table: pa.Table
@@ -73,12 +76,14 @@ class Construction:
         settled: what the split has settled.
         given_away: by source of evaluation records how many of them training records gave away, and how many there are.
         known: states of an earlier version, whose shards were the first of today's.
+        past: what that version knows of sides.
     """
 
     recipe: Recipe
     engine: Engine
     folder: Path
     known: States = field(default_factory=dict)
+    past: Past = field(default_factory=Past)
     phases: list[list[Shard]] = field(default_factory=list)
     alive: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
     gone: list[pa.Table] = field(default_factory=list)
@@ -89,11 +94,17 @@ class Construction:
     sides: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
     settled: dict[str, Any] | None = None
     given_away: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _left: pa.Table | None = None
 
     @cached_property
     def steps(self) -> list[Step]:
         """The recipe's, with the split in its place."""
         return self.recipe.chain
+
+    @property
+    def left(self) -> pa.Table:
+        """SIDES table of the records that had a side before and have none now."""
+        return self.past.table() if self._left is None else self._left
 
     @property
     def rejected(self) -> int:
@@ -146,16 +157,20 @@ class Construction:
                 self._next_phase(following, place + len(following), rewritten, step.name)
                 place += len(following)
 
-    def corpus(self, place: int, evaluation: pa.Table | None = None, before: pa.Table | None = None) -> ShardCorpus:
+    def corpus(self, place: int, evaluation: pa.Table | None = None, before: Known | None = None) -> ShardCorpus:
         """The records that a step at that place of the recipe meets; once there are sides, the first alone."""
         alive = self.alive & (self.sides == 0)
         measured = RECORD.empty_table() if evaluation is None else evaluation
-        return ShardCorpus(self.shards, place, alive, self.engine, measured, before)
+        past = partial(self.past.of, self.phases, self.alive)
+        return ShardCorpus(self.shards, place, alive, self.engine, measured, before, past)
 
     def measured(self) -> pa.Table:
         """RECORD table of what the split holds out."""
-        rows = np.flatnonzero(self.alive & (self.sides != 0))
-        return self.corpus(0).take(rows)
+        wanted, starts = self.alive & (self.sides != 0), self.corpus(0).starts
+        parts = zip(self.corpus(0).parts(), np.split(wanted, starts[1:-1]), strict=True)
+        return concat(
+            list(self.engine.map(_taken, [(part, np.flatnonzero(rows)) for part, rows in parts if rows.any()]))
+        )
 
     def reject(self, step: str, rejections: Mapping[int, Rejection]) -> None:
         """Take rows of the last phase out."""
@@ -178,30 +193,27 @@ class Construction:
 
     def _decide(self, place: int, step: GlobalStep, evaluation: pa.Table) -> Mapping[int, Mapping[str, Any]]:
         keys = [shard.key for shard in self.shards]
-        corpus = self.corpus(place, evaluation, self._known(place, keys))
-        if isinstance(step, Decontaminate):
-            findings = step.search(corpus)
-            self.given_away = share_found(evaluation, findings.pairs)
-            decision = Decision(findings.rejections)
-        else:
-            decision = step.decide(corpus)
+        corpus = self.corpus(place, evaluation, self._known(place, step, keys))
+        decision = step.decide(corpus)
         if decision.state is not None:
-            self.states[place] = State(keys, _digest(self.alive & (self.sides == 0)), decision.state)
+            self.states[place] = State(step.name, digest(step.key()), keys, _digest(corpus.alive), decision.state)
+        self.given_away.update(decision.given_away)
         self._note_facts(step.name, decision.facts)
         self.reject(step.name, decision.rejections)
-        if isinstance(step, Split):
-            assert decision.state is not None
-            self.sides = sides_of(decision.state)
+        if decision.sides is not None:
+            self.sides = decision.sides
             self.settled = dict(decision.settled or {})
+            now = np.where(self.alive, self.sides, -1).astype(np.int8)
+            self._left = self.past.left(self.phases, now)
         return decision.rewritten
 
-    def _known(self, place: int, keys: Sequence[str]) -> pa.Table | None:
-        """What the step left when the first of today's shards were all, if their rows are as they were."""
+    def _known(self, place: int, step: GlobalStep, keys: Sequence[str]) -> Known | None:
+        """What the step left when the first of today's shards were all."""
         state = self.known.get(place)
-        if state is None or list(keys[: len(state.shards)]) != state.shards:
+        if state is None or state.step != digest(step.key()) or list(keys[: len(state.shards)]) != state.shards:
             return None
         now = (self.alive & (self.sides == 0))[: state.table.num_rows]
-        return state.table if _digest(now) == state.alive else None
+        return Known(state.table, _digest(now) == state.alive)
 
     def _note_facts(self, step: str, facts: Mapping[str, pa.Array]) -> None:
         if facts:
@@ -247,6 +259,11 @@ def reading_task(recipe: Recipe, piece: Piece, folder: Path) -> ShardTask:
     first = row_steps(recipe.chain[: recipe.boundary], 0)
     sketchers = global_steps(recipe.chain, len(first))
     return ShardTask(piece, recipe.columns, tuple(recipe.labels), first, sketchers, folder)
+
+
+def _taken(rows: tuple[Part, npt.NDArray[np.int64]]) -> pa.Table:
+    part, places = rows
+    return part.take(places)
 
 
 def make(task: ShardTask) -> Path:

@@ -4,10 +4,12 @@ An index of the evaluation records is built once and asked about the training re
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.data.likeness import Alike, InputIndex
@@ -55,17 +57,23 @@ class Index:
         """The rows of a RECORD table that give something away, each with the strongest reason."""
         return self.search(table).rejections
 
-    def search(self, table: pa.Table) -> Findings:
-        """As `find`, with all evaluation records that are given away."""
+    def search(self, table: pa.Table, sharing: npt.NDArray[np.bool_] | None = None) -> Findings:
+        """As `find`, with all evaluation records that are given away.
+
+        Args:
+            sharing: bool [N]: no other row shares a run of words with an evaluation record; None: any may.
+        """
         rejections: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
+        asked = np.arange(table.num_rows) if sharing is None else np.flatnonzero(sharing)
         for first in range(0, table.num_rows, _ROWS_A_BLOCK):
-            block = self._block(table.slice(first, _ROWS_A_BLOCK))
+            inside = asked[(asked >= first) & (asked < first + _ROWS_A_BLOCK)] - first
+            block = self._block(table.slice(first, _ROWS_A_BLOCK), inside.tolist())
             rejections.update((first + row, rejection) for row, rejection in block.rejections.items())
             pairs += ((first + row, other) for row, other in block.pairs)
         return Findings(rejections, pairs)
 
-    def _block(self, table: pa.Table) -> Findings:
+    def _block(self, table: pa.Table, sharing: Sequence[int]) -> Findings:
         found: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
         rows = zip(table["input_id"].to_pylist(), table["group"].to_pylist(), strict=True)
@@ -81,16 +89,28 @@ class Index:
                 found[row] = self._rejection("group of a test record", detail, other)
         inputs, texts = input_texts(table), texts_of(table)
         alike = Alike({}, {}) if self.alike is None else self.alike.search(inputs, texts, pairs)
-        shared = {} if self.words is None else self.words.search(inputs, texts, pairs)
+        shared = self._sharing(inputs, texts, sharing, pairs)
         for row, (other, similarity) in alike.similar.items():
             detail = f"similarity {similarity:.2f} to {self.where[other]}"
             found.setdefault(row, self._rejection("like a test input", detail, other, similarity))
-        for row, overlap in shared.items():
+        for row, overlap in shared:
             found.setdefault(row, self._shared(overlap))
         for row, (other, share) in alike.contained.items():
             detail = f"{share:.0%} of the input of {self.where[other]} stands in it"
             found.setdefault(row, self._rejection("like a test input", detail, other, share))
         return Findings(found, pairs)
+
+    def _sharing(
+        self, inputs: Sequence[str], texts: Sequence[str], rows: Sequence[int], pairs: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, Overlap]]:
+        """By row, of those rows alone."""
+        if self.words is None or not rows:
+            return
+        found: list[tuple[int, int]] = []
+        shared = self.words.search([inputs[row] for row in rows], [texts[row] for row in rows], found)
+        pairs += ((rows[place], other) for place, other in found)
+        for place, overlap in shared.items():
+            yield rows[place], overlap
 
     def _shared(self, overlap: Overlap) -> Rejection:
         assert self.words is not None
@@ -115,6 +135,7 @@ def against(
     share: float = 0.0,
     threshold: float | None = 0.8,
     contained: float | None = 0.8,
+    least_words: int = 8,
     ignore_above: int | None = 10,
 ) -> Index:
     """An index of evaluation records; the settings are those of `posttrain.data.steps.decontaminate.Decontaminate`.
@@ -137,7 +158,7 @@ def against(
         inputs=inputs,
         groups=groups,
         words=None if ngram is None else WordIndex.of(evaluation, ngram, share, ignore_above),
-        alike=None if threshold is None else InputIndex.of(evaluation, threshold, contained),
+        alike=None if threshold is None else InputIndex.of(evaluation, threshold, contained, least_words),
     )
 
 

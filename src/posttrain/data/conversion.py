@@ -6,14 +6,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from posttrain.data.content import BadRecord
-from posttrain.data.normalise import identities
+from posttrain.data.normalise import identities, image_of
 from posttrain.data.problem import Problem, listed, shortened
-from posttrain.data.row import Row, json_in
+from posttrain.data.row import MOST_COLUMNS, Row, json_in
 from posttrain.data.shapes import SHAPES, Shape, shape_of
 from posttrain.data.user_ids import UserIds
 from posttrain.store.nearest import did_you_mean, nearest
 
 Record = dict[str, Any]
+
+_NAN = ("nan", "NaN", "NAN")
+"""How programs write a missing number where a text should be, such as pandas an empty cell."""
 
 
 class Conversion:
@@ -21,7 +24,8 @@ class Conversion:
 
     Args:
         source: what ``source`` and problems call the file.
-        columns: which column holds what, such as ``{"prompt": "text", "completion": "category"}``.
+        columns: which column holds what, such as ``{"prompt": "text", "completion": "category"}``. Where that alone
+            makes no record, as ``{"group": "user"}`` does not, the other columns count by their own names.
         answers: whether a mapped ``completion`` column must be there (a pool may lack it).
         cells: whether values are the texts of cells, which can hold lists of turns only as JSON text.
         same_columns: whether all rows have the same columns, so that a problem with them is said once.
@@ -45,6 +49,7 @@ class Conversion:
         self.shape: Shape | None = None
         self.records = 0
         self._columns, self._answers, self._cells, self._same_columns = columns, answers, cells, same_columns
+        self._others_count = bool(columns) and shape_of(columns or ()) is None
         self._line = 0
         self._names: tuple[str, ...] | None = None
         self._others: list[str] = []
@@ -70,6 +75,11 @@ class Conversion:
             except BadRecord as bad:
                 yield self._problem(bad, row.line)
 
+    @property
+    def unused(self) -> list[str]:
+        """The columns of the last row that records keep in ``meta`` alone, but for ``id`` and ``meta`` itself."""
+        return [column for column in self._others if column not in ("id", "meta")]
+
     def _problem(self, bad: BadRecord, line: int) -> Problem:
         return Problem(self.source, line, bad.kind, bad.message, bad.fix, bad.blocking)
 
@@ -78,34 +88,52 @@ class Conversion:
         if not self._columns:
             return values
         try:
-            return {target: values[column] for target, column in self._columns.items()}
+            mapped = {target: values[column] for target, column in self._columns.items()}
         except KeyError:
-            pass
-        for target, column in self._columns.items():
+            mapped = self._without_answers(values)
+        if not self._others_count:
+            return mapped
+        taken = {*self._columns, *self._columns.values()}
+        return {**{column: value for column, value in values.items() if column not in taken}, **mapped}
+
+    def _without_answers(self, values: Record) -> Record:
+        columns = self._columns or {}
+        for target, column in columns.items():
             if column not in values and (self._answers or target != "completion"):
                 message = f"there is no column `{shortened(column)}`; the columns are {listed(values) or '(none)'}"
                 raise BadRecord("missing column", message, did_you_mean(column[:100], [*values][:1000]))
-        return {target: values[column] for target, column in self._columns.items() if column in values}
+        return {target: values[column] for target, column in columns.items() if column in values}
 
     def _look_at(self, row: Row, values: Record) -> None:
         """Find the shape of a row that has not the columns of the last one."""
-        shape = shape_of(values) or self._unknown(row.values)
+        if len(row.values) > MOST_COLUMNS:
+            message = f"there are {len(row.values):,} columns; the most that are read are {MOST_COLUMNS:,}"
+            raise BadRecord("too many columns", message, "keep those that the records are made of")
+        shape = self._shape_of(values) or self._unknown(row.values)
         if self.shape is None:
             self.shape, self._line = shape, row.line
         elif shape.name != self.shape.name:
             message = f"has the shape `{shape.name}`, but line {self._line} has the shape `{self.shape.name}`"
             raise BadRecord("mixed shapes", message, "keep one shape in one file")
-        columns = self._columns
-        names = [*shape.uses, "group"]
-        read = {columns[name] for name in names if name in columns} if columns else set(names)
+        columns = self._columns or {}
+        names = [name for name in (*shape.uses, "group") if name in values]
+        read = {columns.get(name, name) for name in names}
         self._others = [column for column in row.values if column not in read]
         self._names = tuple(row.values)
 
+    def _shape_of(self, values: Record) -> Shape | None:
+        """The shape; None where there is none, or it has no place for a column that is mapped."""
+        shape = shape_of(values)
+        if shape is None or not self._others_count:
+            return shape
+        mapped = [target for target in self._columns or () if target in values]
+        return shape if all(target == "group" or target in shape.uses for target in mapped) else None
+
     def _unknown(self, given: Record) -> Shape:
+        message = f"the columns {listed(given) or '(none)'} are no shape that we know"
         if self._columns:
             fix = "map `prompt`, `messages`, `conversations`, `chosen` and `rejected`, or `text`"
-            raise BadRecord("unknown shape", f"`columns` maps only {', '.join(self._columns)}", fix)
-        message = f"the columns {listed(given) or '(none)'} are no shape that we know"
+            raise BadRecord("unknown shape", f"`columns` maps only {', '.join(self._columns)}, and {message}", fix)
         wanted = {need for shape in SHAPES for need in shape.needs}
         raise BadRecord("unknown shape", message, _suggestion([*given][:100], wanted))
 
@@ -113,16 +141,20 @@ class Conversion:
         if self.shape is None:
             raise AssertionError("no row was looked at")
         content = self.shape.convert(_unpacked(values) if self._cells else values)
+        if content.completion in _NAN or content.rejected in _NAN:
+            fix = "fill it in, or leave it empty for a record without an answer"
+            raise BadRecord("NaN", f"the answer is {content.completion}, which is no text but a missing number", fix)
         group = _group(values["group"]) if "group" in values else None
         others = {column: row.values[column] for column in self._others}
-        id, input_id = identities(content.prompt, content.completion, content.rejected, content.text)
         user_id = others.get("id")
+        others.update(content.extra)
+        meta = _meta(others) if others else "{}"
+        id, input_id = identities(content.prompt, content.completion, content.rejected, content.text, image_of(meta))
         if isinstance(user_id, str | int) and not isinstance(user_id, bool) and user_id != "":
             first = self.user_ids.clash(user_id, id, row.line)
             if first is not None:
                 message = f"the id `{shortened(str(user_id))}` stands on line {first} too, with other content"
                 raise BadRecord("duplicate id", message, "give every record an id of its own")
-        others.update(content.extra)
         self.records += 1
         return {
             "id": id,
@@ -134,7 +166,7 @@ class Conversion:
             "group": group,
             "source": self.source,
             "line": row.line,
-            "meta": _meta(others) if others else "{}",
+            "meta": meta,
         }
 
 

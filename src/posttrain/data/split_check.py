@@ -7,6 +7,7 @@ from itertools import combinations
 import pyarrow as pa
 
 from posttrain.data.contamination import Index, against
+from posttrain.data.made import made_of
 from posttrain.data.normalise import input_texts, texts_of
 from posttrain.data.steps.step import places
 from posttrain.store.errors import UserError
@@ -20,7 +21,8 @@ class Leak:
     """A record of one split that gives away one of another.
 
     Attributes:
-        kind: ``exact`` (an equal input), ``group``, ``near duplicate`` or, by the length of the run, ``13-gram``.
+        kind: ``exact`` (an equal input), ``group``, ``origin`` (one is made of the other, or both of a third),
+            ``near duplicate`` or, by the length of the run, ``13-gram``.
         splits: names of the two.
         places: ``file:line`` of the two records, in the order of the splits.
         detail: what is shared, in words.
@@ -57,11 +59,12 @@ def check_splits(
     for one, other in combinations(order, 2):
         words = ngram if one == _TRAIN else None
         index = against(tables[other], ngram=words, threshold=threshold, contained=None)
+        families = {family: row for row, family in enumerate(_families(tables[other]))}
         for start in range(0, tables[one].num_rows, _ROWS_A_CHUNK):
             chunk = tables[one].slice(start, _ROWS_A_CHUNK)
             where = places(chunk)
             told = set()
-            for row, held_out, kind, detail in _shared(chunk, index, group):
+            for row, held_out, kind, detail in _shared(chunk, index, families, group):
                 if (row, held_out) not in told:
                     told.add((row, held_out))
                     leaks.append(Leak(kind, (one, other), (where[row], index.where[held_out]), detail))
@@ -75,11 +78,13 @@ def require_sound(
     ngram: int | None = 13,
     *,
     group: bool = True,
+    fix: str = "the step `decontaminate` takes such records from training",
 ) -> None:
     """Go on only if no split is empty and none gives another away.
 
     Args:
         version: what errors call the records.
+        fix: what errors say can be done about a leak.
 
     Raises:
         UserError: an empty split, or a leak: how many there are, and the first.
@@ -92,11 +97,18 @@ def require_sound(
         (one, other), first = leaks[0].splits, leaks[0]
         count = len({leak.places[0] for leak in leaks if leak.splits == first.splits})
         records = "1 record" if count == 1 else f"{count:,} records"
-        fix = f"see `posttrain data show {version}`; the step `decontaminate` takes such records from training"
         raise UserError(f"{records} of {one} give {other} away, the first: {first}", where=version, fix=fix)
 
 
-def _shared(chunk: pa.Table, index: Index, group: bool) -> Iterator[tuple[int, int, str, str]]:
+def _families(table: pa.Table) -> list[str]:
+    """By row the id of the record that it was made of, its own for all others."""
+    origins = made_of(table).to_pylist()
+    return [origin or id for origin, id in zip(origins, table["id"].to_pylist(), strict=True)]
+
+
+def _shared(
+    chunk: pa.Table, index: Index, families: Mapping[str, int], group: bool
+) -> Iterator[tuple[int, int, str, str]]:
     """What rows of a RECORD table share with the index's records: the row, the record, the kind and the detail."""
     for row, identity in enumerate(chunk["input_id"].to_pylist()):
         if identity in index.inputs:
@@ -105,6 +117,9 @@ def _shared(chunk: pa.Table, index: Index, group: bool) -> Iterator[tuple[int, i
         for row, name in enumerate(chunk["group"].to_pylist()):
             if name is not None and name in index.groups:
                 yield row, index.groups[name], "group", f"both of group `{name}`"
+    for row, family in enumerate(_families(chunk)):
+        if family in families:
+            yield row, families[family], "origin", "one is made of the other, or both of a third"
     inputs, texts = input_texts(chunk), texts_of(chunk)
     if index.alike is not None:
         for row, (other, similarity) in index.alike.search(inputs, texts, []).similar.items():

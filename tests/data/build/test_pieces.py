@@ -4,18 +4,20 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.data import build
 from posttrain.data import pieces as cutting
 from posttrain.data.pieces import Piece, pieces
 from posttrain.data.read_piece import read_piece
 from posttrain.data.reading import read
 from posttrain.data.schema import concat
 from posttrain.data.shard import Shard, ShardTask
-from posttrain.data.shard_ids import check_user_ids
+from posttrain.data.shard_ids import _first_clash, check_user_ids
 from posttrain.store.errors import UserError
 
 
@@ -81,6 +83,38 @@ def test_an_id_with_two_contents_is_found_across_pieces(tmp_path: Path) -> None:
     check_user_ids(shards[:-1])
     with pytest.raises(UserError, match=r"^a\.jsonl:31: its id stands on line 4 too, with other content"):
         check_user_ids(shards)
+
+
+def ids_file(path: Path, ids: list[str | int], said: str) -> str:
+    rows = [{"prompt": f"{said} {id}", "completion": "yes", "id": id} for id in ids]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path.name
+
+
+def test_an_id_with_two_contents_is_found_across_files(tmp_path: Path) -> None:
+    one = ids_file(tmp_path / "one.jsonl", ["a", 7, "b"], "words of")
+    same = ids_file(tmp_path / "same.jsonl", ["b", "a", "c"], "words of")
+    other = ids_file(tmp_path / "other.jsonl", ["d", "7", "a"], "more words of")
+    given = {"name": "set", "workspace": tmp_path, "engine": "inline"}
+    assert build({**given, "files": [one, same]}).count("train") == 6
+    message = r"^other\.jsonl:2: its id stands at one\.jsonl:2 too, with other content; give every record an id"
+    with pytest.raises(UserError, match=message):
+        build({**given, "files": [other]})
+    with pytest.raises(UserError, match=message):
+        build({**given, "name": "at-once", "files": [one, same, other]})
+
+
+def test_ids_are_compared_like_a_dictionary_would(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for trial in range(100):
+        # Few keys, of which some share the 8 bytes that are looked at first.
+        keys = np.array([bytes([k % 3]) * 8 + bytes([k]) * 4 for k in generator.integers(0, 12, 12)], "V12")
+        contents = np.array([bytes([c]) * 10 for c in generator.integers(0, 1 + trial % 2, 12)], "V10")
+        contents = np.where(generator.random(12) < 0.8, keys.astype("V10"), contents)
+        seen: dict[bytes, int] = {}
+        rows = ((row, seen.setdefault(key.tobytes(), row)) for row, key in enumerate(keys))
+        expected = next(((row, first) for row, first in rows if contents[row] != contents[first]), None)
+        assert _first_clash(keys, contents) == expected
 
 
 def test_a_bad_line_is_named_as_in_the_whole_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sizes, weights and caps of classes."""
+"""Sizes and caps of classes, and how a mix weighs them."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +8,8 @@ from step_contract import StepContract, lines, reasons, table_of
 from posttrain.data.alone import apply
 from posttrain.data.steps.balance import Balance
 from posttrain.data.steps.step import Step
+from posttrain.store.errors import UserError
+from posttrain.train.order import Order, StageConfig
 
 
 def classes(**sizes: int) -> pa.Table:
@@ -50,10 +52,18 @@ class TestBalance(StepContract):
         by_source = apply(Balance(by="source"), table)
         assert by_source.facts["class_size"].to_pylist() == [14.0] * 14
 
-    def test_weights_are_by_frequency_and_have_mean_one(self, table: pa.Table) -> None:
-        sizes = np.array([7.0] * 7 + [2.0] * 2 + [4.0] * 4)
-        inverse = np.array(apply(Balance(mode="weight", weighting="inverse"), table).facts["weight"].to_pylist()[1:])
-        assert inverse == pytest.approx(13 / (3 * sizes))
-        root = np.array(apply(Balance(mode="weight"), table).facts["weight"].to_pylist()[1:])
-        assert root.mean() == pytest.approx(1)
-        assert root * np.sqrt(sizes) == pytest.approx(root[0] * np.sqrt(7))
+    @pytest.mark.parametrize(("temperature", "power"), [(2.0, -0.5), (1e9, -1.0)])
+    def test_a_mix_by_the_answer_weighs_as_the_description_says(self, temperature: float, power: float) -> None:
+        """What a record counts in a pass is proportional to its class's size to a power."""
+        sizes = {"a": 6400, "b": 100, "c": 900}
+        answers = np.repeat(list(sizes), list(sizes.values()))
+        stage = StageConfig(mix="sizes", mix_by="completion", mix_temperature=temperature, epochs=1)
+        order = Order(len(answers), 10, 0, [stage], kinds={"completion": answers.tolist()})
+        met = order.seen()
+        for one in sizes:
+            expected = sizes[one] ** power / sum(n ** (power + 1) for n in sizes.values()) * len(answers)
+            assert met[answers == one].sum() == pytest.approx(expected * sizes[one], abs=1)
+
+    def test_weights_that_nothing_reads_are_no_mode(self) -> None:
+        with pytest.raises(UserError, match="mode"):
+            Balance.read({"mode": "weight"}, "balance")

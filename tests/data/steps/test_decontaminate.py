@@ -131,6 +131,20 @@ def test_a_test_input_inside_a_longer_record_is_named() -> None:
     assert found(inside, contained=None) == {}
 
 
+def test_words_of_a_script_without_spaces_count() -> None:
+    question = "我的银行卡为什么在商店里被拒绝了"
+    row = f"昨天我去买东西。{question}？请告诉我该怎么办，谢谢你的帮助。"
+    outcome = apply(Decontaminate(ngram=None), table_of(row, "完全不同的一句话，说的是别的事情"), table_of(question))
+    assert reasons(outcome) == {1: "like a test input"}
+
+
+def test_how_many_words_a_contained_input_has_can_be_set() -> None:
+    short = table_of("why was my card declined")
+    row = table_of(f"{prose(11, 40)} Why was my card declined? {prose(12, 40)}")
+    assert not apply(Decontaminate(), row, short).rejected.num_rows
+    assert reasons(apply(Decontaminate(least_words=5), row, short)) == {1: "like a test input"}
+
+
 def test_a_test_input_in_a_very_long_record_is_found_wherever_it_stands() -> None:
     for before in (300, 585, 1000, 3000):
         assert found(f"{prose(11, before)} {SHORT} {prose(12, 2000)}") == {1: ("like a test input", 2)}
@@ -237,9 +251,9 @@ def test_rows_that_are_gone_say_nothing() -> None:
     step = Decontaminate()
     corpus = OneTable(table_of(LONG, SHORT, "else"), step, EVALUATION)
     corpus.alive[0] = False
-    findings = step.search(corpus)
-    assert set(findings.rejections) == set(step.decide(corpus).rejections) == {1}
-    assert share_found(EVALUATION, findings.pairs) == {"suite.jsonl": (1, 2), "other.jsonl": (0, 1)}
+    decision = step.decide(corpus)
+    assert set(decision.rejections) == {1}
+    assert decision.given_away == {"suite.jsonl": (1, 2), "other.jsonl": (0, 1)}
 
 
 @pytest.mark.parametrize("ngram", [1, 3, 13])

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, table_of
 
+from posttrain.data import all_pairs, crowds
 from posttrain.data.alone import OneTable, apply
 from posttrain.data.steps.minhash import Minhash, clusters
 from posttrain.data.steps.step import Corpus, Step
@@ -88,6 +89,19 @@ class TestMinhash(StepContract):
     def test_workers_change_nothing(self, table: pa.Table) -> None:
         step = Minhash()
         assert step.decide(Threaded(table, step)) == step.decide(OneTable(table, step))
+
+    def test_workers_change_nothing_of_a_crowd(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(crowds, "_PAIRS_A_CROWD", 300)
+        monkeypatch.setattr(all_pairs, "_CHARACTERS_AN_ITEM", 500)
+        monkeypatch.setattr(all_pairs, "_MOST_ROWS", 30)
+        monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 10)
+        draws = np.random.default_rng(0)
+        fresh = ["".join(draws.choice(list("abcdefgh "), size=15)) for _ in range(80)]
+        table = table_of(*(f"{TEXT} {ending}" for ending in fresh), *(f"{TEXT}, {ending}" for ending in fresh[::4]))
+        step = Minhash()
+        decision = step.decide(OneTable(table, step))
+        assert sorted(decision.rejections) == list(range(80, 100))
+        assert step.decide(Threaded(table, step)) == decision
 
     def test_another_step_may_ask_for_the_clusters(self, table: pa.Table) -> None:
         step = Minhash()

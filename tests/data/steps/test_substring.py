@@ -93,9 +93,12 @@ class TestSubstring(StepContract):
             (5, "repeated text", 1.0),
         ]
         assert rejected["kept"].to_pylist() == [table["id"][0].as_py()] * 2
-        assert rejected["detail"][1].as_py() == "100% of its words: words 1 to 40 of the text stand at f:1"
+        begin = words(prose(0, 40), 0, 6)
+        detail = f"100% of its words: words 1 to 40 of the text (40 words, `{begin} …`) stand at f:1"
+        assert rejected["detail"][1].as_py() == detail
         assert facts["repeated_share"].to_pylist() == [None, pytest.approx(17 / 20), pytest.approx(10 / 11), None, 1.0]
-        assert facts["repeated_at"][1].as_py() == "words 2 to 18 of the prompt stand at f:1"
+        told = f"words 2 to 18 of the prompt (17 words, `{words(prose(0, 40), 3, 9)} …`) stand at f:1"
+        assert facts["repeated_at"][1].as_py() == told
 
     def test_records_can_be_rejected_instead(self, table: pa.Table) -> None:
         outcome = apply(Substring(length=LENGTH, action="reject", share=0.9), table)

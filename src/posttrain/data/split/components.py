@@ -3,21 +3,24 @@
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as compute
 
 Indices = npt.NDArray[np.int64]
 
 
 def ties(keys: pa.Table, clusters: Indices | None) -> list[Indices]:
-    """By input, by group and by cluster: for every row the first one with the same, itself where it has none; [N] each.
+    """By input, group, origin and cluster: for every row the first one with the same, itself if it has none; [N] each.
 
     Args:
         keys: KEYS table of N rows.
         clusters: [N], equal for the rows of a cluster.
     """
     labellings = [_codes(keys["input_id"]), _codes(keys["group"])]
+    if compute.any(keys["made"]).as_py():
+        labellings.append(_codes(keys["origin"]))
     if clusters is not None:
         labellings.append(np.asarray(clusters, dtype=np.int64))
-    return [_first_of(labels) for labels in labellings]
+    return [first_of(labels) for labels in labellings]
 
 
 def first_of_component(tied: list[Indices]) -> Indices:
@@ -32,7 +35,7 @@ def first_of_component(tied: list[Indices]) -> Indices:
 
     graph = coo_array((np.ones(len(left), dtype=np.int8), (left, right)), shape=(len(rows), len(rows)))
     _, component = connected_components(graph, directed=False)
-    return _first_of(np.asarray(component, dtype=np.int64))
+    return first_of(np.asarray(component, dtype=np.int64))
 
 
 def _codes(column: pa.ChunkedArray) -> Indices:
@@ -42,7 +45,7 @@ def _codes(column: pa.ChunkedArray) -> Indices:
     return np.where(np.asarray(codes.is_null()), -1 - np.arange(len(numbers)), numbers)
 
 
-def _first_of(labels: Indices) -> Indices:
+def first_of(labels: Indices) -> Indices:
     """For every row the first one with its label."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.asarray(first[inverse], dtype=np.int64)

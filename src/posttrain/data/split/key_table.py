@@ -3,7 +3,9 @@
 import json
 
 import pyarrow as pa
+import pyarrow.compute as compute
 
+from posttrain.data.made import made_of
 from posttrain.data.split.config import SplitsConfig
 from posttrain.data.split.moments import moment
 from posttrain.store.errors import UserError
@@ -16,9 +18,13 @@ KEYS: pa.Schema = pa.schema(
         ("time", pa.timestamp("us", "UTC")),
         ("source", pa.string()),
         ("line", pa.int64()),
+        ("origin", pa.string()),
+        ("made", pa.bool_()),
     ]
 )
-"""One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config asks."""
+"""One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config asks.
+``made``: whether it was made of others, as `posttrain.data.made` reads it; ``origin`` is the id of the one that it was
+made of, its own for all others."""
 
 
 def keys(table: pa.Table, config: SplitsConfig) -> pa.Table:
@@ -31,13 +37,21 @@ def keys(table: pa.Table, config: SplitsConfig) -> pa.Table:
     stratum = {None: nothing, "label": table["completion"], "source": table["source"]}[config.stratify]
     times = _times(table, config.time) if config.time is not None else pa.nulls(table.num_rows, KEYS.field("time").type)
     group = table["group"] if config.group else nothing
-    return pa.table([table["input_id"], group, stratum, times, table["source"], table["line"]], schema=KEYS)
+    of = made_of(table)
+    origin = compute.if_else(compute.equal(of, "").fill_null(True), table["id"], of)
+    columns = [table["input_id"], group, stratum, times, table["source"], table["line"], origin, of.is_valid()]
+    return pa.table(columns, schema=KEYS)
 
 
 def _times(table: pa.Table, column: str) -> pa.Array:
-    found = []
-    for meta, source, line in zip(*(table[name].to_pylist() for name in ("meta", "source", "line")), strict=True):
+    found: list[int | None] = []
+    made = made_of(table).is_valid().to_pylist()
+    columns = (table[name].to_pylist() for name in ("meta", "source", "line"))
+    for meta, source, line, is_made in zip(*columns, made, strict=True):
         value = json.loads(meta).get(column)
+        if value is None and is_made:  # its moment decides nothing
+            found.append(None)
+            continue
         if value is None:
             raise UserError(f"has no `{column}`, which decides its split", where=f"{source}:{line}")
         try:

@@ -25,15 +25,26 @@ def settle(keys: pa.Table, config: SplitsConfig, clusters: Indices | None = None
         keys, clusters: as in `assign`.
 
     Raises:
-        UserError: there are more than 10,000 strata, so that the answers are no labels; too few records for a moment.
+        UserError: there are more than 10,000 strata, so that the answers are no labels; too few records for a moment;
+            no record that could be held out.
     """
     if not keys.num_rows:
         return config
+    keys, clusters = _originals(keys, clusters)
+    if not keys.num_rows and config.shares[0] < 1:
+        fix = "add records of your own, or set `data.splits` to null"
+        raise UserError("every record was made of others, which no model is measured on", where="data.splits", fix=fix)
     if config.by == "time" and config.since is None:
         return config.model_copy(update={"since": _moments(keys, config)})
     if config.stratify is not None and config.thresholds is None:
         return config.model_copy(update={"thresholds": _thresholds(keys, config, clusters)})
     return config
+
+
+def _originals(keys: pa.Table, clusters: Indices | None) -> tuple[pa.Table, Indices | None]:
+    """What can be held out."""
+    rows = np.flatnonzero(~np.asarray(keys["made"]))
+    return keys.take(pa.array(rows)), None if clusters is None else clusters[rows]
 
 
 def _moments(keys: pa.Table, config: SplitsConfig) -> dict[str, str]:

@@ -35,6 +35,7 @@ class Augment(RowStep):
     """
 
     name: ClassVar[str] = "augment"
+    version: ClassVar[int] = 2
     training_only: ClassVar[bool] = True
 
     methods: tuple[AnyMethod, ...] = Field(min_length=1, description="Ways to vary records; each adds its own.")
@@ -111,15 +112,14 @@ def _together(
             made.append({**record, **values, "meta": text, "group": record["group"] or record["id"]})
             origins.append((row, method))
     new = identify(records(made))
-    # A variant that says what the record or another variant of it says is none; an image tells itself apart.
-    seen: dict[int, set[tuple[str, str]]] = {row: {(given[row]["id"], _image(given[row]["meta"]))} for row in variants}
+    # A variant that says what the record or another variant of it says is none.
+    seen: dict[int, set[str]] = {row: {given[row]["id"]} for row in variants}
     kept = []
     added: dict[int, list[int]] = {}
     for at, ((row, method), id) in enumerate(zip(origins, new["id"].to_pylist(), strict=True)):
-        identity = (id, _image(made[at]["meta"]))
-        if identity in seen[row]:
+        if id in seen[row]:
             continue
-        seen[row].add(identity)
+        seen[row].add(id)
         added.setdefault(row, []).append(table.num_rows + at)
         kept.append({"id": id, "before": given[row]["id"], "step": Augment.name, "detail": method})
     order = [place for row in range(table.num_rows) for place in (row, *added.get(row, []))]
@@ -149,7 +149,3 @@ def _saying(record: Mapping[str, Any], text: str) -> dict[str, Any]:
     if record["prompt"] is None:
         return {"text": text}
     return {"prompt": [*record["prompt"][:-1], {"role": "user", "content": text}]}
-
-
-def _image(meta: str | None) -> str:
-    return str(json.loads(meta).get("image", "")) if meta and '"image"' in meta else ""

@@ -13,15 +13,17 @@ from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection
 
 
 class Balance(GlobalStep):
-    """Tells how large every class is, and on demand weights records or leaves some of the large classes out.
+    """Tells how large every class is, and on demand leaves some records of the large classes out.
 
-    A record's class is its answer or its source; plain text has no answer, and passes. Facts: ``class_size``, and
-    with ``mode: weight`` also ``weight``, whose mean over the records with a class is 1. Inverse frequency makes all
-    classes count alike; its square root is the milder compromise of word2vec's subsampling and of detection's
-    repeat factors (Mikolov et al. 2013, arXiv:1310.4546; Gupta et al. 2019, arXiv:1908.03195).
+    A record's class is its answer or its source; plain text has no answer, and passes. Fact: ``class_size``.
 
     With ``mode: downsample`` a class keeps those records whose hashes are lowest, so that a larger cap keeps all that
     a smaller one does, and a class that is not cut is not touched.
+
+    To weigh classes instead, a training stage meets them more or less often: ``mix: sizes`` with ``mix_by:
+    completion`` (or source) and ``mix_temperature: 2`` weighs a record by the inverse square root of its class's size,
+    the compromise of detection's repeat factors (Gupta et al. 2019, arXiv:1908.03195); the higher the temperature, the
+    nearer all classes come to counting alike.
     """
 
     name: ClassVar[str] = "balance"
@@ -29,11 +31,8 @@ class Balance(GlobalStep):
     needs_answers: ClassVar[bool] = True
 
     by: Literal["label", "source"] = Field("label", description="what makes a class: the answer or the source")
-    mode: Literal["report", "weight", "downsample"] = Field(
-        "report", description="tell the sizes; give every record a weight; or leave records of large classes out"
-    )
-    weighting: Literal["sqrt-inverse", "inverse"] = Field(
-        "sqrt-inverse", description="for `weight`: 1 over the class's size, or over the square root of it"
+    mode: Literal["report", "downsample"] = Field(
+        "report", description="tell the sizes, or leave records of large classes out"
     )
     ratio: float = Field(10.0, ge=1, description="for `downsample`: a class's largest size, in sizes of the smallest")
     seed: int = Field(0, description="for `downsample`: seed of the hash that chooses")
@@ -51,10 +50,6 @@ class Balance(GlobalStep):
         hashed = sketches["class"].take(pa.array(counted)).to_numpy()
         _, inverse, sizes = np.unique(hashed, return_inverse=True, return_counts=True)
         facts = {"class_size": _fact(corpus.rows, counted, sizes[inverse].astype(np.float64))}
-        if self.mode == "weight" and len(counted):
-            power = 0.5 if self.weighting == "sqrt-inverse" else 1.0
-            weight = sizes[inverse] ** -power
-            facts["weight"] = _fact(corpus.rows, counted, weight / weight.mean())
         rejections: dict[int, Rejection] = {}
         if self.mode == "downsample" and len(counted):
             rejections = self._surplus(corpus, sketches, counted, inverse, sizes)

@@ -1,13 +1,23 @@
 """Training records that give away what models are measured on."""
 
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.contamination import Findings, Index, against
-from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection
+from posttrain.data.contamination import Findings, Index, against, share_found
+from posttrain.data.contamination_sketch import Prefilter, sharing, sketch
+from posttrain.data.contamination_state import Remembered, remembered, state_of
+from posttrain.data.overlap import now_common
+from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Part, Rejection
+
+Indices = npt.NDArray[np.int64]
+
+_FEW = 4096  # new evaluation records, above which a search from scratch is as quick
 
 
 class Decontaminate(GlobalStep):
@@ -35,6 +45,12 @@ class Decontaminate(GlobalStep):
     contained: float | None = Field(
         0.8, gt=0, le=1, description="part of a test input that a record must not hold close together; null: any"
     )
+    least_words: int = Field(
+        8,
+        ge=1,
+        description="words from which a test input is looked for inside longer records: shorter ones stand in many a "
+        "text by chance, and GPT-3's shortest run had 8 words",
+    )
     ignore_above: int | None = Field(
         10,
         ge=1,
@@ -43,25 +59,103 @@ class Decontaminate(GlobalStep):
     )
 
     def sketch_key(self) -> dict[str, Any]:
-        return {"step": self.name}  # ids, whatever the settings
+        return {"step": self.name, "version": self.version, "ngram": self.ngram, "alike": self.threshold is not None}
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        """What `posttrain.data.contamination_sketch.sketch` keeps."""
+        return sketch(table, self.ngram, self.threshold is not None)
 
     def against(self, evaluation: pa.Table) -> Index:
         """What looks for the records of a RECORD table with these settings."""
         return against(evaluation, **self.model_dump())
 
-    def search(self, corpus: Corpus) -> Findings:
-        """What the living rows give away; `posttrain.data.contamination.share_found` says which suites it leaves."""
+    def decide(self, corpus: Corpus) -> Decision:
+        evaluation = corpus.evaluation()
+        findings = self._search(corpus, evaluation)
+        return Decision(
+            findings.rejections,
+            state=state_of(corpus.alive, findings, evaluation),
+            given_away=share_found(evaluation, findings.pairs),
+        )
+
+    def _search(self, corpus: Corpus, evaluation: pa.Table) -> Findings:
+        """What the living rows give away; those that were searched before, only as far as there is something new."""
+        index = self.against(evaluation)
+        known = corpus.known()
+        before = remembered(known.table, evaluation) if known else None
+        asked, settled, prefilter = corpus.alive, np.zeros(corpus.rows, dtype=bool), None
+        if before is not None:
+            fresh, unsettled = self._changed(before, evaluation)
+            if fresh.sum() <= _FEW:
+                settled[: len(before.seen)] = before.seen
+                settled[unsettled] = False
+                settled &= corpus.alive
+                asked, prefilter = corpus.alive & ~settled, Prefilter.of(evaluation, index, fresh)
         rejections: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
-        alive = corpus.alive
-        for first, found in corpus.map_tables(partial(_search, index=self.against(corpus.evaluation()))):
-            rejections.update((first + row, one) for row, one in found.rejections.items() if alive[first + row])
-            pairs += ((first + row, other) for row, other in found.pairs if alive[first + row])
+        first = 0
+        items = list(_items(corpus.parts(), asked, settled))
+        for item, (rows, found) in zip(
+            items, corpus.map(partial(_search, index=index, prefilter=prefilter), items), strict=True
+        ):
+            rejections.update((first + row, one) for row, one in found.rejections.items())
+            pairs += ((first + row, other) for row, other in found.pairs)
+            settled[first + rows] = False
+            first += item.part.rows
+        if before is not None:
+            rejections.update((row, one) for row, one in before.findings.rejections.items() if settled[row])
+            pairs += (pair for pair in before.findings.pairs if settled[pair[0]])
         return Findings(rejections, pairs)
 
-    def decide(self, corpus: Corpus) -> Decision:
-        return Decision(self.search(corpus).rejections)
+    def _changed(self, before: Remembered, evaluation: pa.Table) -> tuple[npt.NDArray[np.bool_], list[int]]:
+        """The evaluation records to be looked for in all rows, and rows whose findings may hold no longer.
+
+        Where runs of words have become the wording of too many evaluation records, the rows found by them are
+        searched again; and a share of all the runs of such an evaluation record is greater than it was.
+        """
+        if self.ngram is None or self.ignore_above is None:
+            return before.fresh, []
+        changed = np.zeros(evaluation.num_rows, dtype=bool)
+        changed[now_common(evaluation, ~before.fresh, self.ngram, self.ignore_above)] = True
+        fresh = before.fresh | changed if self.share else before.fresh
+        return fresh, [row for row, other in before.findings.pairs if changed[other]]
 
 
-def _search(table: pa.Table, index: Index) -> Findings:
-    return index.search(table)
+class _Item(NamedTuple):
+    """Work for one process.
+
+    Attributes:
+        asked: bool, the rows to be searched.
+        settled: bool, the rows to be searched if they may give away what is new.
+    """
+
+    part: Part
+    asked: npt.NDArray[np.bool_]
+    settled: npt.NDArray[np.bool_]
+
+
+def _items(parts: Iterable[Part], asked: npt.NDArray[np.bool_], settled: npt.NDArray[np.bool_]) -> Iterator[_Item]:
+    first = 0
+    for part in parts:
+        rows = slice(first, first + part.rows)
+        yield _Item(part, asked[rows], settled[rows])
+        first += part.rows
+
+
+def _search(item: _Item, index: Index, prefilter: Prefilter | None) -> tuple[Indices, Findings]:
+    """The rows that were searched, and what they give away."""
+    if not (item.asked | item.settled).any():
+        return np.empty(0, np.int64), Findings({}, [])
+    sketches = item.part.sketches()
+    asked = item.asked
+    if prefilter is not None and item.settled.any():
+        asked = asked | item.settled & prefilter.likely(sketches)
+    rows = np.flatnonzero(asked)
+    if not len(rows):
+        return rows, Findings({}, [])
+    shares = sharing(sketches, index.words.marks)[rows] if index.words else None
+    found = index.search(item.part.take(rows), shares)
+    return rows, Findings(
+        {int(rows[row]): one for row, one in found.rejections.items()},
+        [(int(rows[row]), other) for row, other in found.pairs],
+    )

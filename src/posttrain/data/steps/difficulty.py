@@ -1,7 +1,6 @@
 """How much of an answer a prompt gives a language model."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +8,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from posttrain.data.steps.bounds import Bound, judge
-from posttrain.data.steps.sources import Precision, language_model, locate_model, model_key
-from posttrain.data.steps.step import Outcome, RowStep
+from posttrain.data.steps.model_step import ModelStep
+from posttrain.data.steps.step import Outcome
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 1024  # records whose tokens are held
 
 
-class Difficulty(RowStep):
+class Difficulty(ModelStep):
     """Records whose prompt makes the answer likelier stay, in so far as they lie within the bounds.
 
     Instruction-following difficulty (Li et al., "From Quantity to Quality", 2024, arXiv:2308.12032): how surprising
@@ -35,19 +34,8 @@ class Difficulty(RowStep):
     name: ClassVar[str] = "difficulty"
     needs_answers: ClassVar[bool] = True
 
-    model: str = Field(description="language model: a folder, a Hub id, a .gguf file, smollm2-135m or tiny")
     min_ifd: float | None = Field(None, ge=0, description="lowest ratio of perplexities that stays; null: no bound")
     max_ifd: float | None = Field(1.0, ge=0, description="highest ratio of perplexities that stays; null: no bound")
-    precision: Precision = Field("float32", description="of the model's weights: float32, bfloat16 or float16")
-
-    def located(self, root: Path) -> Self:
-        return self.model_copy(update={"model": locate_model(self.model, root)})
-
-    def check(self) -> None:
-        locate_model(self.model, Path())
-
-    def key(self) -> dict[str, Any]:
-        return {**super().key(), "model": model_key(self.model)}
 
     def apply(self, table: pa.Table) -> Outcome:
         measure = np.full(table.num_rows, np.nan)
@@ -59,7 +47,7 @@ class Difficulty(RowStep):
         ]
         for start in range(0, len(asked), _AT_ONCE):
             rows, prompts, answers = zip(*asked[start : start + _AT_ONCE], strict=True)
-            lm = language_model(self.model, self.precision)
+            lm = self.loaded()
             measure[list(rows)] = instruction_following_difficulty(lm, list(prompts), list(answers))
         bounds = [
             Bound("prompt gives the answer away", "ifd", "at least", self.min_ifd),

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from posttrain.data import clusters as search
-from posttrain.data.minhash import PERMUTATIONS, sketch
+from posttrain.data.minhash import PERMUTATIONS, sketch_of_shard
 from posttrain.data.normalise import texts_of
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, places
 
@@ -36,18 +36,29 @@ class Minhash(GlobalStep):
 
     def sketch(self, table: pa.Table) -> pa.Table:
         """What `posttrain.data.minhash.sketch` says of the inputs, and a 64-bit hash of the answer, ``answer``."""
-        sketches = sketch(texts_of(table, "input"), self.threshold, self.ngram, self.seed, self.permutations)
+        sketches = sketch_of_shard(
+            tuple(texts_of(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
+        )
         answers = zip(table["completion"].to_pylist(), table["rejected"].to_pylist(), strict=True)
         digests = b"".join(hashlib.blake2b(repr(answer).encode(), digest_size=8).digest() for answer in answers)
         return sketches.append_column("answer", pa.array(np.frombuffer(digests, dtype=np.uint64)))
 
     def decide(self, corpus: Corpus) -> Decision:
-        cluster = clusters(corpus, self.threshold, self.ngram)
+        known = corpus.known()
+        before = known.table if known and known.unchanged else None
+        cluster = clusters(
+            corpus, self.threshold, self.ngram, None if before is None else np.asarray(before["cluster"].to_numpy())
+        )
         sketches = corpus.sketches().select(["grams", "answer"])
         grams, answers = (np.asarray(column.to_numpy(), dtype=np.uint64) for column in sketches.columns)
         gone, kept = _repeated(np.flatnonzero(corpus.alive), cluster, answers)
-        score, differ = np.ones(len(gone)), grams[gone] != grams[kept]
-        score[differ] = search.similarities(_texts(corpus), gone[differ], kept[differ], self.ngram, corpus.map)
+        score = np.where(grams[gone] == grams[kept], 1.0, np.nan)
+        if before is not None:
+            again = np.flatnonzero(gone < before.num_rows)
+            same = again[before["kept"].to_numpy()[gone[again]] == kept[again]]
+            score[same] = before["score"].to_numpy()[gone[same]]
+        asked = np.flatnonzero(np.isnan(score))
+        score[asked] = search.similarities(_texts(corpus), gone[asked], kept[asked], self.ngram, corpus.map)
         named = np.unique(np.concatenate([kept, cluster[gone]]))
         told = corpus.columns(["id", "source", "line"]).take(pa.array(named))
         ids = dict(zip(named.tolist(), told["id"].to_pylist(), strict=True))
@@ -60,7 +71,7 @@ class Minhash(GlobalStep):
             rejections[row] = Rejection(
                 "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[stays]
             )
-        return Decision(rejections)
+        return Decision(rejections, state=_state(cluster, gone, kept, score))
 
 
 def clusters(corpus: Corpus, threshold: float, ngram: int, known: Indices | None = None) -> Indices:
@@ -72,6 +83,13 @@ def clusters(corpus: Corpus, threshold: float, ngram: int, known: Indices | None
             with a later row are looked for, and the result is that of a search from scratch.
     """
     return search.clusters(corpus.sketches(), _texts(corpus), threshold, ngram, corpus.alive, known, corpus.map)
+
+
+def _state(cluster: Indices, gone: Indices, kept: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
+    """Of every row its cluster, which row is kept in its place, -1 for none, and how like the two are."""
+    instead, likeness = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
+    instead[gone], likeness[gone] = kept, score
+    return pa.table({"cluster": cluster, "kept": instead, "score": likeness})
 
 
 def _repeated(rows: Indices, cluster: Indices, answers: npt.NDArray[np.uint64]) -> tuple[Indices, Indices]:

@@ -1,7 +1,6 @@
 """How probable records are to a language model."""
 
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +9,11 @@ from pydantic import Field
 from posttrain.data.normalise import Field as Words
 from posttrain.data.normalise import texts_of
 from posttrain.data.steps.bounds import Bound, judge
-from posttrain.data.steps.sources import Precision, language_model, locate_model, model_key
-from posttrain.data.steps.step import Outcome, RowStep
+from posttrain.data.steps.model_step import ModelStep
+from posttrain.data.steps.step import Outcome
 
 
-class Perplexity(RowStep):
+class Perplexity(ModelStep):
     """Texts that a model finds neither garbled nor trite stay.
 
     The perplexity is exp of the mean negative log-probability of a text's tokens, its first left out; the words are
@@ -27,27 +26,16 @@ class Perplexity(RowStep):
 
     name: ClassVar[str] = "perplexity"
 
-    model: str = Field(description="language model: a folder, a Hub id, a .gguf file, smollm2-135m or tiny")
     min_perplexity: float | None = Field(None, ge=1, description="lowest perplexity that stays; null: no bound")
     max_perplexity: float | None = Field(None, ge=1, description="highest perplexity that stays; null: no bound")
     field: Words = Field("all", description="which words of a record are read: input, answer or all")
-    precision: Precision = Field("float32", description="of the model's weights: float32, bfloat16 or float16")
-
-    def located(self, root: Path) -> Self:
-        return self.model_copy(update={"model": locate_model(self.model, root)})
-
-    def check(self) -> None:
-        locate_model(self.model, Path())
-
-    def key(self) -> dict[str, Any]:
-        return {**super().key(), "model": model_key(self.model)}
 
     def apply(self, table: pa.Table) -> Outcome:
         from posttrain.models.text_likelihood import text_log_likelihoods
 
         measure = np.full(table.num_rows, np.nan)
         if table.num_rows:
-            lm = language_model(self.model, self.precision)
+            lm = self.loaded()
             sums, counts = text_log_likelihoods(lm, texts_of(table, self.field))
             told = counts > 0
             measure[told] = np.exp(-sums[told] / counts[told])

@@ -1,6 +1,7 @@
 """What a step of the data pipeline is: its settings, and the work that they describe."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
@@ -82,12 +83,38 @@ class Step(Section):
         return {"step": self.name, "version": self.version, **self.model_dump(mode="json")}
 
 
-class RowStep(Step):
+class RowStep(Step, ABC):
     """Decides about each record by itself, so that tables can be cut anywhere."""
 
+    @abstractmethod
     def apply(self, table: pa.Table) -> Outcome:
         """What becomes of the rows of a RECORD table."""
-        raise NotImplementedError
+
+
+class Part(Protocol):
+    """Some rows of a corpus, one behind the other; pickled to a worker, which reads them there."""
+
+    @property
+    def rows(self) -> int:
+        """How many, dead ones too."""
+
+    def sketches(self) -> pa.Table:
+        """What `GlobalStep.sketch` made of every row."""
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        """RECORD table of the rows, in the order given."""
+
+
+class Known(NamedTuple):
+    """What a step left when the set was smaller.
+
+    Attributes:
+        table: the `Decision.state`, one row for each of the first K rows of today.
+        unchanged: whether of those rows the same are alive as were then.
+    """
+
+    table: pa.Table
+    unchanged: bool
 
 
 class Corpus(Protocol):
@@ -113,11 +140,14 @@ class Corpus(Protocol):
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """RECORD table of the rows, in the order given."""
 
-    def known(self) -> pa.Table | None:
-        """What the step left as `Decision.state` when the set was smaller: one row for each of the first K rows.
+    def known(self) -> Known | None:
+        """What the step left with the same settings, if there is something."""
 
-        None where nothing was left, or where those rows are not what they were.
-        """
+    def sides(self) -> npt.NDArray[np.int8]:
+        """Int8 [N], the split that each row had in versions before, by its place among them; -1 for none."""
+
+    def parts(self) -> Sequence[Part]:
+        """All rows, in order."""
 
     def evaluation(self) -> pa.Table:
         """RECORD table of what models are measured on: the evaluation sides of the split, and every suite."""
@@ -139,6 +169,8 @@ class Decision:
         facts: as in `Outcome`, N values each.
         state: N rows of what the step wants to be given when the set has grown.
         settled: settings that were left to the records, for all versions that grow from this one.
+        sides: uint8 [N], the split of each row by its place in `posttrain.data.split.SPLITS`; None: as it was.
+        given_away: by source of evaluation records how many of them training records give away, and how many there are.
     """
 
     rejections: Mapping[int, Rejection] = field(default_factory=dict)
@@ -146,9 +178,11 @@ class Decision:
     facts: Mapping[str, pa.Array] = field(default_factory=dict)
     state: pa.Table | None = None
     settled: Mapping[str, Any] | None = None
+    sides: npt.NDArray[np.uint8] | None = None
+    given_away: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class GlobalStep(Step):
+class GlobalStep(Step, ABC):
     """Decides about records in view of all others; the same whatever tables they are cut into."""
 
     def sketch(self, table: pa.Table) -> pa.Table:
@@ -159,9 +193,9 @@ class GlobalStep(Step):
         """What a sketch depends on besides its row, as JSON values."""
         return self.key()
 
+    @abstractmethod
     def decide(self, corpus: Corpus) -> Decision:
         """What becomes of all rows."""
-        raise NotImplementedError
 
 
 def part(

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from posttrain.data.normalise import Field as Words
+from posttrain.data.problem import shortened
 from posttrain.data.repeats import (
     Repeat,
     Windows,
@@ -26,6 +27,7 @@ from posttrain.data.repeats import (
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, places
 
 _ROWS_A_BLOCK = 1024
+_SAMPLE_WORDS, _SAMPLE_LENGTH = 6, 80
 _WORD = re.compile(r"\S+")
 
 
@@ -40,7 +42,7 @@ class Substring(GlobalStep):
     In memory are 8 bytes for about every 13 words, and 24 bytes for every word that stands twice; nothing is missed,
     and nothing is cut that is not the same word by word.
 
-    Facts: ``repeated_share``, the part of a record's words that stand earlier, and ``repeated_at``, where.
+    Facts: ``repeated_share``, the part of a record's words that stand earlier, and ``repeated_at``, which and where.
     """
 
     name: ClassVar[str] = "substring"
@@ -120,8 +122,10 @@ class Substring(GlobalStep):
             for row, true in by_row.items():
                 cuts = _joined_spans(true)
                 gone = sum(end - begin for spans in cuts.values() for begin, end in spans)
+                spelled = {one.text: texts[one.text].split() for one in true}
                 told = [
-                    f"words {one.begin + 1} to {one.end} of {_NAMES.get(_place_of(one.text), 'the prompt')} stand at "
+                    f"words {one.begin + 1} to {one.end} of {_NAMES.get(_place_of(one.text), 'the prompt')} "
+                    f"({one.end - one.begin} words, `{_sample(spelled[one.text], one.begin)}`) stand at "
                     f"{where[_row_of(one.source)]}"
                     for one in true
                 ]
@@ -204,6 +208,11 @@ def _windows(table: pa.Table, field: Words, length: int, shared: npt.NDArray[np.
     parts = _parts(table, field)
     found = windows(list(parts.values()), length, shared)
     return found._replace(text=np.array(list(parts), dtype=np.int64)[found.text])
+
+
+def _sample(words: Sequence[str], begin: int) -> str:
+    """The first words of a run, which is longer."""
+    return shortened(" ".join([*words[begin : begin + _SAMPLE_WORDS], "…"]), _SAMPLE_LENGTH)
 
 
 def _joined_spans(found: Sequence[Repeat]) -> dict[int, list[tuple[int, int]]]:

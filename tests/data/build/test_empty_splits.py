@@ -1,0 +1,50 @@
+"""A split that comes out empty says why, and nothing is written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.data import Version, build
+from posttrain.store.errors import UserError
+
+WORDS = ["apple", "river", "stone", "cloud", "tiger", "piano", "lemon", "skate"]
+
+
+def made(folder: Path, groups: list[str | None], texts: list[str] = WORDS, **splits: Any) -> Version:
+    rows = [
+        {"prompt": text, "completion": "a", "group": group, "at": f"2026-01-{day:02}"}
+        for day, (text, group) in enumerate(zip(texts, groups, strict=True), 1)
+    ]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    splits = {"by": "time", "time": "at", "test": 0.25, **splits}
+    return build({"name": "set", "files": ["a.jsonl"], "splits": splits, "workspace": folder, "engine": "inline"})
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (["anna"] * 8, "2 records left that reach over its border from an earlier split, of the group anna;"),
+        (["anna", "ben"] * 4, "2 records left that .* split, of 2 groups, anna, ben;"),
+    ],
+)
+def test_groups_that_reach_over_the_border_are_named(tmp_path: Path, groups: list[str | None], message: str) -> None:
+    with pytest.raises(UserError, match=f"^data.splits.test: `test` is empty: {message} .* `data.splits.since`"):
+        made(tmp_path, groups)
+    assert made(tmp_path, groups, group=False).count("test") == 2
+
+
+def test_near_duplicates_over_the_border_are_named_by_their_place(tmp_path: Path) -> None:
+    texts = [*WORDS[:6], *WORDS[:2]]
+    with pytest.raises(UserError, match=r"2 records that would be in it hang together with .* first at a\.jsonl:7;"):
+        made(tmp_path, [None] * 8, texts)
+
+
+def test_a_group_that_ends_before_the_border_takes_nothing_away(tmp_path: Path) -> None:
+    assert made(tmp_path, ["anna"] * 6 + [None] * 2).count("test") == 2
+
+
+def test_too_few_records_for_a_share(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`test` is empty; there are 8 records and a share of 0\.25"):
+        made(tmp_path, [None] * 8, since={"test": "2027-01-01"})

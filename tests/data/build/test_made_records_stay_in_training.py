@@ -1,0 +1,106 @@
+"""Whatever makes records of others, through whole versions: none is measured on, and none gives its seed away."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from posttrain.data import Version, build
+from posttrain.data.augment import paraphrase
+from posttrain.data.export import export
+from posttrain.data.made import made_of
+from posttrain.data.normalise import Turn
+from posttrain.data.reading import read
+from posttrain.data.schema import concat
+from posttrain.data.synthesis.config import SynthesisConfig
+from posttrain.data.synthesis.synthesize import synthesize
+
+WORDS = [f"{a}{b}{c}" for a in ("ba", "do", "ki", "lu") for b in ("ra", "ti", "so", "pe") for c in ("n", "m", "l", "k")]
+METHODS: list[dict[str, Any]] = [
+    {"method": "typos"},
+    {"method": "templates", "templates": ["Listen, please: {text}"]},
+    {"method": "paraphrase", "endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "none"}},
+]
+STEPS: list[Any] = ["exact", {"minhash": {"threshold": 0.8}}]
+SPLITS = {"test": 0.4}
+
+
+def in_other_words(prompts: Sequence[Sequence[Turn]]) -> list[str | None]:
+    """Replies in which nothing but the meaning is as it was: words are drawn by the seed."""
+    replies: list[str | None] = []
+    for prompt in prompts:
+        generator = random.Random(prompt[-1]["content"])
+        replies.append(json.dumps([" ".join(generator.sample(WORDS, 12)) for _ in range(2)]))
+    return replies
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paraphrase, "_endpoint", lambda config, folder: in_other_words)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    generator = random.Random(0)
+    rows = [{"prompt": " ".join(generator.sample(WORDS, 12)), "completion": f"{n % 4}"} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return tmp_path
+
+
+def version_of(root: Path, name: str, file: str, steps: list[Any], **splits: Any) -> Version:
+    config = {"name": name, "files": [file], "workspace": root, "engine": "inline"}
+    return build({**config, "steps": steps, "splits": {**SPLITS, **splits}})
+
+
+def sound(version: Version) -> pa.Table:
+    """The made records of a version, all of them training records whose origin is not held out."""
+    test, train = version.records("test"), version.records("train")
+    assert test.num_rows
+    assert made_of(test).null_count == test.num_rows
+    made = train.filter(made_of(train).is_valid())
+    held_out = set(test["id"].to_pylist())
+    assert not held_out & set(made_of(made).to_pylist())
+    assert not held_out & set(made["group"].to_pylist())
+    return made
+
+
+def test_variants_of_every_method_and_their_export(root: Path) -> None:
+    version = version_of(root, "varied", "a.jsonl", [*STEPS, {"augment": {"methods": METHODS}}])
+    made = sound(version)
+    methods = [json.loads(meta)["augmented"]["method"] for meta in made["meta"].to_pylist()]
+    train = version.records("train")
+    originals = train.filter(made_of(train).is_null())
+    assert {method: methods.count(method) for method in methods} == dict.fromkeys(
+        ("typos", "templates", "paraphrase"), originals.num_rows
+    )
+    assert set(made_of(made).to_pylist()) == set(originals["id"].to_pylist())
+    files = {"first.jsonl": [made, originals, version.records("test")], "last.jsonl": [originals, made]}
+    for file, tables in files.items():
+        export(concat(tables), root / file)
+        again = version_of(root, file.removesuffix(".jsonl"), file, ["exact"], seed=3)
+        train = again.records("train")
+        kept = sound(again)
+        assert set(made_of(kept).to_pylist()) <= set(train["id"].to_pylist())
+        assert kept.num_rows == len(methods) if file == "first.jsonl" else 0 < kept.num_rows < len(methods)
+
+
+def test_paraphrases_of_all_records_leave_with_those_held_out(root: Path) -> None:
+    before = version_of(root, "set", "a.jsonl", STEPS)
+    seeds = next(read(root / "a.jsonl"))
+    config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
+    made = synthesize(seeds, config, in_other_words, root / "work").records
+    assert set(made_of(made).to_pylist()) == set(seeds["id"].to_pylist())
+    export(made, root / "made.jsonl")
+    grown = version_of(root, "set", "made.jsonl", STEPS)
+    assert grown.records("test").equals(before.records("test"))
+    held_out = set(before.records("test")["id"].to_pylist())
+    kept = sound(grown)
+    assert kept.num_rows == sum(origin not in held_out for origin in made_of(made).to_pylist())
+    gone = concat(list(grown.rejected()), next(iter(grown.rejected())).schema)
+    left = gone.filter(made_of(gone).is_valid())
+    assert set(left["reason"].to_pylist()) == {"links two splits"}
+    assert kept.num_rows + left.num_rows == made.num_rows

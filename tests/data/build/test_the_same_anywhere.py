@@ -1,0 +1,137 @@
+"""A version is the same in whatever folder the workspace lies, also where steps name files."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.data import Version, build
+from posttrain.data.named_versions import been_through
+from posttrain.data.recipe import parse_step
+from posttrain.data.steps.step import RowStep
+from posttrain.models.embedder import find_embedder
+from posttrain.store.workspace import Workspace
+
+Fill = Callable[[Path], None]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting for the disk, which only a power cut would punish."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def lines(path: Path, *texts: str) -> None:
+    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+
+
+def records(path: Path, *texts: str) -> None:
+    lines(path, *(json.dumps({"text": text}) for text in texts))
+
+
+def quality_files(root: Path) -> None:
+    records(root / "good.jsonl", *(f"A clear sentence on topic {i}, well written." for i in range(20)))
+    records(root / "bad.jsonl", *(f"buy!!! cheap $$$ {i} click" for i in range(20)))
+
+
+STEPS: list[tuple[Any, Fill]] = [
+    ({"toxicity": {"words": "bad.txt"}}, lambda root: lines(root / "bad.txt", "frobnicate")),
+    ({"quality": {"good": "good.jsonl", "bad": "bad.jsonl", "model": "kept"}}, quality_files),
+    (
+        {"augment": {"methods": [{"method": "synonyms", "file": "words.txt"}]}},
+        lambda root: lines(root / "words.txt", "question, query", "thing, matter"),
+    ),
+    ({"augment": {"methods": [{"method": "images", "folder": "new"}]}}, lambda root: None),
+]
+
+
+def workspace(root: Path, fill: Fill) -> Path:
+    root.mkdir(parents=True)
+    fill(root)
+    rows = [{"prompt": f"question {i} about thing {i * i}", "completion": "x"} for i in range(12)]
+    lines(root / "f.jsonl", *map(json.dumps, rows))
+    return root
+
+
+def made(root: Path, *steps: Any, **values: Any) -> Version:
+    config = {"name": "s", "files": ["f.jsonl"], "steps": [*steps], "engine": "inline", "workspace": root}
+    return build({**config, **values})
+
+
+@pytest.mark.parametrize(
+    ("step", "fill"), STEPS, ids=lambda value: json.dumps(value) if isinstance(value, dict) else ""
+)
+def test_two_folders(tmp_path: Path, step: Any, fill: Fill) -> None:
+    here, there = (made(workspace(tmp_path / name, fill), "exact", step) for name in ("here", "far/away"))
+    assert here.id == there.id
+    assert here.meta == there.meta
+    assert str(tmp_path) not in json.dumps(here.meta)
+
+
+@pytest.mark.parametrize("name", ["perplexity", "difficulty"])
+def test_a_model_beside_the_files(tmp_path: Path, tiny_model: Path, name: str) -> None:
+    def fill(root: Path) -> None:
+        shutil.copytree(tiny_model, root / "model")
+
+    step = {name: {"model": "model"}}
+    here, there = (made(workspace(tmp_path / name, fill), step) for name in ("here", "far/away"))
+    assert here.id == there.id
+
+
+def test_an_embedder_beside_the_files(tmp_path: Path) -> None:
+    def fill(root: Path) -> None:
+        shutil.copytree(find_embedder("minilm"), root / "encoder")
+
+    step = {"semantic": {"model": "encoder"}}
+    here, there = (made(workspace(tmp_path / name, fill), step) for name in ("here", "far/away"))
+    assert here.id == there.id
+
+
+def test_the_recipe_is_kept_as_written_with_what_it_read(tmp_path: Path) -> None:
+    step, fill = STEPS[0]
+    version = made(workspace(tmp_path / "w", fill), step)
+    assert version.meta["recipe"]["steps"][0]["toxicity"]["words"] == "bad.txt"
+    assert len(version.meta["keys"]["steps"][0]["words"]) == 64
+
+
+def test_a_moved_workspace_grows_by_a_minor_version_and_another_word_list_is_a_major_one(tmp_path: Path) -> None:
+    step, fill = STEPS[0]
+    made(workspace(tmp_path / "here", fill), step)
+    there = tmp_path / "there"
+    (tmp_path / "here").rename(there)
+    lines(there / "more.jsonl", json.dumps({"prompt": "something else altogether", "completion": "y"}))
+    made(there, step, files=["more.jsonl"])
+    lines(there / "bad.txt", "thing")
+    made(there, step, files=["more.jsonl"])
+    with Workspace.open(there) as store:
+        assert [one.semantic for one in store.metadata.names("s")] == ["1.0.0", "1.1.0", "2.0.0"]
+
+
+def test_splits_by_time_grow_by_minor_versions(tmp_path: Path) -> None:
+    root = workspace(tmp_path / "w", lambda root: None)
+    for name, days in (("a", range(1, 21)), ("b", range(21, 24))):
+        rows = [
+            {"prompt": f"{name} asks {day * 7919} of {day}", "completion": "x", "at": f"2024-01-{day:02}"}
+            for day in days
+        ]
+        lines(root / f"{name}.jsonl", *map(json.dumps, rows))
+    splits = {"test": 0.2, "by": "time", "time": "at", "near_duplicates": None}
+    for name in ("a", "b"):
+        made(root, "exact", files=[f"{name}.jsonl"], splits=splits)
+    with Workspace.open(root) as store:
+        assert [one.semantic for one in store.metadata.names("s")] == ["1.0.0", "1.1.0"]
+
+
+def test_what_has_been_through_a_step_is_known_elsewhere(tmp_path: Path) -> None:
+    step, fill = STEPS[2]
+    made(workspace(tmp_path / "here", fill), step)
+    (tmp_path / "here").rename(tmp_path / "there")
+    located = parse_step(step).located(tmp_path / "there")
+    assert isinstance(located, RowStep)
+    with Workspace.open(tmp_path / "there") as store:
+        version = Version.open(store.artifacts, str(store.metadata.named("s")))
+        assert been_through([version], located) == set(version.records()["id"].to_pylist())
