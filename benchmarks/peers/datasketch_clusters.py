@@ -3,18 +3,15 @@
 python datasketch_clusters.py TEXTS.json THRESHOLD NGRAM CLUSTERS.json
 """
 
-import json
-import sys
-import time
-
+from clustering import run
 from datasketch import MinHash, MinHashLSH
 
 PERMUTATIONS = 128
 
 
-def main(texts: list[str], threshold: float, ngram: int) -> list[int]:
+def cluster(texts: list[str], threshold: float, ngram: int) -> list[int]:
     """Cluster of every text."""
-    sets = ([run.encode() for run in shingles(text, ngram)] for text in texts)
+    sets = ([shingle.encode() for shingle in shingles(text, ngram)] for text in texts)
     sketches = MinHash.bulk(sets, num_perm=PERMUTATIONS)
     index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
     with index.insertion_session() as session:
@@ -41,11 +38,4 @@ def shingles(text: str, ngram: int) -> set[str]:
 
 
 if __name__ == "__main__":
-    source, threshold, ngram, target = sys.argv[1:]
-    with open(source, encoding="utf-8") as file:
-        given = json.load(file)
-    start = time.process_time()
-    clusters = main(given, float(threshold), int(ngram))
-    seconds = time.process_time() - start
-    with open(target, "w", encoding="utf-8") as file:
-        json.dump({"seconds": seconds, "clusters": clusters}, file)
+    run(cluster)

@@ -6,13 +6,11 @@ the others. Everything else is its default: 250 permutations, SHA-1, 64 bits.
 python text_dedup_clusters.py TEXTS.json THRESHOLD NGRAM CLUSTERS.json
 """
 
-import json
-import sys
-import time
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
+from clustering import run
 from text_dedup import minhash
 from text_dedup.utils import UnionFind, optimal_param, sha1_hash
 
@@ -29,7 +27,7 @@ class Characters:
         return list(text)
 
 
-def main(texts: list[str], threshold: float, ngram: int) -> list[int]:
+def cluster(texts: list[str], threshold: float, ngram: int) -> list[int]:
     """Cluster of every text."""
     minhash.NON_ALPHA = Characters()
     bands, rows = optimal_param(threshold, PERMUTATIONS, 0.5, 0.5)
@@ -50,20 +48,13 @@ def main(texts: list[str], threshold: float, ngram: int) -> list[int]:
             table[key].add(row)
     joined = UnionFind()
     for table in tables:
-        for cluster in table.values():
-            if len(cluster) > 1:
-                first = min(cluster)
-                for row in cluster:
+        for bucket in table.values():
+            if len(bucket) > 1:
+                first = min(bucket)
+                for row in bucket:
                     joined.union(row, first)
     return [joined.find(row) for row in range(len(texts))]
 
 
 if __name__ == "__main__":
-    source, threshold, ngram, target = sys.argv[1:]
-    with open(source, encoding="utf-8") as file:
-        given = json.load(file)
-    start = time.process_time()
-    clusters = main(given, float(threshold), int(ngram))
-    seconds = time.process_time() - start
-    with open(target, "w", encoding="utf-8") as file:
-        json.dump({"seconds": seconds, "clusters": clusters}, file)
+    run(cluster)

@@ -1,12 +1,16 @@
 """``posttrain data``: versions built, named, explained, compared, exported and given back, as a user types it."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from posttrain.cli.main import main
 
 Call = Callable[..., Any]
 
@@ -19,6 +23,7 @@ CONFIG: dict[str, Any] = {
     },
 }
 SUBJECTS = ("parcel", "invoice", "card", "transfer", "refund", "account", "password", "statement", "limit", "fee")
+INLINE = ("--engine", "inline")  # processes take longer to start than so few records take
 VERBS = ("lost", "stolen", "declined", "missing", "unexpected")
 
 
@@ -37,22 +42,37 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+def configured(folder: Path) -> Path:
+    """A workspace with a config and two files of records."""
+    (folder / "posttrain.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     rows = messages(0, 60)
     rows += [{**rows[0], "text": f" {rows[0]['text']}\n"}, {**rows[1], "text": rows[1]["text"] + " !"}]
-    write(tmp_path / "first.jsonl", rows)
-    write(tmp_path / "more.jsonl", messages(60, 80))
-    return tmp_path
+    write(folder / "first.jsonl", rows)
+    write(folder / "more.jsonl", messages(60, 80))
+    return folder
 
 
 @pytest.fixture
-def built(root: Path, posttrain: Call) -> Path:
-    """A workspace with support@v1.0.0 and support@v1.1.0."""
-    for file in ("first", "more"):
-        assert posttrain("data", "add", root / f"{file}.jsonl", "--name", "support", "-w", root).code == 0
-    return root
+def root(tmp_path: Path) -> Path:
+    return configured(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with support@v1.0.0 and support@v1.1.0; read-only."""
+    folder = configured(tmp_path_factory.mktemp("built"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        for file in ("first", "more"):
+            with pytest.raises(SystemExit, match="0"):
+                main(["data", "add", str(folder / f"{file}.jsonl"), *INLINE, "--name", "support", "-w", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def built(built_once: Path, tmp_path: Path) -> Path:
+    """A copy of `built_once`."""
+    return shutil.copytree(built_once, tmp_path / "built", symlinks=True)
 
 
 def test_add_prints_the_funnel_and_the_version(root: Path, posttrain: Call) -> None:
@@ -60,7 +80,7 @@ def test_add_prints_the_funnel_and_the_version(root: Path, posttrain: Call) -> N
     for line in (["read", "in", "62"], ["exact", "exact", "duplicate", "1"], ["minhash", "near", "duplicate", "1"]):
         assert any(line == found.split() for found in printed.splitlines()), line
     assert "support@v1.0.0  dataset-" in printed
-    found = posttrain("data", "add", root / "more.jsonl", "--name", "support", "-w", root, "--json").json
+    found = posttrain("data", "add", root / "more.jsonl", *INLINE, "--name", "support", "-w", root, "--json").json
     assert found["version"] == "support@v1.1.0"
     assert [source["name"] for source in found["sources"]] == ["first.jsonl", "more.jsonl"]
     assert sum(found["counts"]["splits"].values()) == found["counts"]["records"]
@@ -112,6 +132,20 @@ def test_a_change_of_content_is_part_of_the_story(root: Path, posttrain: Call) -
     assert story["events"][0]["what"] == "read from raw.jsonl:21"
 
 
+def test_what_was_cut_out_of_a_record_is_part_of_its_story(root: Path, posttrain: Call) -> None:
+    run = " ".join(message["text"] for message in messages(0, 4))
+    rows = [{"text": f"The first: {run}", "label": "fee"}, {"text": f"Hello! {run} Goodbye now.", "label": "fee"}]
+    write(root / "runs.jsonl", [*messages(10, 30), *rows])
+    data = {**CONFIG["data"], "steps": [{"substring": {"length": 12}}], "splits": None}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data}), encoding="utf-8")
+    assert posttrain("data", "add", root / "runs.jsonl", "--name", "runs", "-w", root).code == 0
+    found = posttrain("data", "show", "runs", "--limit", "30", "-w", root, "--json").json["records"]
+    (cut,) = [row for row in found if row["line"] == 22]
+    assert cut["prompt"][0]["content"] == "Hello! Goodbye now."
+    told = f"words 2 to 17 of the prompt (16 words, `{' '.join(run.split()[:6])} …`) stand at runs.jsonl:21"
+    assert f"repeated_at {told}" in posttrain("data", "why", cut["id"], "-w", root).out
+
+
 def test_versions_are_compared(built: Path, posttrain: Call) -> None:
     change = posttrain("data", "diff", "support@v1.0.0", "support@v1.1.0", "-w", built, "--json").json
     assert {row["source"] for row in change["came"]} == {"more.jsonl"}
@@ -134,7 +168,9 @@ def test_a_version_is_exported_and_read_back(built: Path, posttrain: Call) -> No
 
 def test_old_versions_are_given_back(built: Path, posttrain: Call) -> None:
     assert posttrain("data", "gc", "-w", built, "--json").json == {"versions": [], "artifacts": [], "bytes": 0}
-    assert posttrain("data", "add", built / "more.jsonl", "--name", "support", "--fresh", "-w", built).code == 0
+    assert (
+        posttrain("data", "add", built / "more.jsonl", *INLINE, "--name", "support", "--fresh", "-w", built).code == 0
+    )
     before = posttrain("data", "show", "support", "-w", built, "--json").json
     said = posttrain("data", "gc", "--keep", "1", "--dry-run", "-w", built, "--json").json
     assert said["versions"] == ["support@v1.0.0", "support@v1.1.0"]
@@ -143,7 +179,7 @@ def test_old_versions_are_given_back(built: Path, posttrain: Call) -> None:
     assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json == said
     assert posttrain("data", "show", "support", "-w", built, "--json").json == before
     assert posttrain("data", "gc", "--keep", "1", "-w", built, "--json").json["artifacts"] == []
-    assert posttrain("data", "add", built / "first.jsonl", "--name", "support", "-w", built).code == 0
+    assert posttrain("data", "add", built / "first.jsonl", *INLINE, "--name", "support", "-w", built).code == 0
 
 
 def test_a_report_of_one_version_and_of_two(built: Path, posttrain: Call) -> None:
@@ -188,9 +224,9 @@ def test_a_leaking_split_blocks_training(root: Path, posttrain: Call) -> None:
 )
 def test_a_bad_file_leaves_nothing_behind(root: Path, posttrain: Call, content: str, says: str) -> None:
     (root / "bad.jsonl").write_text(content, encoding="utf-8")
+    before = sorted(root.rglob("*"))
     assert says in posttrain("data", "add", root / "bad.jsonl", "--name", "bad", "-w", root).mistake
-    assert posttrain("data", "list", "-w", root, "--json").json == []
-    assert list((root / ".posttrain" / "artifacts").iterdir()) == []
+    assert sorted(root.rglob("*")) == before
 
 
 def test_a_suite_that_shares_all_its_records_is_refused(root: Path, posttrain: Call) -> None:
@@ -200,12 +236,13 @@ def test_a_suite_that_shares_all_its_records_is_refused(root: Path, posttrain: C
     (root / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     says = posttrain("data", "add", root / "first.jsonl", "--name", "support", "-w", root).mistake
     assert says.startswith("suite.jsonl: all 4 records of the suite stand in the training files")
-    assert posttrain("data", "list", "-w", root, "--json").json == []
+    assert not (root / ".posttrain").exists()
 
 
 def test_an_empty_split_is_refused(root: Path, posttrain: Call) -> None:
     write(root / "one.jsonl", messages(0, 1))
     assert "is empty" in posttrain("data", "add", root / "one.jsonl", "--name", "one", "-w", root).mistake
+    assert not (root / ".posttrain").exists()
 
 
 def test_names_and_versions_are_checked(built: Path, posttrain: Call) -> None:
@@ -233,9 +270,21 @@ def test_what_a_version_grew_from_can_go(built: Path, posttrain: Call) -> None:
     assert posttrain("data", "show", "support", "-w", built, "--json").json == before
 
 
-def test_a_build_that_failed_leaves_no_scratch_behind_gc(root: Path, posttrain: Call) -> None:
-    (root / "bad.jsonl").write_text('{"text": "a"}\n{"text": "b"\n', encoding="utf-8")
-    assert posttrain("data", "add", root / "bad.jsonl", "--name", "bad", "-w", root).code == 2
+def test_a_mistake_in_a_workspace_leaves_no_scratch(built: Path, posttrain: Call) -> None:
+    write(built / "one.jsonl", messages(0, 1))
+    assert "is empty" in posttrain("data", "add", built / "one.jsonl", "--name", "one", "-w", built).mistake
+    assert list((built / ".posttrain" / "scratch").iterdir()) == []
+
+
+def test_a_build_that_failed_leaves_no_scratch_behind_gc(
+    root: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("posttrain.data.builder.write_version", defect)
+        assert posttrain("data", "add", root / "first.jsonl", "--name", "first", "-w", root, *INLINE).code == 1
     assert posttrain("data", "gc", "-w", root).code == 0
     assert list((root / ".posttrain" / "scratch").iterdir()) == []
 
@@ -255,3 +304,51 @@ def test_an_augmented_record_knows_what_it_was_made_of(root: Path, posttrain: Ca
     (story,) = posttrain("data", "why", varied["id"], "-w", root, "--json").json
     (event,) = [event for event in story["events"] if event["step"] == "augment"]
     assert event["before"] == varied["meta"]["augmented"]["of"]
+
+
+def test_a_model_that_writes_nothing_of_use_leaves_no_file(root: Path, tiny_model: Path, posttrain: Call) -> None:
+    seeds = write(root / "seeds.jsonl", [{"prompt": row["text"], "completion": row["label"]} for row in messages(0, 3)])
+    settings = ("--method", "paraphrases", "--records", "1", "--model", tiny_model, "-w", root / "nowhere")
+    outcome = posttrain("data", "synthesize", seeds, root / "new.jsonl", *settings)
+    assert outcome.code == 1
+    assert "wrote no record that could be used (asked 4, written 4, synthesize: " in outcome.err
+    assert not (root / "new.jsonl").exists()
+    assert list((root / "new.replies" / "replies").iterdir())
+    rejected = [json.loads(line) for line in (root / "new.rejected.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rejected) == 4
+    assert all(row["step"] == "synthesize" and row["reason"] and row["meta"]["synthetic"]["seeds"] for row in rejected)
+    assert f"see {root / 'new.rejected.jsonl'}" in outcome.err.replace("\n", "")
+
+
+def test_a_column_that_is_missing_everywhere_is_said_once(tmp_path: Path, posttrain: Call) -> None:
+    rows = [{"prompt": f"question {number}", "answer": "yes"} for number in range(40)]
+    rows[7]["prompt"] = ""
+    write(tmp_path / "a.jsonl", rows)
+    config = {**CONFIG, "data": {"columns": {"prompt": "prompt", "group": "user"}}}
+    (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    arguments = ("data", "check", tmp_path / "a.jsonl", "-w", tmp_path)
+    printed = posttrain(*arguments).out
+    said = "a.jsonl:1: there is no column `user`; the columns are prompt, answer (the same in 39 more records)"
+    assert said in printed.splitlines()[0]
+    assert len(printed.splitlines()) == 2, printed
+    assert len(posttrain(*arguments, "--json").json["problems"]) == 40, "programs are told every line"
+
+
+def test_what_is_no_fault_of_the_columns_is_said_of_every_record(tmp_path: Path, posttrain: Call) -> None:
+    write(tmp_path / "a.jsonl", [{"prompt": "", "completion": "yes"}] * 3)
+    assert posttrain("data", "check", tmp_path / "a.jsonl", "-w", tmp_path).out.count("the prompt is empty") == 3
+
+
+def test_a_name_that_is_neither_a_file_nor_a_version(root: Path, posttrain: Call) -> None:
+    assert posttrain("data", "add", root / "first.jsonl", *INLINE, "--name", "support", "-w", root).code == 0
+    for name, right in (("support", True), ("support@v1", True), ("suport", False), ("support@v9", False)):
+        config = {**CONFIG, "data": {**CONFIG["data"], "labelled": name, "test": "support"}}
+        (root / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        if right:
+            assert posttrain("config", "check", "-w", root).code == 0
+        else:
+            says = posttrain("config", "check", "-w", root).mistake
+            assert says.startswith(f"{name}: there is no such file, and no such dataset version; check the path")
+            assert posttrain("run", "-w", root).mistake == says
+    # The set's own test side is no suite that its next version could depend on.
+    assert posttrain("data", "add", root / "more.jsonl", *INLINE, "--name", "support", "-w", root).code == 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from posttrain.data.feedback import Feedback
@@ -53,3 +54,41 @@ def test_feedback_grows_a_version(tmp_path: Path, posttrain: Call) -> None:
         "preferences.jsonl",
         "pool.jsonl",
     }
+
+
+OUTSIDE = {"id": "d", "prompt": "who is it", "completion": "yes", "rating": "down", "corrected_answer": "perhaps"}
+LABELLED = [{**POSTED[0]}, {**POSTED[1], "corrected_answer": "no", "completion": "yes"}, OUTSIDE]
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """A workspace with two labels, and feedback of which one answer is neither."""
+    config = {"model": "tiny", "task": {"labels": ["yes", "no"]}, "data": {"steps": ["exact"]}}
+    (tmp_path / "posttrain.yaml").write_text(yaml.safe_dump(config))
+    with Inbox(tmp_path / ".posttrain" / "inbox") as inbox:
+        for posted in LABELLED:
+            inbox.append(Feedback.model_validate(posted)).result(30)
+    return tmp_path
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_answer_outside_the_label_set_is_set_aside_alone(closed: Path, posttrain: Call, named: bool) -> None:
+    name = ("--name", "feedback", "--engine", "inline") if named else ()
+    added = posttrain("data", "add", "--inbox", *name, "-w", closed)
+    assert added.code == 0, added
+    assert (
+        "1 of 2 entries (preferences) are set aside; the first, `d`: label `perhaps` is not in the label set"
+        in added.err
+    )
+    [aside] = (closed / ".posttrain" / "inbox" / "rejected").iterdir()
+    [row] = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert (row["meta"]["feedback"]["id"], row["reason"][:15]) == ("d", "label `perhaps`")
+    kept = [json.loads(line) for path in (closed / "data").rglob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(one["meta"]["feedback"]["id"] for one in kept) == ["a", "b"]
+
+
+def test_feedback_needs_no_config(tmp_path: Path, posttrain: Call) -> None:
+    gather(tmp_path)
+    added = posttrain("data", "add", "--inbox", "--name", "feedback", "--engine", "inline", "-w", tmp_path)
+    assert added.code == 0, added
+    assert "left out" not in added.err, "nobody named the step `conflicts`"

@@ -40,14 +40,14 @@ def test_it_says_where_it_listens_takes_feedback_and_ends_cleanly(small: Any, tm
             time.sleep(0.02)
         address = output.read_text().strip().removeprefix("listening on ")
         assert address.startswith("http://127.0.0.1:")
-        body = json.dumps({"id": "a", "prompt": "p", "completion": "c", "rating": "up"}).encode()
+        body = json.dumps({"id": "a", "prompt": "p", "completion": "c", "rating": "down"}).encode()
         headers = {"Content-Type": "application/json", "Authorization": "Bearer geheim"}
         with urllib.request.urlopen(urllib.request.Request(f"{address}/v1/feedback", body, headers)) as answer:
             assert (answer.status, json.load(answer)) == (201, {"id": "a", "repeated": False})
         with pytest.raises(UserError, match="another posttrain collects into this inbox"):
             serve(port=0, workspace=root)
         [batch] = drain(root / ".posttrain" / "inbox")  # beside the server
-        assert batch.counts["labelled"] == 1
+        assert batch.counts["pool"] == 1
         process.terminate()
         process.join(20)
         assert process.exitcode == 0
@@ -61,7 +61,7 @@ def test_mistakes(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     root = small()
     with pytest.raises(UserError, match="whoever reaches this address could post; set POSTTRAIN_TOKEN"):
         serve(host="0.0.0.0", workspace=root)
-    with pytest.raises(UserError, match=r"no posttrain\.yaml here"):
+    with pytest.raises(UserError, match="there is no such folder"):
         serve(workspace=tmp_path / "nowhere")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot listen on"):
         serve(port=taken.getsockname()[1], workspace=root)

@@ -50,7 +50,7 @@ def test_a_bad_record_is_named(
     ended = posttrain("train", "--model", "tiny", "--data", data, "--out", out, *labels, *options)
     assert ended.mistake.startswith(f"{data}:2: record ")
     assert says in ended.mistake
-    assert not (out / "model.safetensors").exists()
+    assert not out.exists()
 
 
 def test_a_margin_that_is_no_number_is_named(tmp_path: Path, posttrain: Call) -> None:
@@ -72,6 +72,7 @@ def test_a_bad_record_is_found_before_any_weight_is_loaded_and_can_be_mended(
     with monkeypatch.context() as patch:
         patch.setattr("posttrain.train.lessons.make.load", lambda *_: pytest.fail("weights were loaded"))
         assert "its answer leaves no room" in posttrain(*arguments).mistake
+        assert list(tmp_path.iterdir()) == [data]
     write(data, GOOD)
     ended = posttrain(*arguments)
     assert ended.code == 0, ended

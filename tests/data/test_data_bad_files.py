@@ -1,5 +1,6 @@
 """Each bad file ends in one line that says what, where and what to do; `check` finds them all."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -176,9 +177,40 @@ BAD = [
         "a.jsonl",
         jsonl({f"column {number}": "a" for number in range(10_000)}),
         None,
-        "a.jsonl:1: the columns column 0, column 1, column 2, column 3, column 4, column 5, column 6, column 7 and "
-        "9,992 more are no shape that we know; say in `columns`",
+        "a.jsonl:1: there are 10,000 columns; the most that are read are 1,000; keep those that the records are made",
     ),
+    ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n', None, "a.jsonl:1: the key `prompt` stands in one object twice"),
+    (
+        "a.jsonl",
+        GOOD.encode() + b'{"messages": [{"role": "user", "content": "a: b", "content" : "c"}]}\n',
+        None,
+        "a.jsonl:2: the key `content` stands in one object twice; keep the right one",
+    ),
+    (
+        "a.json",
+        b'[{"text": "a"},\n{"text": "a",\n "text" \n : "b"}]',
+        None,
+        "a.json:2: the key `text` stands in one object",
+    ),
+    (
+        "a.jsonl",
+        b'[{"text": "a"},\n{"text": "b"}]\n',
+        None,
+        "a.jsonl:1: broken JSON: the file is no JSON lines but one array",
+    ),
+    (
+        "a.jsonl",
+        b'[{"text": "a"}]\n',
+        None,
+        "a.jsonl:1: a record must be a JSON object, and this is an array; a file that",
+    ),
+    (
+        "a.csv",
+        b"prompt,completion\na,b\nc,NaN\n",
+        None,
+        "a.csv:3: the answer is NaN, which is no text but a missing number",
+    ),
+    ("a.jsonl", jsonl({"prompt": "a", "completion": "nan"}), None, "a.jsonl:1: the answer is nan, which is no text"),
     ("a.jsonl", jsonl({"a\nb" * 100: 1}), None, "a.jsonl:1: the columns a ba ba b"),
     ("a.jsonl", jsonl({"prompt": {"a": "b" * 10_000}}), None, 'a.jsonl:1: `prompt` is not text but dict {"a": "bbb'),
     ("a.jsonl", jsonl({}), COLUMNS, "a.jsonl:1: there is no column `text`; the columns are (none)"),
@@ -233,15 +265,48 @@ def test_a_label_that_is_not_a_number(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"^a\.parquet:1: `completion` is NaN, not text; fill it in, or leave it empty"):
         list(read(tmp_path / "a.parquet", name="a.parquet"))
-    (tmp_path / "a.csv").write_text("prompt,completion\na,nan\nb,\n")
-    assert concat(list(read(tmp_path / "a.csv")))["completion"].to_pylist() == ["nan", None]
-    assert [problem.kind for problem in check(tmp_path / "a.csv", labels=["card"])] == ["unknown label"]
+    (tmp_path / "a.csv").write_text("prompt,completion\na,nan\nb,\nc,Nan called\n")
+    assert [(problem.line, problem.kind) for problem in check(tmp_path / "a.csv")] == [(2, "NaN")]
+    pyarrow.parquet.write_table(pa.table({"prompt": ["a", "b"], "completion": ["c", "NaN"]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"^a\.parquet:2: the answer is NaN"):
+        list(read(tmp_path / "a.parquet", name="a.parquet"))
 
 
-def test_ten_thousand_columns_are_no_trouble_by_themselves(tmp_path: Path) -> None:
-    row = {"text": "a", **{f"column {number}": number for number in range(10_000)}}
-    (tmp_path / "a.jsonl").write_bytes(jsonl(row))
-    assert len(json.loads(concat(list(read(tmp_path / "a.jsonl")))["meta"][0].as_py())) == 10_000
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_a_thousand_columns_are_read_and_more_are_refused(tmp_path: Path, suffix: str) -> None:
+    for count in (1_000, 1_001):
+        row = {"text": "a", **{f"column {number}": "b" for number in range(count - 1)}}
+        path = tmp_path / f"{count}.{suffix}"
+        match suffix:
+            case "jsonl":
+                path.write_bytes(jsonl(row))
+            case "csv":
+                path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+            case "parquet":
+                pyarrow.parquet.write_table(pa.Table.from_pylist([row]), path)
+    assert len(json.loads(concat(list(read(tmp_path / f"1000.{suffix}")))["meta"][0].as_py())) == 999
+    [problem] = check(tmp_path / f"1001.{suffix}")
+    assert (problem.line, problem.kind) == (1, "too many columns")
+
+
+def test_keys_and_colons_in_texts_are_no_repeated_keys(tmp_path: Path) -> None:
+    rows = [
+        {"text": 'a: "b": c', "meta": {"text": "d", "deep": [[{"text": 1}, {"text": 2}]]}},
+        {"text": '{"text": 1, "text": 2}'},
+    ]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(*rows))
+    assert concat(list(read(tmp_path / "a.jsonl")))["text"].to_pylist() == [row["text"] for row in rows]
+
+
+def test_a_file_that_is_not_there_is_said_at_the_call(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^nope\.jsonl: there is no such file; check the path$"):
+        read(tmp_path / "nope.jsonl", name="nope.jsonl")
+
+
+def test_of_a_file_cut_in_its_first_line_no_line_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD.encode() * 100)[:20])
+    [problem] = check(tmp_path / "a.jsonl.gz")
+    assert (problem.line, problem.fix) == (1, "get the file again")
 
 
 def test_one_id_with_one_content_is_a_duplicate_only(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from step_contract import table_of
 
 from posttrain.data.export import export
-from posttrain.data.normalise import identify
 from posttrain.data.reading import read
-from posttrain.data.schema import RECORD, concat, records
+from posttrain.data.schema import RECORD, concat
 from posttrain.store.errors import UserError
 
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -50,17 +50,13 @@ contents: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 }
 
 
-def table_of(drawn: Sequence[tuple[dict[str, Any], str | None, Mapping[str, Any]]]) -> pa.Table:
-    rows = [
-        {
-            **dict.fromkeys(RECORD.names),
-            **content,
-            "group": group,
-            "meta": json.dumps(meta, ensure_ascii=False, sort_keys=True),
-        }
-        for content, group, meta in drawn
-    ]
-    return identify(records(rows))
+def table_from(drawn: Sequence[tuple[dict[str, Any], str | None, Mapping[str, Any]]]) -> pa.Table:
+    return table_of(
+        *(
+            {**content, "group": group, "meta": json.dumps(meta, ensure_ascii=False, sort_keys=True)}
+            for content, group, meta in drawn
+        )
+    )
 
 
 @pytest.mark.parametrize("shape", sorted(contents))
@@ -68,11 +64,11 @@ def table_of(drawn: Sequence[tuple[dict[str, Any], str | None, Mapping[str, Any]
 @given(data=st.data())
 def test_export_and_read_are_inverse(tmp_path: Path, shape: str, data: st.DataObject) -> None:
     drawn = data.draw(st.lists(st.tuples(contents[shape], groups, metas), min_size=1, max_size=4))
-    table = table_of(drawn).drop_columns(["source", "line"])
+    table = table_from(drawn).drop_columns(["source", "line"])
     for suffix in (".jsonl", ".csv", ".tsv", ".parquet"):
         path = tmp_path / f"out{suffix}"
         path.unlink(missing_ok=True)
-        export(table_of(drawn), path)
+        export(table_from(drawn), path)
         again = concat(list(read(path))).drop_columns(["source", "line"])
         assert again.to_pylist() == table.to_pylist(), suffix
 
@@ -100,7 +96,7 @@ def test_nothing_is_overwritten(tmp_path: Path, make: Callable[..., pa.Table]) -
 
 
 def test_shapes_that_do_not_go_together(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
-    mixed = pa.concat_tables([make(("a", "x")), table_of([({"text": "t"}, None, {})])])
+    mixed = pa.concat_tables([make(("a", "x")), table_from([({"text": "t"}, None, {})])])
     for name in ("out.jsonl", "out.csv"):
         with pytest.raises(UserError, match=r"the records have the shapes prompt, text; export to \.parquet"):
             export(mixed, tmp_path / name)

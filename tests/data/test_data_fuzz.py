@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from posttrain.data.export import export
 from posttrain.data.normalise import identify, identities
 from posttrain.data.problem import LONGEST_MESSAGE, Problem
 from posttrain.data.reading import read, scan
+from posttrain.data.row import is_utf16
 from posttrain.data.schema import RECORD, concat, records
 from posttrain.store.errors import UserError
 
@@ -61,33 +64,84 @@ DIALOGUE = st.lists(st.sampled_from(["\n\nHuman:", "\n\nAssistant:", " a", "\n"]
 ROWS = st.lists(st.dictionaries(COLUMN, VALUES | DIALOGUE, max_size=6), max_size=4)
 
 
-def look(path: Path) -> None:
-    """Read and check a file; both find the same first problem, and every problem is one short line."""
-    found = list(scan(path, name=path.name))
-    problems = [one for one in found if isinstance(one, Problem)]
-    assert found
-    for problem in problems:
-        said = str(problem.error())
-        assert said.isprintable()
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a file.
+
+    Attributes:
+        records: RECORD table of what `read` gave before it refused, if it did.
+        refusal: the line that it refused with; None where it did not.
+        problems: those that `scan` found, in its order.
+        checked: those that `check` found, in its order.
+    """
+
+    records: pa.Table
+    refusal: str | None
+    problems: list[Problem]
+    checked: list[Problem]
+
+
+def outcome(path: Path) -> Outcome:
+    """Read, scan and check a file; any exception but a UserError of `read` goes through."""
+    tables, refusal = [], None
+    try:
+        for table in read(path, name=path.name, batch=1):
+            tables.append(table)  # those before the refusal are wanted
+    except UserError as error:
+        refusal = str(error)
+    problems = [one for one in scan(path, name=path.name) if isinstance(one, Problem)]
+    return Outcome(concat(tables), refusal, problems, check(path, labels=["a"], name=path.name))
+
+
+def assert_sound(found: Outcome, name: str) -> None:
+    """There are records as they should be, or a refusal as it should be, or both, and reading and checking agree."""
+    records, lines = found.records, found.records["line"].to_pylist()
+    assert records.schema == RECORD
+    records.validate(full=True)
+    assert all(re.fullmatch("[0-9a-f]{20}", id) for id in records["id"].to_pylist() + records["input_id"].to_pylist())
+    assert identify(records).equals(records)
+    assert set(records["source"].to_pylist()) <= {name}
+    assert lines == sorted(lines)
+    if not re.search(r"\.json\b", name):  # an array may stand on one line
+        assert len(lines) == len(set(lines))
+    blocking = [str(problem.error()) for problem in found.problems if problem.blocking]
+    assert found.refusal == next(iter(blocking), None)
+    assert records.num_rows or found.problems
+    for problem in found.checked:
+        place, said = name if problem.line is None else f"{name}:{problem.line}", str(problem.error())
+        assert said.startswith(f"{place}: ")
+        assert said.isprintable(), "one line"
         assert len(said) < 2 * LONGEST_MESSAGE + 100
-    blocking = [problem for problem in problems if problem.blocking]
-    if blocking:
-        with pytest.raises(UserError) as caught:
-            list(read(path, name=path.name))
-        assert str(caught.value) == str(blocking[0].error())
-    else:
-        table = concat(list(read(path, name=path.name)))
-        table.validate(full=True)
-        assert table.num_rows == len(found) - len(problems)
-        assert identify(table).equals(table)
-    check(path, labels=["a"])
+    about_records = {"unknown label", "duplicate", "conflicting labels"}
+    assert [problem for problem in found.checked if problem.kind not in about_records] == found.problems
+
+
+def contents(found: Outcome) -> list[dict[str, Any]]:
+    """The records without their places."""
+    return list(found.records.drop_columns(["source", "line"]).to_pylist())
+
+
+def told_lines(path: Path) -> list[int]:
+    """The line of every record, and of every problem that has one."""
+    lines = [one.line if isinstance(one, Problem) else one["line"] for one in scan(path)]
+    return [line for line in lines if line is not None]
+
+
+def kinds(found: Outcome) -> list[str]:
+    return [problem.kind for problem in found.problems]
 
 
 @ours
 @given(CONTENT, st.sampled_from(["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.csv.zst"]))
 def test_any_bytes(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    look(tmp_path / name)
+    found = outcome(tmp_path / name)
+    assert_sound(found, name)
+    assert found.records.num_rows <= content.count(b"\n") + content.count(b"{") + content.count(b"\r") + 1
+    if name.endswith((".parquet", ".gz", ".zst")):  # which random bytes are not
+        assert kinds(found) == ["damaged file"] if content else len(found.problems) == 1
+    if name == "a.jsonl" and not is_utf16(content):
+        assert len(told_lines(tmp_path / name)) == sum(bool(line.strip()) for line in content.split(b"\n"))
 
 
 @ours
@@ -95,15 +149,29 @@ def test_any_bytes(tmp_path: Path, content: bytes, name: str) -> None:
 def test_any_compressed_bytes_cut_anywhere(tmp_path: Path, content: bytes, stop: int, name: str) -> None:
     packed = gzip.compress(content) if name.endswith("gz") else pa.compress(content, codec="zstd", asbytes=True)
     (tmp_path / name).write_bytes(bytes(packed)[:stop])
-    look(tmp_path / name)
+    plain = tmp_path / name.rpartition(".")[0]
+    plain.write_bytes(content)
+    found, whole = outcome(tmp_path / name), outcome(plain)
+    assert_sound(found, name)
+    if stop < len(packed):
+        assert found.refusal is not None
+        assert contents(found) == contents(whole)[: found.records.num_rows]
+    else:
+        assert contents(found) == contents(whole)
+        assert kinds(found) == kinds(whole)
 
 
 @ours
-@given(ROWS, st.booleans())
-def test_any_json_rows(tmp_path: Path, rows: list[dict[str, Any]], whole: bool) -> None:
-    path = tmp_path / ("a.json" if whole else "a.jsonl")
-    path.write_text(json.dumps(rows) if whole else "".join(json.dumps(row) + "\n" for row in rows))
-    look(path)
+@given(ROWS)
+def test_any_json_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    array, lines = tmp_path / "a.json", tmp_path / "a.jsonl"
+    array.write_text(json.dumps(rows))
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    by_line, whole = outcome(lines), outcome(array)
+    assert_sound(by_line, lines.name)
+    assert_sound(whole, array.name)
+    assert told_lines(lines) == list(range(1, len(rows) + 1))
+    assert contents(by_line) == contents(whole)
 
 
 @ours
@@ -116,7 +184,13 @@ def test_damaged_parquet(tmp_path: Path, blocks: list[bytes], data: st.DataObjec
         place = data.draw(st.integers(0, len(content) - 1))
         content[place : place + len(block)] = block
     (tmp_path / "a.parquet").write_bytes(bytes(content))
-    look(tmp_path / "a.parquet")
+    found = outcome(tmp_path / "a.parquet")
+    assert_sound(found, "a.parquet")
+    assert (found.refusal is None) == (not found.problems)
+    if bytes(content) == sink.getvalue():
+        assert found.records["text"].to_pylist() == ["a", "b"]
+        assert found.records["line"].to_pylist() == [1, 2]
+        assert not found.problems
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
@@ -160,13 +234,44 @@ def test_what_is_exported_reads_back(tmp_path: Path, table: pa.Table, suffix: st
     assert back.select(kept).to_pylist() == table.select(kept).to_pylist()
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv"])
-def test_what_was_once_found(tmp_path: Path, name: str) -> None:
-    for content in (
-        b'{"messages": "[{\\"role\\": \\"\\\\ud800\\"}]"}',
-        b'{"text": "a", "meta": "' + b"[" * 500 + b'"}',
-        b'{"a":' * 300 + b"1" + b"}" * 300,
-        b'text\n"a\rb',
-    ):
-        (tmp_path / name).write_bytes(content)
-        look(tmp_path / name)
+TURN_WITHOUT_UNICODE = b'[{"role": "\\ud800"}]'
+DEEP_TEXT = b'{"text": "a", "meta": "' + b"[" * 500 + b'"}'
+DEEP_OBJECT = b'{"a":' * 300 + b"1" + b"}" * 300
+OPEN_QUOTE = b'text\n"a\rb'
+NOTHING = "the file holds no records; put records into it, or name another file"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "refusals"),
+    [
+        ("a.jsonl", b'{"messages": %s}' % json.dumps(TURN_WITHOUT_UNICODE.decode()).encode(), [
+            ":1: `messages` must be a list of turns with `role` and `content`",
+        ]),
+        ("a.csv", b'messages\n"%s"' % TURN_WITHOUT_UNICODE.replace(b'"', b'""'), [
+            ":2: `messages` must be a list of turns with `role` and `content`",
+        ]),
+        ("a.json", DEEP_OBJECT, [":1: broken JSON: nested too deeply (over 100 levels)"]),
+        ("a.jsonl", DEEP_OBJECT, [":1: broken JSON: nested too deeply (over 100 levels)"]),
+        ("a.csv", DEEP_OBJECT, [f": {NOTHING}"]),
+        ("a.tsv", DEEP_TEXT, [f": {NOTHING}"]),
+        ("a.jsonl", OPEN_QUOTE, [
+            ":1: broken JSON: Expecting value (column 1)", ":2: broken JSON: Invalid control character at (column 3)",
+        ]),
+        ("a.csv", OPEN_QUOTE, [":2: broken CSV: a quoted field never closes; quote fields that hold the delimiter"]),
+    ],
+)  # fmt: skip
+def test_what_was_once_found_is_refused(tmp_path: Path, name: str, content: bytes, refusals: list[str]) -> None:
+    (tmp_path / name).write_bytes(content)
+    found = outcome(tmp_path / name)
+    assert_sound(found, name)
+    assert [str(problem.error()) for problem in found.problems] == [f"{name}{refusal}" for refusal in refusals]
+    assert found.records.num_rows == 0
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_text_of_many_brackets_is_a_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(DEEP_TEXT)
+    found = outcome(tmp_path / name)
+    assert found.problems == []
+    assert found.records["text"].to_pylist() == ["a"]
+    assert found.records["meta"].to_pylist() == [json.dumps({"meta": "[" * 500})]

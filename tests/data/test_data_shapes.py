@@ -191,3 +191,37 @@ def test_a_pool_may_lack_the_answer_column(tmp_path: Path) -> None:
     assert concat(list(read(tmp_path / "pool.csv", columns, answers=False)))["completion"].to_pylist() == [None]
     with pytest.raises(UserError, match="no column `category`"):
         list(read(tmp_path / "pool.csv", columns))
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "found"),
+    [
+        ({"group": "user"}, {"prompt": "Hello", "completion": "Hi", "user": "anna"}, ("Hi", "anna", "{}")),
+        ({"completion": "label"}, {"prompt": "Hello", "label": "greeting", "n": 1}, ("greeting", None, '{"n": 1}')),
+        (
+            {"completion": "label"},
+            {"prompt": "Hello", "label": "greeting", "completion": "Hi", "group": "g"},
+            ("greeting", "g", '{"completion": "Hi"}'),
+        ),
+        ({"prompt": "text"}, {"text": "Hello", "completion": "Hi"}, (None, None, '{"completion": "Hi"}')),
+    ],
+)
+def test_where_a_mapping_alone_makes_no_record_the_rest_is_as_recognised(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], found: tuple[str | None, ...]
+) -> None:
+    record = one(tmp_path, row, columns)
+    assert (record["completion"], record["group"], record["meta"]) == found
+    assert record["prompt"][0]["content"] == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [({"completion": "label"}, {"text": "Hello", "label": "a"}), ({"group": "user"}, {"said": "Hello", "user": "a"})],
+)
+def test_a_mapped_column_that_no_shape_has_a_place_for(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        UserError, match=r":1: `columns` maps only \w+, and the columns .* are no shape that we know; map"
+    ):
+        one(tmp_path, row, columns)

@@ -147,7 +147,7 @@ def test_a_line_longer_than_the_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     content = start + line % b"a" + line % (b"b" * 5000) + line % b"c"
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert error(tmp_path / name).startswith(f"{name}:{3 if start else 2}: ")
-    assert "LINE_BYTES = 1,000" in error(tmp_path / name)
+    assert "is longer than 1,000 bytes, the most that is read" in error(tmp_path / name)
     if not start:
         assert [problem.line for problem in check(tmp_path / name)] == [2]
 

@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_contract import table_of
 
-from posttrain.data.normalise import input_id
-from posttrain.data.schema import RECORD
 from posttrain.data.split import split
 
 rows = st.lists(
@@ -17,18 +16,8 @@ rows = st.lists(
 )
 
 
-def table_of(drawn: list[tuple[str, str | None]]) -> pa.Table:
-    made = [
-        {
-            **dict.fromkeys(RECORD.names),
-            "prompt": [{"role": "user", "content": text}],
-            "input_id": input_id([{"role": "user", "content": text}], None),
-            "group": group,
-            "line": line,
-        }
-        for line, (text, group) in enumerate(drawn)
-    ]
-    return pa.Table.from_pylist(made, schema=RECORD)
+def table_from(drawn: list[tuple[str, str | None]]) -> pa.Table:
+    return table_of(*({"prompt": text, "group": group, "line": line} for line, (text, group) in enumerate(drawn)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,7 +25,7 @@ def table_of(drawn: list[tuple[str, str | None]]) -> pa.Table:
 def test_sides_survive_growth_and_permutation(
     drawn: list[tuple[str, str | None]], fraction: float, seed: int, data: st.DataObject
 ) -> None:
-    table = table_of(drawn)
+    table = table_from(drawn)
     order = data.draw(st.permutations(range(len(drawn))))[: data.draw(st.integers(0, len(drawn)))]
     held_out = set(split(table, fraction, seed)[1]["line"].to_pylist())
     rest, part = split(table.take(pa.array(order, pa.int64())), fraction, seed)
@@ -47,7 +36,7 @@ def test_sides_survive_growth_and_permutation(
 @settings(max_examples=60, deadline=None)
 @given(drawn=rows, fraction=st.floats(0, 1))
 def test_groups_and_equal_inputs_stay_together(drawn: list[tuple[str, str | None]], fraction: float) -> None:
-    rest, part = split(table_of(drawn), fraction)
+    rest, part = split(table_from(drawn), fraction)
     for column, apart in (
         ("group", lambda row: row["group"]),
         ("input_id", lambda row: row["group"] is None),

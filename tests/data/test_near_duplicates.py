@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posttrain.data import all_pairs, crowds, minhash
 from posttrain.data import clusters as search
-from posttrain.data import minhash
 from posttrain.data.alone import apply
 from posttrain.data.clusters import clusters
 from posttrain.data.minhash import sketch
@@ -157,6 +157,86 @@ def test_many_alike_do_not_cost_all_their_pairs(monkeypatch: pytest.MonkeyPatch)
     assert compared < 3 * len(texts)
 
 
+def templated(count: int, fresh: float, words: int = 40, seed: int = 0) -> list[str]:
+    """Texts of one template in which a stretch of up to twice this share of the words is drawn anew."""
+    draws = np.random.default_rng(seed)
+    vocabulary = ["".join(draws.choice(list("abcdefghij"), size=6)) for _ in range(400)]
+    template = list(draws.choice(vocabulary, size=words))
+    texts = []
+    for _ in range(count):
+        length = int(draws.integers(round(fresh * words), round(2 * fresh * words) + 1))
+        start = int(draws.integers(words - length + 1))
+        texts.append(" ".join([*template[:start], *draws.choice(vocabulary, length), *template[start + length :]]))
+    return texts
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few texts are a crowd, and a crowd is cut into parts."""
+    monkeypatch.setattr(crowds, "_PAIRS_A_CROWD", 300)
+    monkeypatch.setattr(all_pairs, "_MOST_ROWS", 50)
+    monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 16)
+
+
+@pytest.mark.parametrize(("fresh", "threshold"), [(0.03, 0.8), (0.09, 0.8), (0.12, 0.8), (0.2, 0.6)])
+@pytest.mark.usefixtures("sure", "crowded")
+def test_texts_of_one_template(threshold: float, fresh: float) -> None:
+    texts = templated(70, fresh) + templated(50, fresh, seed=1) + messages(20)
+    assert near_duplicates(texts, threshold).tolist() == brute_force(texts, threshold, 5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts=st.lists(st.text("ab ", min_size=8, max_size=30), min_size=10, max_size=40), threshold=thresholds)
+@pytest.mark.usefixtures("sure")
+def test_texts_of_few_letters(texts: list[str], threshold: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crowds, "_PAIRS_A_CROWD", 20)
+        assert near_duplicates(texts, threshold, 2).tolist() == brute_force(texts, threshold, 2)
+
+
+@pytest.mark.parametrize("size", [1, 40, 199])
+@pytest.mark.usefixtures("crowded")
+def test_growing_by_texts_of_one_template(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = templated(200, 0.12)
+    texts = [texts[row] for row in np.random.default_rng(1).permutation(len(texts))]
+    whole = found(texts, 0.8)
+    assert 1 < len(set(whole.tolist())) < 200
+    alive = np.arange(200) % 7 > 0
+    np.testing.assert_array_equal(found(texts, 0.8, found(texts[:size], 0.8)), whole)
+    some = found(texts, 0.8, alive=alive)
+    np.testing.assert_array_equal(found(texts, 0.8, found(texts[:size], 0.8, alive=alive[:size]), alive), some)
+    monkeypatch.setattr(crowds, "_PAIRS_A_CROWD", 1 << 40)
+    np.testing.assert_array_equal(found(texts, 0.8), whole)
+    np.testing.assert_array_equal(found(texts, 0.8, alive=alive), some)
+
+
+def test_a_crowd_in_which_hardly_two_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 texts at a similarity of 0.72 or so, and in them 50 texts with one typo in another: only those join."""
+    draws = np.random.default_rng(5)
+    template = "".join(draws.choice(list("abcdefghij "), size=500))
+    texts = [template + "".join(draws.choice(list("klmnopqrst"), size=100)) for _ in range(2000)]
+    copies = draws.permutation(2000)[:50]
+    texts += [texts[row][:250] + "?" + texts[row][250:] for row in copies]
+    compared = 0
+    compare = search._similarities
+
+    def counted(i: np.ndarray, j: np.ndarray, **rest: object) -> np.ndarray:
+        nonlocal compared
+        compared += len(i)
+        return compare(i, j, **rest)
+
+    monkeypatch.setattr(search, "_similarities", counted)
+    assert near_duplicates(texts).tolist() == [*range(2000), *copies.tolist()]
+    assert compared < 10 * len(texts)
+
+
+def test_a_large_crowd_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(crowds, "_PAIRS_A_CROWD", 10)
+    monkeypatch.setattr(search, "_ROWS_WORTH_A_WORD", 100)
+    near_duplicates(templated(150, 0.09))
+    assert "texts are almost alike" in caplog.text
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_hardly_a_pair_is_missed_and_none_is_invented(seed: int) -> None:
     texts = messages(400)
@@ -208,3 +288,9 @@ def test_like_inputs_with_different_answers_stay(make: Callable[..., pa.Table]) 
     assert [(row["line"], row["reason"], row["detail"]) for row in rejected.to_pylist()] == [
         (3, "near duplicate", "similarity 0.97 to f:1")
     ]
+
+
+@pytest.mark.parametrize(("texts", "told"), [("abc", "not one text"), (["a", None], r"texts\[1\] is NoneType")])
+def test_what_is_no_list_of_texts_is_said(texts: object, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        near_duplicates(texts)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data.pii.checksums import is_card, is_iban, is_resident_id, luhn
+from posttrain.data.pii.checksums import is_card, is_iban, is_old_resident_id, is_resident_id, luhn
 from posttrain.data.pii.detect import HINT, KINDS, Kind, detect, mask
 
 EMAIL = ["ann.lee@mail.example.org", "a+b@x.co", "o'hara_1@sub.domain.museum", "x@xn--80ak6aa92e.com"]
@@ -59,7 +59,7 @@ NO_PHONE = [
     "+0 123 456 789",
 ]
 
-IP = ["8.8.8.8", "2606:4700:4700::1111", "2001:4860:4860:0:0:0:0:8888", "93.184.216.34"]
+IP = ["8.8.8.8", "120.0.0.8", "2606:4700:4700::1111", "2001:4860:4860:0:0:0:0:8888", "93.184.216.34"]
 RESERVED = ["192.168.0.1", "127.0.0.1", "203.0.113.7", "fe80::1", "2001:db8::1", "::1", "fd00::12"]
 NO_IP = [
     "1.2.3",
@@ -68,6 +68,11 @@ NO_IP = [
     "01.2.3.4",
     "version 8.8.8.8",
     "v8.8.8.8",
+    "Mozilla/5.0 Chrome/120.0.0.0 Safari/537.36",
+    "python-requests/2.31.0.1",
+    "Chrome 120.0.6099.109",
+    "build: 10.4.22.1",
+    "版本号：8.8.8.8",
     "std::vector",
     "10:30:45",
     "a::b",
@@ -75,14 +80,39 @@ NO_IP = [
 
 CARD = ["4111111111111111", "4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005", "3782 822463 10005"]
 CARD += ["6011111111111117", "3530111333300000", "30569309025904", "2223003122003222", "6250941006528599"]
-NO_CARD = ["4111111111111112", "1234567812345670", "4111.1111", "0.4111111111111111", "4111 1111 1111"]
+NO_CARD = [
+    ".4111111111111111",
+    "1.5.4111111111111111",
+    "4111111111111112",
+    "1234567812345670",
+    "4111.1111",
+    "0.4111111111111111",
+    "4111 1111 1111",
+]
 
 IBAN = ["DE89370400440532013000", "GB29 NWBK 6016 1331 9268 19", "FR1420041010050500013M02606", "NO9386011117947"]
 IBAN += ["MT84MALT011000012345MTLCAST001S", "CH9300762011623852957"]
+IBAN += ["de89370400440532013000", "DE89-3704-0044-0532-0130-00", "gb29 nwbk 6016 1331 9268 19", "No93-8601-1117-947"]
 NO_IBAN = ["DE89370400440532013001", "DE8937040044053201300", "XX89370400440532013000", "AB12 CD34 EF56"]
+NO_IBAN += [
+    "DE89-3704-0044-0532-0130-01",
+    "de89370400440532013001",
+    "de89-370400440532-013000",
+    "de8 9370400440532013000",
+]
 
 ID = ["11010519491231002X", "11010519491231002x", "440524188001010014".replace("1880", "1980")]
-NO_ID = ["110105194912310021", "110105194913310020", "990105194912310029", "110105194902300025"]
+OLD_ID = ["110105491231002", "130503670401001", "659001991231999"]
+NO_ID = [
+    "990105491231002",
+    "110105490231002",
+    "117105491231002",
+    "110100491231002",
+    "110105491231000",
+    "1101054912310021",
+]
+NO_ID += ["0.110105491231002", "$110105491231002", "110105491231002.5", "346205490101001"]
+NO_ID += ["110105194912310021", "110105194913310020", "990105194912310029", "110105194902300025"]
 
 SSN = ["536-22-1234", "219 09 9999"]
 NO_SSN = ["000-12-3456", "666-12-3456", "912-12-3456", "536-00-1234", "536-22-0000", "1536-22-1234"]
@@ -104,7 +134,7 @@ def _with_check(seventeen: str) -> str:
         *_cases("ip", IP),
         *_cases("card", CARD),
         *_cases("iban", IBAN),
-        *_cases("resident_id", [*ID[:2], _with_check("44052419800101001")]),
+        *_cases("resident_id", [*ID[:2], _with_check("44052419800101001"), *OLD_ID]),
         *_cases("ssn", SSN),
     ],
 )
@@ -144,6 +174,22 @@ def test_a_word_before_it_lets_a_looser_grouping_count() -> None:
     assert [one.kind for one in detect("手机号是 9876543210")] == ["phone"]
 
 
+@pytest.mark.parametrize("text", ["no.{}", "No. {}", "card:{}", "Nr.{}.", "卡号.{}"])
+def test_a_card_behind_a_point_that_ends_a_word(text: str) -> None:
+    start = text.index("{")
+    assert detect(text.format(CARD[0])) == [("card", start, start + 16)]
+
+
+def test_an_address_behind_a_word_that_only_ends_like_a_version() -> None:
+    assert [one.kind for one in detect("in Tel Aviv 8.8.8.8, and http://8.8.4.4/a")] == ["ip", "ip"]
+
+
+def test_fifteen_digits_that_are_a_card_are_no_old_id() -> None:
+    digits = next(f"3411014912310{n:02}" for n in range(100) if is_card(f"3411014912310{n:02}"))
+    assert is_old_resident_id(digits)
+    assert [one.kind for one in detect(digits)] == ["card"]
+
+
 def test_one_piece_is_of_one_kind() -> None:
     text = "Pay DE89 3704 0044 0532 0130 00 or 4111 1111 1111 1111 12/25, ann@x.org, +1 415 555 2671 from 8.8.8.8:80"
     assert mask(text) == (
@@ -152,7 +198,9 @@ def test_one_piece_is_of_one_kind() -> None:
     )
 
 
-FRAGMENTS = st.sampled_from([*EMAIL, *PHONE, *IP, *RESERVED, *CARD, *IBAN, *ID, *SSN, *NO_PHONE, *NO_CARD, *NO_IP])
+FRAGMENTS = st.sampled_from(
+    [*EMAIL, *PHONE, *IP, *RESERVED, *CARD, *IBAN, *ID, *OLD_ID, *SSN, *NO_PHONE, *NO_CARD, *NO_IP]
+)
 TEXTS = st.lists(
     FRAGMENTS
     | st.text(alphabet="0123456789@.:+-() abcDEx,，电", max_size=24)

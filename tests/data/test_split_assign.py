@@ -186,3 +186,30 @@ def test_nothing_is_split_into_nothing() -> None:
         assert assign(empty, config).splits.tolist() == []
     with pytest.raises(UserError, match="1 records are too few to find where test begins"):
         settle(keys(with_times("2026-01-01"), timed), timed)
+
+
+def test_what_has_a_split_comes_first_wherever_it_stands() -> None:
+    rows = [("c", "g", "x"), ("a", "g", "x"), ("b", "h", "x"), ("b", "g", "x")]
+    known = np.array([-1, 0, 2, -1], dtype=np.int8)
+    for seed in range(9):
+        config = HALVES.model_copy(update={"seed": seed})
+        splits, rejections = assign(keys(records(rows), config), config, None, known)
+        assert splits.tolist() == [0, 0, 2, -1]
+        assert rejections[3].detail == "hangs together with `train` (f:2) and `test` (f:3)"
+
+
+def test_of_old_records_that_share_something_those_learned_from_go() -> None:
+    rows = [("a", "g", "x"), ("b", "g", "x"), ("c", "h", "x"), ("d", None, "x"), ("e", None, "x")]
+    known, clusters = np.array([0, 2, 0, 0, 1], dtype=np.int8), np.array([0, 1, 2, 3, 3])
+    table = keys(records(rows), HALVES)
+    splits, rejections = assign(table, HALVES, clusters, known)
+    assert splits.tolist() == [-1, 2, 0, 0, 1], "what had held the last two together may be gone"
+    assert rejections[0].detail == "hangs together with `test` (f:2)"
+    assert assign(table, HALVES, clusters, known, clusters).splits.tolist() == [-1, 2, 0, -1, 1]
+
+
+def test_no_past_holds_out_what_was_made_of_others() -> None:
+    rows = [{"text": f"text {n}", "meta": '{"augmented": {"of": "0", "method": "typos"}}'} for n in range(3)]
+    table = table_of(*rows, {"text": "a"}, {"text": "b"})
+    splits, _ = assign(keys(table, HALVES), HALVES, None, np.array([2, 0, -1, 2, -1], dtype=np.int8))
+    assert splits.tolist()[:4] == [0, 0, 0, 2]

@@ -35,7 +35,14 @@ def test_python_does_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize("name", ["trained", "preferred"])
+def test_the_mix_is_accounted_for(folder: Path) -> None:
+    (mix,) = json.loads((folder / "mixed" / "summary.json").read_bytes())["mixes"]
+    files = ["examples/training/answers.jsonl", "examples/training/pairs.jsonl"]
+    assert sorted(mix["kinds"]) == files
+    assert sum(mix["kinds"][file]["met"] for file in files) == 16
+
+
+@pytest.mark.parametrize("name", ["trained", "mixed", "preferred"])
 def test_a_training_leaves_model_config_and_metrics(folder: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -9,7 +9,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["sklearn.cluster", "transformers.models.llama.modeling_llama", "posttrain.cli.main"])
+_VERBS = [f"posttrain.cli.{verb}" for verb in ("main", "demo", "run", "train", "config", "label", "models", "data.add")]
+_FORKS.set_forkserver_preload(["sklearn.cluster", "transformers.models.llama.modeling_llama", *_VERBS])
 
 
 def start(arguments: list[str], folder: Path, log: Path) -> BaseProcess:

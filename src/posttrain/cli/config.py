@@ -1,11 +1,14 @@
 """``posttrain config``: show it with its defaults, check it."""
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 import yaml
 
+from posttrain.cli.data.stored import opened_store
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
+from posttrain.data.named_versions import versions_named
 from posttrain.data.pipeline import input_digests
 from posttrain.loop.check import check_suites
 from posttrain.loop.config import CONFIG_FILE, Config, load_config, read_yaml
@@ -36,9 +39,17 @@ def show(
 
 @app.command()
 def check(workspace: WorkspaceOption = HERE) -> None:
-    """Check the config and the files that it names."""
+    """Check the config, and the files and versions that it names."""
     config = load_config(workspace)
-    input_digests(with_added_files(config.data, workspace), workspace)
+    data = with_added_files(config.data, workspace)
+    stored = (workspace / ".posttrain" / "format.json").is_file()
+    with opened_store(workspace) if stored else nullcontext() as store:
+        input_digests(data, workspace, versions_named(data.files, workspace, store))
     check_answers(config, workspace)
     check_suites(config, workspace)
     console.print("the config is right")
+
+
+def add_to(parent: typer.Typer) -> None:
+    """Register the group."""
+    parent.add_typer(app)

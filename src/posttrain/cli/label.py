@@ -50,3 +50,8 @@ def report(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     columns = ["round", "labels", "classes", "annotators", "agreement with the champion"]
     rows = [[r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"]] for r in reports]
     print_table("", columns, rows)
+
+
+def add_to(parent: typer.Typer) -> None:
+    """Register the group."""
+    parent.add_typer(app)

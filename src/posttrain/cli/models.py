@@ -111,3 +111,8 @@ def _resolve(store: Workspace, text: str) -> str:
     if row is None or row.kind != "model":
         raise UserError(f"`{text}` is no model", fix="posttrain models list")
     return id
+
+
+def add_to(parent: typer.Typer) -> None:
+    """Register the group."""
+    parent.add_typer(app)

@@ -43,7 +43,7 @@ def plan(
     from posttrain.cli.forecast import Machine, forecast
 
     machine = Machine.of(device, None if device_memory is None else int(device_memory * _GIB), peak, mfu)
-    records = read_records(settings, workspace) if settings.data else None
+    records = read_records(settings, workspace).records if settings.data else None
     found = forecast(settings, source, records, machine)
     if json:
         print_json(found)

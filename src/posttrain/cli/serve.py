@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.shared import HERE, WorkspaceOption, console, opened
+from posttrain.cli.data.stored import opened_store
+from posttrain.cli.shared import HERE, WorkspaceOption, console
+from posttrain.loop.config import CONFIG_FILE, read_config
 from posttrain.store.errors import UserError
 
 TOKEN_VARIABLE = "POSTTRAIN_TOKEN"
@@ -17,7 +19,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8600,
     workspace: WorkspaceOption = HERE,
 ) -> None:
-    """Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token."""
+    """Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token.
+
+    A right answer outside the closed label set of posttrain.yaml, as it is at the start, is refused.
+    """
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token is None and host not in _LOOPBACK:
         fix = f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1"
@@ -32,10 +37,14 @@ def serve(
         raise UserError(what, fix="pip install 'posttrain[serve]'") from None
     from posttrain.data.inbox import Inbox
 
-    with opened(workspace, write=True, checked=False) as (store, _):
+    if not workspace.is_dir():
+        raise UserError("there is no such folder", where=str(workspace), fix="make it first")
+    configured = (workspace / CONFIG_FILE).is_file()
+    labels = read_config(workspace).task.with_labels_from(workspace).label_set if configured else ()
+    with opened_store(workspace, write=True) as store:
         home = store.home
     with Inbox(home / "inbox") as inbox:
-        run(feedback_app(inbox, token=token), host, port, _announce)
+        run(feedback_app(inbox, token=token, labels=labels), host, port, _announce)
 
 
 def _announce(address: str) -> None:

@@ -1,5 +1,6 @@
 """What ``posttrain train`` and ``posttrain plan`` are given: settings from a file and options, and records."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,11 @@ import yaml
 
 from posttrain.cli.data.stored import opened_store, stored_version
 from posttrain.cli.shared import HERE
+from posttrain.data.config import DataConfig
+from posttrain.data.stored_version import Version
 from posttrain.data.training_records import training_records
-from posttrain.loop.config import read_yaml
+from posttrain.loop.config import read_config, read_yaml
+from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
 from posttrain.train.api import read_files
@@ -77,14 +81,35 @@ def read_settings(file: Path | None, given: dict[str, Any], changes: list[str], 
     return config.with_paths_from(root)
 
 
-def read_records(settings: AloneConfig, workspace: Path) -> pa.Table:
-    """The records of the file, or of the workspace's dataset version, that the settings name."""
+@dataclass(frozen=True)
+class Given:
+    """What is trained on.
+
+    Attributes:
+        records: RECORD table.
+        version: id of the dataset version that they are of; None: they are of files.
+    """
+
+    records: pa.Table
+    version: str | None = None
+
+
+def read_records(settings: AloneConfig, workspace: Path) -> Given:
+    """The records of the file, or of the workspace's dataset version, that the settings name.
+
+    Raises:
+        UserError: one is bad, or gives away what models are measured on.
+    """
     name = settings.files[0]
     is_file = Path(name).exists() or ("@" not in name and Path(name).suffix)
     if len(settings.files) > 1 or is_file or not (workspace / ".posttrain" / "format.json").is_file():
-        return read_files(settings)
+        return Given(read_files(settings))
     with opened_store(workspace) as store:
-        return training_records(stored_version(store, name), name)
+        version = stored_version(store, name)
+        test = store.metadata.named("test")
+        config = read_config(workspace).data if (workspace / CONFIG_FILE).is_file() else DataConfig()
+        measured = Version.open(store.artifacts, test).records() if version.whole and test else None
+        return Given(training_records(version, name, measured, config.decontamination), version.id)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

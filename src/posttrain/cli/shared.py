@@ -7,16 +7,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from posttrain.loop.config import Config, load_config, read_config
 from posttrain.store.errors import UserError
-from posttrain.store.workspace import Workspace
+
+if TYPE_CHECKING:
+    from posttrain.loop.config import Config
+    from posttrain.store.workspace import Workspace
 
 console = Console()
 errors = Console(stderr=True)
@@ -25,14 +27,19 @@ WorkspaceOption = Annotated[Path, typer.Option("--workspace", "-w", help="The wo
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HERE = Path(".")
 
+_WIDEST = 1_000_000
+
 
 @contextmanager
-def opened(root: Path, *, write: bool = False, checked: bool = True) -> Iterator[tuple[Workspace, Config]]:
+def opened(root: Path, *, write: bool = False, checked: bool = True) -> Iterator["tuple[Workspace, Config]"]:
     """The workspace in ``root`` and its config; closed at the end.
 
     Args:
         checked: False for verbs that need nothing of what the config names: they work where that is gone.
     """
+    from posttrain.loop.config import load_config, read_config
+    from posttrain.store.workspace import Workspace
+
     config = load_config(root) if checked else read_config(root)
     # A folder with a config is a workspace: whoever writes makes the store at the first run.
     if not write and not (root / ".posttrain" / "format.json").exists():
@@ -57,7 +64,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """A table on standard output; numbers to the right."""
+    """A table on standard output; numbers to the right. Only for a terminal are long words broken."""
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
     numeric = [
         bool(rows) and all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(columns))
@@ -68,7 +75,10 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_row(
             *["" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value) for value in row]
         )
-    console.print(table, markup=False)
+    if console.is_terminal:
+        console.print(table, markup=False)
+    else:  # nobody knows how wide a file or another program is
+        Console(width=_WIDEST).print(table, markup=False)
 
 
 def setup_logging(debug: bool) -> None:

@@ -1,7 +1,9 @@
 """``posttrain train``: train a model on a file, outside of a workspace's loop."""
 
+import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from posttrain.cli.data.stored import opened_store
 from posttrain.cli.settings import (
     ConfigOption,
     DataOption,
@@ -21,8 +24,12 @@ from posttrain.cli.settings import (
 from posttrain.cli.shared import HERE, WorkspaceOption, console
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
+from posttrain.store.hashing import digest
 from posttrain.train.alone import CONFIG, METRICS, AloneConfig, train_alone
 
+log = logging.getLogger("posttrain")
+
+_STAGE = "train alone"
 _LOSSES = ("first_loss", "last_loss")
 
 
@@ -54,7 +61,8 @@ def train(
         raise UserError("finds settings and does nothing else", where="--autotune", fix="leave out the other option")
     settings = read_settings(config, given, set or [])
     source = locate(settings.model, Path(), weights=inspect is None and settings.train.initialization.method == "none")
-    records = read_records(settings, workspace)
+    given_records = read_records(settings, workspace)
+    records = given_records.records
     if inspect is not None:
         from posttrain.cli.inspect import print_examples
 
@@ -65,7 +73,8 @@ def train(
     if autotune:
         _tune(out, settings, records, partial(fetch_once, source), autotune_seconds or 300.0)
         return
-    summary = train_alone(out, settings, records, partial(fetch_once, source), fork=fork)
+    with _recorded(workspace, given_records.version, settings, out):
+        summary = train_alone(out, settings, records, partial(fetch_once, source), fork=fork)
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
     console.print(
         f"{summary['steps']} steps, loss {first} to {last}\nmodel: {out}   steps: {out / METRICS}",
@@ -73,6 +82,32 @@ def train(
         highlight=False,
         soft_wrap=True,
     )
+
+
+@contextmanager
+def _recorded(workspace: Path, version: str | None, settings: AloneConfig, out: Path) -> Iterator[None]:
+    """Record that a model learns from a dataset version, which `posttrain data gc` keeps from then on."""
+    if version is None:
+        yield
+        return
+    place = str(out.resolve())
+    key = digest({"stage": _STAGE, "dataset": version, "out": place})
+    config = {**settings.model_dump(mode="json"), "out": place}
+    try:
+        with opened_store(workspace, write=True) as store:
+            run = store.metadata.start_run(_STAGE, key, seed=settings.seed, config=config, inputs={"dataset": version})
+    except UserError as error:
+        log.warning("that the version was trained on is not recorded: %s", error)
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        with opened_store(workspace, write=True) as store:
+            store.metadata.fail_run(run.id, f"{type(error).__name__}: {error}")
+        raise
+    with opened_store(workspace, write=True) as store:
+        store.metadata.finish_run(run.id)
 
 
 def _tune(out: Path, settings: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path], seconds: float) -> None:

@@ -1,6 +1,6 @@
 """A step by itself on one table: what tests, notebooks and small sets need."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from posttrain.data.schema import CHANGED, RECORD
 from posttrain.data.steps.rewrite import rewrite
-from posttrain.data.steps.step import GlobalStep, Outcome, RowStep, Step, part
+from posttrain.data.steps.step import GlobalStep, Known, Outcome, Part, RowStep, Step, part
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,8 +42,14 @@ class OneTable:
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         return self.table.take(pa.array(rows, pa.int64()))
 
-    def known(self) -> pa.Table | None:
+    def known(self) -> Known | None:
         return None
+
+    def sides(self) -> npt.NDArray[np.int8]:
+        return np.full(self.rows, -1, dtype=np.int8)
+
+    def parts(self) -> Sequence[Part]:
+        return [self]
 
     def evaluation(self) -> pa.Table:
         return self.measured

@@ -1,31 +1,38 @@
 """From files and a recipe to a dataset version in the store."""
 
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
-from posttrain.data.construction import Construction, reading_task
+from posttrain.data.construction import GONE, Construction, reading_task
 from posttrain.data.inputs import content_digest
+from posttrain.data.named_versions import versions_named
 from posttrain.data.paths import Place, expand, place, shown
 from posttrain.data.pieces import Piece, pieces
-from posttrain.data.reading import read
+from posttrain.data.problem import listed, shortened
 from posttrain.data.recipe import Recipe, Suite, row_steps
 from posttrain.data.schema import RECORD, concat
 from posttrain.data.shard import Shard
 from posttrain.data.shard_ids import check_user_ids
 from posttrain.data.split import SPLITS, SplitsConfig
+from posttrain.data.split_step import Split
+from posttrain.data.steps.step import places
+from posttrain.data.stored_shards import commit_shard, shards_of
 from posttrain.data.stored_version import Version, write_version
+from posttrain.data.suite_check import refuse_equal_inputs, wholly_shared
+from posttrain.data.suite_records import suite_records
 from posttrain.jobs.engine import Engine
 from posttrain.store.errors import UserError
-from posttrain.store.stages import run_stage
+from posttrain.store.stages import PARTS, run_stage, stage_key
 from posttrain.store.workspace import Workspace
 
-VERSION = 1
+VERSION = 2
 STAGE = "data"
 
 
@@ -52,52 +59,71 @@ def make_version(
     engine: Engine,
     grown_from: Version | None = None,
     suites: Sequence[Suite] = (),
+    begin: Callable[[], None] = lambda: None,
 ) -> Version:
     """The version that the recipe makes of the files; found if it was made before, gone on with if it was begun.
 
-    Only the content decides the version's id: not the engine, not how often it was interrupted, and not whether it
-    was made at once or grown from smaller versions.
+    Files, recipe and the version that it grows from decide its id: neither the engine nor how often it was interrupted.
+    Sides that records had before stay, so what is grown can differ from what is built at once: a record that hangs
+    together with two splits leaves, where at once all three would have been on one side; and a version remembers the
+    sides of records that it has lost. Where neither is so, both have one id.
 
     Args:
         files: named from the workspace's folder, in the order in which their records count as first.
-        grown_from: a version whose files come first; its shards are taken over where the recipe is the same.
+        grown_from: a version whose files come first; its shards are taken over where the recipe is the same, and the
+            sides of its records whatever the recipe.
         suites: evaluation records that training records must not give away.
+        begin: called before anything is made, not where the version is found; may raise to prevent it.
 
     Raises:
-        UserError: a file is missing, a record is bad (with file and line), or a step cannot run.
+        UserError: a file is missing, a record is bad (with file and line), a step cannot run, or training records stand
+            in a suite and no step takes them out.
     """
     root = workspace.root
-    recipe = recipe.located(root)
+    written, recipe = recipe, recipe.located(root)
     for step in recipe.steps:
         step.check()
     sources = _sources(files, grown_from, root)
-    digests = {suite.file: content_digest(_place(root, suite.file), suite.file) for suite in suites}
+    versions = versions_named([suite.file for suite in suites], root, workspace)
+    digests = {
+        name: versions[name].id if name in versions else content_digest(_place(root, name), name)
+        for name in (suite.file for suite in suites)
+    }
 
     def work(out: Path, scratch: Path) -> Mapping[str, Any]:
-        made = _construct(recipe, sources, suites, engine, root, scratch, grown_from)
-        phases = [[_commit(workspace, shard) for shard in shards] for shards in made.phases]
+        begin()
+        evaluation = {suite.file: suite_records(suite, recipe, root, versions) for suite in suites}
+        held_out = {name for name, version in versions.items() if not version.whole and len(version.splits) > 1}
+        made = _construct(recipe, sources, evaluation, held_out, engine, root, scratch, grown_from)
+        phases = [[commit_shard(workspace, shard) for shard in shards] for shards in made.phases]
         meta = {
-            "recipe": recipe.model_dump(mode="json"),
+            "recipe": written.model_dump(mode="json"),  # its files as they were named: the same in any folder
+            "keys": recipe.keys(),
+            "made_of": made_of,
             "settled": made.settled,
             "sources": _described(sources, made.phases[0]),
             "suites": digests,
             "splits": list(SPLITS) if recipe.splits else ["train"],
             "phases": phases,
         }
-        return write_version(out, made, meta)
+        parts = sorted({id for ids in phases for id in ids})
+        return {**write_version(out, made, meta), PARTS: parts}
 
+    inputs = {source.name: source.digest for source in sources} | {f"suite {name}": of for name, of in digests.items()}
+    config = {
+        **recipe.keys(),
+        "files": [source.name for source in sources],
+        "suites": [suite.model_dump(mode="json") for suite in suites],
+    }
+    made_of = stage_key(STAGE, VERSION, inputs, config, 0)
     artifact = run_stage(
         workspace,
         STAGE,
         VERSION,
         kind="dataset",
-        inputs={source.name: source.digest for source in sources}
-        | {f"suite {name}": of for name, of in digests.items()},
-        config={
-            **recipe.keys(),
-            "files": [source.name for source in sources],
-            "suites": [suite.model_dump(mode="json") for suite in suites],
-        },
+        inputs=inputs,
+        # Not among the inputs: a version that others grew from may go.
+        config={**config, "grown_from": _past_of(grown_from, made_of, workspace)},
         seed=0,
         round=None,
         work=work,
@@ -105,18 +131,34 @@ def make_version(
     return Version.open(workspace.artifacts, artifact.id)
 
 
+def _past_of(grown_from: Version | None, made_of: str, workspace: Workspace) -> str | None:
+    """Id of the version whose sides count: of the one grown from, or, for its own files again, of what it grew from."""
+    if grown_from is None:
+        return None
+    made = workspace.metadata.producers(grown_from.id) if grown_from.meta.get("made_of") == made_of else []
+    return made[-1].config.get("grown_from") if made else grown_from.id
+
+
 def _construct(
     recipe: Recipe,
     sources: Sequence[Source],
-    suites: Sequence[Suite],
+    suites: Mapping[str, pa.Table],
+    held_out: Collection[str],
     engine: Engine,
     root: Path,
     scratch: Path,
     grown_from: Version | None,
 ) -> Construction:
-    """Put the records through the whole chain of steps."""
-    made_before = _shards_of(grown_from)
-    made = Construction(recipe, engine, scratch, grown_from.states() if grown_from else {})
+    """Put the records through the whole chain of steps.
+
+    Args:
+        suites: RECORD table of each suite by its name.
+        held_out: names of suites that are the held-out side of a version.
+    """
+    made_before = shards_of(grown_from)
+    made = Construction(recipe, engine, scratch)
+    if grown_from is not None:
+        made.known, made.past = grown_from.states(), grown_from.past()
     made.read(_pieces(recipe, sources, root, scratch, made_before), made_before)
     _refuse_empty_files(made.shards)
     _check_shapes(made.shards)
@@ -126,26 +168,47 @@ def _construct(
     made.through(reading, split, RECORD.empty_table())
     if recipe.splits is not None:
         _refuse_empty(made, recipe.splits)
-    suite_records = {suite.file: _suite(suite, recipe, root) for suite in suites}
-    made.through(split, len(recipe.chain), concat([made.measured(), *suite_records.values()]))
-    for name in suite_records:
+    if suites:
+        refuse_equal_inputs(_training_inputs(made), suites, recipe, held_out)
+    made.through(split, len(recipe.chain), concat([made.measured(), *suites.values()]))
+    for name in suites:
         found, count = made.given_away.get(name, (0, 0))
         if count and found == count:
-            fix = "measure on records that no model has learned from, or leave those files out"
-            raise UserError(f"all {count:,} records of the suite stand in the training files", where=name, fix=fix)
+            raise wholly_shared(name, count)
     return made
 
 
-def _suite(suite: Suite, recipe: Recipe, root: Path) -> pa.Table:
-    """RECORD table of a suite's records."""
-    return concat(list(read(_place(root, suite.file), suite.columns or recipe.columns, name=suite.file)))
+def _training_inputs(made: Construction) -> pa.Table:
+    """``input_id``, ``source`` and ``line`` of the records to learn from."""
+    rows = np.flatnonzero(made.alive & (made.sides == 0))
+    return made.corpus(0).columns(["input_id", "source", "line"]).take(pa.array(rows))
 
 
 def _refuse_empty(made: Construction, splits: SplitsConfig) -> None:
     for side, (name, share) in enumerate(zip(SPLITS, splits.shares, strict=True)):
         if share > 0 and not (made.sides[made.alive] == side).any():
+            where, message = f"data.splits.{name}", f"`{name}` is empty"
+            spanning = _spanning(made) if splits.by == "time" else None
+            if spanning is not None:
+                fix = "give it more, by its share or by `data.splits.since`, or set `data.splits.group` to false"
+                raise UserError(f"{message}: {spanning}", where=where, fix=fix)
             counted = f"{int(made.alive.sum())} records and a share of {share:g}"
-            raise UserError(f"`{name}` is empty", where=f"data.splits.{name}", fix=f"there are {counted}")
+            raise UserError(message, where=where, fix=f"there are {counted}")
+
+
+def _spanning(made: Construction) -> str | None:
+    """Which records the split took out because they hang together with others, in words; None where there are none."""
+    gone = concat(made.gone, GONE)
+    rows = np.asarray(gone.filter(pa.compute.equal(gone["step"], Split.name))["row"])
+    if not len(rows):
+        return None
+    table = made.corpus(0).take(rows)
+    groups = table["group"].drop_null().unique().to_pylist()
+    records = "1 record" if len(rows) == 1 else f"{len(rows):,} records"
+    if not groups:
+        return f"{records} that would be in it hang together with earlier ones, the first at {places(table)[0]}"
+    named = f"{len(groups):,} groups, {listed(groups, 3)}" if len(groups) > 1 else f"the group {shortened(groups[0])}"
+    return f"{records} left that reach over its border from an earlier split, of {named}"
 
 
 def _sources(files: Sequence[str], before: Version | None, root: Path) -> list[Source]:
@@ -195,13 +258,6 @@ def _described(sources: Sequence[Source], shards: Sequence[Shard]) -> list[dict[
     ]
 
 
-def _shards_of(version: Version | None) -> dict[str, Path]:
-    """Folders of a version's shards by their keys."""
-    if version is None or version.whole:
-        return {}
-    return {shard.key: shard.folder for shards in version.phases for shard in shards}
-
-
 def _refuse_empty_files(shards: Sequence[Shard]) -> None:
     counts: Counter[str] = Counter()
     for shard in shards:
@@ -227,19 +283,6 @@ def _check_shapes(shards: Sequence[Shard]) -> None:
             )
             where = f"{shard.piece['name']}:{shard.piece['first_line']}"
             raise UserError(message, where=where, fix="keep one shape in one file")
-
-
-def _commit(workspace: Workspace, shard: Shard) -> str:
-    """The artifact that holds a shard."""
-    if shard.folder.name != shard.key:
-        return shard.folder.name
-    with workspace.artifacts.stage() as folder:
-        for file in sorted(shard.folder.iterdir()):
-            os.link(file, folder / file.name)
-        meta = {"rows": shard.rows, "piece": shard.piece}
-        artifact = workspace.artifacts.commit(folder, "records", meta)
-    workspace.metadata.add_artifact(artifact)
-    return artifact.id
 
 
 def _place(root: Path, name: str) -> Place:

@@ -36,7 +36,7 @@ def problems(
 
     Besides what :func:`posttrain.data.reading.read` refuses or leaves out: answers outside ``labels``, records that
     stand in the file twice (the later one is the problem) and, where ``labels`` is given, inputs with two answers.
-    A cell that says ``nan`` is the text ``nan``; only a number that is NaN is refused as such.
+    The last two, and what is left out, do not block: steps deal with them when a version is built.
     """
     seen: dict[int, int] = {}
     answered: dict[int, int] = {}
@@ -54,7 +54,7 @@ def problems(
         first = seen.setdefault(int(found["id"], 16), line)
         if len(seen) == distinct:
             message = f"the same record as line {first}"
-            yield Problem(file, line, "duplicate", message, "only the first is used")
+            yield Problem(file, line, "duplicate", message, "only the first is used", blocking=False)
             continue
         if known is None or answer is None:
             continue
@@ -65,4 +65,4 @@ def problems(
         other, where = met[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
         if other != answer:
             message = f"the same input is `{answer}` here and `{other}` on line {where}"
-            yield Problem(file, line, "conflicting labels", message, "keep the right one")
+            yield Problem(file, line, "conflicting labels", message, "keep the right one", blocking=False)

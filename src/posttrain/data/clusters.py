@@ -5,10 +5,12 @@ Every candidate is either compared exactly or already in one cluster, through pa
 the connected components of all candidates at or above the threshold, whatever the order of the work. What keeps many
 near-identical texts from costing quadratic time: texts with the same n-grams count once; of each bucket first only
 the pairs with its smallest row are compared; then only pairs from two different clusters are listed; and of a long
-list first a spanning forest is compared, of the pairs whose bits agree most. Quadratic remain texts of which all are
-almost alike and no two quite.
+list first a spanning forest is compared, of the pairs whose bits agree most. Where thousands of texts are all almost
+alike and no two quite, as those of one template are, all their pairs are compared by matrix products
+(`posttrain.data.all_pairs`): still quadratic, but at nanoseconds a pair.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,22 +18,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import minimum_spanning_tree
 
+from posttrain.data.all_pairs import Fetch as Fetch
+from posttrain.data.all_pairs import Map, all_pairs
+from posttrain.data.crowds import Crowds, runs
 from posttrain.data.minhash import agreement
 from posttrain.data.shingles import hashes, jaccard, offsets_of
 from posttrain.data.union import union
 
 Indices = npt.NDArray[np.int64]
-Fetch = Callable[[Indices], Sequence[str]]
-Map = Callable[..., Iterator[Any]]
 
 _PAIRS_A_LIST = 1 << 22
 _PAIRS_A_BLOCK = 20_000  # their texts are held in memory
 _PAIRS_AN_ITEM = 1_000
 _LEADING_BITS = 20
 _WORTH_A_FOREST = 0.5  # the share of a forest that has to hold for another one to be tried
+_ROWS_WORTH_A_WORD = 100_000  # all their pairs take a minute or more
+
+log = logging.getLogger("posttrain")
 
 
 class _Pairs(NamedTuple):
@@ -81,8 +85,16 @@ def clusters(
     compare = partial(_similarities, texts=texts, ngram=ngram, over=over)
     failed = _join(search.stars(buckets, cluster), cluster, compare, threshold, search)
     seen = np.sort(failed.i * len(cluster) + failed.j)
+    crowds = Crowds.of(bands, buckets, cluster, old)
+    for crowd in crowds.rows:
+        if len(crowd) >= _ROWS_WORTH_A_WORD:
+            log.warning("%d texts are almost alike: comparing all of them takes a while", len(crowd))
+        for i, j in all_pairs(crowd, crowd >= old, cluster, texts, threshold, ngram, over):
+            candidate = search.candidate(i, j)
+            union(cluster, i[candidate], j[candidate])
+    buckets = [crowds.outside(keys, members) for keys, members in zip(bands, buckets, strict=True)]
     for pairs in search.across(buckets, cluster):
-        fresh = ~np.isin(pairs.i * len(cluster) + pairs.j, seen)
+        fresh = ~(np.isin(pairs.i * len(cluster) + pairs.j, seen) | crowds.hold(*pairs))
         _join(_Pairs(pairs.i[fresh], pairs.j[fresh]), cluster, compare, threshold, search)
     return cluster
 
@@ -103,6 +115,14 @@ class _Search(NamedTuple):
     needed: int
     old: int
 
+    def candidate(self, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
+        """Whether pairs agree in a band and in enough bits."""
+        good = np.zeros(len(i), dtype=bool)
+        for keys in self.bands:
+            good |= keys[i] == keys[j]
+        good &= np.bitwise_count(~(self.bits[i] ^ self.bits[j])) >= self.needed
+        return good
+
     def possible(self, band: int, cluster: Indices, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
         """Whether pairs that agree in a band are in two clusters, agree in enough bits, and in no band before."""
         good: npt.NDArray[np.bool_] = cluster[i] != cluster[j]
@@ -118,7 +138,7 @@ class _Search(NamedTuple):
         for band, members in enumerate(buckets):
             if not len(members):
                 continue
-            starts, sizes = _runs(self.bands[band][members])
+            starts, sizes = runs(self.bands[band][members])
             # Rows in a bucket are in order.
             i, j = np.repeat(members[starts], sizes), members
             late = (i != j) & (j >= self.old)
@@ -144,9 +164,9 @@ class _Search(NamedTuple):
         # New rows first, so that every pair to be listed runs from a new row to one behind its own cluster.
         order = np.lexsort((cluster[members], members < self.old, keys))
         members, keys = members[order], keys[order]
-        starts, sizes = _runs(keys)
+        starts, sizes = runs(keys)
         bucket_end = np.repeat(starts + sizes, sizes)
-        own, own_sizes = _runs(keys, cluster[members], members < self.old)
+        own, own_sizes = runs(keys, cluster[members], members < self.old)
         own_end = np.repeat(own + own_sizes, own_sizes)
         counts = np.where(members >= self.old, bucket_end - own_end, 0)
         origins = np.flatnonzero(counts)
@@ -162,6 +182,9 @@ class _Search(NamedTuple):
 
     def forest(self, pairs: _Pairs, cluster: Indices) -> npt.NDArray[np.bool_]:
         """Which of the pairs, most alike by their bits, would join all the clusters that all of them would."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import minimum_spanning_tree
+
         ends = np.concatenate(pairs)
         names, places = np.unique(np.concatenate([ends, cluster[ends]]), return_inverse=True)
         ends, roots = places.reshape(2, -1)
@@ -212,7 +235,7 @@ def _buckets(keys: npt.NDArray[np.uint64], rows: Indices, old: int) -> Indices:
         before = before[_among(keys[before], new)]
     rows = np.concatenate([before, rows[rows >= old]])
     rows = rows[np.argsort(keys[rows])]
-    _, sizes = _runs(keys[rows])
+    _, sizes = runs(keys[rows])
     rows = rows[np.repeat(sizes > 1, sizes)]
     return rows[np.lexsort((rows, keys[rows]))]
 
@@ -224,17 +247,6 @@ def _among(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> Indi
     places = np.flatnonzero(table[keys >> np.uint64(64 - _LEADING_BITS)])
     found = np.searchsorted(wanted, keys[places])
     return places[wanted[np.minimum(found, len(wanted) - 1)] == keys[places]] if len(places) else places
-
-
-def _runs(*columns: npt.NDArray[Any]) -> tuple[Indices, Indices]:
-    """Where runs of equal values begin, and how long they are."""
-    count = len(columns[0])
-    new = np.zeros(count, dtype=bool)
-    new[:1] = True
-    for values in columns:
-        new[1:] |= values[1:] != values[:-1]
-    starts = np.flatnonzero(new)
-    return starts, np.diff(starts, append=count)
 
 
 def _together(found: Sequence[_Pairs]) -> _Pairs:

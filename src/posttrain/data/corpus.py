@@ -12,12 +12,31 @@ import pyarrow as pa
 
 from posttrain.data.schema import RECORD
 from posttrain.data.shard import Shard
+from posttrain.data.steps.step import Known, Part
 from posttrain.jobs.engine import Engine
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _DECODED_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """A `posttrain.data.steps.step.Part` that is a shard; ``place``: of the step in the recipe."""
+
+    shard: Shard
+    place: int
+
+    @property
+    def rows(self) -> int:
+        return self.shard.rows
+
+    def sketches(self) -> pa.Table:
+        return self.shard.sketches(self.place)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        return self.shard.records().take(pa.array(rows, pa.int64()))
 
 
 @dataclass
@@ -29,6 +48,7 @@ class ShardCorpus:
         alive: bool [N].
         measured: RECORD table of what models are measured on.
         before: what the step knew of the first rows when the set was smaller.
+        past: gives the splits that rows had in versions before.
     """
 
     shards: Sequence[Shard]
@@ -36,7 +56,8 @@ class ShardCorpus:
     alive: npt.NDArray[np.bool_]
     engine: Engine
     measured: pa.Table = field(default_factory=RECORD.empty_table)
-    before: pa.Table | None = None
+    before: Known | None = None
+    past: Callable[[], npt.NDArray[np.int8]] = lambda: np.empty(0, np.int8)
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
@@ -66,8 +87,14 @@ class ShardCorpus:
         back[order] = np.arange(len(rows))
         return pa.concat_tables(parts).combine_chunks().take(pa.array(back))
 
-    def known(self) -> pa.Table | None:
+    def known(self) -> Known | None:
         return self.before
+
+    def sides(self) -> npt.NDArray[np.int8]:
+        return self.past()
+
+    def parts(self) -> Sequence[Part]:
+        return [ShardPart(shard, self.place) for shard in self.shards]
 
     def evaluation(self) -> pa.Table:
         return self.measured

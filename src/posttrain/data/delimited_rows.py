@@ -53,7 +53,7 @@ class _Text:
             self._row.append(line)
             self._size += len(raw)
             if self._size > LINE_BYTES:
-                message = f"broken CSV: a row is longer than LINE_BYTES = {LINE_BYTES:,} bytes"
+                message = f"broken CSV: a row is longer than {LINE_BYTES:,} bytes, the most that is read"
                 fix = "close the quote that opens here, or double a quote that belongs to the text"
                 raise BadFile(Problem(self._name, self._quote(), "broken CSV", message, fix))
             yield line

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from posttrain.data.checked_lines import read_lines
 from posttrain.data.feedback import KINDS, Kind, Ratings, row_of
-from posttrain.data.inbox import sealed
 from posttrain.data.reading import read
 from posttrain.data.sealing import seal
+from posttrain.data.segment import sealed
 from posttrain.store.files import make_folder, write_atomically
 
 log = logging.getLogger("posttrain")
@@ -34,6 +34,10 @@ class Batch:
     files: Mapping[Kind, Path]
     counts: Mapping[str, int]
     mark: Path
+
+    def rejected(self, kind: Kind) -> Path:
+        """Where entries are set aside that cannot be used, each with its reason."""
+        return self.mark.parent.parent / "rejected" / f"feedback-{self.mark.stem}-{kind}.jsonl"
 
     def done(self) -> None:
         """Say that the files' records are kept elsewhere: no later `drain` gives this segment again."""

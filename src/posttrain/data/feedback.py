@@ -1,12 +1,13 @@
 """What a user said about an answer, and the record that it makes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from posttrain.data.normalise import normal_text
+from posttrain.data.problem import unknown_label
 from posttrain.data.shapes import BadRecord, shape_of
 from posttrain.store.hashing import digest
 from posttrain.store.section import Section
@@ -110,6 +111,20 @@ def row_of(feedback: Mapping[str, Any], received: str, ratings: Ratings) -> tupl
         meta = {"labelled_by": "feedback", "feedback": told}
         return "labelled", {**prompt, "completion": completion, "meta": meta}
     return "pool", {**prompt, "meta": {"feedback": {**told, "completion": completion}}}
+
+
+def unknown_answer(feedback: Feedback, labels: Collection[str], ratings: Ratings = Ratings()) -> str | None:  # noqa: B008
+    """What is wrong with a label that the closed label set does not hold, in words; None where all is well.
+
+    Args:
+        labels: the closed label set; empty for open-ended answers.
+    """
+    _, row = row_of(feedback.model_dump(mode="json"), "", ratings)
+    answer = row.get("completion", row.get("chosen"))
+    if not labels or answer is None or answer in labels:
+        return None
+    problem = unknown_label(answer, labels, "", 1)
+    return f"{problem.message}; {problem.fix}" if problem.fix else problem.message
 
 
 def _but(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,24 +1,25 @@
 """Where feedback waits: files that are only added to, so that nothing acknowledged is lost.
 
-``segments/000001.open`` is being written; full or asked for, it is renamed to ``000001.jsonl`` and never changed again.
-Each line carries a checksum (`posttrain.data.checked_lines`). An entry is acknowledged once an fsync has followed its
-bytes; entries that arrive during one share the next (group commit, DeWitt et al. 1984, doi:10.1145/602259.602261).
+They are segments (`posttrain.data.segment`) of lines that each carry a checksum (`posttrain.data.checked_lines`). An
+entry is acknowledged once an fsync has followed its bytes; entries that arrive during one share the next (group
+commit, DeWitt et al. 1984, doi:10.1145/602259.602261).
 """
 
 import logging
-import os
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import xxhash
 
 from posttrain.data.checked_lines import encode, read_lines
 from posttrain.data.feedback import Feedback
+from posttrain.data.segment import Segment, open_path, seal_but_the_last, sealed
 from posttrain.store.clock import now
+from posttrain.store.closeable import Closeable
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import make_folder, refused, sync_folder, writing
 from posttrain.store.lock import exclusive
@@ -54,7 +55,7 @@ class _Waiting:
     done: "Future[Receipt]"
 
 
-class Inbox:
+class Inbox(Closeable):
     """An inbox open for writing, by one process at a time; from any of its threads.
 
     Ids and digests of all entries are held in memory, about 200 bytes an entry.
@@ -70,18 +71,14 @@ class Inbox:
             UserError: another process has it open, or the disk refused.
         """
         self.folder = folder
-        self._segments = folder / "segments"
         self._limit = segment_bytes
-        make_folder(self._segments)
-        self._lock = exclusive(folder / "lock", taken="another posttrain collects into this inbox")
-        self._lock.__enter__()
-        try:
-            self._known: dict[bytes, bytes] = {}
-            with writing(self._segments):
-                self._recover()
-        except BaseException:
-            self._lock.__exit__(None, None, None)
-            raise
+        self._known: dict[bytes, bytes] = {}
+        make_folder(folder / "segments")
+        with ExitStack() as opening:
+            opening.enter_context(exclusive(folder / "lock", taken="another posttrain collects into this inbox"))
+            with writing(folder / "segments"):
+                self._segment = self._recover()
+            self._lock = opening.pop_all()
         self._wake = threading.Condition()
         self._pending: dict[str, _Waiting] = {}
         self._queue: list[_Waiting] = []
@@ -129,8 +126,8 @@ class Inbox:
             return {
                 "entries": len(self._known),
                 "waiting": len(self._pending),
-                "sealed": self._number - 1,
-                "open_bytes": self._size,
+                "sealed": self._segment.number - 1,
+                "open_bytes": self._segment.size,
                 "writable": self._broken is None and not self._closing,
             }
 
@@ -142,54 +139,26 @@ class Inbox:
             self._closing = True
             self._wake.notify()
         self._writer.join()
-        os.close(self._descriptor)
-        self._lock.__exit__(None, None, None)
+        self._segment.close()
+        self._lock.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def _recover(self) -> Segment:
+        """Take in the ids of all that is there, and open the segment to write to."""
+        last = seal_but_the_last(self.folder)
+        paths = sealed(self.folder)
+        number = last or 1 + max((int(path.stem) for path in paths), default=0)
+        for path in [*paths, open_path(self.folder, number)]:
+            if path.exists():
+                self._remember(path)
+        return Segment(self.folder, number)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _recover(self) -> None:
-        """Read what is there, cut off what was never acknowledged, and open the segment to write to."""
-        for path in sealed(self.folder):
-            self._remember(path)
-        self._number = 1 + max((int(path.stem) for path in sealed(self.folder)), default=0)
-        path = self._path
-        if path.exists():
-            found = self._remember(path)
-            if found < path.stat().st_size:
-                log.warning("%s: the last line was never finished or acknowledged; it is cut off", path)
-                os.truncate(path, found)
-        self._descriptor = self._create(self._number)
-        os.fsync(self._descriptor)  # what a killed process left in the cache counts as acknowledged from now on
-        self._size = os.fstat(self._descriptor).st_size
-
-    def _remember(self, path: Path) -> int:
-        """Take the ids of a segment in; returns the bytes of its whole lines."""
+    def _remember(self, path: Path) -> None:
         lines = read_lines(path.read_bytes())
         for number in lines.damaged:
             log.warning("%s:%d: does not match its checksum; it is left where it is and not used", path, number)
         for value in lines.values:
             feedback = Feedback.model_validate(value["feedback"])
             self._known[_key(feedback.id)] = _short(feedback.content())
-        return lines.whole
-
-    @property
-    def _path(self) -> Path:
-        return self._segment(self._number)
-
-    def _segment(self, number: int) -> Path:
-        return self._segments / f"{number:06d}.open"
-
-    def _create(self, number: int) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(self._segment(number), flags, 0o666)
-        sync_folder(self._segments)
-        return descriptor
 
     def _write_all(self) -> None:
         """The writer's thread: one write and one fsync for all that wait."""
@@ -210,7 +179,7 @@ class Inbox:
         error: Exception | None = self._broken
         if error is None:
             try:
-                self._write(b"".join(entry.line for entry in batch))
+                self._segment.append(b"".join(entry.line for entry in batch))
             except OSError as problem:
                 error = self._undo(problem)
         with self._wake:
@@ -224,61 +193,47 @@ class Inbox:
             else:
                 entry.done.set_exception(error)
 
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
-        os.fsync(self._descriptor)
-        self._size += len(data)
-
     def _undo(self, problem: OSError) -> Exception:
         """Take back what a refused write left; what it means for those who wait."""
-        log.warning("%s: %s; nothing of it was acknowledged", self._path, problem.strerror)
+        path = self._segment.path
+        log.warning("%s: %s; nothing of it was acknowledged", path, problem.strerror)
         try:
-            os.ftruncate(self._descriptor, self._size)
-            os.fsync(self._descriptor)
+            self._segment.undo()
         except OSError as error:
             return self._give_up(error)
-        told = refused(problem, self._path)
-        return Full(told.what, where=told.where, fix=told.fix) if told else WorkError(f"{self._path}: {problem}")
+        told = refused(problem, path)
+        return Full(told.what, where=told.where, fix=told.fix) if told else WorkError(f"{path}: {problem}")
 
     def _give_up(self, error: OSError) -> Exception:
         """Accept nothing any more: what the disk holds is known only after a new start."""
-        log.error("%s: %s; the inbox takes nothing until it is opened again", self._path, error)
+        log.error("%s: %s; the inbox takes nothing until it is opened again", self._segment.path, error)
         with self._wake:
-            self._broken = WorkError(f"{self._path}: {error}")
+            self._broken = WorkError(f"{self._segment.path}: {error}")
         return self._broken
 
     def _seal_if_due(self) -> None:
         """Begin another segment when this one is full, or when `posttrain.data.sealing.seal` has asked for it."""
         wish = self.folder / "seal"
         wished = wish.exists()
-        if self._size and (wished or self._size >= self._limit):
+        if self._segment.size and (wished or self._segment.size >= self._limit):
             try:
                 self._begin_another()
             except OSError as error:
-                log.warning("%s: cannot be sealed: %s; it grows on", self._path, error.strerror)
+                log.warning("%s: cannot be sealed: %s; it grows on", self._segment.path, error.strerror)
         if wished:
             wish.unlink(missing_ok=True)
 
     def _begin_another(self) -> None:
-        before, full = self._descriptor, self._path
-        descriptor = self._create(self._number + 1)
+        full, another = self._segment, Segment(self.folder, self._segment.number + 1)
         try:
-            os.replace(full, full.with_suffix(".jsonl"))
+            full.seal()
         except OSError:
-            os.close(descriptor)
+            another.close()
             raise
         with self._wake:
-            self._number += 1
-            self._descriptor, self._size = descriptor, 0
-        os.close(before)
-        sync_folder(self._segments)
-
-
-def sealed(folder: Path) -> list[Path]:
-    """The sealed segments of an inbox, oldest first."""
-    return sorted((folder / "segments").glob("[0-9]*.jsonl"))
+            self._segment = another
+        full.close()
+        sync_folder(another.path.parent)
 
 
 def _key(id: str) -> bytes:

@@ -23,7 +23,7 @@ def content_digest(path: Place, name: str) -> str:
         for file in files:
             total.update(f"{file.relative_to(path).as_posix()}\0{file_digest(file)}\n".encode())
     except FileNotFoundError:
-        raise UserError("there is no such file", where=name, fix="check the path in `data`") from None
+        raise UserError("there is no such file", where=name, fix="check the path") from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=name) from None
     return total.hexdigest()

@@ -6,6 +6,7 @@ at least k of the first ``n - ceil(c * n) + k`` (prefix filtering): only those a
 indexed, and only what then is found is compared exactly.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -14,19 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.data.gram_filters import STRETCH, GramFilters
 from posttrain.data.normalise import input_texts
 from posttrain.data.postings import Postings, set_of
 from posttrain.data.shingles import Indices, Shingles, hashes, jaccard, offsets_of, runs
+from posttrain.data.words import plain_words
 
 NGRAM = 5
-LEAST_WORDS = 8
-"""Words from which an evaluation input is looked for inside longer records. Shorter ones stand in many a text by
-chance; GPT-3's shortest n-gram has 8 words for that reason (Brown et al. 2020, appendix C)."""
-
 _LEAST_STRETCH = 4096
-_SHARE_NEEDED = 8
+_SHARE_NEEDED = 16
 _LEAST_NEEDED = 12
 _ROUNDING = 1e-9
+_PART_BITS = 22
 
 
 class Alike(NamedTuple):
@@ -56,6 +56,7 @@ class InputIndex:
     Attributes:
         threshold: Jaccard similarity from which two inputs are alike.
         contained: share of an evaluation input from which a record contains it; None: it is not looked for.
+        least_words: words from which an input is looked for inside longer records.
         sets: their distinct 5-grams.
         needed: int64 [T], how many indexed 5-grams a record must hold to be a candidate.
         lengths: int64 [T], 5-grams counted as often as they stand in the input; 0 for inputs of few words.
@@ -65,6 +66,7 @@ class InputIndex:
 
     threshold: float
     contained: float | None
+    least_words: int
     sets: Shingles
     needed: Indices
     lengths: Indices
@@ -72,21 +74,22 @@ class InputIndex:
     stretch: int
 
     @classmethod
-    def of(cls, evaluation: pa.Table, threshold: float, contained: float | None) -> Self:
-        """Index the inputs of a RECORD table."""
+    def of(cls, evaluation: pa.Table, threshold: float, contained: float | None, least_words: int) -> Self:
+        """Index the inputs of a RECORD table; those of fewer than ``least_words`` words are contained in nothing."""
         texts = input_texts(evaluation)
         sets = hashes(texts, NGRAM)
         least = threshold if contained is None else min(threshold, contained)
         sizes = sets.sizes
-        required = np.ceil(least * sizes - _ROUNDING).astype(np.int64)
+        required = np.array([_required(least, size) for size in sizes.tolist()], dtype=np.int64)
         # The more are needed, the fewer are compared in vain, and the more are indexed.
         needed = np.minimum(np.maximum(sizes // _SHARE_NEEDED, _LEAST_NEEDED), required)
         prefix = _rarest(sets, sizes - required + needed)
-        long = np.array([len(text.split(None, LEAST_WORDS)) >= LEAST_WORDS for text in texts], dtype=bool)
+        words = plain_words(texts)
+        long = np.array([len(text.split(None, least_words)) >= least_words for text in words], dtype=bool)
         lengths = np.where(long, runs(texts, NGRAM).sizes, 0)
         longest = int(np.ceil(lengths.max(initial=0) / least))
         postings = Postings.of(prefix, np.arange(len(texts)))
-        return cls(threshold, contained, sets, needed, lengths, postings, max(_LEAST_STRETCH, 2 * longest))
+        return cls(threshold, contained, least_words, sets, needed, lengths, postings, max(_LEAST_STRETCH, 2 * longest))
 
     def search(self, inputs: Sequence[str], texts: Sequence[str], pairs: list[tuple[int, int]]) -> Alike:
         """The evaluation record that each of N training records is most like, of equals the first.
@@ -113,6 +116,25 @@ class InputIndex:
                 _note(contained, likely.row[rest], likely.other[rest], share[enough], pairs)
         return Alike(similar, contained)
 
+    def likely(self, filters: GramFilters, least: Indices) -> Indices:
+        """Of N training records all that are like an evaluation record, or hold it, and few others.
+
+        Args:
+            filters: of their texts.
+            least: int64 [N], how many different 5-grams the input has at least.
+        """
+        found = [np.empty(0, np.int64)]
+        for other, (size, length) in enumerate(zip(self.sets.sizes.tolist(), self.lengths.tolist(), strict=True)):
+            members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
+            spare, stretches = size - _required(self.threshold, size), 1
+            long = filters.near_long(members, spare)
+            found.append(long[least[long] * self.threshold <= size + _ROUNDING])
+            if self.contained is not None and length:
+                spare = max(spare, size - _required(self.contained, size))
+                stretches = -(-(_width(length, self.contained) - 1) // STRETCH) + 1
+            found.append(filters.near(members, spare, stretches))
+        return np.unique(np.concatenate(found))
+
     def _candidates(self, grams: Shingles, inputs: Sequence[str]) -> Iterator[_Candidates]:
         """Long records are looked at stretch by stretch, each half over the next: a long text holds most 5-grams."""
         # An input of fewer than 5 characters is a shingle of its own that all of the record does not have.
@@ -131,7 +153,8 @@ class InputIndex:
         short_rows = short[set_of(own, short_at)]
         asked = np.concatenate([asked, asked[before] - 1, first[short_rows]])
         keys = np.concatenate([keys, keys[before], short_keys])
-        for meetings in self.postings.meet(asked, keys):
+        least = int(self.needed.min()) if len(self.needed) else 1
+        for meetings in self.postings.meet(asked, keys, least):
             good = meetings.shared >= self.needed[meetings.owner]
             asked, other = meetings.asked[good], meetings.owner[good]
             row = np.searchsorted(first, asked, side="right") - 1
@@ -145,8 +168,22 @@ class InputIndex:
         which = np.minimum(np.searchsorted(members, stretch), len(members) - 1)
         places = np.flatnonzero(members[which] == stretch)
         assert self.contained is not None
-        width = int(np.ceil(self.lengths[other] / self.contained))
-        return _most_together(places.tolist(), which[places].tolist(), width) / len(members)
+        width = _width(int(self.lengths[other]), self.contained)
+        found = which[places]
+        different = np.count_nonzero(np.bincount(found))
+        if different < _required(self.contained, len(members)) or places[-1] - places[0] < width:
+            return different / len(members)  # too few, or all together
+        return _most_together(places.tolist(), found.tolist(), width) / len(members)
+
+
+def _required(share: float, size: int) -> int:
+    """How many members of a set are that share of it."""
+    return math.ceil(share * size - _ROUNDING)
+
+
+def _width(length: int, contained: float) -> int:
+    """How many 5-grams in a row may hold an input of ``length`` of them."""
+    return math.ceil(length / contained)
 
 
 def _most_together(places: Sequence[int], members: Sequence[int], width: int) -> int:
@@ -166,13 +203,14 @@ def _most_together(places: Sequence[int], members: Sequence[int], width: int) ->
 
 
 def _rarest(sets: Shingles, counts: Indices) -> Shingles:
-    """Of every set the ``counts[n]`` members that stand in the fewest sets."""
-    _, numbers, frequency = np.unique(sets.values, return_inverse=True, return_counts=True)
-    owner = np.repeat(np.arange(len(sets.sizes)), sets.sizes)
-    order = np.lexsort((sets.values, frequency[numbers], owner))
-    place = np.arange(len(order)) - np.repeat(sets.offsets[:-1], sets.sizes)
-    inside = place < np.repeat(counts, sets.sizes)
-    return Shingles(sets.values[order][inside], offsets_of(np.minimum(counts, sets.sizes)))
+    """Of every set the ``counts[n]`` members that stand in the fewest sets; hashes that begin alike count together."""
+    part = (sets.values >> np.uint64(64 - _PART_BITS)).astype(np.int64)
+    frequency = np.minimum(np.bincount(part, minlength=1)[part], (1 << 16) - 1).astype(np.uint64)
+    rank = frequency << np.uint64(48) | sets.values >> np.uint64(16)
+    chosen = [np.empty(0, dtype=np.int64)]
+    for begin, end, count in zip(sets.offsets[:-1].tolist(), sets.offsets[1:].tolist(), counts.tolist(), strict=True):
+        chosen.append(begin + np.argsort(rank[begin:end])[:count])
+    return Shingles(sets.values[np.concatenate(chosen)], offsets_of(np.minimum(counts, sets.sizes)))
 
 
 def _note(

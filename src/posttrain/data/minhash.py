@@ -104,6 +104,12 @@ def sketch(
     return pa.table(dict(zip(names, map(pa.array, np.concatenate(pieces).T.copy()), strict=True)))
 
 
+@lru_cache(maxsize=1)
+def sketch_of_shard(texts: tuple[str, ...], threshold: float, ngram: int, seed: int, permutations: int) -> pa.Table:
+    """As `sketch`; steps that follow each other ask for the same, of which the last is remembered."""
+    return sketch(texts, threshold, ngram, seed, permutations)
+
+
 def _sketch(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[np.uint64]:
     minima = signatures(shingles, shape.bands * shape.rows, seed)
     grams = np.add.reduceat(shingles.values, shingles.offsets[:-1])

@@ -2,15 +2,16 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from posttrain.data.builder import make_version
+from posttrain.data.config import DataConfig
 from posttrain.data.recipe import Files, Recipe, Suite, meant_for
-from posttrain.data.semantic_version import Bump, next_version, parse_version
+from posttrain.data.semantic_version import Bump, check_tag, next_version, parse_version
 from posttrain.data.split import SplitsConfig
 from posttrain.data.stored_version import Version
 from posttrain.jobs.engine import open_engine
@@ -56,6 +57,8 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
         raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
     if config.version is not None:
         parse_version(config.version)
+    for tag in config.tags:
+        check_tag(tag)
     if workspace is None:
         with Workspace.create(config.workspace) as opened:
             return build(config, opened)
@@ -74,7 +77,15 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
         raise UserError("no file is named", where="files", fix="name a file of records")
     recipe = _recipe(config, parent)
     with open_engine(config.engine, config.workers) as engine:
-        version = make_version(recipe, config.files, workspace, engine=engine, grown_from=parent, suites=config.suites)
+        version = make_version(
+            recipe,
+            config.files,
+            workspace,
+            engine=engine,
+            grown_from=parent,
+            suites=config.suites,
+            begin=lambda: _refuse_taken(config, earlier),
+        )
     semantic = config.version.removeprefix("v") if config.version else next_version(before, _bump(parent, version))
     number = workspace.metadata.name_artifact(
         config.name,
@@ -92,7 +103,8 @@ def _recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     """The recipe of the config; its splits as the parent has settled them."""
     recipe = Recipe(**{name: getattr(config, name) for name in Recipe.model_fields})
     steps = meant_for(recipe.steps, recipe.labels)
-    if left_out := [step.name for step in recipe.steps if step not in steps]:
+    left_out = [step.name for step in recipe.steps if step not in steps]
+    if left_out and recipe.steps != DataConfig().steps:  # of the default nobody named one
         log.info("left out, as there is no closed label set: %s", ", ".join(left_out))
     recipe = recipe.model_copy(update={"steps": steps})
     if parent is None or recipe.splits is None or not parent.meta.get("settled"):
@@ -106,10 +118,23 @@ def _last(earlier: list[Named]) -> str | None:
     return next((one.semantic for one in reversed(earlier) if one.semantic), None)
 
 
+def _refuse_taken(config: BuildConfig, earlier: Sequence[Named]) -> None:
+    """Refuse to make another version under a number that one has."""
+    semantic = config.version and config.version.removeprefix("v")
+    taken = next((one for one in earlier if semantic and one.semantic == semantic), None)
+    if taken is not None:
+        raise UserError(f"{taken.text} is {taken.artifact_id} already", where="--version", fix="give a later version")
+
+
 def _bump(parent: Version | None, version: Version) -> Bump:
     """Major where records are made otherwise, minor where some came, patch where only their files differ."""
-    if parent is None or parent.meta["recipe"] != version.meta["recipe"]:
+    if parent is None or _made_by(parent) != _made_by(version):
         return "major"
     before = {source["name"]: source["digest"] for source in parent.meta["sources"]}
     after = {source["name"]: source["digest"] for source in version.meta["sources"]}
     return "minor" if before.items() <= after.items() else "patch"
+
+
+def _made_by(version: Version) -> dict[str, Any]:
+    """What decides how records become those of the version, wherever its folder lies."""
+    return {**version.meta.get("keys", {}), "splits": version.meta.get("settled")}

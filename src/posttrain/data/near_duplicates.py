@@ -5,9 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.clusters import clusters
-from posttrain.data.minhash import sketch
-
 
 def near_duplicates(
     texts: Sequence[str], threshold: float = 0.8, ngram: int = 5, seed: int = 0
@@ -24,8 +21,17 @@ def near_duplicates(
         seed: draws the permutations, and so which few pairs at the threshold are missed.
 
     Raises:
+        TypeError: ``texts`` is one text, or holds something that is none.
         ValueError: the threshold lies outside (0, 1], or ``ngram`` is below 1.
     """
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of texts, not one text")
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts must be strings, but texts[{row}] is {type(text).__name__}")
+    from posttrain.data.clusters import clusters
+    from posttrain.data.minhash import sketch
+
     return clusters(
         sketch(texts, threshold, ngram, seed), lambda rows: [texts[row] for row in rows.tolist()], threshold, ngram
     )

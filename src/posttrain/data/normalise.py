@@ -1,6 +1,7 @@
 """The normal form of a record's content, and the identities that are hashes of it."""
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ _ESCAPED = {*range(32), 127, *b'"\\'}
 _PLAIN = bytes(32 if chr(code).isspace() else 0 if code in _ESCAPED else code for code in range(128)) + bytes(128)
 """Of ASCII: all whitespace as spaces, and what JSON escapes as NUL."""
 
+_ALMOST_ASCII = re.compile("[\x00-\x7f\u2010-\u2027\u2030-\u205e\u20a0-\u20cf]*")
+"""Besides ASCII quotation marks, dashes and currencies, which neither NFC nor case folding changes."""
+
 _TWO_SPACES = re.compile(b"  ")
 
 
@@ -25,36 +29,63 @@ def normal_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split()) if plain is None else plain.decode()
 
 
+def almost_ascii(text: str) -> bool:
+    """Whether all that `comparable` changes in a text is ASCII: its letters and whitespace."""
+    return text.isascii() or _ALMOST_ASCII.fullmatch(text) is not None
+
+
 def comparable(text: str) -> str:
     """The form in which texts are compared: normalised and case-folded."""
     return normal_text(text).casefold()
 
 
-def input_id(prompt: Sequence[Turn] | None, text: str | None) -> str:
+def input_id(prompt: Sequence[Turn] | None, text: str | None, image: str | None = None) -> str:
     """20 hex characters that two records share exactly when their normalised inputs are equal."""
-    return _digest(b"[%s, %s]" % (_turns(prompt), _json(text)))
+    return _digest(b"[%s, %s%s]" % (_turns(prompt), _json(text), _image(image)))
 
 
-def record_id(prompt: Sequence[Turn] | None, completion: str | None, rejected: str | None, text: str | None) -> str:
+def record_id(
+    prompt: Sequence[Turn] | None,
+    completion: str | None,
+    rejected: str | None,
+    text: str | None,
+    image: str | None = None,
+) -> str:
     """20 hex characters that two records share exactly when their normalised contents are equal."""
-    return identities(prompt, completion, rejected, text)[0]
+    return identities(prompt, completion, rejected, text, image)[0]
 
 
 def identities(
-    prompt: Sequence[Turn] | None, completion: str | None, rejected: str | None, text: str | None
+    prompt: Sequence[Turn] | None,
+    completion: str | None,
+    rejected: str | None,
+    text: str | None,
+    image: str | None = None,
 ) -> tuple[str, str]:
-    """:func:`record_id` and :func:`input_id` in one go."""
-    turns, words = _turns(prompt), _json(text)
-    whole = b"[%s, %s, %s, %s]" % (turns, _json(completion), _json(rejected), words)
-    return _digest(whole), _digest(b"[%s, %s]" % (turns, words))
+    """:func:`record_id` and :func:`input_id` in one go.
+
+    Args:
+        image: see `image_of`; what is asked of two images is not the same.
+    """
+    turns, words, shown = _turns(prompt), _json(text), _image(image)
+    whole = b"[%s, %s, %s, %s%s]" % (turns, _json(completion), _json(rejected), words, shown)
+    return _digest(whole), _digest(b"[%s, %s%s]" % (turns, words, shown))
+
+
+def image_of(meta: str | None) -> str | None:
+    """The image that a record's ``meta`` names, as it is named there; None for none."""
+    if not meta or '"image"' not in meta:
+        return None
+    named = json.loads(meta).get("image")
+    return named if isinstance(named, str) and named else None
 
 
 def identify(table: pa.Table) -> pa.Table:
     """``table`` with ``id`` and ``input_id`` computed anew from the content."""
-    columns = (table[name].to_pylist() for name in ("prompt", "completion", "rejected", "text"))
+    columns = (table[name].to_pylist() for name in ("prompt", "completion", "rejected", "text", "meta"))
     ids, input_ids = [], []
-    for prompt, completion, rejected, text in zip(*columns, strict=True):
-        whole, given = identities(prompt, completion, rejected, text)
+    for prompt, completion, rejected, text, meta in zip(*columns, strict=True):
+        whole, given = identities(prompt, completion, rejected, text, image_of(meta))
         ids.append(whole)
         input_ids.append(given)
     return _replace(_replace(table, "id", ids), "input_id", input_ids)
@@ -116,6 +147,11 @@ def _turns(prompt: Sequence[Turn] | None) -> bytes:
         return b"null"
     said = [b"[%s, %s]" % (encode_basestring_ascii(turn["role"]).encode(), _json(turn["content"])) for turn in prompt]
     return b"[%s]" % b", ".join(said)
+
+
+def _image(name: str | None) -> bytes:
+    """Nothing for none, so that texts have the identity that they always had."""
+    return b"" if name is None else b", %s" % encode_basestring_ascii(name).encode()
 
 
 def _digest(content: bytes) -> str:

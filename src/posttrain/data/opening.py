@@ -85,7 +85,8 @@ def damaged(error: Exception, name: str, line: int | None) -> Exception:
     if isinstance(error, OSError) and error.errno is not None:
         return error
     if isinstance(error, EOFError) or "Truncated" in str(error):
-        message, fix = "the compressed data ends too early", "get the file again; the lines before are whole"
+        whole = "; the lines before are whole" if line is not None and line > 1 else ""
+        message, fix = "the compressed data ends too early", f"get the file again{whole}"
     else:
         message, fix = "is not compressed as its name says, or damaged", "get the file again"
     return BadFile(Problem(name, line, "damaged file", message, fix))
@@ -93,7 +94,7 @@ def damaged(error: Exception, name: str, line: int | None) -> Exception:
 
 def too_long(name: str, line: int) -> Problem:
     """The problem of a line longer than `LINE_BYTES`."""
-    message = f"the line is longer than LINE_BYTES = {LINE_BYTES:,} bytes"
+    message = f"the line is longer than {LINE_BYTES:,} bytes, the most that is read"
     return Problem(name, line, "line too long", message, "put one record on a line, or split the record")
 
 

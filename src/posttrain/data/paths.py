@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from posttrain.store.errors import UserError
+from posttrain.store.errors import Refused, UserError
 
 COMPRESSIONS = (".gz", ".zst")
 
@@ -104,7 +104,8 @@ def reaching(url: Url, name: str) -> Iterator[None]:
     """Say what goes wrong on the way to a URL in one line.
 
     Raises:
-        UserError: it is not there, or cannot be reached.
+        UserError: it is not there.
+        Refused: it cannot be reached.
     """
     errors: tuple[type[Exception], ...] = (OSError,)
     if url.protocol in ("s3", "s3a"):
@@ -116,7 +117,7 @@ def reaching(url: Url, name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError("there is no such file", where=name, fix="check the URL") from None
     except errors as error:
-        raise UserError(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}", where=name) from None
+        raise Refused(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}", where=name) from None
 
 
 def _is_glob(name: str) -> bool:

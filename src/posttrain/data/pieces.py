@@ -81,7 +81,7 @@ def _ranges(path: Path, name: str) -> Iterator[Piece]:
 
 def _batches(path: Place, name: str) -> Iterator[Piece]:
     waiting: list[Row | Problem] = []
-    size, digest = 0, hashlib.sha256()
+    size, digest, cut = 0, hashlib.sha256(), False
 
     def piece() -> Piece:
         first = waiting[0].line if waiting else 1
@@ -95,6 +95,6 @@ def _batches(path: Place, name: str) -> Iterator[Piece]:
         size += len(encoded)
         if len(waiting) == PIECE_ROWS or size >= PIECE_BYTES:
             yield piece()
-            waiting, size, digest = [], 0, hashlib.sha256()
-    if waiting:
+            waiting, size, digest, cut = [], 0, hashlib.sha256(), True
+    if waiting or not cut:  # a file without rows is one piece, so that it is known to be empty
         yield piece()

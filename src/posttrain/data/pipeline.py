@@ -1,16 +1,21 @@
-"""From the files named in the config to a clean pool, test set and first set of labelled records."""
+"""From the files and versions named in the config to a clean pool, test set and first set of labelled records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as compute
 
+from posttrain.data.alone import apply
 from posttrain.data.config import DataConfig
-from posttrain.data.flow import Flow
+from posttrain.data.flow import Flow, Work
 from posttrain.data.inputs import content_digest
 from posttrain.data.labelled_before import already_labelled
+from posttrain.data.made import apart_from
+from posttrain.data.named_versions import Versions, been_through, records_to_learn_from, records_to_test_on
 from posttrain.data.normalise import without_answers
 from posttrain.data.problem import unknown_label
 from posttrain.data.reading import read
@@ -19,6 +24,8 @@ from posttrain.data.schema import concat
 from posttrain.data.split import split
 from posttrain.data.steps.answers import Answers
 from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.steps.step import Outcome, RowStep, Step
+from posttrain.data.suite_check import shared_inputs
 from posttrain.store.errors import UserError
 
 
@@ -37,13 +44,22 @@ class Built:
     funnel: list[dict[str, Any]]
 
 
-def build_pool_and_test(config: DataConfig, root: Path, labels: Sequence[str] | None = None) -> Built:
+_NO_VERSIONS: Versions = {}
+
+
+def build_pool_and_test(
+    config: DataConfig, root: Path, labels: Sequence[str] | None = None, versions: Versions = _NO_VERSIONS
+) -> Built:
     """Read, check and clean what ``config`` names.
+
+    Of a version the pool and the labelled records are the training side, and the test records the test side. Its
+    records go through the steps like those of files; that changes nothing about what has been through them.
 
     Args:
         root: the folder that relative files start from.
         labels: the closed label set; answers outside it are the user's mistake, and equal inputs with
             different answers are rejected. None for open-ended answers.
+        versions: the names in ``config`` that are versions, as `versions_named` finds them.
 
     Raises:
         UserError: on the first bad record, with file and line; no files; no answers where they are needed.
@@ -51,8 +67,9 @@ def build_pool_and_test(config: DataConfig, root: Path, labels: Sequence[str] | 
     steps = [step.located(root) for step in meant_for(config.steps, labels or ())]
     for step in steps:
         step.check()
-    labelled = Flow("labelled", _answered(config.labelled, config, root, labels))
-    pool = Flow("pool", without_answers(_records(config.pool, config, root, answers=False)))
+    named = _Named(config, root, versions)
+    labelled = Flow("labelled", named.answered(config.labelled, labels))
+    pool = Flow("pool", without_answers(concat([named.to_learn_from(name, answers=False) for name in config.pool])))
     if not config.pool and not config.labelled:
         raise UserError("no file of records is named", where="data.pool", fix="name a file of inputs")
     labelled.through(Answers())
@@ -62,14 +79,18 @@ def build_pool_and_test(config: DataConfig, root: Path, labels: Sequence[str] | 
         labelled.move(rest, "split", "held out for the test")
         test = Flow("test", held_out)
     else:
-        test = Flow("test", _answered(config.test or [], config, root, labels))
+        test = Flow("test", named.answered(config.test or [], labels, test=True))
         test.through(Answers())
         test.through(*[step for step in steps if step.evaluation])
-    labelled.through(*[step for step in steps if step.training_only], evaluation=test.records)
+    labelled.through_work(lambda records: apart_from(records, test.records))
+    for step in [step for step in steps if step.training_only]:
+        labelled.through_work(_unless(named.been_through(step), partial(apply, step, evaluation=test.records)))
     pool.through(*[step for step in steps if not step.training_only and not step.needs_answers])
     pool.through(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=test.records)
     pool.through_work(already_labelled(labelled.records))
     flows = (pool, labelled, test)
+    for flow in (labelled, pool):
+        _refuse_test_inputs(flow.records, test.records)
     return Built(
         pool.records.combine_chunks(),
         test.records.combine_chunks(),
@@ -79,35 +100,81 @@ def build_pool_and_test(config: DataConfig, root: Path, labels: Sequence[str] | 
     )
 
 
-def input_digests(config: DataConfig, root: Path) -> dict[str, str]:
-    """SHA-256 of the content of every file that ``config`` names, by its name in the config.
+def _refuse_test_inputs(records: pa.Table, test: pa.Table) -> None:
+    """Refuse what is to be learned from while its input is measured on: steps without `decontaminate` let it be.
+
+    Before any work; a training's own check looks for more than equal inputs.
+    """
+    shared = test.filter(compute.is_in(test["input_id"], value_set=records["input_id"].combine_chunks()))
+    if shared.num_rows:
+        raise shared_inputs(records, shared, "data.steps")
+
+
+def input_digests(config: DataConfig, root: Path, versions: Versions = _NO_VERSIONS) -> dict[str, str]:
+    """By the names in ``config``: of a file the SHA-256 of its content, of a version its id.
 
     Raises:
-        UserError: when one is missing or cannot be read.
+        UserError: when a file is missing or cannot be read.
     """
-    return {name: content_digest(_place(root, name), name) for name in config.files}
+    return {
+        name: versions[name].id if name in versions else content_digest(_place(root, name), name)
+        for name in config.files
+    }
 
 
 def _place(root: Path, name: str) -> Path:
     return root / Path(name).expanduser()
 
 
-def _records(files: Sequence[str], config: DataConfig, root: Path, *, answers: bool) -> pa.Table:
-    return concat(
-        [table for name in files for table in read(_place(root, name), config.columns, name=name, answers=answers)]
-    )
+@dataclass(frozen=True)
+class _Named:
+    """What the config names, as RECORD tables."""
+
+    config: DataConfig
+    root: Path
+    versions: Versions
+
+    def to_learn_from(self, name: str, *, answers: bool) -> pa.Table:
+        if name in self.versions:
+            return records_to_learn_from(self.versions[name], name)
+        return concat(list(read(_place(self.root, name), self.config.columns, name=name, answers=answers)))
+
+    def to_test_on(self, name: str) -> pa.Table:
+        if name not in self.versions:
+            return self.to_learn_from(name, answers=True)
+        learned_from = {self.versions[one].id for one in self._learned_from if one in self.versions}
+        return records_to_test_on(self.versions[name], name, learned_from)
+
+    def answered(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
+        tables = [self.to_test_on(name) if test else self.to_learn_from(name, answers=True) for name in names]
+        for name, table in zip(names, tables, strict=True):
+            answerless = table["completion"].null_count == table.num_rows
+            if answerless and (labels is not None or table["text"].null_count == table.num_rows):
+                fix = "say in `data.columns` which column is the completion" if name not in self.versions else None
+                raise UserError("no record has an answer", where=name, fix=fix)
+            if labels is not None:
+                _refuse_unknown_labels(table, labels)
+        return concat(tables)
+
+    def been_through(self, step: Step) -> set[str]:
+        """Ids of records that need not meet a step that adds records again, as their version was made with it."""
+        versions = [self.versions[name] for name in self.config.labelled if name in self.versions]
+        return been_through(versions, step) if isinstance(step, RowStep) else set()
+
+    @property
+    def _learned_from(self) -> list[str]:
+        return [*self.config.pool, *self.config.labelled]
 
 
-def _answered(files: Sequence[str], config: DataConfig, root: Path, labels: Sequence[str] | None) -> pa.Table:
-    tables = [_records([name], config, root, answers=True) for name in files]
-    for name, table in zip(files, tables, strict=True):
-        answerless = table["completion"].null_count == table.num_rows
-        if answerless and (labels is not None or table["text"].null_count == table.num_rows):
-            fix = "say in `data.columns` which column is the completion"
-            raise UserError("no record has an answer", where=name, fix=fix)
-        if labels is not None:
-            _refuse_unknown_labels(table, labels)
-    return concat(tables)
+def _unless(done: set[str], work: Work) -> Work:
+    """Work for the records whose ids are not among those; the others go first."""
+
+    def apart(records: pa.Table) -> Outcome:
+        ready = compute.is_in(records["id"], value_set=pa.array(sorted(done), pa.string()))
+        outcome = work(records.filter(compute.invert(ready)))
+        return outcome._replace(kept=concat([records.filter(ready), outcome.kept]))
+
+    return apart if done else work
 
 
 def _refuse_unknown_labels(table: pa.Table, labels: Sequence[str]) -> None:

@@ -33,37 +33,53 @@ class Postings(NamedTuple):
     Attributes:
         keys: uint64 [K], sorted.
         offsets: int64 [K + 1].
-        owners: int64; the sets that hold key ``k`` are ``owners[offsets[k] : offsets[k + 1]]``, in order.
+        owners: int32; the sets that hold key ``k`` are ``owners[offsets[k] : offsets[k + 1]]``, in order.
         table: bool [2^b], whether some key begins with these b bits: most hashes that are no keys end here.
         buckets: int64 [2^c], the first key that begins with these c bits or more.
+        width: one more than the last owner.
     """
 
     keys: Hashes
     offsets: Indices
-    owners: Indices
+    owners: npt.NDArray[np.int32]
     table: npt.NDArray[np.bool_]
     buckets: Indices
+    width: int
 
     @classmethod
     def of(cls, sets: Shingles, owners: Indices) -> Self:
         """Index ``sets``; ``owners``: int64 [N], the number by which each of the N sets is named."""
         named = np.repeat(owners, sets.sizes)
-        order = np.lexsort((named, sets.values))
+        order = np.argsort(sets.values)
         values, named = sets.values[order], named[order]
+        tied = np.zeros(len(values), dtype=bool)  # few; to sort all by both takes three times as long
+        equal = values[1:] == values[:-1]
+        tied[1:] |= equal
+        tied[:-1] |= equal
+        named[tied] = named[tied][np.lexsort((named[tied], values[tied]))]
         fresh = np.ones(len(values), dtype=bool)
         fresh[1:] = (values[1:] != values[:-1]) | (named[1:] != named[:-1])
         values, named = values[fresh], named[fresh]
-        keys, counts = np.unique(values, return_counts=True)
+        first = np.ones(len(values), dtype=bool)
+        np.not_equal(values[1:], values[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        keys, counts = values[starts], np.diff(starts, append=len(values))
         bits = min(len(keys).bit_length() + 1, _MOST_BITS)
         table = np.zeros(1 << (bits + _EXTRA_BITS), dtype=bool)
         table[_first_bits(keys, bits + _EXTRA_BITS)] = True
-        buckets = np.searchsorted(keys, np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits))
-        return cls(keys, offsets_of(counts), named, table, buckets)
+        buckets = offsets_of(np.bincount(_first_bits(keys, bits).astype(np.int64), minlength=1 << bits))[:-1]
+        return cls(keys, offsets_of(counts), named.astype(np.int32), table, buckets, int(named.max(initial=0)) + 1)
 
     @property
     def counts(self) -> Indices:
         """Sets that hold each key, int64 [K]."""
         return np.diff(self.offsets)
+
+    def among(self, wanted: npt.NDArray[np.bool_]) -> Self:
+        """What some of the indexed sets hold; ``wanted``: bool, by owner."""
+        chosen = wanted[self.owners]
+        values, owners = np.repeat(self.keys, self.counts)[chosen], self.owners[chosen].astype(np.int64)
+        return self.of(Shingles(values, np.arange(len(values) + 1)), owners)
 
     def find(self, values: Hashes) -> tuple[Indices, Indices]:
         """The places in ``values`` that hold a key, in order, and the key at each."""
@@ -83,28 +99,33 @@ class Postings(NamedTuple):
         known = held == asked
         return places[known], keys[known]
 
-    def meet(self, asked: Indices, keys: Indices) -> Iterator[Meetings]:
-        """Every pair of an asked set and an indexed one that share a member, block by block; no pair is parted.
+    def meet(self, asked: Indices, keys: Indices, least: int = 1) -> Iterator[Meetings]:
+        """Every pair of an asked set and an indexed one that share members, block by block; no pair is parted.
 
         Args:
             asked, keys: int64 [H], which set holds which key; in any order, and as often as it likes.
+            least: members that a pair must share.
         """
         codes, _ = _counted(asked * len(self.keys) + keys)
         asked, keys = codes // max(len(self.keys), 1), codes % max(len(self.keys), 1)
         sizes = self.offsets[keys + 1] - self.offsets[keys]
         if sizes.sum() <= _MEETINGS_A_BLOCK:
-            yield self._met(asked, keys, sizes)
+            yield self._met(asked, keys, sizes, least)
             return
         blocks = np.cumsum(sizes) // _MEETINGS_A_BLOCK
         blocks = blocks[np.searchsorted(asked, asked)]  # that of the set's first member
         for block in np.split(np.arange(len(asked)), np.flatnonzero(np.diff(blocks)) + 1):
-            yield self._met(asked[block], keys[block], sizes[block])
+            yield self._met(asked[block], keys[block], sizes[block], least)
 
-    def _met(self, asked: Indices, keys: Indices, sizes: Indices) -> Meetings:
-        width = int(self.owners.max(initial=0)) + 1
-        begins = offsets_of(sizes)
-        places = np.arange(begins[-1]) + np.repeat(self.offsets[keys] - begins[:-1], sizes)
-        pairs, shared = _counted(np.repeat(asked * width, sizes) + self.owners[places])
+    def _met(self, asked: Indices, keys: Indices, sizes: Indices, least: int) -> Meetings:
+        width, begins = self.width, offsets_of(sizes)
+        # Half the bytes are half the time.
+        kind = np.int32 if (asked.max(initial=0) + 1) * width < 1 << 31 and len(self.owners) < 1 << 31 else np.int64
+        places = np.arange(begins[-1], dtype=kind)
+        places += np.repeat((self.offsets[keys] - begins[:-1]).astype(kind), sizes)
+        codes = np.repeat((asked * width).astype(kind), sizes)
+        codes += self.owners[places]
+        pairs, shared = _counted(codes, least)
         return Meetings(pairs // width, pairs % width, shared)
 
 
@@ -113,14 +134,15 @@ def set_of(sets: Shingles, places: Indices) -> Indices:
     return np.repeat(np.arange(len(sets.sizes)), np.diff(np.searchsorted(places, sets.offsets)))
 
 
-def _counted(values: Indices) -> tuple[Indices, Indices]:
-    """Different values in order, and how often each stands there: faster than np.unique by its sort."""
-    narrow = values.max(initial=0) <= np.iinfo(np.int32).max
-    values = np.sort(values.astype(np.int32) if narrow else values)  # half the bytes, half the time
+def _counted(values: Indices, least: int = 1) -> tuple[Indices, Indices]:
+    """Different values in order, and how often each stands there, if that is often enough: faster than np.unique."""
+    values = np.sort(values.astype(np.int32) if values.max(initial=0) < 1 << 31 else values)
     new = np.ones(len(values), dtype=bool)
     np.not_equal(values[1:], values[:-1], out=new[1:])
     starts = np.flatnonzero(new)
-    return values[starts].astype(np.int64), np.diff(starts, append=len(values))
+    counts = np.diff(starts, append=len(values))
+    often = counts >= least
+    return values[starts[often]].astype(np.int64), counts[often]
 
 
 def _first_bits(values: Hashes, bits: int) -> Hashes:

@@ -1,7 +1,8 @@
 """What is wrong with one place of a file."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from posttrain.store.errors import UserError
@@ -38,6 +39,22 @@ class Problem:
         """The problem as the error that ends a command."""
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         return UserError(self.message, where=where, fix=self.fix)
+
+
+_OF_COLUMNS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
+
+
+def gathered(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """The problems, but what is wrong with the columns of many records of a file once, where it was found first."""
+    found = list(problems)
+    counts = Counter((one.file, one.kind, one.message) for one in found if one.kind in _OF_COLUMNS)
+    for problem in found:
+        count = counts.pop((problem.file, problem.kind, problem.message), 0)
+        if problem.kind not in _OF_COLUMNS or count == 1:
+            yield problem
+        elif count:
+            more = "1 more record" if count == 2 else f"{count - 1:,} more records"
+            yield replace(problem, message=f"{problem.message} (the same in {more})")
 
 
 def one_line(text: str) -> str:

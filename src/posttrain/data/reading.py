@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from posttrain.data.conversion import Conversion, Record, turns_in
 from posttrain.data.files import DELIMITERS, rows, uniform
+from posttrain.data.opening import problem_of
 from posttrain.data.paths import Place, file_format, place
 from posttrain.data.problem import Problem
 from posttrain.data.row import Row
@@ -39,8 +40,11 @@ def read(
         skipped: called with the problem of each record that is left out, such as a failed request of a log.
 
     Raises:
-        UserError: on the first bad record, with file and line; the file holds no records.
+        UserError: at once if there is no such file; on the first bad record, with file and line; the file holds no
+            records.
     """
+    if problem := problem_of(place(path), str(path) if name is None else name):
+        raise problem.error()
     found = scan(path, columns, name=name, answers=answers)
     return _tables(found, batch, skipped)
 

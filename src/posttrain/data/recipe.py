@@ -67,7 +67,7 @@ Steps = Annotated[list[OneStep], BeforeValidator(_steps)]
 class Suite(Section):
     """Evaluation records that training records must not give away."""
 
-    file: str = Field(description="The file, named from the workspace's folder.")
+    file: str = Field(description="The file, named from the workspace's folder, or a dataset version.")
     columns: dict[str, str] | None = Field(None, description="Which column holds what; null: as in the recipe.")
 
 

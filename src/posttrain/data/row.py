@@ -20,6 +20,10 @@ DEEPEST = 100
 """Levels of lists and objects in one record; Python's own limit depends on who calls."""
 
 
+MOST_COLUMNS = 1_000
+"""Columns of one file; one with more is no table of records, whatever its format."""
+
+
 class BadFile(Exception):
     """A file that cannot be read on from here."""
 

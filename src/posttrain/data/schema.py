@@ -23,7 +23,8 @@ RECORD: pa.Schema = pa.schema(
 )
 """One row a record.
 
-- ``id``: hash of the whole normalised content; ``input_id``: of the prompt or text alone.
+- ``id``: hash of the whole normalised content; ``input_id``: of the prompt or text alone; both with the name of the
+  image, where ``meta`` has one as ``image``.
 - ``prompt``: the turns before the answer; null for plain text.
 - ``completion``: the answer, the better one of a preference pair; null while unlabelled.
 - ``rejected``: the worse answer of a preference pair; null otherwise.

@@ -1,4 +1,4 @@
-"""Semantic version names of datasets (https://semver.org): what changed says which number rises."""
+"""Semantic version names of datasets (https://semver.org), where what changed says which number rises, and tags."""
 
 import re
 from typing import Literal
@@ -7,6 +7,18 @@ from posttrain.store.errors import UserError
 
 Bump = Literal["major", "minor", "patch"]
 _FORM = re.compile(r"v?(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})")
+_TAG = re.compile(r"(?!v\d)[A-Za-z][A-Za-z0-9_.-]{0,99}")
+
+
+def check_tag(text: str) -> None:
+    """Refuse a word that cannot stand behind the ``@`` of a version's name, or could be taken for a version.
+
+    Raises:
+        UserError: it is such a word.
+    """
+    if not _TAG.fullmatch(text):
+        fix = "a letter, then letters, digits, `_`, `-` and `.`, and no version such as v1 or 1.0.0"
+        raise UserError(f"`{text}` is no tag", fix=fix)
 
 
 def parse_version(text: str) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.normalise import comparable
+from posttrain.data.normalise import almost_ascii, comparable
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ def hashes(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: 
         ValueError: ``ngram`` is below 1.
     """
     raw = runs(texts, ngram, unit)
-    return _distinct(raw.values, raw.offsets)
+    return distinct(raw)
 
 
 def runs(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
@@ -118,6 +118,18 @@ def members(sets: Shingles, rows: Indices) -> Shingles:
     return Shingles(sets.values[places], offsets)
 
 
+def distinct(sets: Shingles) -> Shingles:
+    """Each member once; sorts ``sets.values`` in place, set by set, of which none is empty."""
+    values, offsets = sets
+    _sort(values, offsets)
+    new = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    new[offsets[:-1]] = True
+    before = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(new, out=before[1:])
+    return Shingles(values[new], before[offsets])
+
+
 def _intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
     """Both sets of a pair are merged by sorting; what stands twice is shared."""
     left, right = members(a, i), members(b, j)
@@ -131,17 +143,6 @@ def _intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
     np.cumsum(both[1:] == both[:-1], out=twice[1:-1])
     # An equal neighbour across the border of two pairs is counted at the border and left out here.
     return twice[np.maximum(offsets[1:] - 1, 0)] - twice[offsets[:-1]] if len(i) else np.zeros(0, np.int64)
-
-
-def _distinct(values: Hashes, offsets: Indices) -> Shingles:
-    """Sorts ``values`` in place, set by set, and leaves each member once."""
-    _sort(values, offsets)
-    new = np.ones(len(values), dtype=bool)
-    np.not_equal(values[1:], values[:-1], out=new[1:])
-    new[offsets[:-1]] = True  # no set is empty
-    before = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(new, out=before[1:])
-    return Shingles(values[new], before[offsets])
 
 
 def _sort(values: Hashes, offsets: Indices, kind: Literal["quicksort", "stable"] = "quicksort") -> None:
@@ -159,7 +160,7 @@ def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
 
 def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
     """Code points of the comparable texts, each with a space behind it, and the lengths without it."""
-    stripped = [text.strip() if text.isascii() else comparable(text) for text in texts]
+    stripped = [text.strip() if almost_ascii(text) else comparable(text) for text in texts]
     lengths = np.fromiter(map(len, stripped), np.int64, len(stripped))
     joined = " ".join(stripped) + " "
     codes: Codes = np.frombuffer(joined.encode("ascii", "replace").translate(_FOLD), dtype=np.uint8)

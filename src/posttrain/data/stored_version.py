@@ -14,8 +14,10 @@ import pyarrow.compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.construction import GONE, Construction, State
+from posttrain.data.past_sides import SIDES, Past
 from posttrain.data.schema import CHANGED, FACT, RECORD, REJECTED, concat
 from posttrain.data.shard import CHANGES, FACTS, REJECTIONS, Shard
+from posttrain.data.split_step import Split
 from posttrain.data.version import META_FILE, RECORDS_FILE, REJECTED_FILE
 from posttrain.store.artifacts import ArtifactStore
 
@@ -23,6 +25,7 @@ OUT = 255
 """The side of a row that is not in the version."""
 
 MANIFEST, GONE_FILE, FACTS_FILE = "manifest.parquet", "gone.parquet", "facts.parquet"
+_LEFT = "left.parquet"
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,33 @@ class Version:
     def states(self) -> dict[int, State]:
         """What global steps left for the time when the set has grown."""
         return {
-            int(place): State(said["shards"], said["alive"], parquet.read_table(self.folder / _state(int(place))))
+            int(place): State(
+                said["name"],
+                said["step"],
+                said["shards"],
+                said["alive"],
+                parquet.read_table(self.folder / _state(int(place))),
+            )
             for place, said in self.meta.get("states", {}).items()
         }
+
+    def past(self) -> Past:
+        """What it knows of sides, for a version that grows from it."""
+        if self.whole:
+            return Past()
+        left = parquet.read_table(self.folder / _LEFT, schema=SIDES)
+        states = self.meta["states"]
+        place = next((place for place, said in states.items() if said["name"] == Split.name), None)
+        if place is None:
+            return Past(gone=left)
+        keys = states[place]["shards"]
+
+        def phases() -> list[list[Shard]]:
+            split = next(at for at, shards in enumerate(self.phases) if [shard.key for shard in shards] == keys)
+            return self.phases[: split + 1]
+
+        side = parquet.read_table(self.folder / _state(int(place)), columns=["side"])["side"].to_numpy()
+        return Past(phases, keys, side, left)
 
     def _shards(self, columns: Sequence[str] | None) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint8]]]:
         if self.whole:
@@ -165,7 +192,10 @@ def write_version(folder: Path, made: Construction, meta: Mapping[str, Any]) -> 
         made.funnel.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1] != "in", entry[0][1])
     )
     funnel = [{"step": step, "reason": reason, "count": count} for (step, reason), count in counted]
-    states = {str(place): {"shards": one.shards, "alive": one.alive} for place, one in sorted(made.states.items())}
+    states = {
+        str(place): {"name": one.name, "step": one.step, "shards": one.shards, "alive": one.alive}
+        for place, one in sorted(made.states.items())
+    }
     full = {
         **meta,
         "counts": counts,
@@ -177,6 +207,7 @@ def write_version(folder: Path, made: Construction, meta: Mapping[str, Any]) -> 
         MANIFEST: pa.table({"side": sides}),
         GONE_FILE: concat(made.gone, GONE),
         FACTS_FILE: concat(made.facts, FACT),
+        _LEFT: concat([made.left], SIDES),
         **{_state(place): one.table for place, one in made.states.items()},
     }
     for name, table in tables.items():

@@ -10,6 +10,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.construction import GONE
+from posttrain.data.made import written_by
 from posttrain.data.schema import FACT
 from posttrain.data.shard import FACTS, RECORDS, REJECTIONS, Shard
 from posttrain.data.stored_version import FACTS_FILE, GONE_FILE, OUT, Version
@@ -51,7 +52,7 @@ def stories(version: Version, text: str) -> list[Story]:
     found = []
     for number, shards in enumerate(version.phases):
         for record, why, side in _in_phase(version, number, shards, ids, gone):
-            events = [*_origin(record), *_events(record["id"], made_of, told)]
+            events = [*_origin(record, made_of), *_events(record["id"], made_of, told)]
             if why is not None:
                 found.append(Story(record, [*events, _rejection(why)], None))
             elif side is not None:
@@ -135,8 +136,11 @@ def _events(id: str, made_of: Changes, facts: pa.Table) -> list[dict[str, Any]]:
     return [event for place, event in enumerate(events) if event not in events[:place]]  # equal records share an id
 
 
-def _origin(record: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"step": "read", "what": f"read from {record['source']}:{record['line']}"}]
+def _origin(record: dict[str, Any], made_of: Changes) -> list[dict[str, Any]]:
+    """Where a record was read, and before that how it was made; what a step of this version made tells so itself."""
+    here = {made_of[one][1]["step"] for one in _ancestors(record["id"], made_of) if one in made_of}
+    made = [event for event in written_by(record["meta"]) if event["step"] not in here]
+    return [*made, {"step": "read", "what": f"read from {record['source']}:{record['line']}"}]
 
 
 def _rejection(row: dict[str, Any]) -> dict[str, Any]:
@@ -158,8 +162,8 @@ def _stood_for(gone: pa.Table, id: str) -> list[dict[str, Any]]:
 def _of_whole(version: Version, text: str) -> Iterator[Story]:
     for table in version.rejected():
         for row in table.filter(compute.starts_with(table["id"], text)).to_pylist():
-            yield Story(row, [*_origin(row), _rejection(row)], None)
+            yield Story(row, [*_origin(row, {}), _rejection(row)], None)
     for table in version.tables():
         for row in table.filter(compute.starts_with(table["id"], text)).to_pylist():
             name = version.meta.get("name", "train")
-            yield Story(row, [*_origin(row), {"step": "kept", "what": f"kept in `{name}`"}], name)
+            yield Story(row, [*_origin(row, {}), {"step": "kept", "what": f"kept in `{name}`"}], name)

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Iterable
 
-from posttrain.data.normalise import comparable
+from posttrain.data.normalise import almost_ascii, comparable
 
 _ASCII = bytes(ord(chr(code).lower()) if chr(code).isalnum() else ord(" ") for code in range(128)) + b" " * 128
-_PUNCTUATION = re.compile("[\u2000-\u206f\u20a0-\u20cf]+")
 _NO_WORD = re.compile(r"[\W_]+")
 _WITHOUT_SPACES = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
 
@@ -14,10 +13,10 @@ _WITHOUT_SPACES = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\u
 def plain_words(texts: Iterable[str]) -> list[str]:
     """Each text as its letters and digits in lower case, everything else a space, as GPT-3's overlaps were counted
     (Brown et al. 2020, arXiv:2005.14165, appendix C). Chinese and Japanese characters are words of their own."""
-    return [_plain(text if text.isascii() else _PUNCTUATION.sub(" ", text)) for text in texts]
+    return [_plain(text) for text in texts]
 
 
 def _plain(text: str) -> str:
-    if text.isascii():  # as most are, but for their quotation marks
-        return text.encode("ascii").translate(_ASCII).decode("ascii")
+    if almost_ascii(text):
+        return text.encode("ascii", "replace").translate(_ASCII).decode("ascii")
     return _NO_WORD.sub(" ", _WITHOUT_SPACES.sub(r" \1 ", comparable(text)))

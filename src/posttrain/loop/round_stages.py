@@ -107,7 +107,7 @@ class RoundStages:
         self._after("dataset")
         # Who labels may take days, and the user may promote or roll back by hand at any time.
         champion = self._opponent(turn)
-        candidate = train_candidate(turn, base.id, champion, dataset.id)
+        candidate = train_candidate(turn, base.id, champion, dataset.id, collected.test)
         self._after("train")
         found, judged = self._judge(turn, base.id, candidate.id, champion, collected.test)
         while champion != self._opponent(turn):

@@ -4,14 +4,16 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain.data.version import Dataset, read_dataset
 from posttrain.loop.config import Config
-from posttrain.models.language_model import LanguageModel, load
 from posttrain.store.artifacts import Artifact
 from posttrain.store.stages import run_stage
 from posttrain.store.workspace import Workspace
+
+if TYPE_CHECKING:
+    from posttrain.models.language_model import LanguageModel
 
 Work = Callable[[Path, Path], Mapping[str, Any]]
 
@@ -70,8 +72,10 @@ class Turn:
         """Read a dataset version."""
         return read_dataset(self.path(id))
 
-    def model(self, id: str) -> LanguageModel:
+    def model(self, id: str) -> "LanguageModel":
         """Load a model for scoring and evaluation, in the precision that it is stored in."""
+        from posttrain.models.language_model import load
+
         return load(self.path(id), self.config.task)
 
 

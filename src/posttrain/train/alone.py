@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ import posttrain
 from posttrain import __version__
 from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
 from posttrain.models.task import TaskConfig
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, is_mistake
 from posttrain.store.files import make_folder, remove_tree, sync_file, sync_folder, sync_tree, write_atomically, writing
 from posttrain.store.hashing import digest, file_digest, file_states
 from posttrain.store.lock import exclusive
@@ -104,10 +105,35 @@ def train_alone(
     work = out / _WORK
     if out.exists() and not work.is_dir() and not (out.is_dir() and _is_free(out)):
         raise UserError("is there and is no training", where=str(out), fix="name another --out")
-    make_folder(work)
-    with exclusive(work / "lock", taken="is being trained by another process"):
-        _begin(out, _identity(config, records), fork)
-        return _train(out, config, records, fetch)
+    with _nothing_left_of_mistakes(out):
+        make_folder(work)
+        with exclusive(work / "lock", taken="is being trained by another process"):
+            _begin(out, _identity(config, records), fork)
+            return _train(out, config, records, fetch)
+
+
+@contextmanager
+def _nothing_left_of_mistakes(out: Path) -> Iterator[None]:
+    """Leave ``out`` as it was where a user's mistake ends a new training before its first checkpoint."""
+    work = out / _WORK
+    new, before = not work.exists(), list(out.iterdir()) if out.exists() else []
+    made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
+    try:
+        yield
+    except UserError as error:
+        # Weights that were fetched by then are kept.
+        if (
+            new
+            and is_mistake(error)
+            and not (work / "base").exists()
+            and not (work / "scratch" / "checkpoints").exists()
+        ):
+            for path in set(out.iterdir()).difference(before) if out.is_dir() else ():
+                remove_tree(path) if path.is_dir() else path.unlink()
+            with suppress(OSError):  # somebody else's file is in it
+                for folder in made:
+                    folder.rmdir()
+        raise
 
 
 def _train(out: Path, config: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:

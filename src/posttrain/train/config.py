@@ -141,7 +141,7 @@ class TrainConfig(Section):
         Raises:
             UserError: the objective has a teacher, and none is named, or there is no model where it should be.
         """
-        from posttrain.models.language_model import check_folder
+        from posttrain.models.folder import check_folder
 
         if not self.has_teacher:
             return self

@@ -5,7 +5,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from posttrain.models.language_model import LanguageModel, first_line
+from posttrain.models.folder import first_line
+from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
 

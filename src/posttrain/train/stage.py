@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from posttrain.models.language_model import LanguageModel, check_folder, save
+from posttrain.models.folder import check_folder
+from posttrain.models.language_model import LanguageModel, save
 from posttrain.models.task import TaskConfig
 from posttrain.train.accounts import accounts
 from posttrain.train.config import TrainConfig

@@ -7,8 +7,9 @@ import pytest
 
 from posttrain.data.drain import Batch, drain
 from posttrain.data.feedback import Feedback, Ratings
-from posttrain.data.inbox import Inbox, sealed
+from posttrain.data.inbox import Inbox
 from posttrain.data.schema import concat
+from posttrain.data.segment import sealed
 
 POSTED: list[dict[str, Any]] = [
     {"id": "a", "prompt": "one", "completion": "1", "rating": "up", "metadata": {"model": "m", "id": "not ours"}},

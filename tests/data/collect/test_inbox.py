@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from posttrain.data.checked_lines import decode, encode, read_lines
 from posttrain.data.feedback import Feedback, Ratings, row_of
-from posttrain.data.inbox import Conflict, Full, Inbox, Receipt, sealed
+from posttrain.data.inbox import Conflict, Full, Inbox, Receipt
 from posttrain.data.sealing import seal
+from posttrain.data.segment import sealed
 from posttrain.store.errors import UserError, WorkError
 
 
@@ -31,14 +32,16 @@ def entries(folder: Path) -> list[str]:
 
 @given(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text()), min_size=1))
 def test_a_line_is_json_and_says_what_was_written(value: dict[str, Any]) -> None:
-    try:
-        line = encode(value)
-    except UnicodeEncodeError:
-        return  # a lone surrogate
+    line = encode(value)
     assert line.count(b"\n") == 1
     assert decode(line[:-1]) == value
-    held = json.loads(line)
-    assert "checksum" in held
+    assert json.loads(line).keys() == {"checksum", *value}
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan")])
+def test_what_is_no_json_of_unicode_makes_no_line(value: str | float) -> None:
+    with pytest.raises(ValueError, match=r"surrogates not allowed|not JSON compliant"):
+        encode({"a": value})
 
 
 def test_any_changed_byte_is_found() -> None:
@@ -188,6 +191,21 @@ def test_full_segments_are_sealed_and_never_change(tmp_path: Path) -> None:
     assert entries(tmp_path) == [f"f{number}" for number in range(12)]
 
 
+def test_a_segment_that_cannot_be_sealed_grows_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, Inbox(tmp_path, segment_bytes=1) as inbox:
+        patch.setattr(os, "replace", refuse(errno.EIO, 10**9, os.replace))
+        inbox.append(feedback("f0")).result()
+        inbox.append(feedback("f1")).result()
+    assert sealed(tmp_path) == []
+    assert "cannot be sealed: Input/output error; it grows on" in caplog.text
+    with Inbox(tmp_path, segment_bytes=1) as inbox:
+        inbox.append(feedback("f2")).result()
+    assert entries(tmp_path) == ["f0", "f1", "f2"]
+    assert [path.name for path in sealed(tmp_path)] == ["000001.jsonl"]
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_seal_works_beside_a_server_and_without_one(tmp_path: Path, is_open: bool) -> None:
     inbox = Inbox(tmp_path)
@@ -239,3 +257,18 @@ def test_what_feedback_makes(fields: dict[str, Any], ratings: Ratings, expected:
     assert (kind, row) == (expected[0], {"prompt": "asked", **expected[1]})
     assert meta["feedback"]["id"] == "f"
     assert ("labelled_by" in meta) == (kind != "pool")
+
+
+def test_two_open_segments_after_a_crash_are_both_read(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with Inbox(tmp_path / str(number)) as inbox:
+            inbox.append(feedback(f"f{number}")).result()
+    lost = tmp_path / "2" / "segments" / "000001.open"  # the renaming of the first one was not yet on the disk
+    lost.rename(tmp_path / "1" / "segments" / "000002.open")
+    with Inbox(tmp_path / "1") as inbox:
+        assert inbox.status()["entries"] == 2
+        assert inbox.append(feedback("f2")).result().repeated
+        inbox.append(feedback("f3")).result()
+    seal(tmp_path / "1")
+    assert [path.name for path in sealed(tmp_path / "1")] == ["000001.jsonl", "000002.jsonl"]
+    assert entries(tmp_path / "1") == ["f1", "f2", "f3"]

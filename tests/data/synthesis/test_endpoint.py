@@ -109,7 +109,9 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
     monkeypatch.setenv("OUR_KEY", "geheim")
     opened(endpoint, tmp_path, key_variable="OUR_KEY")([turns("a")])
     assert endpoint.headers[-1]["Authorization"] == "Bearer geheim"
-    assert all(b"geheim" not in file.read_bytes() for file in tmp_path.iterdir())
+    written = [file.read_bytes() for file in tmp_path.iterdir()]
+    assert written
+    assert all(b"geheim" not in content for content in written)
 
 
 def test_without_httpx(endpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from step_contract import table_of
 
 from posttrain.data.schema import RECORD, REJECTED
+from posttrain.data.steps.exact import Exact
 from posttrain.data.synthesis.config import EndpointConfig, SynthesisConfig
-from posttrain.data.synthesis.prompts import parse
+from posttrain.data.synthesis.local import LocalModel, _LinesAreThere
+from posttrain.data.synthesis.prompts import lines_wanted, listed, paraphrases, parse
 from posttrain.data.synthesis.synthesize import Outcome, synthesize
+from posttrain.models.language_model import load
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.lock import exclusive
 
@@ -229,6 +234,17 @@ def test_no_model(tmp_path: Path) -> None:
         run(tmp_path, None)
 
 
+def test_where_nothing_was_replied_nothing_is_left(tmp_path: Path) -> None:
+    dead = EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m", retries=0, wait=0)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for name in ("new", "full"):
+        with pytest.raises(WorkError, match="ConnectError"):
+            synthesize(SEEDS, SynthesisConfig(endpoint=dead), None, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    assert (tmp_path / "full" / "file").exists()
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     with exclusive(tmp_path / "lock"), pytest.raises(UserError, match="another posttrain synthesises"):
         run(tmp_path, Model())
@@ -265,3 +281,79 @@ def test_the_tiny_model_is_asked_and_what_it_babbles_is_rejected(tmp_path: Path,
 )
 def test_replies_are_read_strictly(reply: str, expected: list[str] | None) -> None:
     assert parse(reply) == expected
+
+
+def test_lines_are_read_where_there_is_no_array(tmp_path: Path) -> None:
+    reply = "Sure!\n1. Plan a week of cheap meals\n2) “Sort the letters of a word”\n\n- Say it in French\nThat is all."
+    outcome = run(tmp_path, saying(reply, '["Compare two old ships"]'), records=4, max_requests=2)
+    assert [row["prompt"][0]["content"] for row in outcome.records.to_pylist()] == [
+        "Plan a week of cheap meals",
+        "Sort the letters of a word",
+        "Say it in French",
+        "Compare two old ships",
+    ]
+    assert outcome.counts == {"asked": 2, "written": 4, "kept": 4, "read as lines": 1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("1. a b\n2. c", ["a b", "c"]),
+        ("  * one\n• two\n- three", ["one", "two", "three"]),
+        ('10: "quoted"\n11. say "this" now', ["quoted", 'say "this" now']),
+        ("1、一\n2、二", ["一", "二"]),
+        ("no list 1. here", None),
+        ("1.\n2.", None),
+        ("\ud800", None),
+    ],
+)
+def test_lists(reply: str, expected: list[str] | None) -> None:
+    assert listed(reply) == expected
+
+
+def test_a_form_is_asked_for(tmp_path: Path) -> None:
+    model = Model()
+    run(tmp_path, model, LABELLED, method="label_inputs", form="lines", records=4, max_requests=1)
+    assert "numbered from 1 to 4" in model.calls[0]
+    assert lines_wanted([{"role": "user", "content": model.calls[0]}]) == 4
+    assert lines_wanted([{"role": "user", "content": f"{model.calls[0]} Really."}]) is None
+
+
+def test_answers_that_go_round_in_circles_go(tmp_path: Path) -> None:
+    """By the default steps, and not by steps of the caller's own."""
+    round_and_round = "it was due on Monday and then it was not " * 9
+
+    def generate(prompts: Any) -> list[str | None]:
+        asked = ("JSON array" in prompt[-1]["content"] for prompt in prompts)
+        return ['["Plan a week of cheap meals"]' if one else round_and_round for one in asked]
+
+    outcome = run(tmp_path, generate, records=1, max_requests=1)
+    assert outcome.records.num_rows == 0
+    assert outcome.rejected["step"].to_pylist() == ["gopher_repetition"]
+    own = synthesize(SEEDS, SynthesisConfig(records=1, max_requests=1), generate, tmp_path, model="m", steps=[Exact()])
+    assert own.records.num_rows == 1
+
+
+def test_other_settings_ask_anew(tmp_path: Path) -> None:
+    config = SynthesisConfig(records=4)
+    models = [Model(), Model(), Model()]
+    for model, tokens in zip(models, (64, 128, 64), strict=True):
+        synthesize(SEEDS, config, model, tmp_path, model="m", settings={"max_tokens": tokens})
+    assert [bool(model.calls) for model in models] == [True, True, False]
+
+
+def test_a_local_model_stops_with_its_last_line(tiny_model: Path) -> None:
+    lm = load(tiny_model, TaskConfig(), "float32")
+    prompts = [paraphrases("Where is it?", 2, "lines"), paraphrases("Where is it?", 2)]
+    one, again = (LocalModel(lm, max_tokens=24, seed=3)(prompts) for _ in range(2))
+    assert one == again
+    newline = lm.tokenizer("\n", add_special_tokens=False)["input_ids"]
+    word = lm.tokenizer("word", add_special_tokens=False)["input_ids"]
+    stop = _LinesAreThere(lm, 0, [2, None])
+    for lines, over in ((1, False), (2, True)):
+        row = torch.tensor([(word + newline) * lines] * 2)
+        assert stop(row, row).tolist() == [over, False]
+    local = LocalModel(lm)
+    assert local._read((word + newline) + word, 2) == "word", "the last line was cut off"
+    assert local._read((word + newline) + word, None) is None
+    assert local._read([*word, *newline, *word, min(lm.chat.stop_ids)], 2) == "word\nword"

@@ -1,9 +1,53 @@
 """``posttrain data``: records and dataset versions, one file a verb."""
 
+from typing import ClassVar
+
 import typer
 
-from posttrain.cli.data import add, check, diff, export, gc, report, show, synthesize, versions, why
+from posttrain.cli.verbs import Verb, VerbGroup
 
-app = typer.Typer(name="data", help="Records and dataset versions.", no_args_is_help=True)
-for verb in (check, add, versions, show, why, diff, export, report, synthesize, gc):
-    verb.add_to(app)
+
+class _Verbs(VerbGroup):
+    verbs: ClassVar = {
+        "check": Verb(
+            "posttrain.cli.data.check",
+            "Every problem of the files, with file and line; leaves with 2 if `data add` would refuse one for it.",
+        ),
+        "add": Verb(
+            "posttrain.cli.data.add",
+            "With --name: run the pipeline and name the version. Without: copy files into the loop's pool.",
+        ),
+        "list": Verb("posttrain.cli.data.versions", "All dataset versions."),
+        "log": Verb(
+            "posttrain.cli.data.versions",
+            "A dataset's versions, newest first: what came, what went, by which steps, and why.",
+        ),
+        "tag": Verb("posttrain.cli.data.versions", "Have NAME@WORD lead to a version from now on."),
+        "show": Verb(
+            "posttrain.cli.data.show", "A version's funnel and records, or what was rejected on the way to it."
+        ),
+        "why": Verb(
+            "posttrain.cli.data.why",
+            "What became of a record: where it was read, what steps did to it, and why it stayed or went.",
+        ),
+        "diff": Verb("posttrain.cli.data.diff", "What came and what went between two versions, and why."),
+        "export": Verb(
+            "posttrain.cli.data.export",
+            "Write a version's records to a new file, or to a folder that `datasets.load_from_disk` reads.",
+        ),
+        "report": Verb(
+            "posttrain.cli.data.report",
+            "One self-contained page about a version: counts, lengths, balance, duplicates, rejections, drift.",
+        ),
+        "synthesize": Verb(
+            "posttrain.cli.data.synthesize",
+            "Have a model write records like the seeds; what repeats them or each other is left out.",
+        ),
+        "gc": Verb("posttrain.cli.data.gc", "Remove shards that no version holds; with --keep also old versions."),
+    }
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the group."""
+    group = typer.Typer(name="data", cls=_Verbs, help="Records and dataset versions.", no_args_is_help=True)
+    app.add_typer(group)

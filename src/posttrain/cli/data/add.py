@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from posttrain.cli.data.stored import opened_store
+from posttrain.cli.data.stored import ColumnOption, columns_with, opened_store, say_unused
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.data.check import check as find_problems
 from posttrain.data.config import DataConfig
@@ -15,6 +15,7 @@ from posttrain.data.drain import Batch, drain
 from posttrain.data.feedback import KINDS
 from posttrain.data.feedback_files import bring_home
 from posttrain.data.named_build import BuildConfig, build
+from posttrain.data.paths import expand
 from posttrain.loop.config import CONFIG_FILE, read_config
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically, writing
@@ -30,6 +31,7 @@ def add(
         list[str] | None,
         typer.Option(help="Instead of `data.steps`: minhash, or 'minhash: {threshold: 0.8}'; repeatable, in order."),
     ] = None,
+    column: ColumnOption = None,
     version: Annotated[str | None, typer.Option(help="Semantic version, such as 2.3.1.")] = None,
     note: Annotated[str | None, typer.Option(help="What is to be remembered of the version.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A word that leads to it from now on; repeatable.")] = None,
@@ -45,13 +47,16 @@ def add(
     if not files and not inbox:
         raise UserError("no file is named", fix="posttrain data add FILE, or --inbox")
     if name is None:
+        if column:
+            fix = "set `data.columns` in posttrain.yaml, which the loop reads by"
+            raise UserError("only a dataset is read so", where="--column", fix=fix)
         _into_loop([Path(file) for file in files or ()], to or "pool", workspace)
         _feedback_into_loop(batches, workspace)
         return
     if to is not None:
         raise UserError("a named version is no part of the loop's sets", where="--to", fix="leave out --to or --name")
     values = {
-        **_from_config(workspace),
+        **_from_config(workspace, name),
         "name": name,
         "files": [_from_root(file, workspace) for file in files or ()],
         "workspace": workspace,
@@ -62,17 +67,20 @@ def add(
         "engine": engine,
         "workers": workers,
     }
+    values["columns"] = columns_with(values.get("columns"), column)
+    places = expand(values["files"], workspace.absolute())
     gathered = workspace / "data" / "feedback"
     for batch in batches:
-        home = bring_home(batch, dict.fromkeys(KINDS, gathered), values.get("columns"))
+        home = bring_home(batch, dict.fromkeys(KINDS, gathered), values["columns"], values.get("labels", ()))
         values["files"] += [_from_root(str(path), workspace) for path in home]
     if step:
-        values["steps"] = [_read_step(one) for one in step]
+        values["steps"] = [read_step(one) for one in step]
     config = BuildConfig.read(values, "posttrain data add")
     with opened_store(workspace, write=True) as store:
         built = build(config, store)
         for batch in batches:
             batch.done()
+        say_unused(places, workspace.absolute(), config.columns)
         named = next(one for one in reversed(store.metadata.names(name)) if one.artifact_id == built.id)
         if json:
             print_json({"version": named.text, "id": built.id, **built.meta})
@@ -83,13 +91,18 @@ def add(
         console.print(f"{named.text}  {built.id}  {parts}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _from_config(root: Path) -> dict[str, Any]:
-    """What ``posttrain.yaml`` says of recipes; the defaults where there is none."""
+def _from_config(root: Path, name: str) -> dict[str, Any]:
+    """What ``posttrain.yaml`` says of recipes; the defaults where there is none.
+
+    Args:
+        name: of the dataset that is built. What its own versions hold out is kept apart by its split, not as a suite.
+    """
     if not (root / CONFIG_FILE).is_file():
         return {"steps": DataConfig().steps}
     config = read_config(root)
     found = {"columns": config.data.columns, "steps": config.data.steps, "splits": config.data.splits}
     tests = config.data.test if isinstance(config.data.test, list) else []
+    tests = [test for test in tests if test.partition("@")[0] != name or (root / test).exists()]
     suites: list[dict[str, Any]] = []
     for suite in config.evaluate.suites.values():
         files = tests if suite.data == "test" else [suite.data]
@@ -97,7 +110,7 @@ def _from_config(root: Path) -> dict[str, Any]:
     return {**found, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
 
 
-def _read_step(text: str) -> Any:
+def read_step(text: str) -> Any:
     """A step as YAML writes it: its name, or `minhash: {threshold: 0.8}`."""
     try:
         return yaml.safe_load(text)
@@ -125,8 +138,7 @@ def _into_loop(files: list[Path], to: str, workspace: Path) -> None:
         labels = (config.task.label_set or None) if answers else None
         for file in files:
             problems = find_problems(file, config.data.columns, labels, name=str(file), answers=answers)
-            kinds = ("duplicate", "conflicting labels")
-            bad = [problem for problem in problems if problem.blocking and problem.kind not in kinds]
+            bad = [problem for problem in problems if problem.blocking]
             if bad:
                 raise bad[0].error()
         folder = workspace / "data" / to
@@ -148,11 +160,14 @@ def _into_loop(files: list[Path], to: str, workspace: Path) -> None:
 
 def _feedback_into_loop(batches: list[Batch], workspace: Path) -> None:
     """Rated and corrected answers become labelled records, other prompts the pool's."""
-    columns = read_config(workspace).data.columns if batches else None
+    if not batches:
+        return
+    config = read_config(workspace)
+    labels = config.task.with_labels_from(workspace).label_set
     data = workspace / "data"
     for batch in batches:
         folders = {kind: data / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
-        for path in bring_home(batch, folders, columns):
+        for path in bring_home(batch, folders, config.data.columns, labels):
             console.print(f"added {path}", markup=False, soft_wrap=True)
         batch.done()
 

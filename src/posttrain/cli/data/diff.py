@@ -2,15 +2,7 @@
 
 import typer
 
-from posttrain.cli.data.stored import (
-    RECORD_COLUMNS,
-    REJECTION_COLUMNS,
-    VersionArgument,
-    opened_store,
-    shown_record,
-    shown_rejection,
-    stored_version,
-)
+from posttrain.cli.data.stored import VersionArgument, opened_store, print_records, print_rejections, stored_version
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
 from posttrain.data.difference import difference
 
@@ -24,14 +16,20 @@ def diff(
     if json:
         print_json({name: getattr(found, name).to_pylist() for name in ("came", "went", "changed")})
         return
+    if not (found.came.num_rows or found.went.num_rows or found.changed.num_rows):
+        console.print("no difference")
+        return
     console.print(f"{found.came.num_rows} came, {found.went.num_rows} went, {found.changed.num_rows} changed")
-    print_table("came", RECORD_COLUMNS, [shown_record(row) for row in found.came.slice(0, _ROWS).to_pylist()])
-    print_table("went", REJECTION_COLUMNS, [shown_rejection(row) for row in found.went.slice(0, _ROWS).to_pylist()])
+    if found.came.num_rows:
+        print_records("came", found.came.slice(0, _ROWS).to_pylist())
+    if found.went.num_rows:
+        print_rejections("went", found.went.slice(0, _ROWS).to_pylist())
     changed = [
         [row["input_id"], row["before"], row["after"], f"{row['source']}:{row['line']}"]
         for row in found.changed.slice(0, _ROWS).to_pylist()
     ]
-    print_table("changed", ["input", "before", "after", "where"], changed)
+    if changed:
+        print_table("changed", ["input", "before", "after", "where"], changed)
 
 
 _ROWS = 50

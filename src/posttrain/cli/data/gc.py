@@ -29,7 +29,9 @@ def gc(
     verb = "would remove" if dry_run else "removed"
     if versions:
         console.print(f"{verb} {', '.join(versions)}", markup=False, soft_wrap=True)
-    console.print(f"{verb} {len(garbage.artifacts)} artifacts, {garbage.size / 1e6:.1f} MB", markup=False)
+    console.print(
+        f"{verb} {len(garbage.artifacts)} artifacts, {garbage.size / 1e6:.1f} MB", markup=False, soft_wrap=True
+    )
 
 
 def add_to(app: typer.Typer) -> None:

@@ -7,15 +7,7 @@ import pyarrow as pa
 import pyarrow.compute
 import typer
 
-from posttrain.cli.data.stored import (
-    RECORD_COLUMNS,
-    REJECTION_COLUMNS,
-    VersionArgument,
-    opened_store,
-    shown_record,
-    shown_rejection,
-    stored_version,
-)
+from posttrain.cli.data.stored import VersionArgument, opened_store, print_records, print_rejections, stored_version
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, print_json, print_table
 from posttrain.data.stored_version import Version
 from posttrain.store.errors import UserError
@@ -46,9 +38,8 @@ def show(
         print_json({**found.meta, "rejected" if rejected else "records": rows})
         return
     print_table("", ["step", "reason", "records"], [[e["step"], e["reason"], e["count"]] for e in found.meta["funnel"]])
-    show_row = shown_rejection if rejected else shown_record
-    columns = REJECTION_COLUMNS if rejected else RECORD_COLUMNS
-    print_table(f"{len(rows)} of {count} records", columns, [show_row(row) for row in rows])
+    show_rows = print_rejections if rejected else print_records
+    show_rows(f"{len(rows)} of {count} records", rows)
 
 
 def _rejected(version: Version, step: str | None) -> Iterator[pa.Table]:

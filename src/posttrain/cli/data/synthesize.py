@@ -1,22 +1,30 @@
 """``posttrain data synthesize``: new records from seed records."""
 
-from collections.abc import Sequence
+from json import dumps, loads
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
 
+from posttrain.cli.data.add import read_step
 from posttrain.cli.data.stored import opened_store, stored_version
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
 from posttrain.data.export import export
 from posttrain.data.reading import read
+from posttrain.data.recipe import parse_step
 from posttrain.data.schema import concat
+from posttrain.data.steps.step import Step
 from posttrain.data.synthesis.config import SynthesisConfig
-from posttrain.data.synthesis.replies import Generate, Turns
 from posttrain.data.synthesis.synthesize import synthesize as write_records
 from posttrain.loop.config import CONFIG_FILE, read_config
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.files import write_atomically
+
+if TYPE_CHECKING:
+    from posttrain.data.synthesis.local import LocalModel
+
+_LOCAL_TOKENS = 256
 
 
 def synthesize(
@@ -29,7 +37,21 @@ def synthesize(
         "smollm2-135m"
     ),
     key_variable: Annotated[str | None, typer.Option(help="The environment variable with the endpoint's key.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of examples.", min=0)] = 0,
+    form: Annotated[
+        str | None, typer.Option(help="json or lines: what is asked for; json of endpoints, lines of local models.")
+    ] = None,
+    step: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What new records go through: minhash, or 'length: {input: {min_words: 3}}'; repeatable, in order. "
+            "Without: length, gopher_repetition, exact, minhash."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Of the longest reply; 1024, of local models 256.", min=1)
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Of the sampling; 0 for the likeliest reply.", min=0)] = 0.7,
+    seed: Annotated[int, typer.Option(help="Of the choice of examples, and of a local model.", min=0)] = 0,
     workspace: WorkspaceOption = HERE,
     json: JsonOption = False,
 ) -> None:
@@ -38,18 +60,36 @@ def synthesize(
         raise UserError("the file exists already", where=str(out), fix="remove it or name another")
     if out.suffix != ".jsonl" or not out.absolute().parent.is_dir():
         raise UserError("is no place for the records", where=str(out), fix="name a new .jsonl file in a folder")
-    where = {"base_url": endpoint, "model": model, "key_variable": key_variable} if endpoint else None
-    values = {"method": method, "records": records, "seed": seed, "endpoint": where}
-    config = SynthesisConfig.read(values, "posttrain data synthesize")
+    where = {"base_url": endpoint, "model": model, "key_variable": key_variable, "temperature": temperature}
+    if max_tokens is not None:
+        where["max_tokens"] = max_tokens
+    values: dict[str, Any] = {
+        "method": method,
+        "records": records,
+        "seed": seed,
+        "endpoint": where if endpoint else None,
+    }
+    config = SynthesisConfig.read(
+        {**values, "form": form or ("json" if endpoint else "lines")}, "posttrain data synthesize"
+    )
+    steps = None if step is None else [_step(one, workspace) for one in step]
     given = _seeds(seeds, workspace)
-    generate = None if endpoint else _local(model)
-    made = write_records(given, config, generate, out.with_suffix(".replies"), model=None if endpoint else model)
+    local = None if endpoint else _local(model, max_tokens or _LOCAL_TOKENS, temperature, seed)
+    replies, rejected = out.with_suffix(".replies"), out.with_suffix(".rejected.jsonl")
+    settings = local.settings if local else None
+    made = write_records(given, config, local, replies, model=model, settings=settings, steps=steps)
+    _keep(made.rejected, rejected)
+    if not made.records.num_rows:
+        why = ", ".join(f"{what} {count}" for what, count in made.counts.items() if count)
+        raise WorkError(f"{model} wrote no record that could be used ({why}); see {rejected}")
     export(made.records, out)
     if json:
         print_json({"counts": dict(made.counts), "usage": vars(made.usage)})
         return
     print_table("", ["what", "count"], [[what, count] for what, count in made.counts.items()])
     console.print(f"wrote {made.records.num_rows} records to {out}", markup=False, soft_wrap=True)
+    if made.rejected.num_rows:
+        console.print(f"what was rejected, {made.rejected.num_rows}, is in {rejected}", markup=False, soft_wrap=True)
 
 
 def _seeds(text: str, workspace: Path) -> pa.Table:
@@ -61,26 +101,41 @@ def _seeds(text: str, workspace: Path) -> pa.Table:
         return version.records(version.splits[0] if not version.whole else None)
 
 
-def _local(name: str) -> Generate:
-    """Answers of a model on this machine."""
+def _step(text: str, workspace: Path) -> Step:
+    """A step as YAML writes it, ready for work."""
+    try:
+        step = parse_step(read_step(text)).located(workspace)
+    except ValueError as error:
+        raise UserError(str(error), where="--step") from None
+    step.check()
+    return step
+
+
+def _keep(rejected: pa.Table, path: Path) -> None:
+    """Write what was rejected, a line each with step, reason and what else is known; nothing where nothing was."""
+    rows = [{name: value for name, value in row.items() if value is not None} for row in rejected.to_pylist()]
+    if rows:
+        text = "".join(dumps({**row, "meta": loads(row["meta"])}, ensure_ascii=False) + "\n" for row in rows)
+        write_atomically(path, text.encode())
+
+
+def _local(name: str, max_tokens: int, temperature: float, seed: int) -> "LocalModel":
+    """A model on this machine."""
     from tempfile import TemporaryDirectory
 
-    from posttrain.models.generate import generate
+    from torch import cuda
+
+    from posttrain.data.synthesis.local import LocalModel
     from posttrain.models.language_model import load
     from posttrain.models.sources import fetch, locate
     from posttrain.models.task import TaskConfig
 
     located = locate(name, Path())
-    folder = TemporaryDirectory(prefix="posttrain-")
-    fetch(located, Path(folder.name) / "model")
-    lm = load(Path(folder.name) / "model", TaskConfig(max_new_tokens=512))
-
-    def answer(prompts: Sequence[Turns]) -> list[str | None]:
-        return [
-            one.text if one.finished else None for one in generate(lm, [list(map(dict, turns)) for turns in prompts])
-        ]
-
-    return answer
+    with TemporaryDirectory(prefix="posttrain-") as folder:
+        fetch(located, Path(folder) / "model")
+        # On a CPU bfloat16 is at best as fast.
+        lm = load(Path(folder) / "model", TaskConfig(), "bfloat16" if cuda.is_available() else "float32")
+    return LocalModel(lm, max_tokens, temperature, seed)
 
 
 def add_to(app: typer.Typer) -> None:

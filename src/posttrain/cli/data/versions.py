@@ -6,7 +6,6 @@ import typer
 
 from posttrain.cli.data.stored import VersionArgument, opened_store
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
-from posttrain.data.stored_version import Version
 from posttrain.store.errors import UserError
 from posttrain.store.records import Named
 from posttrain.store.workspace import Workspace
@@ -52,8 +51,9 @@ def tag(
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Have NAME@WORD lead to a version from now on."""
-    if not word or (word.startswith("v") and word[1:2].isdigit()) or "@" in word:
-        raise UserError(f"`{word}` is no tag", fix="a word without @ that is no version")
+    from posttrain.data.semantic_version import check_tag
+
+    check_tag(word)
     with opened_store(workspace, write=True) as store:
         id = store.metadata.named(version) or store.metadata.resolve(version)
         name = version.partition("@")[0]
@@ -83,6 +83,8 @@ def _row(store: Workspace, named: Named) -> dict[str, Any]:
 
 
 def _entry(store: Workspace, named: Named) -> dict[str, Any]:
+    from posttrain.data.stored_version import Version
+
     meta = Version.open(store.artifacts, named.artifact_id).meta
     before: dict[str, str] = {}
     parent_records = None

@@ -34,12 +34,26 @@ def why(
     if json:
         print_json(found)
         return
-    for number, story in enumerate(found):
+    for number, (versions_of, story) in enumerate(_told_once(found)):
         if number:
             console.print()
-        _line(f"{story['record']['id']} in {story['version']}: {shown_input(story['record'])}")
+        _line(f"{story['record']['id']} in {', '.join(versions_of)}: {shown_input(story['record'])}")
         for event in story["events"]:
             _line(f"  {event['step']:<14}{event['what']}")
+
+
+def _told_once(found: list[dict[str, Any]]) -> list[tuple[list[str], dict[str, Any]]]:
+    """The stories, those that are the same in several versions once, with the versions' names."""
+    once: list[tuple[list[str], dict[str, Any]]] = []
+    for story in found:
+        rest = {name: value for name, value in story.items() if name != "version"}
+        for versions, other in once:
+            if rest == other:
+                versions.append(story["version"])
+                break
+        else:
+            once.append(([story["version"]], rest))
+    return once
 
 
 def _last_versions(store: Workspace) -> dict[str, Version]:

@@ -21,7 +21,7 @@ class Images(Method):
 
     A crop of ``least_area`` or more, back at the old size (as Szegedy et al. 2015, arXiv:1409.4842; the shape stays),
     mirrored in half of the cases, and brightness, contrast and colour scaled by up to ``jitter``.
-    The text stays as it is, and with it the record's id: the image alone tells the two apart.
+    The text stays as it is; the new image's name gives the variant an id of its own.
     """
 
     method: Literal["images"] = "images"

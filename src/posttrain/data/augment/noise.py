@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from posttrain.data.augment.method import Generators, Method
 from posttrain.data.augment.noise_counts import NoiseCounts, read_counts
+from posttrain.data.augment.replace import replace
 from posttrain.store.hashing import file_digest
 
 _WORD = re.compile(r"\S+")
@@ -77,11 +78,7 @@ class Noise(Method):
             counts = read_counts(self.counts)
             drawn = np.searchsorted(_cumulated(self.counts, self.kind), rng.random(hits.size), side="right")
             new = [counts.words[row] for row in drawn.tolist()]
-        parts, end = [], 0
-        for at, word in zip(hits.tolist(), new, strict=True):
-            parts += [text[end : places[at].start()], word]
-            end = places[at].end()
-        return "".join([*parts, text[end:]])
+        return replace(text, [places[at] for at in hits.tolist()], new)
 
 
 def proposal(counts: NoiseCounts, kind: str) -> npt.NDArray[np.float64]:

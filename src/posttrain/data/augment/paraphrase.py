@@ -9,7 +9,7 @@ from pydantic import Field
 from posttrain.data.augment.method import Generators, Method
 from posttrain.data.synthesis.config import EndpointConfig
 from posttrain.data.synthesis.endpoint import Endpoint
-from posttrain.data.synthesis.prompts import paraphrases, parse
+from posttrain.data.synthesis.prompts import listed, paraphrases, parse
 from posttrain.data.synthesis.replies import Generate, Replies
 
 
@@ -49,7 +49,7 @@ def paraphrased(texts: list[str], generate: Generate, copies: int = 1, copy: int
     replies = generate([paraphrases(text, copies) for text in distinct])
     found: dict[str, str | None] = {}
     for text, reply in zip(distinct, replies, strict=True):
-        written = parse(reply) if reply is not None else None
+        written = parse(reply) or listed(reply) if reply is not None else None
         found[text] = written[copy] if written and copy < len(written) else None
     return [found[text] for text in texts]
 

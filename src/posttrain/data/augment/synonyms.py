@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from posttrain.data.augment.method import Generators, Method
+from posttrain.data.augment.replace import replace
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 from posttrain.store.text import read_text
@@ -59,12 +60,9 @@ class Synonyms(Method):
         chosen = np.flatnonzero(rng.random(len(places)) < self.rate)
         if not chosen.size:
             chosen = rng.integers(len(places), size=1)
-        parts, end = [], 0
-        for at in chosen.tolist():
-            found, others = places[at]
-            parts += [text[end : found.start()], _as_written(others[rng.integers(len(others))], found[0])]
-            end = found.end()
-        return "".join([*parts, text[end:]])
+        found, synonyms = zip(*(places[at] for at in chosen.tolist()), strict=True)
+        drawn = [others[rng.integers(len(others))] for others in synonyms]
+        return replace(text, found, [_as_written(word, place[0]) for word, place in zip(drawn, found, strict=True)])
 
     def _others(self, word: str) -> tuple[str, ...]:
         if self.file is not None:

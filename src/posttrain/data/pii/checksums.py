@@ -82,3 +82,21 @@ def is_resident_id(characters: str) -> bool:
         return False
     total = sum(int(digit) * weight for digit, weight in zip(characters, _ID_WEIGHTS, strict=False))
     return _ID_CHECKS[total % 11] == characters[17].upper()
+
+
+def is_old_resident_id(digits: str) -> bool:
+    """Whether 15 digits may be a Chinese resident ID number as issued until 1999 (GB 11643-1989).
+
+    It has no check digit: what counts are a region code as GB/T 2260 forms them (a province, a prefecture of 01 to 70
+    or 90, a county), a date of birth of the 20th century, and an order code other than 000.
+    """
+    if len(digits) != 15 or digits[:2] not in _PROVINCES:
+        return False
+    prefecture, county = digits[2:4], digits[4:6]
+    if not ("01" <= prefecture <= "70" or prefecture == "90") or county == "00" or digits[12:] == "000":
+        return False
+    try:
+        date(1900 + int(digits[6:8]), int(digits[8:10]), int(digits[10:12]))
+    except ValueError:
+        return False
+    return True

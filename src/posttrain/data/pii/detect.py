@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from posttrain.data.pii.checksums import IBAN_LENGTHS, is_card, is_iban, is_resident_id
+from posttrain.data.pii.checksums import IBAN_LENGTHS, is_card, is_iban, is_old_resident_id, is_resident_id
 from posttrain.data.pii.phones import phones
 
 Kind = Literal["email", "iban", "resident_id", "card", "ip", "ssn", "phone"]
@@ -27,7 +27,7 @@ HINT = (
     r"|[0-9](?:[ .()/\-]{0,4}[0-9]){7}"
     r"|[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]"
     r"|:[0-9A-Fa-f]{0,4}:"
-    r"|[A-Z]{2}[0-9]{2}[ \x{a0}]?[A-Z0-9]"
+    r"|[A-Za-z]{2}[0-9]{2}[ \x{a0}\-]?[A-Za-z0-9]"
 )
 """What every text with personal data holds, as an expression that RE2 runs in one pass."""
 
@@ -103,29 +103,51 @@ _EMAIL = re.compile(
 _FILES = frozenset(
     ("png", "jpg", "jpeg", "gif", "svg", "webp", "bmp", "ico", "css", "js", "json", "html", "pdf", "txt")
 )
+# Capitals may have spaces anywhere; what is not all capitals, or has hyphens, stands in fours or in one piece: words
+# between single spaces would else be tried too.
 _IBAN = re.compile(
     _START
-    + "(?=[A-Z]{2}[0-9]{2})(?:"
+    + "(?=[A-Za-z]{2}[0-9]{2})(?:"
     + "|".join(
-        f"(?:{'|'.join(sorted(one for one, its in IBAN_LENGTHS.items() if its == length))})"
-        rf"[0-9]{{2}}(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}"
+        f"(?:{its})[0-9]{{2}}(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}{_END}"
+        + "".join(
+            f"|(?i:(?:{its})[0-9]{{2}}(?:{gap}[A-Z0-9]{{4}}){{{length // 4 - 1}}}"
+            + (f"{gap}[A-Z0-9]{{{length % 4}}}" if length % 4 else "")
+            + f"{_END})"
+            for gap in ("", " ", "\u00a0", "-")
+        )
         for length in sorted(set(IBAN_LENGTHS.values()))
+        for its in ("|".join(sorted(one for one, characters in IBAN_LENGTHS.items() if characters == length)),)
     )
-    + f"){_END}"
+    + ")",
+    re.ASCII,
 )
-_IBAN_START = re.compile(r"[A-Z]{2}[0-9]{2}")
+_IBAN_START = re.compile(r"[A-Za-z]{2}[0-9]{2}")
 _RESIDENT_ID = re.compile(rf"{_START}[1-9][0-9]{{5}}(?:19|20)[0-9]{{2}}[01][0-9][0-3][0-9]{{4}}[0-9Xx]{_END}")
+# A point before a number makes it a fraction, unless it ends a word as in `no.`
+_NO_AMOUNT = r"(?<![0-9A-Za-z$€£¥=_])(?<![0-9][ \-.,])(?:(?<!\.)|(?<=[^\W\d_]\.))"
+_OLD_RESIDENT_ID = re.compile(
+    rf"{_NO_AMOUNT}[1-9][0-9]{{5}}[0-9]{{2}}[01][0-9][0-3][0-9][0-9]{{3}}(?![0-9A-Za-z_]|[.,\-][0-9])"
+)
 _CARD = re.compile(
-    r"(?<![0-9A-Za-z.$€£¥=_])(?<![0-9][ \-.,])"
-    r"(?:[0-9]{12,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,4}(?:\1[0-9]{3})?|[0-9]{4}([ -])[0-9]{6}\2[0-9]{4,5})"
+    _NO_AMOUNT
+    + r"(?:[0-9]{12,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,4}(?:\1[0-9]{3})?|[0-9]{4}([ -])[0-9]{6}\2[0-9]{4,5})"
     r"(?![0-9A-Za-z_]|[.,\-][0-9]| [0-9]{4}(?![0-9]))"
 )
 _FOUR = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
 _COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = re.compile(rf"(?<![0-9A-Za-z.\-])(?:{_OCTET}\.){{3}}{_OCTET}(?![0-9A-Za-z]|[.\-][0-9A-Za-z])")
-# Four numbers with dots are as often the version of a program.
-_VERSION = re.compile(r"(?:version|release|build|v\.?|ver\.?)\s?$", re.IGNORECASE)
+# Four numbers with dots are as often the version of a program; behind a slash (`Chrome/120.0.0.0`, RFC 9110, section
+# 10.1.5) they always are.
+_VERSION = re.compile(
+    r"[A-Za-z0-9_.\-]/$"
+    r"|(?<![A-Za-z])(?:version|release|revision|build|firmware|driver|update|patch|rev\.?|ver\.?|v\.?"
+    r"|chrome|chromium|edge?|firefox|opera|safari|electron|webview)(?:\s?[:=]?\s?|\sis\s)$"
+    r"|版本(?:号?是?为?\s?[:：]?\s?)$",
+    re.IGNORECASE,
+)
+_BEFORE_VERSION = 20  # characters that may tell a version
 _IPV6 = re.compile(
     r"(?<![0-9A-Za-z:.])(?=[0-9A-Fa-f:]*:[0-9A-Fa-f]*:)[0-9A-Fa-f:]{2,39}(?<!(?<!:):)"
     r"(?![0-9A-Za-z]|:[0-9A-Fa-f:]|\.[0-9])"
@@ -147,13 +169,17 @@ def _ibans(text: str, reserved: bool) -> Spans:
     if not _IBAN_START.search(text):
         return
     for match in _IBAN.finditer(text):
-        if is_iban(re.sub(r"\s", "", match[0])):
+        if is_iban(re.sub(r"[\s-]", "", match[0]).upper()):
             yield match.span()
 
 
 def _resident_ids(text: str) -> Spans:
     for match in _RESIDENT_ID.finditer(text):
         if is_resident_id(match[0]):
+            yield match.span()
+    for match in _OLD_RESIDENT_ID.finditer(text):
+        # Without a check digit it says less than a card's number, which has as many digits.
+        if is_old_resident_id(match[0]) and not is_card(match[0]):
             yield match.span()
 
 
@@ -167,7 +193,7 @@ def _addresses(text: str, reserved: bool) -> Spans:
     if _FOUR.search(text):
         for match in _IPV4.finditer(text):
             four = ipaddress.IPv4Address(match[0])
-            before = text[max(0, match.start() - 10) : match.start()]
+            before = text[max(0, match.start() - _BEFORE_VERSION) : match.start()]
             if (four.is_global or reserved) and not _VERSION.search(before):
                 yield match.span()
     if _COLONS.search(text):

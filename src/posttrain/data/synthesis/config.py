@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from posttrain.store.section import Section
 
 Method = Literal["instructions", "label_inputs", "paraphrases"]
+Form = Literal["json", "lines"]
 
 
 class EndpointConfig(Section):
@@ -41,6 +42,11 @@ class SynthesisConfig(Section):
     records: int = Field(100, ge=1, description="How many new records are wanted.")
     examples: int = Field(8, ge=1, description="Seeds that a request shows; 8 in the paper.")
     per_request: int = Field(4, ge=1, description="Items that a request asks for.")
+    form: Form = Field(
+        "json",
+        description="What a request asks for: a JSON array, or numbered lines, which small models manage. Either is "
+        "read, whatever was asked for.",
+    )
     max_requests: int | None = Field(None, ge=1, description="Requests at most; four times those needed by default.")
     similarity: float = Field(
         0.7,

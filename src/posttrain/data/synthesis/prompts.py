@@ -5,11 +5,18 @@ import re
 from collections.abc import Sequence
 
 from posttrain.data.normalise import Turn
+from posttrain.data.synthesis.config import Form
 
-_ARRAY = "Reply with a JSON array of {count} strings and nothing else."
+_WISHES: dict[Form, str] = {
+    "json": "Reply with a JSON array of {count} strings and nothing else.",
+    "lines": "Write one on each line, numbered from 1 to {count}, and nothing else.",
+}
+_LINES = re.compile(re.escape(_WISHES["lines"]).replace(r"\{count\}", "([0-9]+)") + r"\Z")
+_ITEM = re.compile(r"\s*(?:[0-9]{1,3}[.):、]|[-*•])\s*(\S.*)")
+_QUOTES = ('""', "''", "“”", "‘’", "``", "「」", "«»")
 
 
-def new_instructions(examples: Sequence[str], count: int) -> list[Turn]:
+def new_instructions(examples: Sequence[str], count: int, form: Form = "json") -> list[Turn]:
     """Ask for tasks like the examples, after the idea of Self-Instruct (Wang et al. 2023, arXiv:2212.10560)."""
     return _asked(
         f"These are {len(examples)} tasks that people gave to an assistant:",
@@ -17,26 +24,29 @@ def new_instructions(examples: Sequence[str], count: int) -> list[Turn]:
         f"Write {count} more tasks that people might give to it. Vary topic, wording and form; each must make sense "
         "by itself and be answerable in text.",
         count,
+        form,
     )
 
 
-def inputs_of(label: str, examples: Sequence[str], count: int) -> list[Turn]:
+def inputs_of(label: str, examples: Sequence[str], count: int, form: Form = "json") -> list[Turn]:
     """Ask for inputs of one class."""
     return _asked(
         f"These are {len(examples)} messages of the class `{label}`:",
         examples,
         f"Write {count} more messages of this class, and of no other. Vary wording, length and detail.",
         count,
+        form,
     )
 
 
-def paraphrases(text: str, count: int) -> list[Turn]:
+def paraphrases(text: str, count: int, form: Form = "json") -> list[Turn]:
     """Ask for a text in other words."""
     return _asked(
         "This is a message:",
         [text],
         f"Say it in {count} other ways. Keep the meaning, every name and every number; change words and order.",
         count,
+        form,
     )
 
 
@@ -56,10 +66,30 @@ def parse(reply: str) -> list[str] | None:
     return [value.strip() for value in values]
 
 
-def _asked(opening: str, examples: Sequence[str], wish: str, count: int) -> list[Turn]:
+def listed(reply: str) -> list[str] | None:
+    """The numbered or bulleted lines of a reply, without the quotes around them; None where there are none.
+
+    Other lines, as before and after a list, are no items.
+    """
+    found = [_unquoted(match[1].strip()) for line in reply.splitlines() if (match := _ITEM.fullmatch(line))]
+    return [text for text in found if text and _storable(text)] or None
+
+
+def lines_wanted(prompt: Sequence[Turn]) -> int | None:
+    """How many lines a prompt of this module asks for; None for any other prompt."""
+    match = _LINES.search(prompt[-1]["content"])
+    return int(match[1]) if match else None
+
+
+def _unquoted(text: str) -> str:
+    quoted = len(text) > 2 and text[0] + text[-1] in _QUOTES and text[0] not in text[1:-1]
+    return text[1:-1].strip() if quoted else text
+
+
+def _asked(opening: str, examples: Sequence[str], wish: str, count: int, form: Form) -> list[Turn]:
     # As JSON, so that no example can end the list.
     shown = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
-    content = f"{opening}\n\n{shown}\n\n{wish} {_ARRAY.format(count=count)}"
+    content = f"{opening}\n\n{shown}\n\n{wish} {_WISHES[form].format(count=count)}"
     return [{"role": "user", "content": content}]
 
 

@@ -4,7 +4,7 @@ import os
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,16 @@ def keys(requests: Sequence[Any], asked: Counter[str]) -> list[str]:
 class Remembered:
     """A `Generate` that asks another one only for what is not kept."""
 
-    def __init__(self, generate: Generate, model: str, replies: Replies) -> None:
-        self._generate, self._model, self._replies = generate, model, replies
+    def __init__(
+        self, generate: Generate, model: str, replies: Replies, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self._generate, self._replies = generate, replies
+        self._asked_of = {"model": model, **(settings or {})}
         self._asked: Counter[str] = Counter()
 
     def __call__(self, prompts: Sequence[Turns]) -> list[str | None]:
         plain = [[dict(turn) for turn in prompt] for prompt in prompts]
-        names = keys([{"model": self._model, "prompt": prompt} for prompt in plain], self._asked)
+        names = keys([{**self._asked_of, "prompt": prompt} for prompt in plain], self._asked)
         new = [at for at, name in enumerate(names) if self._replies.get(name) is None]
         if new:
             given = self._generate([prompts[at] for at in new])

@@ -93,17 +93,18 @@ class Requests:
             seed = self._seeds[self._order[number % len(self._seeds)]]
             columns = {name: seed.record[name] for name in ("completion", "rejected")}
             columns["group"] = seed.record["group"] or seed.id
-            return Request(paraphrases(seed.text, config.per_request), (seed.id,), columns, seed)
+            return Request(paraphrases(seed.text, config.per_request, config.form), (seed.id,), columns, seed)
         if config.method == "label_inputs":
             label = self._labels[number % len(self._labels)]
             shown = _draw(self._by_label[label], config.examples, rng)
-            prompt = inputs_of(label, [seed.text for seed in shown], config.per_request)
+            prompt = inputs_of(label, [seed.text for seed in shown], config.per_request, config.form)
             columns = {"completion": label}
             return Request(prompt, tuple(seed.id for seed in shown), columns, shown[0])
         own = _draw(made, config.examples // _MADE_EXAMPLES, rng)
         shown = _draw(self._seeds, config.examples - len(own), rng)
         mixed = [*shown, *own]
-        prompt = new_instructions([mixed[at].text for at in rng.permutation(len(mixed))], config.per_request)
+        examples = [mixed[at].text for at in rng.permutation(len(mixed))]
+        prompt = new_instructions(examples, config.per_request, config.form)
         return Request(prompt, tuple(seed.id for seed in mixed), {})
 
 

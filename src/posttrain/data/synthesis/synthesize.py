@@ -1,15 +1,16 @@
 """New records from seed records, in the manner of Self-Instruct (Wang et al. 2023, arXiv:2212.10560).
 
 A model is shown seeds and asked for more; what it writes is read strictly, held against all seeds and all that was
-taken before (ROUGE-L below 0.7), answered where it is an instruction, and sent through steps of the pipeline beside
-the seeds.
+taken before (ROUGE-L below 0.7), answered where it is an instruction, and sent through steps of the pipeline: those of
+quality by itself, those that compare beside the seeds.
 """
 
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import GlobalStep, Rejection, Step, part
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.endpoint import Endpoint, Usage
-from posttrain.data.synthesis.prompts import parse
+from posttrain.data.synthesis.prompts import listed, parse
 from posttrain.data.synthesis.replies import Generate, Remembered, Replies
 from posttrain.data.synthesis.requests import Request, Requests, Seed, seeds_of
 from posttrain.data.synthesis.rouge import Nearest
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder
+from posttrain.store.files import make_folder, remove_tree
 from posttrain.store.lock import exclusive
 from posttrain.store.progress import task
 
@@ -37,7 +38,15 @@ log = logging.getLogger("posttrain")
 
 STEP = "synthesize"
 _AT_ONCE = 32  # requests between two looks at what has come; fixed, as it decides which examples are shown
-_DEFAULT_STEPS = ("exact", "minhash")
+DEFAULT_STEPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("length", {"input": {"min_characters": 2, "max_characters": 8000}, "answer": {"max_characters": 20_000}}),
+    ("gopher_repetition", {"field": "input"}),
+    ("gopher_repetition", {"field": "answer"}),
+    ("exact", {}),
+    ("minhash", {}),
+)
+"""What new records go through by default, by name and settings: cheap steps against what models do wrong, which is to
+say nothing, to go on without end and to go round in circles; then duplicates."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,8 @@ class Outcome:
     Attributes:
         records: RECORD table of the new ones, each marked in ``meta``: ``synthetic`` with method, seeds' ids, model.
         rejected: REJECTED table of all else that the model wrote; a reply that could not be read is a ``text``.
-        counts: ``asked`` (requests), ``written`` (items), ``kept``, and rejections by ``step: reason``.
+        counts: ``asked`` (requests), ``written`` (items), ``kept``, rejections by ``step: reason``, and where there
+            are some ``read as lines`` (replies without a JSON array).
         usage: of the endpoint; zeros for a model given.
     """
 
@@ -64,6 +74,7 @@ def synthesize(
     work_folder: Path,
     *,
     model: str | None = None,
+    settings: Mapping[str, Any] | None = None,
     steps: Sequence[Step] | None = None,
 ) -> Outcome:
     """Have new records written; the same call after a kill asks only for what has not been answered.
@@ -73,7 +84,8 @@ def synthesize(
         generate: the model that is asked; None for ``config.endpoint``.
         work_folder: keeps every raw reply. Another model's replies do not get in the way.
         model: what records and replies call the model that is given.
-        steps: what new records go through beside the seeds; exact and near duplicates go by default.
+        settings: what else the given model's replies depend on, as JSON values; with others it is asked anew.
+        steps: what new records go through; `DEFAULT_STEPS` by default. Steps that compare see the seeds, too.
 
     Raises:
         UserError: no seed fits, neither endpoint nor model is given, the endpoint refuses, or another process works
@@ -82,13 +94,11 @@ def synthesize(
     """
     chosen = seeds_of(seeds.to_pylist(), config)
     requests = Requests(chosen, config)
-    make_folder(work_folder)
-    with exclusive(work_folder / "lock", taken="another posttrain synthesises in this folder"):
-        replies = Replies(work_folder / "replies")
+    with _kept(work_folder) as replies:
         usage = Usage()
         if generate is not None:
             name = model or "local"
-            ask: Generate = Remembered(generate, name, replies)
+            ask: Generate = Remembered(generate, name, replies, settings)
         elif config.endpoint is not None:
             endpoint = Endpoint(config.endpoint, replies)
             ask, usage, name = endpoint, endpoint.usage, config.endpoint.model
@@ -111,8 +121,22 @@ def synthesize(
     return outcome
 
 
+@contextmanager
+def _kept(folder: Path) -> Iterator[Replies]:
+    """The replies in a folder, for one process at a time; a new folder goes again where there was none."""
+    new = not folder.exists()
+    make_folder(folder)
+    with exclusive(folder / "lock", taken="another posttrain synthesises in this folder"):
+        replies = Replies(folder / "replies")
+        try:
+            yield replies
+        finally:
+            if new and not any((folder / "replies").iterdir()):
+                remove_tree(folder)
+
+
 def _default_steps() -> list[Step]:
-    return [STEPS[name]() for name in _DEFAULT_STEPS if name in STEPS]
+    return [STEPS[name](**settings) for name, settings in DEFAULT_STEPS]
 
 
 def _source(seeds: pa.Table) -> str:
@@ -134,13 +158,15 @@ class _Writing:
         self._unwanted = {word.casefold() for word in config.unwanted_words}
         self._rows: list[dict[str, Any]] = []
         self._rejections: dict[int, Rejection] = {}
-        self.asked = 0
+        self.asked = self.as_lines = 0
         self.made: list[Seed] = []
 
     def go_on(self, ask: Generate, target: int) -> None:
         """Some more requests on the way to ``target`` items, and what their replies make."""
         config = self._config
-        needed = -(-(target - len(self.made)) // config.per_request)
+        # At first as if every item were kept, then by what has come of a request so far.
+        asked, made = (self.asked, max(1, len(self.made))) if self.asked else (1, config.per_request)
+        needed = -(-(target - len(self.made)) * asked // made)
         count = min(needed, _AT_ONCE, config.most_requests - self.asked)
         wave = [self._requests.at(number, self.made) for number in range(self.asked, self.asked + count)]
         self.asked += count
@@ -160,8 +186,11 @@ class _Writing:
             self._add(request, {"text": ""}, Rejection("no reply", "the model gave none, or was cut off"))
             return []
         texts = parse(reply)
+        if texts is None and (texts := listed(reply)) is not None:
+            self.as_lines += 1
         if texts is None:
-            self._add(request, {"text": reply}, Rejection("not as asked", "the reply is no JSON array of texts"))
+            detail = "the reply is neither a JSON array of texts nor a list of lines"
+            self._add(request, {"text": reply}, Rejection("not as asked", detail))
             return []
         rows = []
         for text in texts:
@@ -221,6 +250,8 @@ class _Writing:
         reasons = zip(all_gone["step"].to_pylist(), all_gone["reason"].to_pylist(), strict=True)
         counts = Counter(f"{step}: {reason}" for step, reason in reasons)
         told = {"asked": self.asked, "written": len(self._rows), "kept": kept.num_rows, **counts}
+        if self.as_lines:
+            told["read as lines"] = self.as_lines
         return Outcome(kept.combine_chunks(), all_gone, told, usage)
 
 

@@ -1,4 +1,4 @@
-"""Collect: read, check and clean the files; one dataset version each for pool, test and labelled records."""
+"""Collect: read, check and clean files and versions; one dataset version each for pool, test and labelled records."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.config import DataConfig
+from posttrain.data.named_versions import versions_named
 from posttrain.data.pipeline import Built, build_pool_and_test, input_digests
 from posttrain.data.version import write_dataset
 from posttrain.loop.turn import Turn
@@ -38,25 +39,26 @@ def collect(turn: Turn) -> Collected:
     """The three dataset versions that this round works with.
 
     Raises:
-        UserError: if a file is missing or a record is bad, or nothing is left to test on.
+        UserError: if a file or version is missing or a record is bad, or nothing is left to test on.
     """
     root = turn.workspace.root
     config = with_added_files(turn.config.data, root)
     labels = turn.config.task.label_set
+    versions = versions_named(config.files, root, turn.workspace)
 
     @cache
     def built() -> Built:
-        result = build_pool_and_test(config, root, labels or None)
+        result = build_pool_and_test(config, root, labels or None, versions)
         if not result.test.num_rows:
             raise UserError(
                 "there is no record to test on",
                 where="data.test",
-                fix="name a file, or a share of `labelled`",
+                fix="name a file or a dataset version, or a share of `labelled`",
             )
         return result
 
     settings = {"data": config.model_dump(mode="json"), "labels": labels}
-    digests = input_digests(config, root)
+    digests = input_digests(config, root, versions)
     artifacts = {}
     for name in SETS:
 

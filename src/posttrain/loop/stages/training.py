@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from posttrain.data.training_records import require_apart
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact
@@ -11,13 +12,19 @@ from posttrain.train.stage import VERSION, train
 from posttrain.train.watch.sinks.together import open_sinks
 
 
-def train_candidate(turn: Turn, base: str, champion: str, dataset: str) -> Artifact:
-    """The round's candidate."""
+def train_candidate(turn: Turn, base: str, champion: str, dataset: str, test: Artifact) -> Artifact:
+    """The round's candidate.
+
+    Raises:
+        UserError: the training set gives away what is in the test set.
+    """
     source = base if turn.config.train.start == "base" else champion
     teacher = fetch_teacher(turn)
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         records = turn.dataset(dataset).records
+        name = f"the training set of round {turn.number}"
+        require_apart(records, turn.dataset(test.id).records, name, turn.config.data.decontamination)
         # A run of its own at each tracker, whose name stays when a killed round goes on.
         run = f"{turn.workspace.root.resolve().name}-round-{turn.number}-{scratch.name[:8]}"
         # Beside the artifact, which is the same whenever it is made: speed and memory are not. The report reads it.

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from posttrain.models.language_model import DTYPES, LanguageModel, check_head, first_line
+from posttrain.models.folder import first_line
+from posttrain.models.language_model import DTYPES, LanguageModel, check_head
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig

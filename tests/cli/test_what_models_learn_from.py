@@ -1,0 +1,104 @@
+"""What a model may learn from, what is kept of that, and names that are refused before any work."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.store.workspace import Workspace
+
+Call = Callable[..., Any]
+ROWS = [
+    {"prompt": f"question {number * 7919} about thing {number}", "completion": "xy"[number % 2]} for number in range(20)
+]
+INLINE = ("--engine", "inline")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def configured(root: Path, **data: Any) -> None:
+    config = {"model": "tiny", "task": {"labels": ["x", "y"]}, "data": data}
+    (root / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(tmp_path / "f.jsonl", ROWS)
+    return tmp_path
+
+
+def artifacts(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / ".posttrain").glob("artifacts/*"))
+
+
+def test_a_test_file_among_the_training_files_is_refused(root: Path, posttrain: Call) -> None:
+    write(root / "t.jsonl", ROWS)
+    configured(root, labelled=["f.jsonl"], test=["t.jsonl"], steps=["exact"])
+    says = posttrain("data", "add", root / "f.jsonl", "--name", "x", *INLINE, "-w", root).mistake
+    assert says.startswith("t.jsonl: all 20 records of the suite stand in the training files")
+    assert artifacts(root) == []
+
+
+@pytest.mark.parametrize("name", ["train", "labelled@v1"])
+def test_a_set_of_the_loop_that_gives_the_test_set_away_is_refused(root: Path, posttrain: Call, name: str) -> None:
+    configured(root, labelled=["f.jsonl"], test=0.2)
+    sets = posttrain("run", "--until", "collect", "-w", root)
+    assert sets.code == 0, sets
+    with Workspace.open(root) as store:
+        labelled = str(store.metadata.named("labelled"))
+        # The set of a round that another test set was drawn for.
+        with store.artifacts.stage() as folder:
+            records = store.artifacts.path(labelled)
+            for file in ("records.parquet", "rejected.parquet", "dataset.json"):
+                (folder / file).write_bytes((records / file).read_bytes())
+            leaking = store.artifacts.commit(
+                folder, "dataset", {"counts": {"records": 15, "rejected": 0}, "name": "test"}
+            )
+        store.metadata.add_artifact(leaking)
+        store.metadata.name_artifact("test", leaking.id)
+        store.metadata.name_artifact("train", labelled)
+    out = root / "out"
+    says = posttrain("train", "--model", "tiny", "--data", name, "--out", out, "-w", root).mistake
+    assert says.startswith(f"{name}: 15 records of train give test away, the first: f.jsonl:")
+    assert "(train) and f.jsonl:" in says
+    assert not out.exists()
+
+
+def test_what_a_model_has_learnt_from_is_kept(root: Path, posttrain: Call) -> None:
+    for number in range(3):
+        write(root / "f.jsonl", ROWS[: 10 + number])
+        assert posttrain("data", "add", root / "f.jsonl", "--name", "x", "--fresh", *INLINE, "-w", root).code == 0
+    out, settings = root / "out", ("--set", "train.epochs=1", "--set", "train.max_length=64")
+    assert posttrain("train", "--model", "tiny", "--data", "x@v1", "--out", out, *settings, "-w", root).code == 0
+    with Workspace.open(root) as store:
+        (run,) = store.metadata.consumers(store.metadata.resolve("x@v1"))
+        assert (run.status, run.config["out"], run.round) == ("done", str(out), None)
+    said = posttrain("data", "gc", "--keep", "1", "-w", root, "--json").json
+    assert said["versions"] == ["x@v2.0.0"] or said["versions"] == ["x@v1.0.1"], said
+    assert posttrain("data", "show", "x@v1", "-w", root, "--json").code == 0
+
+
+def test_a_taken_version_is_refused_before_anything_is_built(root: Path, posttrain: Call) -> None:
+    add = ("data", "add", root / "f.jsonl", "--name", "x", "--version", "1.0.0", *INLINE, "-w", root)
+    assert posttrain(*add).code == 0
+    assert posttrain(*add).code == 0, "the same again is the same version"
+    before = artifacts(root)
+    write(root / "f.jsonl", ROWS[:5])
+    assert "x@v1.0.0 is dataset-" in posttrain(*add).mistake
+    assert artifacts(root) == before
+
+
+@pytest.mark.parametrize("word", ["a@b", "v1", "a b", "1.0.0", "v2.3.1", "", "-x", "a/b"])
+def test_one_rule_for_tags(root: Path, posttrain: Call, word: str) -> None:
+    add = ("data", "add", root / "f.jsonl", "--name", "x", *INLINE, "-w", root)
+    assert f"`{word}` is no tag" in posttrain(*add, "--tag", word).mistake
+    assert artifacts(root) == []
+    assert posttrain(*add, "--tag", "production", "--tag", "very.good_2").code == 0
+    assert f"`{word}` is no tag" in posttrain("data", "tag", "-w", root, "--", "x", word).mistake
+    assert posttrain("data", "tag", "x@production", "version-2", "-w", root).code == 0

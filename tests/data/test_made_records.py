@@ -1,0 +1,128 @@
+"""Variants and synthetic records go where their origin is, and never where models are measured."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_contract import table_of
+
+from posttrain.data.made import apart_from, made_of, written_by
+from posttrain.data.schema import concat
+from posttrain.data.split import SplitsConfig, assign, keys, settle, split
+from posttrain.data.split_check import check_splits
+from posttrain.store.errors import UserError
+
+HALVES = SplitsConfig(validation=0.25, test=0.25)
+ORIGINALS = table_of(*({"prompt": f"original {n}", "completion": "xy"[n % 2]} for n in range(40)))
+IDS = ORIGINALS["id"].to_pylist()
+
+
+def variant(of: str) -> str:
+    return json.dumps({"augmented": {"method": "typos", "of": of}})
+
+
+def synthetic(*seeds: str) -> str:
+    return json.dumps({"synthetic": {"method": "paraphrases", "model": "m", "seeds": list(seeds)}})
+
+
+def made(*metas: str) -> pa.Table:
+    return table_of(*({"prompt": f"made {n}", "completion": "x", "meta": meta} for n, meta in enumerate(metas)))
+
+
+def test_marks_are_read() -> None:
+    metas = [
+        "{}",
+        variant("a"),
+        synthetic("b"),
+        synthetic("c", "d"),
+        json.dumps({**json.loads(synthetic("b")), **json.loads(variant("e"))}),
+        '{"synthetic": true, "augmented": 2}',
+        '{"said": "augmented"}',
+        '{"said": {"augmented": {"of": "x"}}}',
+    ]
+    assert made_of(made(*metas)).to_pylist() == [None, "a", "b", "", "e", None, None, None]
+    assert made_of(made()).to_pylist() == []
+
+
+def test_marks_are_told() -> None:
+    (event,) = written_by(synthetic("c", "d"))
+    assert (event["step"], event["what"]) == ("synthesize", "paraphrases by m, from c, d")
+    assert (event["model"], event["seeds"]) == ("m", ["c", "d"])
+    both = json.dumps({**json.loads(synthetic("b")), **json.loads(variant("e"))})
+    assert [event["what"] for event in written_by(both)] == ["paraphrases by m, from b", "typos, a variant of e"]
+    for own in (None, "{}", '{"synthetic": true, "augmented": 2}', '{"said": {"augmented": {"of": "x"}}}'):
+        assert written_by(own) == []
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    of=st.lists(st.integers(0, 39), max_size=30),
+    first=st.booleans(),
+    grouped=st.booleans(),
+    stratify=st.sampled_from([None, "label"]),
+)
+def test_they_are_on_their_origins_side_and_never_held_out(
+    of: list[int], first: bool, grouped: bool, stratify: str | None
+) -> None:
+    config = HALVES.model_copy(update={"group": grouped, "stratify": stratify})
+    new = made(*(variant(IDS[n]) if n % 3 else synthetic(IDS[n]) for n in of))
+    table = keys(concat([new, ORIGINALS] if first else [ORIGINALS, new]), config)
+    config = settle(table, config)
+    alone = assign(keys(ORIGINALS, config), config).splits
+    splits, rejections = assign(table, config)
+    of_new, of_originals = (splits[: len(of)], splits[len(of) :]) if first else (splits[40:], splits[:40])
+    if first:
+        assert (of_new == 0).all()
+        assert (of_originals[sorted(set(of))] == 0).all()
+        untouched = np.setdiff1d(np.arange(40), of)
+        assert (of_originals[untouched] == alone[untouched]).all()
+    else:
+        assert (of_originals == alone).all()
+        assert of_new.tolist() == [0 if alone[n] == 0 else -1 for n in of]
+        for row, rejection in rejections.items():
+            side = "test" if alone[of[row - 40]] == 2 else "validation"
+            assert rejection.detail == f"was made of others and hangs together with `{side}` (f:{of[row - 40] + 1})"
+
+
+def test_they_do_not_count_where_shares_are_settled() -> None:
+    config = SplitsConfig(test=0.25, stratify="label")
+    more = concat([ORIGINALS, made(*(synthetic() for _ in range(200)))])
+    assert settle(keys(more, config), config) == settle(keys(ORIGINALS, config), config)
+    alone = keys(made(synthetic("a"), variant("b")), config)
+    with pytest.raises(UserError, match=r"^data\.splits: every record was made of others"):
+        settle(alone, config)
+    everything = SplitsConfig(test=0)
+    assert assign(alone, settle(alone, everything)).splits.tolist() == [0, 0]
+
+
+def test_their_moment_decides_nothing() -> None:
+    config = SplitsConfig(by="time", time="at", since={"test": "2026-01-05"})
+    originals = table_of(*({"text": f"text {day}", "meta": f'{{"at": "2026-01-0{day}"}}'} for day in (1, 6)))
+    early, late = originals["id"].to_pylist()
+    splits = assign(keys(concat([originals, made(variant(early), variant(late), synthetic())]), config), config).splits
+    assert splits.tolist() == [0, 2, 0, -1, 0]
+
+
+def test_a_drawn_share_holds_out_originals_alone() -> None:
+    table = concat([ORIGINALS, made(*map(variant, IDS))])
+    rest, held_out = split(table, 0.5)
+    assert made_of(held_out).null_count == held_out.num_rows > 5
+    kept, rejected, *_ = apart_from(rest, held_out)
+    assert sorted(rejected["kept"].to_pylist()) == sorted(held_out["id"].to_pylist())
+    assert not set(made_of(kept).to_pylist()) & set(held_out["id"].to_pylist())
+    assert kept.num_rows + rejected.num_rows == rest.num_rows
+
+
+@pytest.mark.parametrize("mark", [variant, synthetic])
+def test_the_check_finds_one_whose_origin_is_held_out(mark: object) -> None:
+    one, other = made(mark(IDS[3])), ORIGINALS.slice(3, 1)  # type: ignore[operator]
+    for tables in ({"train": one, "test": other}, {"train": other, "test": one}):
+        (leak,) = check_splits(tables)
+        assert (leak.kind, leak.splits) == ("origin", ("train", "test"))
+        assert leak.detail == "one is made of the other, or both of a third"
+    assert check_splits({"train": one, "test": ORIGINALS.slice(4, 2)}) == []
+    (leak,) = check_splits({"train": made("{}", mark("q")).slice(1), "test": made(mark("q"))})  # type: ignore[operator]
+    assert leak.kind == "origin"
