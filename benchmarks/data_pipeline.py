@@ -105,7 +105,7 @@ def write(texts: Iterable[str], file: Path) -> int:
 
 def ours(given: str, more: str, suite: str, workspace: str) -> None:
     """Build a version, and one with more records if there are any, in a process of its own; prints the seconds."""
-    from posttrain.data.named_build import build
+    from posttrain.data.versions.named_build import build
 
     config = {
         "name": "corpus",

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data.normalise import identify
-from posttrain.data.schema import RECORD, records
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import RECORD, records
 from posttrain.data.steps.registry import STEPS
 
 FILTERS = ("gopher", "gopher_repetition", "c4", "fineweb")

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from posttrain.data.confident_learning import issues, self_confidence
-from posttrain.data.label_audit import audit
-from posttrain.data.label_noise import fit
-from posttrain.data.out_of_fold import folds, predictions
+from posttrain.data.labels.audit import audit
+from posttrain.data.labels.confident_learning import issues, self_confidence
+from posttrain.data.labels.noise import fit
+from posttrain.data.labels.out_of_fold import folds, predictions
 
 SHARE = 0.1
 NEAR = 5

@@ -115,7 +115,7 @@ def measure(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Estimate, train, and say what came of both."""
     import pyarrow as pa
 
-    from posttrain.data.schema import RECORD
+    from posttrain.data.records.schema import RECORD
     from posttrain.models.shape import read_config
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig

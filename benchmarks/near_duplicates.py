@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.normalise import comparable
+from posttrain.data.records.normalise import comparable
 
 NGRAM = 5
 _ROWS_A_BLOCK = 250
@@ -123,7 +123,7 @@ def quality(found: Labels, true: Labels) -> dict[str, float]:
 
 def ours(source: str, threshold: float, target: str) -> None:
     """Cluster with this program, in a process of its own."""
-    from posttrain.data.near_duplicates import near_duplicates
+    from posttrain.data.duplicates.near_duplicates import near_duplicates
 
     texts = json.loads(Path(source).read_text(encoding="utf-8"))
     near_duplicates(["imports what it needs"])

@@ -25,10 +25,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.normalise import identify
 from posttrain.data.pii.checksums import is_card, is_iban, is_resident_id
 from posttrain.data.pii.detect import KINDS, detect
-from posttrain.data.schema import RECORD, records
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import RECORD, records
 from posttrain.data.steps.pii import PersonalData
 
 AROUND = {

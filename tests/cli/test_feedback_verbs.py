@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.data.feedback import Feedback
-from posttrain.data.inbox import Inbox
+from posttrain.data.collecting.feedback import Feedback
+from posttrain.data.collecting.inbox import Inbox
 
 Call = Callable[..., Any]
 

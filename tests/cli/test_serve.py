@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from posttrain.cli.serve import add_to, serve
-from posttrain.data.drain import drain
+from posttrain.data.collecting.drain import drain
 from posttrain.store.errors import UserError
 
 _FORKS = multiprocessing.get_context("fork")  # a fresh interpreter would spend seconds on imports

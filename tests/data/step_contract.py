@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data.alone import apply
-from posttrain.data.normalise import identify
-from posttrain.data.schema import CHANGED, RECORD, REJECTED, concat, records
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import CHANGED, RECORD, REJECTED, concat, records
 from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import Outcome, RowStep, Step
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from posttrain.data.clean_text import Form, Quotes, clean, suspect
+from posttrain.data.records.clean_text import Form, Quotes, clean, suspect
 
 # Joiners, spaces, line ends, marks that compose, jamo, signs that NFC changes into ASCII, and things unseen.
 ODD = " \t\n\r\v\f\0\x1b\x85\u00a0\u00ad\u0301\u0327\u1100\u1161\u200b\u200c\u200d\u2028\u202e\u212a\u3000\u037e\ufeff"

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data import label_noise
-from posttrain.data.confident_learning import (
+from posttrain.data.labels import noise as label_noise
+from posttrain.data.labels.audit import audit
+from posttrain.data.labels.confident_learning import (
     Prune,
     confident_joint,
     issues,
@@ -15,8 +16,7 @@ from posttrain.data.confident_learning import (
     self_confidence,
     thresholds,
 )
-from posttrain.data.label_audit import audit
-from posttrain.data.out_of_fold import folds, predictions
+from posttrain.data.labels.out_of_fold import folds, predictions
 
 # Three classes; record 2 looks like class 1, record 5 like class 0, and of record 6 nothing is sure.
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 2])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data import crowds as module
-from posttrain.data.crowds import Crowds, runs
+from posttrain.data.duplicates import crowds as module
+from posttrain.data.duplicates.crowds import Crowds, runs
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from posttrain.data.check import check
-from posttrain.data.reading import read
-from posttrain.data.schema import concat
+from posttrain.data.reading.check import check
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
 COLUMNS = {"prompt": "text", "completion": "category"}

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from step_contract import table_of
 
-from posttrain.data.export import export
-from posttrain.data.reading import read
-from posttrain.data.schema import RECORD, concat
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.versions.export import export
 from posttrain.store.errors import UserError
 
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")

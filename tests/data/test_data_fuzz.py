@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.check import check
-from posttrain.data.export import export
-from posttrain.data.normalise import identify, identities
-from posttrain.data.problem import LONGEST_MESSAGE, Problem
-from posttrain.data.reading import read, scan
-from posttrain.data.row import is_utf16
-from posttrain.data.schema import RECORD, concat, records
+from posttrain.data.reading.check import check
+from posttrain.data.reading.problem import LONGEST_MESSAGE, Problem
+from posttrain.data.reading.row import is_utf16
+from posttrain.data.reading.tables import read, scan
+from posttrain.data.records.normalise import identify, identities
+from posttrain.data.records.schema import RECORD, concat, records
+from posttrain.data.versions.export import export
 from posttrain.store.errors import UserError
 
 ours = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

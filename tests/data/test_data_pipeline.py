@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.data import pipeline
-from posttrain.data.config import DataConfig
-from posttrain.data.pipeline import Built, build_pool_and_test, input_digests
-from posttrain.data.reading import read
+from posttrain.data.reading.tables import read
+from posttrain.data.sets import pipeline
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.sets.pipeline import Built, build_pool_and_test, input_digests
 from posttrain.store.errors import UserError
 
 COLUMNS = {"prompt": "text", "completion": "category", "group": "user"}

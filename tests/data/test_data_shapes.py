@@ -9,8 +9,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from posttrain.data.reading import read
-from posttrain.data.schema import RECORD, concat
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import RECORD, concat
 from posttrain.store.errors import UserError
 
 USER = {"role": "user", "content": "Where is it?"}

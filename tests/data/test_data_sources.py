@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from posttrain.data import opening
-from posttrain.data.check import check
-from posttrain.data.paths import Url, expand, shown
-from posttrain.data.reading import read
-from posttrain.data.schema import concat
+from posttrain.data.reading import opening
+from posttrain.data.reading.check import check
+from posttrain.data.reading.paths import Url, expand, shown
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
 CONTENTS = {

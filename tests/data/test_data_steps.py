@@ -6,9 +6,9 @@ from functools import partial
 import pyarrow as pa
 
 from posttrain.data.alone import apply
-from posttrain.data.flow import Work
-from posttrain.data.labelled_before import already_labelled
-from posttrain.data.schema import RECORD, REJECTED
+from posttrain.data.records.schema import RECORD, REJECTED
+from posttrain.data.sets.flow import Work
+from posttrain.data.sets.labelled_before import already_labelled
 from posttrain.data.steps.decontaminate import Decontaminate
 
 Make = Callable[..., pa.Table]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from posttrain.data.difference import Diff, difference
-from posttrain.data.normalise import without_answers
-from posttrain.data.schema import RECORD, REJECTED, concat
+from posttrain.data.records.normalise import without_answers
+from posttrain.data.records.schema import RECORD, REJECTED, concat
+from posttrain.data.sets.version import Dataset, read_dataset, training_version, write_dataset
 from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.data.stored_version import Version
-from posttrain.data.version import Dataset, read_dataset, training_version, write_dataset
+from posttrain.data.versions.difference import Diff, difference
+from posttrain.data.versions.stored_version import Version
 
 Make = Callable[..., pa.Table]
 

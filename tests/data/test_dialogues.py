@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.data.check import check
-from posttrain.data.reading import read
-from posttrain.data.schema import concat
+from posttrain.data.reading.check import check
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
 SHARED = "\n\nHuman: Where is it?\n\nAssistant: What?\n\nHuman: The\n\nbox."

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.gram_filters import STRETCH, GramFilters, gram_filters
-from posttrain.data.shingles import Hashes, Shingles, offsets_of
+from posttrain.data.contamination.gram_filters import STRETCH, GramFilters, gram_filters
+from posttrain.data.duplicates.shingles import Hashes, Shingles, offsets_of
 
 NOTHING = Shingles(np.empty(0, np.uint64), np.zeros(1, np.int64)), np.empty(0, np.int64)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.normalise import Turn, identify, identities, image_of, input_id, normal_text, record_id
-from posttrain.data.reading import read
+from posttrain.data.reading.tables import read
+from posttrain.data.records.normalise import Turn, identify, identities, image_of, input_id, normal_text, record_id
 
 CHARACTERS = st.characters(max_codepoint=0x17F, exclude_categories=["Cs"]) | st.sampled_from(
     ' \t\n\x0b\x0c\r\x1c\x1f\x7f\x85\xa0\u2028\u3000\u0301\ufb01\u1e9b"\\e'

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_contract import table_of
 
-from posttrain.data.made import apart_from, made_of, written_by
-from posttrain.data.schema import concat
+from posttrain.data.records.made import apart_from, made_of, written_by
+from posttrain.data.records.schema import concat
 from posttrain.data.split import SplitsConfig, assign, keys, settle, split
-from posttrain.data.split_check import check_splits
+from posttrain.data.split.check import check_splits
 from posttrain.store.errors import UserError
 
 HALVES = SplitsConfig(validation=0.25, test=0.25)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.minhash import agreement, banding, signatures, sketch
-from posttrain.data.shingles import Shingles
+from posttrain.data.duplicates.minhash import agreement, banding, signatures, sketch
+from posttrain.data.duplicates.shingles import Shingles
 
 LIKE = 0.8
 

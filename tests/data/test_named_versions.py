@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from posttrain.data import Version, build
-from posttrain.data.config import DataConfig
-from posttrain.data.named_versions import versions_named
-from posttrain.data.pipeline import Built, build_pool_and_test, input_digests
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.sets.pipeline import Built, build_pool_and_test, input_digests
+from posttrain.data.versions.named_versions import versions_named
 from posttrain.loop.config import Config
 from posttrain.loop.stages.collect import Collected, collect
 from posttrain.loop.turn import Turn

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data import all_pairs, crowds, minhash
-from posttrain.data import clusters as search
 from posttrain.data.alone import apply
-from posttrain.data.clusters import clusters
-from posttrain.data.minhash import sketch
-from posttrain.data.near_duplicates import near_duplicates
+from posttrain.data.duplicates import all_pairs, crowds, minhash
+from posttrain.data.duplicates import clusters as search
+from posttrain.data.duplicates.clusters import clusters
+from posttrain.data.duplicates.minhash import sketch
+from posttrain.data.duplicates.near_duplicates import near_duplicates
 from posttrain.data.steps.minhash import Minhash
 
 

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_contract import table_of
 
-from posttrain.data.normalise import identify, input_texts
 from posttrain.data.quality_report import Profile, profile
 from posttrain.data.quality_report.balance import balance
 from posttrain.data.quality_report.columns import input_column
@@ -25,7 +24,8 @@ from posttrain.data.quality_report.ngrams import ngram_counts
 from posttrain.data.quality_report.sample import Smallest, hashes
 from posttrain.data.quality_report.stored import profile_of
 from posttrain.data.quality_report.words import shown_words, word_count
-from posttrain.data.schema import FACT, RECORD, concat, records
+from posttrain.data.records.normalise import identify, input_texts
+from posttrain.data.records.schema import FACT, RECORD, concat, records
 from posttrain.data.steps.step import Rejection, part
 from posttrain.store.hashing import canonical_json
 

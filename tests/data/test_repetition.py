@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data import repetition
-from posttrain.data.repetition import ngrams, repeated
+from posttrain.data.quality import repetition
+from posttrain.data.quality.repetition import ngrams, repeated
 
 WORDS = st.lists(st.sampled_from(["a", "b", "cc", "ddd"]), max_size=30).map(" ".join)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.data.check import check
-from posttrain.data.problem import Problem
-from posttrain.data.reading import read
-from posttrain.data.schema import concat
+from posttrain.data.reading.check import check
+from posttrain.data.reading.problem import Problem
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
 ASKED = {"model": "gpt-x", "temperature": 0.5, "messages": [{"role": "user", "content": "Where?"}]}

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data import shingles
-from posttrain.data.normalise import comparable
-from posttrain.data.shingles import Unit, hashes, intersections, jaccard, members, mix, runs
+from posttrain.data.duplicates import shingles
+from posttrain.data.duplicates.shingles import Unit, hashes, intersections, jaccard, members, mix, runs
+from posttrain.data.records.normalise import comparable
 
 LETTERS = "abAB. \n\t\x1c\u00a0\u2003\u0301\u00e9\u1e9e\u0130\ufb01\u6f22\U0001f600"
 corpora = st.lists(st.text(LETTERS, max_size=14) | st.text("aB \n.", max_size=14), max_size=8)

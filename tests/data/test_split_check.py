@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from step_contract import table_of
 
-from posttrain.data.split_check import check_splits, require_sound
+from posttrain.data.split.check import check_splits, require_sound
 from posttrain.store.errors import UserError
 
 QUESTION = "Where can I see how much the transfer of my salary to the other bank will cost me in the end?"

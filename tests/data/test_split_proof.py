@@ -9,9 +9,9 @@ from step_contract import table_of
 
 from posttrain.data import Version, build
 from posttrain.data.split import SplitsConfig
-from posttrain.data.split_proof import Proof
+from posttrain.data.split.proof import Proof
+from posttrain.data.split.training_records import require_apart, training_records
 from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.data.training_records import require_apart, training_records
 from posttrain.store.errors import UserError
 
 LONG = "the quick brown fox jumps over the lazy dog and runs far away from here today"

@@ -7,7 +7,7 @@ from step_contract import table_of
 
 from posttrain.data.alone import OneTable
 from posttrain.data.split import SplitsConfig
-from posttrain.data.split_step import Split
+from posttrain.data.split.step import Split
 from posttrain.data.steps.step import Decision, Known
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from posttrain.data.shingles import runs
-from posttrain.data.winnowing import fingerprints, minima
+from posttrain.data.contamination.winnowing import fingerprints, minima
+from posttrain.data.duplicates.shingles import runs
 
 VOCABULARY = [f"w{number}" for number in range(500)]
 

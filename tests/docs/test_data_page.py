@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.data.recipe import parse_step
 from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import RowStep
+from posttrain.data.versions.recipe import parse_step
 from posttrain.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["posttrain.data"]):
-    from posttrain.data.check import problems
-    from posttrain.data.reading import read
+    from posttrain.data.reading.check import problems
+    from posttrain.data.reading.tables import read
 from posttrain.store.errors import UserError
 
 NAMES = ("a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.jsonl.zst", "a.csv.gz")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.data.semantic_version import parse_version
+from posttrain.data.versions.semantic_version import parse_version
 from posttrain.jobs.engine import Engine, open_engine
 from posttrain.store.errors import UserError, WorkError
 

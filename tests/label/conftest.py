@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from posttrain.data.normalise import identify
-from posttrain.data.schema import records
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import records
 
 
 @pytest.fixture

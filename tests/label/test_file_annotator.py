@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.reading import read
+from posttrain.data.reading.tables import read
 from posttrain.label.annotator import Annotator, Request
 from posttrain.label.batch_file import export_labels, import_labels
 from posttrain.label.config import LabelConfig

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.reading import read
-from posttrain.data.schema import RECORD
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import RECORD
 from posttrain.label.annotator import Annotator, Request
 from posttrain.label.config import LabelConfig
 from posttrain.label.registry import annotator

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.schema import RECORD
+from posttrain.data.records.schema import RECORD
 from posttrain.models.chat import Encoded
 from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.task import TaskConfig

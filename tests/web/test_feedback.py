@@ -18,9 +18,9 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from posttrain.data.checked_lines import read_lines
-from posttrain.data.inbox import Inbox
-from posttrain.data.segment import Segment, sealed
+from posttrain.data.collecting.checked_lines import read_lines
+from posttrain.data.collecting.inbox import Inbox
+from posttrain.data.collecting.segment import Segment, sealed
 from posttrain.web.feedback import feedback_app, serve
 
 GOOD = {"id": "f1", "prompt": "asked", "completion": "said", "rating": "up"}

@@ -8,8 +8,8 @@ import yaml
 
 from posttrain.cli.data.stored import opened_store
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
-from posttrain.data.named_versions import versions_named
-from posttrain.data.pipeline import input_digests
+from posttrain.data.sets.pipeline import input_digests
+from posttrain.data.versions.named_versions import versions_named
 from posttrain.loop.check import check_suites
 from posttrain.loop.config import CONFIG_FILE, Config, load_config, read_yaml
 from posttrain.loop.config_reference import reference

@@ -35,7 +35,7 @@ def serve(
     except ImportError as error:
         what = f"a package of the server is not installed ({error.name})"
         raise UserError(what, fix="pip install 'posttrain[serve]'") from None
-    from posttrain.data.inbox import Inbox
+    from posttrain.data.collecting.inbox import Inbox
 
     if not workspace.is_dir():
         raise UserError("there is no such folder", where=str(workspace), fix="make it first")

@@ -10,9 +10,9 @@ import yaml
 
 from posttrain.cli.data.stored import opened_store, stored_version
 from posttrain.cli.shared import HERE
-from posttrain.data.config import DataConfig
-from posttrain.data.stored_version import Version
-from posttrain.data.training_records import training_records
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.split.training_records import training_records
+from posttrain.data.versions.stored_version import Version
 from posttrain.loop.config import read_config, read_yaml
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError

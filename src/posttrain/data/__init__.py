@@ -3,17 +3,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Not late as the others are: the file of the same name would take the function's place when something imports it.
-from posttrain.data.near_duplicates import near_duplicates as near_duplicates
-
 if TYPE_CHECKING:
-    from posttrain.data.named_build import BuildConfig, build
-    from posttrain.data.reading import read
-    from posttrain.data.stored_version import Version
+    from posttrain.data.duplicates.near_duplicates import near_duplicates
+    from posttrain.data.reading.tables import read
+    from posttrain.data.versions.named_build import BuildConfig, build
+    from posttrain.data.versions.stored_version import Version
 
 __all__ = ["BuildConfig", "Version", "build", "near_duplicates", "read"]
 
-_HOMES = {"BuildConfig": "named_build", "Version": "stored_version", "build": "named_build", "read": "reading"}
+_HOMES = {
+    "BuildConfig": "versions.named_build",
+    "Version": "versions.stored_version",
+    "build": "versions.named_build",
+    "near_duplicates": "duplicates.near_duplicates",
+    "read": "reading.tables",
+}
 
 
 def __getattr__(name: str) -> Any:

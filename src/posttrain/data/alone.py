@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.schema import CHANGED, RECORD
+from posttrain.data.records.schema import CHANGED, RECORD
 from posttrain.data.steps.rewrite import rewrite
 from posttrain.data.steps.step import GlobalStep, Known, Outcome, Part, RowStep, Step, part
 

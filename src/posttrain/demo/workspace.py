@@ -4,11 +4,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.config import DataConfig
-from posttrain.data.files import rows, uniform
-from posttrain.data.pipeline import build_pool_and_test
-from posttrain.data.problem import Problem
-from posttrain.data.shapes import shape_of
+from posttrain.data.reading.files import rows, uniform
+from posttrain.data.reading.problem import Problem
+from posttrain.data.reading.shapes import shape_of
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.sets.pipeline import build_pool_and_test
 from posttrain.demo.messages import generate, write, write_csv
 from posttrain.loop.config import CONFIG_FILE
 from posttrain.store.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 Read = Callable[[Path, Mapping[str, str] | None], Iterable[pa.Table]]
-"""Reads a file of records with its column mapping, as ``posttrain.data.reading.read`` does."""
+"""Reads a file of records with its column mapping, as ``posttrain.data.reading.tables.read`` does."""
 
 
 @dataclass(frozen=True)

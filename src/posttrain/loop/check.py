@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posttrain.data.reading import read
+from posttrain.data.reading.tables import read
 from posttrain.evaluate.scorers.python_function import load_function
 from posttrain.loop.config import Config
 from posttrain.store.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from posttrain.data.config import DataConfig
+from posttrain.data.sets.config import DataConfig
 from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.names import metric_names
 from posttrain.evaluate.scorers import SCORERS, scorer_name

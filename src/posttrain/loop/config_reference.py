@@ -7,8 +7,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from posttrain.data.recipe import step_values
 from posttrain.data.steps.step import Step
+from posttrain.data.versions.recipe import step_values
 
 
 def reference(section: type[BaseModel], indent: int = 0) -> str:

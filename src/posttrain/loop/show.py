@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.data.stored_version import Version
+from posttrain.data.versions.stored_version import Version
 from posttrain.store.errors import UserError
 from posttrain.store.lineage import Relative, ancestors, descendants
 from posttrain.store.workspace import Workspace

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.data.version import Dataset, read_dataset
+from posttrain.data.sets.version import Dataset, read_dataset
 from posttrain.loop.config import Config
 from posttrain.store.artifacts import Artifact
 from posttrain.store.stages import run_stage

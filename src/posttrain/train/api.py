@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.reading import read
-from posttrain.data.schema import concat
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
 from posttrain.models.sources import fetch_once, locate
 from posttrain.train.alone import AloneConfig, train_alone
 from posttrain.train.objectives.registry import objective as check_objective

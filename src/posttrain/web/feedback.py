@@ -11,8 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from posttrain.data.feedback import Feedback, unknown_answer
-from posttrain.data.inbox import Conflict, Full, Inbox
+from posttrain.data.collecting.feedback import Feedback, unknown_answer
+from posttrain.data.collecting.inbox import Conflict, Full, Inbox
 from posttrain.store.errors import UserError, WorkError
 
 LIMIT_BYTES = 2**20

@@ -11,13 +11,13 @@ import pytest
 
 from posttrain.data import Version, build
 from posttrain.data.augment import paraphrase
-from posttrain.data.export import export
-from posttrain.data.made import made_of
-from posttrain.data.normalise import Turn
-from posttrain.data.reading import read
-from posttrain.data.schema import concat
+from posttrain.data.reading.tables import read
+from posttrain.data.records.made import made_of
+from posttrain.data.records.normalise import Turn
+from posttrain.data.records.schema import concat
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import synthesize
+from posttrain.data.versions.export import export
 
 WORDS = [f"{a}{b}{c}" for a in ("ba", "do", "ki", "lu") for b in ("ra", "ti", "so", "pe") for c in ("n", "m", "l", "k")]
 METHODS: list[dict[str, Any]] = [

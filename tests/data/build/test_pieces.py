@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data import build
-from posttrain.data import pieces as cutting
-from posttrain.data.pieces import Piece, pieces
-from posttrain.data.read_piece import read_piece
-from posttrain.data.reading import read
-from posttrain.data.schema import concat
-from posttrain.data.shard import Shard, ShardTask
-from posttrain.data.shard_ids import _first_clash, check_user_ids
+from posttrain.data.reading import pieces as cutting
+from posttrain.data.reading.pieces import Piece, pieces
+from posttrain.data.reading.read_piece import read_piece
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
+from posttrain.data.versions.shard import Shard, ShardTask
+from posttrain.data.versions.shard_ids import _first_clash, check_user_ids
 from posttrain.store.errors import UserError
 
 

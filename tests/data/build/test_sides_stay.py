@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data import Version, build
-from posttrain.data.normalise import input_id
+from posttrain.data.records.normalise import input_id
+from posttrain.data.split.check import check_splits
 from posttrain.data.split.draw import draws
-from posttrain.data.split_check import check_splits
 
 SPLITS = {"test": 0.3, "near_duplicates": 0.8}
 WORDS = [f"{a}{b}{c}" for a in ("ba", "do", "ki", "lu") for b in ("ra", "ti", "so", "pe") for c in ("n", "m", "l", "k")]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from posttrain.data import Version, build
-from posttrain.data.named_versions import been_through
-from posttrain.data.recipe import parse_step
 from posttrain.data.steps.step import RowStep
+from posttrain.data.versions.named_versions import been_through
+from posttrain.data.versions.recipe import parse_step
 from posttrain.models.embedder import find_embedder
 from posttrain.store.workspace import Workspace
 

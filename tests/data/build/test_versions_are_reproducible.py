@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from posttrain.data import Version, build
-from posttrain.data import pieces as cutting
+from posttrain.data.reading import pieces as cutting
 from posttrain.store.workspace import Workspace
 
 STEPS: list[Any] = [

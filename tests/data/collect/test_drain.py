@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from posttrain.data.drain import Batch, drain
-from posttrain.data.feedback import Feedback, Ratings
-from posttrain.data.inbox import Inbox
-from posttrain.data.schema import concat
-from posttrain.data.segment import sealed
+from posttrain.data.collecting.drain import Batch, drain
+from posttrain.data.collecting.feedback import Feedback, Ratings
+from posttrain.data.collecting.inbox import Inbox
+from posttrain.data.collecting.segment import sealed
+from posttrain.data.records.schema import concat
 
 POSTED: list[dict[str, Any]] = [
     {"id": "a", "prompt": "one", "completion": "1", "rating": "up", "metadata": {"model": "m", "id": "not ours"}},
@@ -76,7 +76,9 @@ def test_nothing_posted_yet(tmp_path: Path) -> None:
 
 def test_damage_and_ratings_without_a_meaning_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr("posttrain.data.drain.log.warning", lambda line, *values: warnings.append(line % values))
+    monkeypatch.setattr(
+        "posttrain.data.collecting.drain.log.warning", lambda line, *values: warnings.append(line % values)
+    )
     post(tmp_path, {**POSTED[0], "rating": 3}, {**POSTED[0], "id": "z"})
     drain(tmp_path)
     [segment] = sealed(tmp_path)

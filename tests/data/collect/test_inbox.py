@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data.checked_lines import decode, encode, read_lines
-from posttrain.data.feedback import Feedback, Ratings, row_of
-from posttrain.data.inbox import Conflict, Full, Inbox, Receipt
-from posttrain.data.sealing import seal
-from posttrain.data.segment import sealed
+from posttrain.data.collecting.checked_lines import decode, encode, read_lines
+from posttrain.data.collecting.feedback import Feedback, Ratings, row_of
+from posttrain.data.collecting.inbox import Conflict, Full, Inbox, Receipt
+from posttrain.data.collecting.sealing import seal
+from posttrain.data.collecting.segment import sealed
 from posttrain.store.errors import UserError, WorkError
 
 

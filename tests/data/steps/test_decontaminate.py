@@ -8,8 +8,8 @@ import pytest
 from step_contract import StepContract, reasons, table_of
 
 from posttrain.data.alone import OneTable, apply
-from posttrain.data.contamination import against, share_found
-from posttrain.data.normalise import comparable, input_texts
+from posttrain.data.contamination.index import against, share_found
+from posttrain.data.records.normalise import comparable, input_texts
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import Step
 
@@ -240,8 +240,8 @@ def test_the_size_of_blocks_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     texts = [prose(seed, 30) for seed in range(20)]
     index, training = against(table_of(*texts)), table_of(*[mutated(rng, text) for text in texts * 3])
     expected = index.search(training)
-    monkeypatch.setattr("posttrain.data.postings._MEETINGS_A_BLOCK", 40)
-    monkeypatch.setattr("posttrain.data.contamination._ROWS_A_BLOCK", 7)
+    monkeypatch.setattr("posttrain.data.contamination.postings._MEETINGS_A_BLOCK", 40)
+    monkeypatch.setattr("posttrain.data.contamination.index._ROWS_A_BLOCK", 7)
     again = index.search(training)
     assert again.rejections == expected.rejections
     assert set(again.pairs) == set(expected.pairs)

@@ -9,11 +9,11 @@ import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.alone import apply
-from posttrain.data.schema import records
+from posttrain.data.labels.text_features import counts, reduced
+from posttrain.data.records.schema import records
 from posttrain.data.steps import label_errors
 from posttrain.data.steps.label_errors import LabelErrors
 from posttrain.data.steps.step import Step
-from posttrain.data.text_features import counts, reduced
 from posttrain.store.errors import UserError
 
 SUBJECTS = ["card", "new card", "old card", "bank card", "credit card", "debit card", "lost card", "blue card"]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, table_of
 
-from posttrain.data import all_pairs, crowds
 from posttrain.data.alone import OneTable, apply
+from posttrain.data.duplicates import all_pairs, crowds
 from posttrain.data.steps.minhash import Minhash, clusters
 from posttrain.data.steps.step import Corpus, Step
 

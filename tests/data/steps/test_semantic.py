@@ -8,7 +8,7 @@ import pytest
 from step_contract import StepContract, lines, table_of
 
 from posttrain.data.alone import apply
-from posttrain.data.cosine import cosine_clusters, cosines
+from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.steps.semantic import Semantic
 from posttrain.data.steps.step import Step
 from posttrain.models.embedder import Embedder

@@ -6,7 +6,7 @@ import pytest
 from step_contract import StepContract, lines, table_of
 
 from posttrain.data.alone import apply
-from posttrain.data.repeats import Repeat, fingerprints, joined, repeats, twice, verified, windows, words_of
+from posttrain.data.duplicates.repeats import Repeat, fingerprints, joined, repeats, twice, verified, windows, words_of
 from posttrain.data.steps.step import Step
 from posttrain.data.steps.substring import Substring
 

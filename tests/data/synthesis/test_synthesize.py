@@ -10,7 +10,7 @@ import pytest
 import torch
 from step_contract import table_of
 
-from posttrain.data.schema import RECORD, REJECTED
+from posttrain.data.records.schema import RECORD, REJECTED
 from posttrain.data.steps.exact import Exact
 from posttrain.data.synthesis.config import EndpointConfig, SynthesisConfig
 from posttrain.data.synthesis.local import LocalModel, _LinesAreThere

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.data.schema import records as table
+from posttrain.data.records.schema import records as table
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import pack
 from posttrain.models.reading import packing

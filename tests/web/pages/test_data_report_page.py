@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.normalise import identify
 from posttrain.data.quality_report import Drift, Profile, drift, profile
-from posttrain.data.schema import FACT, RECORD, records
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import FACT, RECORD, records
 from posttrain.data.steps.step import Rejection, part
 from posttrain.web.data_report import render_data, write_data_report
 

@@ -9,13 +9,13 @@ import yaml
 
 from posttrain.cli.data.stored import ColumnOption, columns_with, opened_store, say_unused
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
-from posttrain.data.check import check as find_problems
-from posttrain.data.config import DataConfig
-from posttrain.data.drain import Batch, drain
-from posttrain.data.feedback import KINDS
-from posttrain.data.feedback_files import bring_home
-from posttrain.data.named_build import BuildConfig, build
-from posttrain.data.paths import expand
+from posttrain.data.collecting.drain import Batch, drain
+from posttrain.data.collecting.feedback import KINDS
+from posttrain.data.collecting.feedback_files import bring_home
+from posttrain.data.reading.check import check as find_problems
+from posttrain.data.reading.paths import expand
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.versions.named_build import BuildConfig, build
 from posttrain.loop.config import CONFIG_FILE, read_config
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically, writing

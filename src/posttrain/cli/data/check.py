@@ -9,9 +9,9 @@ import typer
 
 from posttrain.cli.data.stored import ColumnOption, columns_with, say_unused
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
-from posttrain.data.check import check as find_problems
-from posttrain.data.paths import Place, expand, shown
-from posttrain.data.problem import Problem, gathered
+from posttrain.data.reading.check import check as find_problems
+from posttrain.data.reading.paths import Place, expand, shown
+from posttrain.data.reading.problem import Problem, gathered
 from posttrain.loop.config import CONFIG_FILE, Config, load_config
 from posttrain.loop.stages.collect import with_added_files
 from posttrain.store.errors import UserError

@@ -4,7 +4,7 @@ import typer
 
 from posttrain.cli.data.stored import VersionArgument, opened_store, print_records, print_rejections, stored_version
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
-from posttrain.data.difference import difference
+from posttrain.data.versions.difference import difference
 
 
 def diff(

@@ -7,8 +7,8 @@ import typer
 
 from posttrain.cli.data.stored import VersionArgument, opened_store, stored_version
 from posttrain.cli.shared import HERE, WorkspaceOption, console
-from posttrain.data.export import export as export_records
-from posttrain.data.hugging_face import export_folder
+from posttrain.data.versions.export import export as export_records
+from posttrain.data.versions.hugging_face import export_folder
 from posttrain.store.errors import UserError
 
 

@@ -6,7 +6,7 @@ import typer
 
 from posttrain.cli.data.stored import opened_store
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
-from posttrain.data.garbage import find_garbage, remove_garbage
+from posttrain.data.versions.garbage import find_garbage, remove_garbage
 
 
 def gc(

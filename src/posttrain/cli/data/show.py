@@ -9,7 +9,7 @@ import typer
 
 from posttrain.cli.data.stored import VersionArgument, opened_store, print_records, print_rejections, stored_version
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, print_json, print_table
-from posttrain.data.stored_version import Version
+from posttrain.data.versions.stored_version import Version
 from posttrain.store.errors import UserError
 
 

@@ -13,8 +13,8 @@ from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
-    from posttrain.data.paths import Place
-    from posttrain.data.stored_version import Version
+    from posttrain.data.reading.paths import Place
+    from posttrain.data.versions.stored_version import Version
 
 VersionArgument = Annotated[
     str, typer.Argument(help="name@v3, name@v2.3.1, name@tag, a name (its last version), or an artifact's id.")
@@ -34,7 +34,7 @@ def columns_with(columns: Mapping[str, str] | None, given: Sequence[str] | None)
     Raises:
         UserError: an option is not ``NAME=COLUMN``, or its name is none that a column can have.
     """
-    from posttrain.data.shapes import TARGETS
+    from posttrain.data.reading.shapes import TARGETS
 
     found = dict(columns or {})
     for one in given or ():
@@ -48,8 +48,8 @@ def columns_with(columns: Mapping[str, str] | None, given: Sequence[str] | None)
 
 def say_unused(files: "Sequence[Place]", root: Path, columns: Mapping[str, str] | None) -> None:
     """One line on standard error for each set of columns that files have and records are not made of."""
-    from posttrain.data.paths import shown
-    from posttrain.data.unused_columns import note, unused_columns
+    from posttrain.data.reading.paths import shown
+    from posttrain.data.reading.unused_columns import note, unused_columns
 
     names: dict[tuple[str, ...], list[str]] = {}
     for file in files:
@@ -81,7 +81,7 @@ def stored_version(store: Workspace, text: str) -> "Version":
     Raises:
         UserError: there is none.
     """
-    from posttrain.data.stored_version import Version
+    from posttrain.data.versions.stored_version import Version
 
     id = store.metadata.named(text)
     if id is None:

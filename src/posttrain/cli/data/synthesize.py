@@ -10,13 +10,13 @@ import typer
 from posttrain.cli.data.add import read_step
 from posttrain.cli.data.stored import opened_store, stored_version
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
-from posttrain.data.export import export
-from posttrain.data.reading import read
-from posttrain.data.recipe import parse_step
-from posttrain.data.schema import concat
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
 from posttrain.data.steps.step import Step
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import synthesize as write_records
+from posttrain.data.versions.export import export
+from posttrain.data.versions.recipe import parse_step
 from posttrain.loop.config import CONFIG_FILE, read_config
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import write_atomically

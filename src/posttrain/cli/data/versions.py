@@ -51,7 +51,7 @@ def tag(
     workspace: WorkspaceOption = HERE,
 ) -> None:
     """Have NAME@WORD lead to a version from now on."""
-    from posttrain.data.semantic_version import check_tag
+    from posttrain.data.versions.semantic_version import check_tag
 
     check_tag(word)
     with opened_store(workspace, write=True) as store:
@@ -83,7 +83,7 @@ def _row(store: Workspace, named: Named) -> dict[str, Any]:
 
 
 def _entry(store: Workspace, named: Named) -> dict[str, Any]:
-    from posttrain.data.stored_version import Version
+    from posttrain.data.versions.stored_version import Version
 
     meta = Version.open(store.artifacts, named.artifact_id).meta
     before: dict[str, str] = {}

@@ -6,8 +6,8 @@ import typer
 
 from posttrain.cli.data.stored import opened_store, shown_input, stored_version
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
-from posttrain.data.stored_version import Version
-from posttrain.data.story import stories
+from posttrain.data.versions.stored_version import Version
+from posttrain.data.versions.story import stories
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 

@@ -6,7 +6,8 @@ import pyarrow.compute as pc
 
 
 def input_column(table: pa.Table) -> pa.Array:
-    """What `posttrain.data.normalise.input_texts` gives, as a string array [N]; null for a record without input."""
+    """What `posttrain.data.records.normalise.input_texts` gives, as a string array [N]; null for a record without
+    input."""
     prompt = table["prompt"].combine_chunks()
     turns = prompt.flatten()
     owners = np.repeat(np.arange(len(prompt)), pc.fill_null(pc.list_value_length(prompt), 0).to_numpy())

@@ -4,7 +4,7 @@ from itertools import tee
 
 from posttrain.data.quality_report.profile import Profile, profile
 from posttrain.data.quality_report.records import Tokenizer
-from posttrain.data.stored_version import Version
+from posttrain.data.versions.stored_version import Version
 
 
 def profile_of(version: Version, tokenizer: Tokenizer | None = None) -> Profile:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.words import plain_words
+from posttrain.data.records.words import plain_words
 from posttrain.store.errors import UserError
 from posttrain.store.text import read_text
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from posttrain.data.made import made_of
+from posttrain.data.records.made import made_of
 from posttrain.data.split.draw import draws
 
 

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.data.made import made_of
+from posttrain.data.records.made import made_of
 from posttrain.data.split.config import SplitsConfig
 from posttrain.data.split.moments import moment
 from posttrain.store.errors import UserError
@@ -23,7 +23,8 @@ KEYS: pa.Schema = pa.schema(
     ]
 )
 """One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config asks.
-``made``: whether it was made of others, as `posttrain.data.made` reads it; ``origin`` is the id of the one that it was
+``made``: whether it was made of others, as `posttrain.data.records.made` reads it; ``origin`` is the id of the one
+that it was
 made of, its own for all others."""
 
 

@@ -16,8 +16,8 @@ from posttrain.data.augment.paraphrase import Paraphrase
 from posttrain.data.augment.synonyms import Synonyms
 from posttrain.data.augment.templates import Templates
 from posttrain.data.augment.typos import Typos
-from posttrain.data.normalise import identify
-from posttrain.data.schema import CHANGED, REJECTED, records
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import CHANGED, REJECTED, records
 from posttrain.data.steps.step import Outcome, RowStep
 
 AnyMethod = Annotated[

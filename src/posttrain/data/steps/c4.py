@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pydantic import Field as Setting
 
-from posttrain.data.contents import emptied, revised, texts
-from posttrain.data.normalise import Field, texts_of
+from posttrain.data.records.contents import emptied, revised, texts
+from posttrain.data.records.normalise import Field, texts_of
 from posttrain.data.steps.rewrite import rewrite
 from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
 

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.contamination import Findings, Index, against, share_found
-from posttrain.data.contamination_sketch import Prefilter, sharing, sketch
-from posttrain.data.contamination_state import Remembered, remembered, state_of
-from posttrain.data.overlap import now_common
+from posttrain.data.contamination.index import Findings, Index, against, share_found
+from posttrain.data.contamination.overlap import now_common
+from posttrain.data.contamination.sketch import Prefilter, sharing, sketch
+from posttrain.data.contamination.state import Remembered, remembered, state_of
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Part, Rejection
 
 Indices = npt.NDArray[np.int64]

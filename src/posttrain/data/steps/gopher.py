@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field as Setting
 
-from posttrain.data.normalise import Field, texts_of
+from posttrain.data.records.normalise import Field, texts_of
 from posttrain.data.steps.bounds import Bound, Measures, judge, share
 from posttrain.data.steps.step import Outcome, RowStep
 

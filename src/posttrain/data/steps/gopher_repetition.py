@@ -8,8 +8,8 @@ import pyarrow as pa
 from pydantic import Field as Setting
 from pydantic import PositiveInt
 
-from posttrain.data.normalise import Field, texts_of
-from posttrain.data.repetition import ngrams, repeated
+from posttrain.data.quality.repetition import ngrams, repeated
+from posttrain.data.records.normalise import Field, texts_of
 from posttrain.data.steps.bounds import Bound, judge
 from posttrain.data.steps.step import Outcome, RowStep
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field
 
-from posttrain.data.confident_learning import Prune, issues
-from posttrain.data.label_audit import Audit, audit
-from posttrain.data.normalise import input_texts
+from posttrain.data.labels.audit import Audit, audit
+from posttrain.data.labels.confident_learning import Prune, issues
+from posttrain.data.records.normalise import input_texts
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection
 from posttrain.store.errors import UserError
 
@@ -26,7 +26,7 @@ class LabelErrors(GlobalStep):
 
     Confident learning (Northcutt et al. 2021, arXiv:1911.00068): every record is predicted by classifiers that have
     not learnt from it. From predictions and labels a model of how labels go wrong is fitted
-    (`posttrain.data.label_noise`), and a label is an error when it is more likely wrong than right; or one of the
+    (`posttrain.data.labels.noise`), and a label is an error when it is more likely wrong than right; or one of the
     paper's own rules decides. Labels with fewer different inputs than folds are not judged, neither are records
     without an answer and preference pairs.
 
@@ -119,7 +119,7 @@ class LabelErrors(GlobalStep):
             return np.concatenate(parts)[rows]
         from scipy.sparse import vstack
 
-        from posttrain.data.text_features import reduced
+        from posttrain.data.labels.text_features import reduced
 
         return reduced(vstack([counted for _, counted in corpus.map_tables(_counted)]).tocsr()[rows], self.seed)
 
@@ -149,6 +149,6 @@ def _embedded(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
 
 
 def _counted(table: pa.Table) -> Any:
-    from posttrain.data.text_features import counts
+    from posttrain.data.labels.text_features import counts
 
     return counts(input_texts(table))

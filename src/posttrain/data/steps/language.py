@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 from pydantic import Field as Setting
 
-from posttrain.data.normalise import Field, texts_of
+from posttrain.data.records.normalise import Field, texts_of
 from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
 from posttrain.store.errors import UserError
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field as Setting
 
-from posttrain.data.normalise import input_texts
+from posttrain.data.records.normalise import input_texts
 from posttrain.data.steps.bounds import Bound, judge
 from posttrain.data.steps.step import Outcome, RowStep
 from posttrain.store.section import Section

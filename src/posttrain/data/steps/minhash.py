@@ -8,9 +8,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data import clusters as search
-from posttrain.data.minhash import PERMUTATIONS, sketch_of_shard
-from posttrain.data.normalise import texts_of
+from posttrain.data.duplicates import clusters as search
+from posttrain.data.duplicates.minhash import PERMUTATIONS, sketch_of_shard
+from posttrain.data.records.normalise import texts_of
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, places
 
 Indices = npt.NDArray[np.int64]
@@ -22,7 +22,7 @@ class Minhash(GlobalStep):
     Like inputs with different answers are no duplicates; they are where one class ends and the next begins. Inputs
     are alike when the sets of their n-grams have at least the threshold's Jaccard similarity, which is verified
     exactly; a cluster is what hangs together by such pairs. Candidates come from MinHash bands; one in a thousand
-    pairs just at the threshold is missed, and fewer above it (`posttrain.data.minhash`).
+    pairs just at the threshold is missed, and fewer above it (`posttrain.data.duplicates.minhash`).
     """
 
     name: ClassVar[str] = "minhash"

@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field as Setting
 
-from posttrain.data.clean_text import Form, Quotes, clean, suspect
-from posttrain.data.contents import contents, emptied, revised
+from posttrain.data.records.clean_text import Form, Quotes, clean, suspect
+from posttrain.data.records.contents import contents, emptied, revised
 from posttrain.data.steps.rewrite import rewrite
 from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
 
 
 class Normalise(RowStep):
-    """Every text of a record, the system's turns as well, is kept as `posttrain.data.clean_text.clean` writes it.
+    """Every text of a record, the system's turns as well, is kept as `posttrain.data.records.clean_text.clean` writes
+    it.
 
     Records are told apart by their ids without regard to whitespace and canonical forms, so that only some of the
     records that are rewritten get a new id; those are noted as changed. What a model is measured on is written the

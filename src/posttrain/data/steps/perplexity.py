@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.normalise import Field as Words
-from posttrain.data.normalise import texts_of
+from posttrain.data.records.normalise import Field as Words
+from posttrain.data.records.normalise import texts_of
 from posttrain.data.steps.bounds import Bound, judge
 from posttrain.data.steps.model_step import ModelStep
 from posttrain.data.steps.step import Outcome

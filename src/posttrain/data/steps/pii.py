@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field, field_validator
 
-from posttrain.data.normalise import Field as Words
 from posttrain.data.pii.detect import HINT, KINDS, Kind, detect, mask
+from posttrain.data.records.normalise import Field as Words
 from posttrain.data.steps.rewrite import rewrite
 from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 from filelock import FileLock
 from pydantic import BeforeValidator, Field, model_validator
 
-from posttrain.data.normalise import Field as Words
-from posttrain.data.normalise import texts_of
 from posttrain.data.quality.ngrams import Ngrams
+from posttrain.data.records.normalise import Field as Words
+from posttrain.data.records.normalise import texts_of
 from posttrain.data.steps.bounds import Bound, judge
 from posttrain.data.steps.sources import check_there, known, state, under
 from posttrain.data.steps.step import Outcome, RowStep
@@ -123,7 +123,7 @@ class Quality(RowStep):
         return train_quality(good, bad, ngrams=self.ngrams, embedder=self.embedder, strength=self.strength, told=told)
 
     def _texts(self, files: list[str]) -> list[str]:
-        from posttrain.data.reading import read
+        from posttrain.data.reading.tables import read
 
         return [text for file in files for table in read(Path(file)) for text in texts_of(table, self.field)]
 

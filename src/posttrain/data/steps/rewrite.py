@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.normalise import identify
-from posttrain.data.schema import CHANGED, RECORD
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import CHANGED, RECORD
 
 
 def rewrite(

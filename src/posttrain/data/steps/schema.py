@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field as Setting
 
-from posttrain.data.contents import contents
+from posttrain.data.records.contents import contents
 from posttrain.data.steps.bounds import Bound, judge, share
 from posttrain.data.steps.step import Outcome, RowStep
 

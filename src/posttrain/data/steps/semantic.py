@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.cosine import cosine_clusters, cosines
-from posttrain.data.normalise import Field as Words
-from posttrain.data.normalise import texts_of
+from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.quality.embeddings import embeddings
+from posttrain.data.records.normalise import Field as Words
+from posttrain.data.records.normalise import texts_of
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, places
 
 _MINILM = "minilm"

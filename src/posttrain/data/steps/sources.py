@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from posttrain.data.inputs import content_digest
+from posttrain.data.reading.inputs import content_digest
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_states
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.schema import CHANGED, REJECTED
+from posttrain.data.records.schema import CHANGED, REJECTED
 from posttrain.store.section import Section
 
 Item = TypeVar("Item")

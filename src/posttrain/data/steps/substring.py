@@ -10,9 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.normalise import Field as Words
-from posttrain.data.problem import shortened
-from posttrain.data.repeats import (
+from posttrain.data.duplicates.repeats import (
     Repeat,
     Windows,
     fingerprints,
@@ -24,6 +22,8 @@ from posttrain.data.repeats import (
     windows,
     words_of,
 )
+from posttrain.data.reading.problem import shortened
+from posttrain.data.records.normalise import Field as Words
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, places
 
 _ROWS_A_BLOCK = 1024

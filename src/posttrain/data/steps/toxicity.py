@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.normalise import Field as Words
-from posttrain.data.normalise import texts_of
+from posttrain.data.records.normalise import Field as Words
+from posttrain.data.records.normalise import texts_of
 from posttrain.data.safety.terms import Terms, hits, read_terms
 from posttrain.data.steps.bounds import Bound, judge
 from posttrain.data.steps.sources import check_there, known, state, under

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from posttrain.data.normalise import Turn
+from posttrain.data.records.normalise import Turn
 from posttrain.data.synthesis.config import Form
 
 _WISHES: dict[Form, str] = {

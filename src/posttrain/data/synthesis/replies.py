@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.checked_lines import encode, read_lines
-from posttrain.data.normalise import Turn
+from posttrain.data.collecting.checked_lines import encode, read_lines
+from posttrain.data.records.normalise import Turn
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder, writing
 from posttrain.store.hashing import digest

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data.normalise import Turn
+from posttrain.data.records.normalise import Turn
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.prompts import inputs_of, new_instructions, paraphrases
 from posttrain.store.errors import UserError

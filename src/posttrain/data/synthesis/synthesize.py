@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from posttrain.data.alone import apply
-from posttrain.data.normalise import identify
-from posttrain.data.schema import RECORD, REJECTED, concat, records
+from posttrain.data.records.normalise import identify
+from posttrain.data.records.schema import RECORD, REJECTED, concat, records
 from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import GlobalStep, Rejection, Step, part
 from posttrain.data.synthesis.config import SynthesisConfig

@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.config import DataConfig
-from posttrain.data.named_versions import versions_named
-from posttrain.data.pipeline import Built, build_pool_and_test, input_digests
-from posttrain.data.version import write_dataset
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.sets.pipeline import Built, build_pool_and_test, input_digests
+from posttrain.data.sets.version import write_dataset
+from posttrain.data.versions.named_versions import versions_named
 from posttrain.loop.turn import Turn
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError

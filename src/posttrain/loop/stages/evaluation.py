@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.config import DataConfig
-from posttrain.data.pipeline import input_digests
-from posttrain.data.reading import read
+from posttrain.data.reading.tables import read
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.sets.pipeline import input_digests
 from posttrain.evaluate.artifact import read_evaluation, write_evaluation
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.examples import sample_records

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.data.problem import unknown_label
-from posttrain.data.reading import read
-from posttrain.data.version import Dataset, training_version, write_dataset
+from posttrain.data.reading.problem import unknown_label
+from posttrain.data.reading.tables import read
+from posttrain.data.sets.version import Dataset, training_version, write_dataset
 from posttrain.label.annotator import Request
 from posttrain.label.quality import summary
 from posttrain.label.registry import annotator

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.training_records import require_apart
+from posttrain.data.split.training_records import require_apart
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact

@@ -1,0 +1,1 @@
+"""Feedback of users, from the endpoint's inbox to files of records."""

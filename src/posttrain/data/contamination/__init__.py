@@ -1,0 +1,1 @@
+"""Training records that give away what models are measured on."""

@@ -1,0 +1,123 @@
+"""Clusters of vectors by their cosine."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.data.duplicates.union import union
+
+Floats = npt.NDArray[np.float32]
+Vectors = npt.NDArray[np.floating[Any]]
+Indices = npt.NDArray[np.int64]
+
+_ROWS_A_BLOCK = 1024
+_PRODUCTS_A_BLOCK = 1 << 24
+_PAIRS_A_CHUNK = 1 << 16
+_ROUNDING = 1e-4  # a float32 product is no further from the true cosine
+_ROWS_A_CELL = 512
+_SAMPLE_A_CELL = 64
+_PASSES = 10
+
+
+def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100_000, seed: int = 0) -> Indices:
+    """Cluster of every row, int64 [N], named by the smallest row in it.
+
+    Rows whose cosine, in float64, is at least ``threshold`` are joined; a cluster is what hangs together. A row of
+    zeros is like nothing.
+
+    Args:
+        embeddings: [N, D] of any length.
+        exact_rows: most different rows of which all pairs are compared; of more, those that share one of their two
+            nearest cells.
+        seed: draws the first centres of the cells.
+    """
+    cluster = np.arange(len(embeddings), dtype=np.int64)
+    if not embeddings.size:
+        return cluster
+    rows = _different(embeddings, cluster)
+    for i, j in _near(embeddings, rows, threshold - _ROUNDING, exact_rows, seed):
+        apart = cluster[i] != cluster[j]
+        i, j = i[apart], j[apart]
+        alike = cosines(embeddings, i, j) >= threshold
+        union(cluster, i[alike], j[alike])
+    return cluster
+
+
+def cosines(embeddings: Vectors, i: Indices, j: Indices) -> npt.NDArray[np.float64]:
+    """Cosine of the rows ``i[p]`` and ``j[p]``, none of zeros: float64 [P]."""
+    found = np.empty(len(i))
+    for start in range(0, len(i), _PAIRS_A_CHUNK):
+        chunk = slice(start, start + _PAIRS_A_CHUNK)
+        a, b = embeddings[i[chunk]].astype(np.float64), embeddings[j[chunk]].astype(np.float64)
+        lengths = np.einsum("pd,pd->p", a, a) * np.einsum("pd,pd->p", b, b)
+        found[chunk] = np.einsum("pd,pd->p", a, b) / np.sqrt(lengths)
+    return found
+
+
+def _different(embeddings: Vectors, cluster: Indices) -> Indices:
+    """The rows that differ, in order; equal ones are joined, and those of zeros left out."""
+    first: dict[bytes, int] = {}
+    real = np.flatnonzero([row.any() for row in embeddings])
+    same = [
+        first.setdefault(hashlib.blake2b(embeddings[row].tobytes(), digest_size=16).digest(), row)
+        for row in real.tolist()
+    ]
+    union(cluster, real, np.array(same, dtype=np.int64))
+    return np.array(list(first.values()), dtype=np.int64)
+
+
+def _near(
+    embeddings: Vectors, rows: Indices, least: float, exact_rows: int, seed: int
+) -> Iterator[tuple[Indices, Indices]]:
+    """Pairs of ``rows`` with a product of at least ``least``, block by block."""
+    if len(rows) <= exact_rows:
+        yield from _pairs(embeddings, rows, least)
+        return
+    cells = _nearest(embeddings, rows, _centres(embeddings, rows, seed), 2)
+    order = np.argsort(cells.reshape(-1), kind="stable")
+    borders = np.flatnonzero(np.diff(cells.reshape(-1)[order])) + 1
+    for members in np.split(rows[order // cells.shape[1]], borders):
+        yield from _pairs(embeddings, members, least)
+
+
+def _pairs(embeddings: Vectors, rows: Indices, least: float) -> Iterator[tuple[Indices, Indices]]:
+    vectors = _unit(embeddings[rows])
+    size = max(1, min(_ROWS_A_BLOCK, _PRODUCTS_A_BLOCK // max(len(rows), 1)))
+    for start in range(0, len(rows), size):
+        i, j = np.nonzero(vectors[start : start + size] @ vectors[start:].T >= least)
+        yield rows[start + i], rows[start + j]
+
+
+def _unit(embeddings: Vectors) -> Floats:
+    vectors = embeddings.astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Floats:
+    """Centres [K, D] of spherical k-means (Dhillon and Modha, Machine Learning, 2001) on a sample."""
+    count = max(2, len(rows) // _ROWS_A_CELL)
+    draw = np.random.default_rng(seed)
+    sample = np.sort(draw.choice(rows, min(len(rows), count * _SAMPLE_A_CELL), replace=False))
+    centres = _unit(embeddings[np.sort(draw.choice(sample, count, replace=False))])
+    for _ in range(_PASSES):
+        cell = _nearest(embeddings, sample, centres, 1)[:, 0]
+        sums = np.zeros(centres.shape, dtype=np.float64)
+        np.add.at(sums, cell, _unit(embeddings[sample]))
+        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+        # A cell that lost all its members stays where it was.
+        centres = np.where(lengths > 0, sums / np.maximum(lengths, 1e-12), centres).astype(np.float32)
+    return centres
+
+
+def _nearest(embeddings: Vectors, rows: Indices, centres: Floats, count: int) -> Indices:
+    """The ``count`` centres with the largest cosine to each row, int64 [N, count]."""
+    found = np.empty((len(rows), count), dtype=np.int64)
+    size = max(1, _PRODUCTS_A_BLOCK // len(centres))
+    for start in range(0, len(rows), size):
+        products = _unit(embeddings[rows[start : start + size]]) @ centres.T
+        found[start : start + size] = np.argpartition(-products, count - 1, axis=1)[:, :count]
+    return found

@@ -1,0 +1,139 @@
+"""Sketches of texts that agree where the texts are alike: MinHash signatures cut into bands.
+
+Of two sets with Jaccard similarity s a minimum under a random permutation is the same with probability s (Broder,
+"On the resemblance and containment of documents", 1997). With b bands of r minima each, the two agree in a whole
+band with probability ``1 - (1 - s^r)^b`` (Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", ch. 3.4).
+A single bit of a minimum agrees with probability (1 + s) / 2 (Li and König, "b-bit minwise hashing", WWW 2010), so
+that 64 of them tell most pairs that agree in a band by chance before any text is read.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.duplicates.shingles import Shingles, mix, runs
+
+PERMUTATIONS = 128
+
+_MISS = 0.001
+_MISS_BY_BANDS = 0.95
+_BITS = 64
+_CHARACTERS_A_PIECE = 1 << 22
+_SETS_A_PIECE = 256
+
+
+class Banding(NamedTuple):
+    """``bands`` bands of ``rows`` minima each."""
+
+    bands: int
+    rows: int
+
+
+@lru_cache
+def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
+    """The banding that proposes the fewest pairs below the threshold of those that miss 0.1 % of the pairs at it.
+
+    The number of rows is that with the smallest ``integral from 0 to threshold of 1 - (1 - s^r)^b ds``; the number
+    of bands follows from it: the fewest with ``(1 - threshold^r)^b`` at most 0.00095. The rest, up to 0.001, is
+    what :func:`agreement` may miss.
+
+    Args:
+        permutations: bands times rows is at most this, unless one row a band needs more.
+
+    Raises:
+        ValueError: the threshold lies outside (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold must lie in (0, 1], not {threshold}")
+    similarity = np.linspace(0, threshold, 201)
+    found, least = Banding(1, 1), math.inf
+    for rows in range(1, permutations + 1):
+        bands = _bands(threshold, rows)
+        if rows > 1 and bands * rows > permutations:
+            break  # more rows take more bands too
+        area = float(np.mean(1 - (1 - similarity**rows) ** bands))
+        if area < least:
+            found, least = Banding(bands, rows), area
+    return found
+
+
+def _bands(threshold: float, rows: int) -> int:
+    together = threshold**rows
+    return 1 if together == 1 else math.ceil(math.log(_MISS * _MISS_BY_BANDS) / math.log1p(-together))
+
+
+def agreement(threshold: float, bits: int = _BITS) -> int:
+    """In how many of ``bits`` bits a pair at the threshold agrees, except for 0.005 % of such pairs.
+
+    The greatest k with ``P(Binomial(bits, (1 + threshold) / 2) < k)`` at most that.
+    """
+    chance = (1 + threshold) / 2
+    below = 0.0
+    for k in range(bits + 1):
+        below += math.comb(bits, k) * chance**k * (1 - chance) ** (bits - k)
+        if below > _MISS * (1 - _MISS_BY_BANDS):
+            return k
+    return bits
+
+
+def sketch(
+    texts: Sequence[str], threshold: float = 0.8, ngram: int = 5, seed: int = 0, permutations: int = PERMUTATIONS
+) -> pa.Table:
+    """One row a text, all columns uint64: ``grams``, ``bits`` and ``band_0``, ``band_1`` ...
+
+    Two texts share ``grams`` exactly when they have the same n-grams equally often; ``bits`` are the lowest bits
+    of the first 64 minima; a band is a hash of its minima. A text's sketch depends on nothing but the text.
+
+    Args:
+        ngram: characters a shingle.
+        seed: draws the permutations.
+    """
+    shape = banding(threshold, permutations)
+    names = ["grams", "bits", *(f"band_{band}" for band in range(shape.bands))]
+    pieces = [np.empty((0, len(names)), dtype=np.uint64)]
+    lengths = np.cumsum([len(text) for text in texts]) // _CHARACTERS_A_PIECE
+    for piece in np.split(np.arange(len(texts)), np.flatnonzero(np.diff(lengths)) + 1):
+        if len(piece):
+            pieces.append(_sketch(runs(texts[piece[0] : piece[-1] + 1], ngram), shape, seed))
+    return pa.table(dict(zip(names, map(pa.array, np.concatenate(pieces).T.copy()), strict=True)))
+
+
+@lru_cache(maxsize=1)
+def sketch_of_shard(texts: tuple[str, ...], threshold: float, ngram: int, seed: int, permutations: int) -> pa.Table:
+    """As `sketch`; steps that follow each other ask for the same, of which the last is remembered."""
+    return sketch(texts, threshold, ngram, seed, permutations)
+
+
+def _sketch(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[np.uint64]:
+    minima = signatures(shingles, shape.bands * shape.rows, seed)
+    grams = np.add.reduceat(shingles.values, shingles.offsets[:-1])
+    lowest = np.zeros((len(minima), _BITS), dtype=np.uint8)
+    lowest[:, : minima.shape[1]] = minima[:, :_BITS] & 1
+    bits = np.packbits(lowest, axis=1).view(np.uint64)
+    weights = mix(np.arange(1, shape.rows + 1, dtype=np.uint64)) | np.uint64(1)
+    bands = mix(minima.astype(np.uint64).reshape(len(minima), shape.bands, shape.rows) @ weights)
+    return np.column_stack([grams, bits, bands])
+
+
+def signatures(shingles: Shingles, permutations: int, seed: int) -> npt.NDArray[np.uint32]:
+    """The minimum of every set under each permutation, uint32 [N, permutations]."""
+    from rensa import RMinHash
+
+    count, pack = len(shingles.offsets) - 1, Struct(f"{permutations}I").pack
+    minima = np.empty((count, permutations), dtype=np.uint32)
+    # rensa hands out Python numbers: few at a time stay in the processor's cache.
+    for start in range(0, count, _SETS_A_PIECE):
+        offsets = shingles.offsets[start : start + _SETS_A_PIECE + 1]
+        values = shingles.values[offsets[0] : offsets[-1]]
+        found = RMinHash.digest_matrix_from_flat_token_hashes(
+            values, (offsets - offsets[0]).astype(np.uint64), permutations, seed
+        )
+        packed = b"".join([pack(*row) for row in found.to_rows()])
+        minima[start : start + _SETS_A_PIECE] = np.frombuffer(packed, np.uint32).reshape(-1, permutations)
+    return minima

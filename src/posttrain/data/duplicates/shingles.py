@@ -1,0 +1,258 @@
+"""Texts as sets of hashed n-grams, and exact sizes of what two sets share.
+
+An n-gram is hashed as a polynomial of its characters' code points (or of its words' hashes) modulo 2^64 (Karp and
+Rabin, "Efficient randomized pattern-matching algorithms", IBM Journal of Research and Development, 1987), and then
+mixed by a bijection, so that the hashes are spread evenly. Two different n-grams share a hash with a probability of
+about 2^-64; that is the one inexactness of all that is built on the hashes.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.records.normalise import almost_ascii, comparable
+
+Hashes = npt.NDArray[np.uint64]
+Indices = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.unsignedinteger[Any]]
+Unit = Literal["character", "word"]
+
+_CHARACTERS_A_BLOCK = 1 << 16
+_MEMBERS_A_CHUNK = 1 << 22
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
+_SPACES = bytes(code for code in range(128) if chr(code).isspace())
+_FOLD = bytes.maketrans(_SPACES, b" " * len(_SPACES)).lower()
+_SPACE = 32
+
+
+class Shingles(NamedTuple):
+    """N sets one behind the other: set ``n`` is ``values[offsets[n] : offsets[n + 1]]``.
+
+    Attributes:
+        values: uint64 [M]; within a set sorted and distinct.
+        offsets: int64 [N + 1], from 0 to M.
+    """
+
+    values: Hashes
+    offsets: Indices
+
+    @property
+    def sizes(self) -> Indices:
+        """Members of every set, int64 [N]."""
+        return np.diff(self.offsets)
+
+
+def hashes(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
+    """The set of n-grams of every text, as 64-bit hashes: 8 bytes a character, so pass large sets in pieces.
+
+    Texts are compared in the form of `posttrain.data.records.normalise.comparable`; words are what its spaces part. A
+    text
+    of fewer than ``ngram`` units is one shingle. A hash depends on nothing but the n-gram.
+
+    Raises:
+        ValueError: ``ngram`` is below 1.
+    """
+    raw = runs(texts, ngram, unit)
+    return distinct(raw)
+
+
+def runs(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
+    """As `hashes`, in the order of the text and with repetitions: faster, and enough where order says nothing."""
+    if ngram < 1:
+        raise ValueError(f"an n-gram has at least one unit, not {ngram}")
+    if isinstance(texts, pa.Array | pa.ChunkedArray):
+        texts = texts.to_pylist()
+    values, sizes = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    for block in _blocks(texts):
+        codes, lengths = _codes(block)
+        if unit == "word":
+            codes, lengths = _words(codes, lengths)
+        made, counts = _rolling(codes, lengths, ngram)
+        values.append(made)
+        sizes.append(counts)
+    return Shingles(np.concatenate(values), offsets_of(np.concatenate(sizes)))
+
+
+def offsets_of(sizes: Indices) -> Indices:
+    """Where sets of these sizes begin, and where the last one ends: int64 [N + 1]."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
+    """How many members set ``i[p]`` of ``a`` and set ``j[p]`` of ``b`` share, int64 [P]."""
+    shared = np.zeros(len(i), dtype=np.int64)
+    work = np.cumsum(a.sizes[i] + b.sizes[j]) // _MEMBERS_A_CHUNK
+    for chunk in np.split(np.arange(len(i)), np.flatnonzero(np.diff(work)) + 1):
+        shared[chunk] = _intersections(a, b, i[chunk], j[chunk])
+    return shared
+
+
+def jaccard(a: Shingles, b: Shingles, i: Indices, j: Indices) -> npt.NDArray[np.float64]:
+    """Jaccard similarity, shared members over all members, of set ``i[p]`` of ``a`` and ``j[p]`` of ``b``: [P]."""
+    shared = intersections(a, b, i, j)
+    return np.asarray(shared / (a.sizes[i] + b.sizes[j] - shared), dtype=np.float64)
+
+
+def mix(values: Hashes) -> Hashes:
+    """A bijection on 64 bits after which every bit depends on every bit (splitmix64's finaliser; Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
+    shifted = values >> np.uint64(30)
+    mixed = values ^ shifted
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= np.right_shift(mixed, np.uint64(27), out=shifted)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= np.right_shift(mixed, np.uint64(31), out=shifted)
+    return mixed
+
+
+def members(sets: Shingles, rows: Indices) -> Shingles:
+    """Some of the sets, in the order given."""
+    sizes = sets.sizes[rows]
+    offsets = offsets_of(sizes)
+    places = np.arange(offsets[-1]) + np.repeat(sets.offsets[rows] - offsets[:-1], sizes)
+    return Shingles(sets.values[places], offsets)
+
+
+def distinct(sets: Shingles) -> Shingles:
+    """Each member once; sorts ``sets.values`` in place, set by set, of which none is empty."""
+    values, offsets = sets
+    _sort(values, offsets)
+    new = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    new[offsets[:-1]] = True
+    before = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(new, out=before[1:])
+    return Shingles(values[new], before[offsets])
+
+
+def _intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
+    """Both sets of a pair are merged by sorting; what stands twice is shared."""
+    left, right = members(a, i), members(b, j)
+    sizes = left.sizes + right.sizes
+    offsets = offsets_of(sizes)
+    both = np.empty(offsets[-1], dtype=np.uint64)
+    both[np.arange(len(left.values)) + np.repeat(offsets[:-1] - left.offsets[:-1], left.sizes)] = left.values
+    both[np.arange(len(right.values)) + np.repeat(offsets[1:] - right.offsets[1:], right.sizes)] = right.values
+    _sort(both, offsets, "stable")  # merges the two sorted halves
+    twice = np.zeros(len(both) + 1, dtype=np.int64)
+    np.cumsum(both[1:] == both[:-1], out=twice[1:-1])
+    # An equal neighbour across the border of two pairs is counted at the border and left out here.
+    return twice[np.maximum(offsets[1:] - 1, 0)] - twice[offsets[:-1]] if len(i) else np.zeros(0, np.int64)
+
+
+def _sort(values: Hashes, offsets: Indices, kind: Literal["quicksort", "stable"] = "quicksort") -> None:
+    for begin, end in pairwise(offsets.tolist()):
+        values[begin:end].sort(kind=kind)
+
+
+def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
+    """Pieces of ``texts`` that fit a processor's cache."""
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    cuts = np.flatnonzero(np.diff(np.cumsum(lengths + 1) // _CHARACTERS_A_BLOCK)) + 1
+    borders = [0, *cuts.tolist(), len(texts)]
+    return [texts[begin:end] for begin, end in pairwise(borders)] if len(texts) else []
+
+
+def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
+    """Code points of the comparable texts, each with a space behind it, and the lengths without it."""
+    stripped = [text.strip() if almost_ascii(text) else comparable(text) for text in texts]
+    lengths = np.fromiter(map(len, stripped), np.int64, len(stripped))
+    joined = " ".join(stripped) + " "
+    codes: Codes = np.frombuffer(joined.encode("ascii", "replace").translate(_FOLD), dtype=np.uint8)
+    if not joined.isascii():
+        wide = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        codes = np.where(wide < 128, codes, wide)
+    ends = np.cumsum(lengths + 1)
+    # Of a run of spaces the last stays; the texts are stripped, so that the space behind a text follows no other.
+    surplus = np.zeros(len(codes), dtype=bool)
+    np.logical_and(codes[:-1] == _SPACE, codes[1:] == _SPACE, out=surplus[:-1])
+    surplus[ends - 1] = False
+    if surplus.any():
+        gone = np.flatnonzero(surplus)
+        lengths = lengths - np.diff(np.searchsorted(gone, ends), prepend=0)
+        codes = codes[~surplus]
+    return codes, lengths
+
+
+def _words(codes: Codes, lengths: Indices) -> tuple[Hashes, Indices]:
+    """One hash a word with a zero behind every text, and how many words each text has.
+
+    The hash of any run of characters is the difference of two prefix sums, brought back to power zero.
+    """
+    powers, inverse_powers = (_powers(base, len(codes)) for base in (_BASE, pow(_BASE, -1, 1 << 64)))
+    sums = np.zeros(len(codes) + 1, dtype=np.uint64)
+    np.cumsum(codes * powers, out=sums[1:])
+    ends = np.flatnonzero(codes == _SPACE)
+    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+    words = mix((sums[ends] - sums[begins]) * inverse_powers[begins] + _tag(ends - begins))
+    # An empty text is one empty word: like every text shorter than an n-gram it becomes one shingle.
+    last = np.searchsorted(ends, np.cumsum(lengths + 1) - 1)
+    filled = np.insert(words, last + 1, np.uint64(0))
+    return filled, np.diff(last, prepend=-1)
+
+
+def _powers(base: int, count: int) -> Hashes:
+    powers = np.full(count, base, dtype=np.uint64)
+    powers[0] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+def _tag(length: Indices) -> Hashes:
+    """Sets runs of different lengths apart, whatever they begin with."""
+    return mix(length.astype(np.uint64))
+
+
+def _rolling(codes: Codes, lengths: Indices, ngram: int) -> tuple[Hashes, Indices]:
+    """Hash of every n-gram that lies within a text, and how many each text has."""
+    ends = np.cumsum(lengths + 1)
+    starts = ends - lengths - 1
+    values = mix(_polynomials(codes, ngram) + _tag(np.array([ngram])))
+    for length in np.unique(lengths[lengths < ngram]).tolist():
+        short = starts[lengths == length]
+        units = [codes[short + place] for place in range(length)]
+        values[short] = mix(_horner(units, len(short)) + _tag(np.array([length])))
+    outside = np.zeros(len(codes), dtype=bool)
+    for back in range(1, ngram + 1):
+        outside[np.maximum(ends - back, starts)] = True
+    counts = np.maximum(lengths - ngram + 1, 1)
+    outside[starts] = False
+    return values[~outside], counts
+
+
+def _polynomials(codes: Codes, length: int) -> Hashes:
+    """Polynomial of the ``length`` codes from every place on, zeros behind the end: [len(codes)].
+
+    That of 2k codes follows from those of its halves, so that n codes take about log2 n passes.
+    """
+    doubled = np.zeros(len(codes) + length, dtype=np.uint64)
+    doubled[: len(codes)] = codes
+    total, made = np.zeros(0, np.uint64), 0
+    size, power = 1, _BASE
+    while True:
+        if length & size:
+            total = doubled if not made else _joined(total, doubled, made, power)
+            made += size
+        if made == length:
+            return total[: len(codes)]
+        doubled = _joined(doubled, doubled, size, power)
+        size, power = 2 * size, power * power % (1 << 64)
+
+
+def _joined(first: Hashes, second: Hashes, made: int, power: int) -> Hashes:
+    """Polynomials of runs that begin with the ``made`` codes of ``first`` and go on with those of ``second``."""
+    joined = first[: len(second) - made] * np.uint64(power)
+    joined += second[made:]
+    return joined
+
+
+def _horner(units: Sequence[Codes], count: int) -> Hashes:
+    total = np.zeros(count, dtype=np.uint64)
+    for codes in units:
+        total = total * np.uint64(_BASE) + codes
+    return total

@@ -1,0 +1,1 @@
+"""Labels that are wrong, found from predictions made out of fold."""

@@ -1,0 +1,1 @@
+"""From files in any accepted format and shape, wherever they lie, to tables of records."""

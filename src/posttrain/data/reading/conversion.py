@@ -1,0 +1,229 @@
+"""From the rows of one file to records."""
+
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from posttrain.data.reading.problem import Problem, listed, shortened
+from posttrain.data.reading.row import MOST_COLUMNS, Row, json_in
+from posttrain.data.reading.shapes import SHAPES, Shape, shape_of
+from posttrain.data.reading.user_ids import UserIds
+from posttrain.data.records.content import BadRecord
+from posttrain.data.records.normalise import identities, image_of
+from posttrain.store.nearest import did_you_mean, nearest
+
+Record = dict[str, Any]
+
+_NAN = ("nan", "NaN", "NAN")
+"""How programs write a missing number where a text should be, such as pandas an empty cell."""
+
+
+class Conversion:
+    """Turns rows into records; knows what all rows of a file must agree on.
+
+    Args:
+        source: what ``source`` and problems call the file.
+        columns: which column holds what, such as ``{"prompt": "text", "completion": "category"}``. Where that alone
+            makes no record, as ``{"group": "user"}`` does not, the other columns count by their own names.
+        answers: whether a mapped ``completion`` column must be there (a pool may lack it).
+        cells: whether values are the texts of cells, which can hold lists of turns only as JSON text.
+        same_columns: whether all rows have the same columns, so that a problem with them is said once.
+
+    Attributes:
+        shape: of the records so far; None before the first.
+        records: how many have come out.
+        user_ids: the ids that users gave them.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        columns: Mapping[str, str] | None = None,
+        *,
+        answers: bool = True,
+        cells: bool = False,
+        same_columns: bool = False,
+    ) -> None:
+        self.source = source
+        self.shape: Shape | None = None
+        self.records = 0
+        self._columns, self._answers, self._cells, self._same_columns = columns, answers, cells, same_columns
+        self._others_count = bool(columns) and shape_of(columns or ()) is None
+        self._line = 0
+        self._names: tuple[str, ...] | None = None
+        self._others: list[str] = []
+        self.user_ids = UserIds()
+
+    def __call__(self, rows: Iterable[Row | Problem]) -> Iterator[Record | Problem]:
+        """A record for every row, and a problem in the place of each bad one."""
+        for row in rows:
+            if isinstance(row, Problem):
+                yield row
+                continue
+            try:
+                values = self._renamed(row.values)
+                if tuple(row.values) != self._names:
+                    self._look_at(row, values)
+            except BadRecord as bad:
+                yield self._problem(bad, 1 if self._same_columns else row.line)
+                if self._same_columns:
+                    return
+                continue
+            try:
+                yield self._record(row, values)
+            except BadRecord as bad:
+                yield self._problem(bad, row.line)
+
+    @property
+    def unused(self) -> list[str]:
+        """The columns of the last row that records keep in ``meta`` alone, but for ``id`` and ``meta`` itself."""
+        return [column for column in self._others if column not in ("id", "meta")]
+
+    def _problem(self, bad: BadRecord, line: int) -> Problem:
+        return Problem(self.source, line, bad.kind, bad.message, bad.fix, bad.blocking)
+
+    def _renamed(self, values: Record) -> Record:
+        """``values`` under the names that shapes know; what is not mapped keeps its name out of their way."""
+        if not self._columns:
+            return values
+        try:
+            mapped = {target: values[column] for target, column in self._columns.items()}
+        except KeyError:
+            mapped = self._without_answers(values)
+        if not self._others_count:
+            return mapped
+        taken = {*self._columns, *self._columns.values()}
+        return {**{column: value for column, value in values.items() if column not in taken}, **mapped}
+
+    def _without_answers(self, values: Record) -> Record:
+        columns = self._columns or {}
+        for target, column in columns.items():
+            if column not in values and (self._answers or target != "completion"):
+                message = f"there is no column `{shortened(column)}`; the columns are {listed(values) or '(none)'}"
+                raise BadRecord("missing column", message, did_you_mean(column[:100], [*values][:1000]))
+        return {target: values[column] for target, column in columns.items() if column in values}
+
+    def _look_at(self, row: Row, values: Record) -> None:
+        """Find the shape of a row that has not the columns of the last one."""
+        if len(row.values) > MOST_COLUMNS:
+            message = f"there are {len(row.values):,} columns; the most that are read are {MOST_COLUMNS:,}"
+            raise BadRecord("too many columns", message, "keep those that the records are made of")
+        shape = self._shape_of(values) or self._unknown(row.values)
+        if self.shape is None:
+            self.shape, self._line = shape, row.line
+        elif shape.name != self.shape.name:
+            message = f"has the shape `{shape.name}`, but line {self._line} has the shape `{self.shape.name}`"
+            raise BadRecord("mixed shapes", message, "keep one shape in one file")
+        columns = self._columns or {}
+        names = [name for name in (*shape.uses, "group") if name in values]
+        read = {columns.get(name, name) for name in names}
+        self._others = [column for column in row.values if column not in read]
+        self._names = tuple(row.values)
+
+    def _shape_of(self, values: Record) -> Shape | None:
+        """The shape; None where there is none, or it has no place for a column that is mapped."""
+        shape = shape_of(values)
+        if shape is None or not self._others_count:
+            return shape
+        mapped = [target for target in self._columns or () if target in values]
+        return shape if all(target == "group" or target in shape.uses for target in mapped) else None
+
+    def _unknown(self, given: Record) -> Shape:
+        message = f"the columns {listed(given) or '(none)'} are no shape that we know"
+        if self._columns:
+            fix = "map `prompt`, `messages`, `conversations`, `chosen` and `rejected`, or `text`"
+            raise BadRecord("unknown shape", f"`columns` maps only {', '.join(self._columns)}, and {message}", fix)
+        wanted = {need for shape in SHAPES for need in shape.needs}
+        raise BadRecord("unknown shape", message, _suggestion([*given][:100], wanted))
+
+    def _record(self, row: Row, values: Record) -> Record:
+        if self.shape is None:
+            raise AssertionError("no row was looked at")
+        content = self.shape.convert(_unpacked(values) if self._cells else values)
+        if content.completion in _NAN or content.rejected in _NAN:
+            fix = "fill it in, or leave it empty for a record without an answer"
+            raise BadRecord("NaN", f"the answer is {content.completion}, which is no text but a missing number", fix)
+        group = _group(values["group"]) if "group" in values else None
+        others = {column: row.values[column] for column in self._others}
+        user_id = others.get("id")
+        others.update(content.extra)
+        meta = _meta(others) if others else "{}"
+        id, input_id = identities(content.prompt, content.completion, content.rejected, content.text, image_of(meta))
+        if isinstance(user_id, str | int) and not isinstance(user_id, bool) and user_id != "":
+            first = self.user_ids.clash(user_id, id, row.line)
+            if first is not None:
+                message = f"the id `{shortened(str(user_id))}` stands on line {first} too, with other content"
+                raise BadRecord("duplicate id", message, "give every record an id of its own")
+        self.records += 1
+        return {
+            "id": id,
+            "input_id": input_id,
+            "prompt": content.prompt,
+            "completion": content.completion,
+            "rejected": content.rejected,
+            "text": content.text,
+            "group": group,
+            "source": self.source,
+            "line": row.line,
+            "meta": meta,
+        }
+
+
+def turns_in(text: str) -> list[Mapping[str, Any]] | None:
+    """The turns that a cell of a delimited file holds as JSON text; None for any other text."""
+    if not text.startswith("["):
+        return None
+    value = json_in(text)
+    if not isinstance(value, list) or not value:
+        return None
+    return value if all(isinstance(turn, dict) and {"role", "from"} & set(turn) for turn in value) else None
+
+
+def _suggestion(given: Collection[str], wanted: Collection[str]) -> str:
+    for column in given:
+        if near := nearest(column[:100], wanted, likeness=0.75):
+            return f"did you mean `{near}` by `{shortened(column)}`?"
+    return "say in `columns` which column holds what, such as {prompt: question, completion: answer}"
+
+
+def _unpacked(values: Record) -> Record:
+    """``values`` of a delimited file, which can hold lists of turns only as JSON text."""
+    packed = {column for column in ("prompt", "messages", "conversations") if column in values}
+    return {**values, **{column: turns_in(values[column]) or values[column] for column in packed}}
+
+
+def _group(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value or None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _number(value)
+    raise BadRecord("not text", f"the group `{shortened(str(value))}` is neither text nor a whole number")
+
+
+def _number(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError:
+        raise BadRecord("not text", "the group is a number of thousands of digits") from None
+
+
+def _meta(others: Record) -> str:
+    """Canonical JSON of ``others``; a column ``meta`` that holds an object is poured in."""
+    given = others.get("meta")
+    if isinstance(given, str):
+        given = json_in(given)
+    if isinstance(given, dict):
+        others = {**given, **{column: value for column, value in others.items() if column != "meta"}}
+    return json.dumps(_plain(others), ensure_ascii=False, sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON can hold it; times, bytes and numbers that are not finite become text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)

@@ -1,0 +1,128 @@
+"""The sides that records had in the versions before, whatever shards, recipe or place in it they had there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.parquet as parquet
+
+from posttrain.data.versions.shard import CHANGES, Shard
+
+Sides = npt.NDArray[np.int8]
+Phases = Sequence[Sequence[Shard]]
+
+SIDES: pa.Schema = pa.schema(
+    [("id", pa.string()), ("input_id", pa.string()), ("root", pa.string()), ("side", pa.int8())]
+)
+"""A record's side by its identities; ``root`` is the id that it was read with, before any step changed it."""
+
+_NONE = -1
+_MOST_CHANGES = 64  # of one record; its ids could go round in a circle
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a version knows of sides: of the rows that its split met, and of the records that had gone before.
+
+    Attributes:
+        phases: gives its shards, phase by phase, up to the one that was split; asked only where today's are others.
+        shards: keys of the shards that were split.
+        side: int8 [K], by row of these shards; -1 for none.
+        gone: SIDES table of what versions before gave a side, and what has none among these rows.
+    """
+
+    phases: Callable[[], Phases] = tuple
+    shards: Sequence[str] = ()
+    side: Sides = field(default_factory=lambda: np.empty(0, np.int8))
+    gone: pa.Table = field(default_factory=SIDES.empty_table)
+
+    def of(self, phases: Phases, alive: npt.NDArray[np.bool_]) -> Sides:
+        """Int8 [N]: the side that the records of the last phase had; -1 for none.
+
+        A record is known again by its id, else by its input (its answer is another now), else by its root (steps have
+        changed it now, or had then).
+
+        Args:
+            alive: bool [N].
+        """
+        found = np.full(len(alive), _NONE, dtype=np.int8)
+        if self._begins(phases):
+            found[: len(self.side)] = self.side
+        asked = np.flatnonzero((found == _NONE) & alive)
+        known = self._not_among(phases, alive)
+        if known.num_rows and len(asked):
+            found[asked] = _looked_up(_identities(phases, asked), known)
+        return found
+
+    def left(self, phases: Phases, side: Sides) -> pa.Table:
+        """SIDES table, by id, of the records that had a side and have none among the rows of the last phase.
+
+        Args:
+            side: int8 [N], as it is now.
+        """
+        left = self._not_among(phases, side != _NONE)
+        if left.num_rows:
+            now = _identities(phases, np.flatnonzero(side != _NONE), roots=False)
+            left = left.filter(compute.invert(compute.is_in(left["id"], value_set=now["id"])))
+        _, first = np.unique(np.asarray(left["id"].to_pylist(), dtype="S20"), return_index=True)
+        return left.take(pa.array(first)).combine_chunks()
+
+    def table(self) -> pa.Table:
+        """SIDES table of all that is known; an id may stand in it more than once, always with one side."""
+        rows = np.flatnonzero(self.side != _NONE)
+        return self._with_gone(self.phases(), rows) if len(rows) else self.gone
+
+    def _begins(self, phases: Phases) -> bool:
+        """Whether today's rows begin with those of then."""
+        return [shard.key for shard in phases[-1][: len(self.shards)]] == list(self.shards)
+
+    def _not_among(self, phases: Phases, here: npt.NDArray[np.bool_]) -> pa.Table:
+        """All that is known, less what stands in the same row as then; ``here``: bool [N], the rows that count."""
+        if not self._begins(phases):
+            return self.table()
+        return self._with_gone(phases, np.flatnonzero((self.side != _NONE) & ~here[: len(self.side)]))
+
+    def _with_gone(self, phases: Phases, rows: npt.NDArray[np.int64]) -> pa.Table:
+        if not len(rows):
+            return self.gone
+        found = _identities(phases, rows).append_column(SIDES.field("side"), pa.array(self.side[rows]))
+        return pa.concat_tables([found, self.gone])
+
+
+def _identities(phases: Phases, rows: npt.NDArray[np.int64], roots: bool = True) -> pa.Table:
+    """``id``, ``input_id`` and, if asked, ``root`` of rows of the last phase."""
+    starts = np.concatenate([[0], np.cumsum([shard.rows for shard in phases[-1]])])
+    empty = pa.table({"id": pa.array([], pa.string()), "input_id": pa.array([], pa.string())})
+    tables = [empty]
+    for shard, start, end in zip(phases[-1], starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        inside = rows[(rows >= start) & (rows < end)] - start
+        if len(inside):
+            tables.append(shard.records(["id", "input_id"]).take(pa.array(inside)))
+    found = pa.concat_tables(tables)
+    return found.append_column("root", _roots(found["id"], phases)) if roots else found
+
+
+def _roots(ids: pa.ChunkedArray, phases: Phases) -> pa.ChunkedArray:
+    """The ids with which records were read."""
+    files = [shard.folder / CHANGES for shards in phases for shard in shards]
+    changed = pa.concat_tables([parquet.read_table(file, columns=["id", "before"]) for file in files])
+    for _ in range(_MOST_CHANGES if changed.num_rows else 0):
+        at = compute.index_in(ids, value_set=changed["id"])
+        if at.null_count == len(at):
+            break
+        ids = compute.coalesce(changed["before"].take(at), ids)
+    return ids
+
+
+def _looked_up(records: pa.Table, known: pa.Table) -> Sides:
+    """Int8 [N]: the side of each record in a SIDES table, -1 for none."""
+    found = np.full(records.num_rows, _NONE, dtype=np.int8)
+    sides = known["side"].to_numpy()
+    for name in ("root", "input_id", "id"):  # the last word is the id's
+        at = compute.index_in(records[name], value_set=known[name])
+        hit = np.asarray(at.is_valid())
+        found[hit] = sides[np.asarray(at.drop_null())]
+    return found

@@ -1,0 +1,140 @@
+"""``posttrain data add`` in Python: files in, a named dataset version out."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from posttrain.data.sets.config import DataConfig
+from posttrain.data.split import SplitsConfig
+from posttrain.data.versions.builder import make_version
+from posttrain.data.versions.recipe import Files, Recipe, Suite, meant_for
+from posttrain.data.versions.semantic_version import Bump, check_tag, next_version, parse_version
+from posttrain.data.versions.stored_version import Version
+from posttrain.jobs.engine import open_engine
+from posttrain.store.errors import UserError
+from posttrain.store.records import Named
+from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
+
+_OF_THE_LOOP = ("pool", "test", "labelled", "train")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
+
+
+class BuildConfig(Recipe):
+    """A named version to be built: its recipe, its files, and where the work runs."""
+
+    name: str = Field(description="What the dataset is called.")
+    files: Files = Field([], description="Files, globs, folders and URLs; added to those of the last version.")
+    suites: list[Suite] = Field([], description="What training records must not give away, besides what is held out.")
+    workspace: Path = Field(Path("."), description="The workspace's folder.")
+    fresh: bool = Field(False, description="Start from these files alone, not from the last version's.")
+    version: str | None = Field(None, description="Semantic version, such as 2.3.1; null: the one after the last.")
+    note: str | None = Field(None, description="What is to be remembered of it.")
+    tags: list[str] = Field([], description="Words that lead to this version from now on.")
+    engine: Literal["auto", "inline", "processes", "ray"] = Field("auto", description="Where the work runs.")
+    workers: int | None = Field(None, description="Processes at a time; null: as many as there are cores.")
+
+
+def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None = None) -> Version:
+    """Build a version and name it; found if it was built before, gone on with if it was begun.
+
+    Args:
+        config: such as ``{"name": "support", "files": ["new.jsonl"], "steps": ["exact", "minhash"]}``.
+        workspace: an open one; None: the one that the config names, made where there is none.
+
+    Raises:
+        UserError: something is wrong with the config, a file or a record; nothing is named then.
+    """
+    config = config if isinstance(config, BuildConfig) else BuildConfig.read(config, "config")
+    if not _NAME.fullmatch(config.name):
+        raise UserError(f"`{config.name}` is no name", where="--name", fix="letters, digits, `_`, `-` and `.`")
+    if config.name in _OF_THE_LOOP:
+        raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
+    if config.version is not None:
+        parse_version(config.version)
+    for tag in config.tags:
+        check_tag(tag)
+    if workspace is None:
+        with Workspace.create(config.workspace) as opened:
+            return build(config, opened)
+    with workspace.lock():
+        return _build(config, workspace)
+
+
+def _build(config: BuildConfig, workspace: Workspace) -> Version:
+    earlier = workspace.metadata.names(config.name)
+    last = earlier[-1] if earlier else None
+    before = _last(earlier)
+    if config.version and before and parse_version(config.version) < parse_version(before):
+        raise UserError(f"{config.name}@v{before} is there already", where="--version", fix="give a later version")
+    parent = None if last is None or config.fresh else Version.open(workspace.artifacts, last.artifact_id)
+    if not config.files and parent is None:
+        raise UserError("no file is named", where="files", fix="name a file of records")
+    recipe = _recipe(config, parent)
+    with open_engine(config.engine, config.workers) as engine:
+        version = make_version(
+            recipe,
+            config.files,
+            workspace,
+            engine=engine,
+            grown_from=parent,
+            suites=config.suites,
+            begin=lambda: _refuse_taken(config, earlier),
+        )
+    semantic = config.version.removeprefix("v") if config.version else next_version(before, _bump(parent, version))
+    number = workspace.metadata.name_artifact(
+        config.name,
+        version.id,
+        parent.id if parent and parent.id != version.id else None,
+        semantic=semantic,
+        note=config.note,
+    )
+    for tag in config.tags:
+        workspace.metadata.tag(config.name, number, tag)
+    return version
+
+
+def _recipe(config: BuildConfig, parent: Version | None) -> Recipe:
+    """The recipe of the config; its splits as the parent has settled them."""
+    recipe = Recipe(**{name: getattr(config, name) for name in Recipe.model_fields})
+    steps = meant_for(recipe.steps, recipe.labels)
+    left_out = [step.name for step in recipe.steps if step not in steps]
+    if left_out and recipe.steps != DataConfig().steps:  # of the default nobody named one
+        log.info("left out, as there is no closed label set: %s", ", ".join(left_out))
+    recipe = recipe.model_copy(update={"steps": steps})
+    if parent is None or recipe.splits is None or not parent.meta.get("settled"):
+        return recipe
+    settled = SplitsConfig(**parent.meta["settled"])
+    asked = recipe.splits.model_dump(exclude={"since", "thresholds"})
+    return recipe.model_copy(update={"splits": settled}) if settled.model_dump(include=set(asked)) == asked else recipe
+
+
+def _last(earlier: list[Named]) -> str | None:
+    return next((one.semantic for one in reversed(earlier) if one.semantic), None)
+
+
+def _refuse_taken(config: BuildConfig, earlier: Sequence[Named]) -> None:
+    """Refuse to make another version under a number that one has."""
+    semantic = config.version and config.version.removeprefix("v")
+    taken = next((one for one in earlier if semantic and one.semantic == semantic), None)
+    if taken is not None:
+        raise UserError(f"{taken.text} is {taken.artifact_id} already", where="--version", fix="give a later version")
+
+
+def _bump(parent: Version | None, version: Version) -> Bump:
+    """Major where records are made otherwise, minor where some came, patch where only their files differ."""
+    if parent is None or _made_by(parent) != _made_by(version):
+        return "major"
+    before = {source["name"]: source["digest"] for source in parent.meta["sources"]}
+    after = {source["name"]: source["digest"] for source in version.meta["sources"]}
+    return "minor" if before.items() <= after.items() else "patch"
+
+
+def _made_by(version: Version) -> dict[str, Any]:
+    """What decides how records become those of the version, wherever its folder lies."""
+    return {**version.meta.get("keys", {}), "splits": version.meta.get("settled")}
