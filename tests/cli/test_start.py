@@ -69,6 +69,6 @@ def test_functions_of_data_keep_their_names() -> None:
     import posttrain.data.duplicates.near_duplicates
     import posttrain.data.versions.builder
 
-    assert posttrain.data.duplicates.near_duplicates(["a text", "a text"]).tolist() == [0, 0]
+    assert posttrain.data.near_duplicates(["a text", "a text"]).tolist() == [0, 0]
     with pytest.raises(AttributeError, match="nothing"):
         _ = posttrain.data.nothing

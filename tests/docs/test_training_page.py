@@ -6,6 +6,7 @@ import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,12 +26,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Callable[[str, Path], 
     return folder
 
 
-def test_python_does_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dict[str, Any]]:
+    """What one of the page's pieces of Python leaves, by name."""
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (folder / "call.py").write_text(block, encoding="utf-8")
-    monkeypatch.chdir(folder)
-    runpy.run_path("call.py")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+    def call(number: int) -> dict[str, Any]:
+        (folder / "call.py").write_text(blocks[number], encoding="utf-8")
+        monkeypatch.chdir(folder)
+        return runpy.run_path("call.py")
+
+    return call
+
+
+def test_another_trainer_gets_every_token_of_every_pass(called: Callable[[int], dict[str, Any]]) -> None:
+    left = called(1)
+    assert left["step"].step + 1 == left["order"].steps
+    assert left["resume_from"] == left["steps"].state()
+    with left["RowLoader"](left["units"], left["order"], 1024) as steps:
+        assert sum(len(step.packed.ids) for step in steps) == 3 * int(left["units"].unit_lengths.sum())
+
+
+def test_python_does_the_same(folder: Path, called: Callable[[int], dict[str, Any]]) -> None:
+    called(0)
     models = [(folder / name / "model.safetensors").read_bytes() for name in ("trained", "trained-in-python")]
     assert models[0] == models[1]
 

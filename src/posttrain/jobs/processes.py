@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +37,7 @@ class Processes(Engine):
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()
-        self._pool: Any = ProcessPoolExecutor(workers)
+        self._pool: Any = ProcessPoolExecutor(workers, initializer=_may_grow)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         rest = iter(items)
@@ -82,6 +83,13 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _may_grow() -> None:
+    """A worker that grew by 300 MB would count as leaking and be started again; a large index is no leak."""
+    from joblib.externals.loky import process_executor
+
+    process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
 
 
 @lru_cache(maxsize=1)

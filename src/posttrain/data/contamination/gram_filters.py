@@ -6,7 +6,7 @@ Communications of the ACM, 1970). An n-gram whose bit is not set is not there, s
 that are missing say how many of the set a stretch misses at least.
 """
 
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ _BITS = 2048
 _WORDS = _BITS // 64
 _BYTES = _BITS // 8
 _WORDS_A_STEP = _WORDS // 4
+_WORDS_A_BYTE = 3  # whose bits a byte can count
 
 
 def gram_filters(grams: Shingles, others: Shingles, rows: Indices) -> pa.Array:
@@ -54,40 +55,55 @@ class GramFilters:
         borders = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
         words = np.frombuffer(content or b"", np.uint64)[borders[0] // 8 : borders[-1] // 8].reshape(-1, _WORDS)
         self.first = (borders - borders[0]) // _BYTES
-        self._missing = np.ascontiguousarray(~words.T)
+        self._absent = np.ascontiguousarray(~words.T)
         """Words of bits, one column a stretch."""
-        self._windows = {1: self._missing}
-        self.long: Indices = np.flatnonzero(np.diff(self.first) > 1)
-        """The texts of several stretches."""
+        self._windows: dict[int, _Windows] = {}
+        self._whole: dict[int, _Windows] = {}
 
     def near(self, members: Hashes, missing: int, stretches: int) -> Indices:
         """The texts that may hold all but ``missing`` members of a set in ``stretches`` one behind the other."""
         if stretches not in self._windows:
-            self._windows[stretches] = self._following(stretches)
-        likely = _near(members, missing, self._windows[stretches])
-        return np.unique(np.searchsorted(self.first, likely, side="right") - 1)
+            self._windows[stretches] = self._in_a_row(stretches)
+        absent, texts = self._windows[stretches]
+        return np.unique(texts[_near(members, missing, absent)])
 
-    def near_long(self, members: Hashes, missing: int) -> Indices:
-        """Of the texts of several stretches those that may hold all but ``missing`` members anywhere."""
-        return self.long[_near(members, missing, self._whole)]
+    def near_long(self, members: Hashes, missing: int, stretches: int) -> Indices:
+        """Of the texts of more stretches than that those that may hold all but ``missing`` members anywhere."""
+        if stretches not in self._whole:
+            long = np.flatnonzero(np.diff(self.first) > stretches)
+            absent = self._absent[:, :0]
+            if len(long):
+                absent = np.bitwise_and.reduceat(self._absent, self.first[:-1], axis=1).take(long, axis=1)
+            self._whole[stretches] = _Windows(absent, long)
+        absent, texts = self._whole[stretches]
+        return texts[_near(members, missing, absent)]
 
-    @cached_property
-    def _whole(self) -> npt.NDArray[np.uint64]:
-        """The bits missing from all of each text of several stretches."""
-        if not len(self.long):
-            return np.empty((_WORDS, 0), dtype=np.uint64)
-        return np.bitwise_and.reduceat(self._missing, self.first[:-1], axis=1)[:, self.long]
-
-    def _following(self, stretches: int) -> npt.NDArray[np.uint64]:
-        end = np.repeat(self.first[1:], np.diff(self.first))
-        absent, joined = self._missing, 1
-        while joined < min(stretches, int(np.diff(self.first).max(initial=1))):
+    def _in_a_row(self, stretches: int) -> "_Windows":
+        counts = np.diff(self.first)
+        end = np.repeat(self.first[1:], counts)
+        absent, joined = self._absent, 1
+        while joined < min(stretches, int(counts.max(initial=1))):
             further = min(joined, stretches - joined)
             inside = np.flatnonzero(np.arange(absent.shape[1]) + further < end)
             longer = absent.copy()
             longer[:, inside] &= absent[:, inside + further]
             absent, joined = longer, joined + further
-        return absent
+        # What begins nearer to the end of a text holds no more than the last whole one.
+        begin = np.repeat(self.first[:-1], counts)
+        kept = np.flatnonzero(np.arange(len(end)) <= np.maximum(begin, end - stretches))
+        return _Windows(absent.take(kept, axis=1), np.repeat(np.arange(len(counts)), counts)[kept])
+
+
+class _Windows(NamedTuple):
+    """Stretches looked at together.
+
+    Attributes:
+        absent: uint64 [32, W], the bits that none of a window's stretches has.
+        texts: int64 [W], the text of each window.
+    """
+
+    absent: npt.NDArray[np.uint64]
+    texts: Indices
 
 
 def _bit(values: Hashes) -> Indices:
@@ -104,7 +120,7 @@ def _near(members: Hashes, missing: int, absent: npt.NDArray[np.uint64]) -> Indi
     for start in range(0, _WORDS, _WORDS_A_STEP):
         some = absent[start : start + _WORDS_A_STEP]
         count += _missed(
-            words[start : start + _WORDS_A_STEP], some if len(likely) == some.shape[1] else some[:, likely]
+            words[start : start + _WORDS_A_STEP], some if len(likely) == some.shape[1] else some.take(likely, axis=1)
         )
         near = count <= missing
         if 2 * np.count_nonzero(near) < len(near) or start + _WORDS_A_STEP == _WORDS:
@@ -115,7 +131,11 @@ def _near(members: Hashes, missing: int, absent: npt.NDArray[np.uint64]) -> Indi
 def _missed(wanted: npt.NDArray[np.uint64], missing: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint16]:
     """How many bits of the words wanted every stretch misses."""
     count = np.zeros(missing.shape[1], dtype=np.uint16)
-    for word, absent in zip(wanted, missing, strict=True):
-        if word:
-            count += np.bitwise_count(word & absent)
+    bits, few, some = np.empty_like(missing[0]), np.empty_like(count, np.uint8), np.empty_like(count, np.uint8)
+    for first in range(0, len(wanted), _WORDS_A_BYTE):
+        some[:] = 0
+        for word in range(first, min(first + _WORDS_A_BYTE, len(wanted))):
+            np.bitwise_and(wanted[word], missing[word], out=bits)
+            some += np.bitwise_count(bits, out=few)
+        count += some
     return count

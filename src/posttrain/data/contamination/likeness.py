@@ -126,13 +126,14 @@ class InputIndex:
         found = [np.empty(0, np.int64)]
         for other, (size, length) in enumerate(zip(self.sets.sizes.tolist(), self.lengths.tolist(), strict=True)):
             members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
-            spare, stretches = size - _required(self.threshold, size), 1
-            long = filters.near_long(members, spare)
-            found.append(long[least[long] * self.threshold <= size + _ROUNDING])
+            alike = spare = size - _required(self.threshold, size)
+            stretches = 1
             if self.contained is not None and length:
                 spare = max(spare, size - _required(self.contained, size))
                 stretches = -(-(_width(length, self.contained) - 1) // STRETCH) + 1
             found.append(filters.near(members, spare, stretches))
+            long = filters.near_long(members, alike, stretches)
+            found.append(long[least[long] * self.threshold <= size + _ROUNDING])
         return np.unique(np.concatenate(found))
 
     def _candidates(self, grams: Shingles, inputs: Sequence[str]) -> Iterator[_Candidates]:

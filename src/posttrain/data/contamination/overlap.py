@@ -133,9 +133,10 @@ def _common(sets: Shingles, evaluation: pa.Table, ignore_above: int | None) -> H
     """The members that are in too many sets; a record that stands in two suites counts once."""
     if ignore_above is None:
         return np.empty(0, dtype=np.uint64)
-    _, numbers = np.unique(np.asarray(evaluation["id"].to_pylist(), dtype=str), return_inverse=True)
-    postings = Postings.of(sets, numbers.astype(np.int64))
-    return postings.keys[postings.counts > ignore_above]
+    _, first = np.unique(np.asarray(evaluation["id"].to_pylist(), dtype=str), return_index=True)
+    values = np.sort(members(sets, first).values)
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+    return values[starts[np.diff(starts, append=len(values)) > ignore_above]]
 
 
 def narrow(values: Hashes) -> Hashes:

@@ -35,7 +35,7 @@ class Postings(NamedTuple):
         offsets: int64 [K + 1].
         owners: int32; the sets that hold key ``k`` are ``owners[offsets[k] : offsets[k + 1]]``, in order.
         table: bool [2^b], whether some key begins with these b bits: most hashes that are no keys end here.
-        buckets: int64 [2^c], the first key that begins with these c bits or more.
+        buckets: int32 [2^c], the first key that begins with these c bits or more.
         width: one more than the last owner.
     """
 
@@ -43,7 +43,7 @@ class Postings(NamedTuple):
     offsets: Indices
     owners: npt.NDArray[np.int32]
     table: npt.NDArray[np.bool_]
-    buckets: Indices
+    buckets: npt.NDArray[np.int32]
     width: int
 
     @classmethod
@@ -68,7 +68,8 @@ class Postings(NamedTuple):
         table = np.zeros(1 << (bits + _EXTRA_BITS), dtype=bool)
         table[_first_bits(keys, bits + _EXTRA_BITS)] = True
         buckets = offsets_of(np.bincount(_first_bits(keys, bits).astype(np.int64), minlength=1 << bits))[:-1]
-        return cls(keys, offsets_of(counts), named.astype(np.int32), table, buckets, int(named.max(initial=0)) + 1)
+        width = int(named.max(initial=0)) + 1
+        return cls(keys, offsets_of(counts), named.astype(np.int32), table, buckets.astype(np.int32), width)
 
     @property
     def counts(self) -> Indices:
@@ -87,7 +88,7 @@ class Postings(NamedTuple):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         places = np.flatnonzero(self.table[_first_bits(values, len(self.table).bit_length() - 1)])
         asked = values[places]
-        keys = self.buckets[_first_bits(asked, len(self.buckets).bit_length() - 1)]
+        keys = self.buckets[_first_bits(asked, len(self.buckets).bit_length() - 1)].astype(np.int64)
         held = self.keys[keys]
         # Few buckets hold two keys; those further back are reached step by step.
         behind = np.flatnonzero(held < asked)

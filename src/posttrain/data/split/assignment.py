@@ -62,7 +62,12 @@ def assign(
     """
     before = np.full(keys.num_rows, NOWHERE, dtype=np.int8)
     before[: 0 if known is None else len(known)] = [] if known is None else known
-    own = _by_time(keys, config) if config.by == "time" else _by_hash(keys, config)
+    if config.by == "time":
+        own = _by_time(keys, config)
+    else:
+        fresh = before == NOWHERE
+        own = np.zeros(keys.num_rows, dtype=np.int8)
+        own[fresh] = _by_hash(keys.filter(pa.array(fresh)), config)
     made = np.asarray(keys["made"])
     own[made] = 0
     before[made & (before > 0)] = NOWHERE

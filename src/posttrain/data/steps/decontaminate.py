@@ -153,7 +153,7 @@ def _search(item: _Item, index: Index, prefilter: Prefilter | None) -> tuple[Ind
     rows = np.flatnonzero(asked)
     if not len(rows):
         return rows, Findings({}, [])
-    shares = sharing(sketches, index.words.marks)[rows] if index.words else None
+    shares = sharing(sketches.select(["runs"]).take(pa.array(rows)), index.words.marks) if index.words else None
     found = index.search(item.part.take(rows), shares)
     return rows, Findings(
         {int(rows[row]): one for row, one in found.rejections.items()},
