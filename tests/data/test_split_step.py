@@ -1,5 +1,7 @@
 """The split of a set that has grown and lost records since."""
 
+from typing import ClassVar
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,7 +10,8 @@ from step_contract import table_of
 from posttrain.data.alone import OneTable
 from posttrain.data.split import SplitsConfig
 from posttrain.data.split.step import Split
-from posttrain.data.steps.step import Decision, Known
+from posttrain.data.steps.minhash import Minhash
+from posttrain.data.steps.step import Decision, Known, Likeness
 
 
 class Grown(OneTable):
@@ -63,3 +66,40 @@ def test_clusters_of_a_set_that_lost_rows_are_those_from_scratch(seed: int) -> N
     now = grown.state["side"].to_numpy()
     had = np.setdiff1d(np.flatnonzero(sides >= 0), dead)
     assert (now[had] == sides[had]).all()
+
+
+@pytest.mark.parametrize("answers", ["", "ab"])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_near_duplicate_removal_found_is_not_looked_for_again(seed: int, answers: str) -> None:
+    table = chains(seed)
+    given = pa.array([answers[row % 2] if answers else None for row in range(90)], pa.string())
+    table = table.set_column(table.schema.get_field_index("completion"), "completion", given)
+    found = Minhash().decide(OneTable(table, Minhash()))
+    assert found.clustered is not None
+    assert found.state is not None
+    asked: list[int] = []
+
+    class After(Grown):
+        clusters: ClassVar[dict[Likeness, pa.ChunkedArray]] = {}
+
+        def clustered(self) -> dict[Likeness, pa.ChunkedArray]:
+            return self.clusters
+
+        def take(self, rows: np.ndarray) -> pa.Table:
+            asked.append(len(rows))
+            return super().take(rows)
+
+    def split(clusters: dict[Likeness, pa.ChunkedArray]) -> Decision:
+        After.clusters = clusters
+        corpus = After(table, Split(settings=SplitsConfig(test=0.4)))
+        corpus.alive[list(found.rejections)] = False
+        return Split(settings=SplitsConfig(test=0.4)).decide(corpus)
+
+    alone = split({})
+    compared = sum(asked)
+    after = split({found.clustered: found.state["cluster"]})
+    assert after.state is not None
+    assert after.state.equals(alone.state)
+    assert after.rejections == alone.rejections
+    # Of records without answers one a cluster is left, with nothing like it.
+    assert sum(asked) - compared == (compared if answers else 0)

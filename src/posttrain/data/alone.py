@@ -1,6 +1,6 @@
 """A step by itself on one table: what tests, notebooks and small sets need."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from posttrain.data.records.schema import CHANGED, RECORD
 from posttrain.data.steps.rewrite import rewrite
-from posttrain.data.steps.step import GlobalStep, Known, Outcome, Part, RowStep, Step, part
+from posttrain.data.steps.step import GlobalStep, Known, Likeness, Outcome, Part, RowStep, Step, part
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -47,6 +47,9 @@ class OneTable:
 
     def sides(self) -> npt.NDArray[np.int8]:
         return np.full(self.rows, -1, dtype=np.int8)
+
+    def clustered(self) -> Mapping[Likeness, pa.ChunkedArray]:
+        return {}
 
     def parts(self) -> Sequence[Part]:
         return [self]

@@ -11,7 +11,7 @@ from posttrain.data.duplicates.minhash import PERMUTATIONS, sketch_of_shard
 from posttrain.data.records.normalise import input_texts
 from posttrain.data.split import SPLITS, SplitsConfig, assign, keys, settle
 from posttrain.data.split.components import Indices, first_of
-from posttrain.data.steps.step import Corpus, Decision, GlobalStep
+from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Likeness
 
 _NGRAM = 5
 
@@ -113,7 +113,19 @@ class Split(GlobalStep):
 
         threshold = self.settings.near_duplicates
         assert threshold is not None
-        return clusters(some, texts, threshold, _NGRAM, alive, known, corpus.map)
+        asked = np.ones(some.num_rows, dtype=bool) if alive is None else alive
+        lonely = self._lonely(corpus, threshold)
+        asked = asked & ~(lonely if rows is None else lonely[rows])
+        return clusters(some, texts, threshold, _NGRAM, asked, known, corpus.map)
+
+    def _lonely(self, corpus: Corpus, threshold: float) -> npt.NDArray[np.bool_]:
+        """Bool [N]: the rows of which an earlier step has found that no living one is like them."""
+        found = corpus.clustered().get(Likeness(threshold, _NGRAM, 0, PERMUTATIONS))
+        if found is None:
+            return np.zeros(corpus.rows, dtype=bool)
+        cluster = np.asarray(found.to_numpy())
+        living = np.bincount(cluster[corpus.alive], minlength=corpus.rows)
+        return np.asarray(living[cluster] < 2)
 
 
 def _whole(cluster: Indices, side: Sides, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from posttrain.data.duplicates import clusters as search
 from posttrain.data.duplicates.minhash import PERMUTATIONS, sketch_of_shard
 from posttrain.data.records.normalise import texts_of
-from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, places
+from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Likeness, Rejection, places
 
 Indices = npt.NDArray[np.int64]
 
@@ -71,7 +71,8 @@ class Minhash(GlobalStep):
             rejections[row] = Rejection(
                 "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[stays]
             )
-        return Decision(rejections, state=_state(cluster, gone, kept, score))
+        likeness = Likeness(self.threshold, self.ngram, self.seed, self.permutations)
+        return Decision(rejections, state=_state(cluster, gone, kept, score), clustered=likeness)
 
 
 def clusters(corpus: Corpus, threshold: float, ngram: int, known: Indices | None = None) -> Indices:

@@ -117,6 +117,15 @@ class Known(NamedTuple):
     unchanged: bool
 
 
+class Likeness(NamedTuple):
+    """What made inputs alike: the settings of `posttrain.data.duplicates.minhash.sketch`."""
+
+    threshold: float
+    ngram: int
+    seed: int
+    permutations: int
+
+
 class Corpus(Protocol):
     """All records that a global step decides about, N rows in reading order, wherever they lie.
 
@@ -146,6 +155,9 @@ class Corpus(Protocol):
     def sides(self) -> npt.NDArray[np.int8]:
         """Int8 [N], the split that each row had in versions before, by its place among them; -1 for none."""
 
+    def clustered(self) -> Mapping[Likeness, pa.ChunkedArray]:
+        """Clusters, int64 [N], that earlier steps found among these rows and others that have gone since."""
+
     def parts(self) -> Sequence[Part]:
         """All rows, in order."""
 
@@ -169,6 +181,7 @@ class Decision:
         facts: as in `Outcome`, N values each.
         state: N rows of what the step wants to be given when the set has grown.
         settled: settings that were left to the records, for all versions that grow from this one.
+        clustered: by which settings the state's column ``cluster`` holds all clusters of like inputs.
         sides: uint8 [N], the split of each row by its place in `posttrain.data.split.SPLITS`; None: as it was.
         given_away: by source of evaluation records how many of them training records give away, and how many there are.
     """
@@ -178,6 +191,7 @@ class Decision:
     facts: Mapping[str, pa.Array] = field(default_factory=dict)
     state: pa.Table | None = None
     settled: Mapping[str, Any] | None = None
+    clustered: Likeness | None = None
     sides: npt.NDArray[np.uint8] | None = None
     given_away: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 

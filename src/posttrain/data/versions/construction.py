@@ -15,7 +15,7 @@ import pyarrow as pa
 from posttrain.data.reading.pieces import Piece
 from posttrain.data.records.schema import RECORD, concat
 from posttrain.data.split.past_sides import Past
-from posttrain.data.steps.step import GlobalStep, Known, Part, Rejection, RowStep, Step
+from posttrain.data.steps.step import GlobalStep, Known, Likeness, Part, Rejection, RowStep, Step
 from posttrain.data.versions.corpus import ShardCorpus
 from posttrain.data.versions.recipe import Recipe, global_steps, row_steps
 from posttrain.data.versions.shard import Previous, Shard, ShardTask, fact_table
@@ -95,6 +95,7 @@ class Construction:
     settled: dict[str, Any] | None = None
     given_away: dict[str, tuple[int, int]] = field(default_factory=dict)
     _left: pa.Table | None = None
+    _clusters: dict[Likeness, pa.ChunkedArray] = field(default_factory=dict)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -162,7 +163,7 @@ class Construction:
         alive = self.alive & (self.sides == 0)
         measured = RECORD.empty_table() if evaluation is None else evaluation
         past = partial(self.past.of, self.phases, self.alive)
-        return ShardCorpus(self.shards, place, alive, self.engine, measured, before, past)
+        return ShardCorpus(self.shards, place, alive, self.engine, measured, before, self._clusters, past)
 
     def measured(self) -> pa.Table:
         """RECORD table of what the split holds out."""
@@ -197,6 +198,8 @@ class Construction:
         decision = step.decide(corpus)
         if decision.state is not None:
             self.states[place] = State(step.name, digest(step.key()), keys, _digest(corpus.alive), decision.state)
+            if decision.clustered is not None:
+                self._clusters[decision.clustered] = decision.state["cluster"]
         self.given_away.update(decision.given_away)
         self._note_facts(step.name, decision.facts)
         self.reject(step.name, decision.rejections)
@@ -247,6 +250,7 @@ class Construction:
 
     def _begin(self, shards: list[Shard]) -> None:
         self.phases.append(shards)
+        self._clusters = {}
         self.alive = np.ones(sum(shard.rows for shard in shards), dtype=bool)
         self.sides = np.zeros(len(self.alive), dtype=np.uint8)
         for shard in shards:

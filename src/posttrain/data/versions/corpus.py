@@ -1,7 +1,7 @@
 """The shards of a version in the making, as global steps see them."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TypeVar
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.data.records.schema import RECORD
-from posttrain.data.steps.step import Known, Part
+from posttrain.data.steps.step import Known, Likeness, Part
 from posttrain.data.versions.shard import Shard
 from posttrain.jobs.engine import Engine
 
@@ -48,6 +48,7 @@ class ShardCorpus:
         alive: bool [N].
         measured: RECORD table of what models are measured on.
         before: what the step knew of the first rows when the set was smaller.
+        clusters: what earlier steps found.
         past: gives the splits that rows had in versions before.
     """
 
@@ -57,6 +58,7 @@ class ShardCorpus:
     engine: Engine
     measured: pa.Table = field(default_factory=RECORD.empty_table)
     before: Known | None = None
+    clusters: Mapping[Likeness, pa.ChunkedArray] = field(default_factory=dict)
     past: Callable[[], npt.NDArray[np.int8]] = lambda: np.empty(0, np.int8)
 
     @cached_property
@@ -92,6 +94,9 @@ class ShardCorpus:
 
     def sides(self) -> npt.NDArray[np.int8]:
         return self.past()
+
+    def clustered(self) -> Mapping[Likeness, pa.ChunkedArray]:
+        return self.clusters
 
     def parts(self) -> Sequence[Part]:
         return [ShardPart(shard, self.place) for shard in self.shards]
