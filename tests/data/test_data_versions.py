@@ -101,7 +101,7 @@ def test_what_the_labelled_files_say_now_counts(make: Make) -> None:
 def test_the_test_set_of_today_takes_the_parents_records(make: Make) -> None:
     first = training_version(None, make(("where is my parcel this morning", "x"), ("b", "y")))
     test = make(("where is my parcel this morning?", "x"), source="test")
-    second = training_version(first, RECORD.empty_table(), decontaminate=Decontaminate(threshold=0.8), test=test)
+    second = training_version(first, RECORD.empty_table(), decontaminate=Decontaminate(threshold=0.8), measured=test)
     assert second.records["line"].to_pylist() == [2]
     assert second.rejected["reason"].to_pylist() == ["like a test input"]
     assert second.meta["filters"][-1] == "decontaminate"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from step_contract import table_of
 
 from posttrain.data.records.made import apart_from, made_of, written_by
-from posttrain.data.records.schema import concat
+from posttrain.data.records.schema import CHANGED, concat
 from posttrain.data.split import SplitsConfig, assign, keys, settle, split
 from posttrain.data.split.check import check_splits
 from posttrain.store.errors import UserError
@@ -110,10 +110,25 @@ def test_a_drawn_share_holds_out_originals_alone() -> None:
     table = concat([ORIGINALS, made(*map(variant, IDS))])
     rest, held_out = split(table, 0.5)
     assert made_of(held_out).null_count == held_out.num_rows > 5
-    kept, rejected, *_ = apart_from(rest, held_out)
+    kept, rejected, *_ = apart_from(rest, held_out, CHANGED.empty_table())
     assert sorted(rejected["kept"].to_pylist()) == sorted(held_out["id"].to_pylist())
     assert not set(made_of(kept).to_pylist()) & set(held_out["id"].to_pylist())
     assert kept.num_rows + rejected.num_rows == rest.num_rows
+
+
+def test_what_was_made_of_a_test_record_that_a_step_has_rewritten() -> None:
+    rest = made(variant("as it was read"), variant("between two steps"), variant("its twin"), variant("of another"))
+    changed = pa.Table.from_pylist(
+        [
+            {"id": "between two steps", "before": "as it was read", "step": "normalise", "detail": ""},
+            {"id": ORIGINALS["id"][0].as_py(), "before": "between two steps", "step": "pii", "detail": ""},
+            {"id": ORIGINALS["id"][0].as_py(), "before": "its twin", "step": "pii", "detail": ""},
+        ],
+        CHANGED,
+    )
+    kept, rejected, *_ = apart_from(rest, ORIGINALS.slice(0, 1), changed)
+    assert kept.num_rows == 1
+    assert set(rejected["kept"].to_pylist()) == {ORIGINALS["id"][0].as_py()}
 
 
 @pytest.mark.parametrize("mark", [variant, synthetic])

@@ -70,10 +70,10 @@ def test_a_whole_set_is_held_against_the_test_set(learnt: str, asked: str, says:
     train = table_of({"prompt": "Something else", "source": "a.jsonl"}, {"prompt": learnt, "source": "a.jsonl"})
     test = table_of({"prompt": asked, "source": "t.jsonl"})
     with pytest.raises(UserError, match=r"a\.jsonl:2 \(train\) and t\.jsonl:1 \(test\)") as error:
-        require_apart(train, test, "train@v3", None)
+        require_apart(train, {"test": test}, "train@v3", None)
     assert says in str(error.value)
     assert str(error.value).startswith("train@v3: 1 record of train give")
-    require_apart(train.slice(0, 1), test, "train@v3", None)
+    require_apart(train.slice(0, 1), {"test": test}, "train@v3", None)
 
 
 def test_a_step_without_ngrams_does_not_hide_a_leak(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from posttrain.data.sets.config import DataConfig
 from posttrain.data.split.training_records import training_records
 from posttrain.data.versions.stored_version import Version
 from posttrain.loop.config import read_config, read_yaml
+from posttrain.loop.suites import measured_on
 from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.train.alone import AloneConfig
@@ -107,9 +108,14 @@ def read_records(settings: AloneConfig, workspace: Path) -> Given:
     with opened_store(workspace) as store:
         version = stored_version(store, name)
         test = store.metadata.named("test")
-        config = read_config(workspace).data if (workspace / CONFIG_FILE).is_file() else DataConfig()
-        measured = Version.open(store.artifacts, test).records() if version.whole and test else None
-        return Given(training_records(version, name, measured, config.decontamination), version.id)
+        if not version.whole or not test:
+            return Given(training_records(version, name), version.id)
+        tested = Version.open(store.artifacts, test).records()
+        if not (workspace / CONFIG_FILE).is_file():
+            return Given(training_records(version, name, {"test": tested}, DataConfig().decontamination), version.id)
+        config = read_config(workspace)
+        measured = measured_on(config, tested, workspace)
+        return Given(training_records(version, name, measured, config.data.decontamination), version.id)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

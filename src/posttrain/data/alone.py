@@ -48,6 +48,9 @@ class OneTable:
     def sides(self) -> npt.NDArray[np.int8]:
         return np.full(self.rows, -1, dtype=np.int8)
 
+    def changed(self) -> pa.Table:
+        return CHANGED.empty_table()
+
     def clustered(self) -> Mapping[Likeness, pa.ChunkedArray]:
         return {}
 

@@ -12,6 +12,7 @@ from posttrain.data.contamination.index import against, share_found
 from posttrain.data.records.normalise import comparable, input_texts
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import Step
+from posttrain.jobs.processes import Processes
 
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 7))
 WORDS = ["".join(letters[: 3 + number % 5]) for number, letters in enumerate(_LETTERS)]
@@ -50,6 +51,14 @@ def found(*rows: dict[str, str] | str, **settings: object) -> dict[int, tuple[st
         source = EVALUATION["source"][line - 1]
         assert f"{source}:{line}" in row["detail"]
     return {row["line"]: (row["reason"], named[row["kept"]]) for row in gone}
+
+
+def test_an_index_made_by_several_processes_finds_the_same() -> None:
+    rows = table_of({"prompt": words(LONG, 5, 40)}, {"prompt": SHORT + "!"}, {"prompt": prose(7, 40)})
+    with Processes(2) as processes:
+        index = against(EVALUATION, over=processes.map)
+    assert index.search(rows) == against(EVALUATION).search(rows)
+    assert set(index.find(rows)) == {0, 1}
 
 
 class TestDecontaminate(StepContract):

@@ -4,9 +4,10 @@ An index of the evaluation records is built once and asked about the training re
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from posttrain.data.contamination.likeness import Alike, InputIndex
 from posttrain.data.contamination.overlap import Overlap, WordIndex
+from posttrain.data.duplicates.all_pairs import Map
 from posttrain.data.records.normalise import input_texts, texts_of
 from posttrain.data.steps.step import Rejection, places
 
@@ -137,6 +139,7 @@ def against(
     contained: float | None = 0.8,
     least_words: int = 8,
     ignore_above: int | None = 10,
+    over: Map = map,
 ) -> Index:
     """An index of evaluation records; the settings are those of `posttrain.data.steps.decontaminate.Decontaminate`.
 
@@ -144,6 +147,7 @@ def against(
 
     Args:
         evaluation: RECORD table of T rows.
+        over: ``map`` or what does the same with several processes.
     """
     inputs: dict[str, list[int]] = {}
     groups: dict[str, int] = {}
@@ -152,14 +156,21 @@ def against(
         inputs.setdefault(identity, []).append(row)
         if group is not None:
             groups.setdefault(group, row)
+    of_words = None if ngram is None else partial(WordIndex.of, evaluation, ngram, share, ignore_above)
+    of_inputs = None if threshold is None else partial(InputIndex.of, evaluation, threshold, contained, least_words)
+    words, alike = over(_made, [of_words, of_inputs])
     return Index(
         where=places(evaluation),
         ids=evaluation["id"].to_pylist(),
         inputs=inputs,
         groups=groups,
-        words=None if ngram is None else WordIndex.of(evaluation, ngram, share, ignore_above),
-        alike=None if threshold is None else InputIndex.of(evaluation, threshold, contained, least_words),
+        words=words,
+        alike=alike,
     )
+
+
+def _made(part: Callable[[], Any] | None) -> Any:
+    return None if part is None else part()
 
 
 def share_found(evaluation: pa.Table, pairs: Iterable[tuple[int, int]]) -> dict[str, tuple[int, int]]:

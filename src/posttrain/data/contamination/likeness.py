@@ -23,7 +23,7 @@ from posttrain.data.records.words import plain_words
 
 NGRAM = 5
 _LEAST_STRETCH = 4096
-_SHARE_NEEDED = 16
+_SHARE_NEEDED = 24
 _LEAST_NEEDED = 12
 _ROUNDING = 1e-9
 _PART_BITS = 22

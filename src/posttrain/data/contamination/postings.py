@@ -138,12 +138,12 @@ def set_of(sets: Shingles, places: Indices) -> Indices:
 def _counted(values: Indices, least: int = 1) -> tuple[Indices, Indices]:
     """Different values in order, and how often each stands there, if that is often enough: faster than np.unique."""
     values = np.sort(values.astype(np.int32) if values.max(initial=0) < 1 << 31 else values)
-    new = np.ones(len(values), dtype=bool)
-    np.not_equal(values[1:], values[:-1], out=new[1:])
+    often = np.flatnonzero(values[least - 1 :] == values[: max(len(values) - least + 1, 0)])
+    found = values[often]
+    new = np.ones(len(found), dtype=bool)
+    np.not_equal(found[1:], found[:-1], out=new[1:])
     starts = np.flatnonzero(new)
-    counts = np.diff(starts, append=len(values))
-    often = counts >= least
-    return values[starts[often]].astype(np.int64), counts[often]
+    return found[starts].astype(np.int64), np.diff(starts, append=len(found)) + least - 1
 
 
 def _first_bits(values: Hashes, bits: int) -> Hashes:

@@ -1,37 +1,45 @@
 """Training records whose input is that of a record that models are measured on: found always, as that costs little."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.data.steps.step import places
-from posttrain.data.versions.recipe import Recipe
+from posttrain.data.steps.step import Step, places
 from posttrain.store.errors import UserError
 
 
 def refuse_equal_inputs(
-    training: pa.Table, suites: Mapping[str, pa.Table], recipe: Recipe, held_out: Collection[str] = ()
+    training: pa.Table,
+    suites: Mapping[str, pa.Table],
+    steps: Iterable[Step],
+    held_out: Collection[str] = (),
+    *,
+    beside: pa.Table,
 ) -> None:
     """Go on only if there is something to measure on that no model learns from.
 
     Args:
         training: ``input_id``, ``source`` and ``line`` of the records to learn from, before `decontaminate`.
         suites: RECORD table of each suite by its name.
-        recipe: its step `decontaminate`, where it is listed, takes out what only a part of a suite shares.
+        steps: `decontaminate`, where it is among them, takes out what only a part of a suite shares.
         held_out: names of suites that are what a version holds out: the files it was made of may well be read again,
             and the step takes out all that the suite shares.
+        beside: ``input_id`` of records of the same files that are held out or have left.
 
     Raises:
-        UserError: all inputs of a suite are among the training records, or some are and no step takes them out.
+        UserError: all inputs of a suite stand in the files, or some are among the training records and no step takes
+            them out.
     """
-    cleaned = any(isinstance(step, Decontaminate) for step in recipe.steps)
+    cleaned = any(isinstance(step, Decontaminate) for step in steps)
     for name, suite in suites.items():
-        shared = suite.filter(compute.is_in(suite["input_id"], value_set=training["input_id"].combine_chunks()))
+        inside = compute.is_in(suite["input_id"], value_set=training["input_id"].combine_chunks())
+        shared = suite.filter(inside)
         if cleaned and name in held_out:
             continue
-        if shared.num_rows and shared.num_rows == suite.num_rows:
+        elsewhere = compute.is_in(suite["input_id"], value_set=beside["input_id"].combine_chunks())
+        if shared.num_rows and compute.sum(compute.or_(inside, elsewhere)).as_py() == suite.num_rows:
             raise wholly_shared(name, suite.num_rows)
         if shared.num_rows and not cleaned:
             raise shared_inputs(training, shared, name)

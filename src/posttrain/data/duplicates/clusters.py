@@ -64,7 +64,7 @@ def clusters(
     """Cluster of every row, int64 [N], named by the smallest row in it.
 
     Args:
-        sketches: N rows made by `posttrain.data.minhash.sketch` with this threshold and ngram.
+        sketches: N rows made by `posttrain.data.duplicates.minhash.sketch` with this threshold and ngram.
         texts: gives the texts of rows.
         alive: bool [N]; other rows are clusters of their own. None: all.
         known: int64 [K], what this function returned for the first K rows with the same settings. Only pairs with

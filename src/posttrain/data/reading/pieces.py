@@ -13,6 +13,7 @@ from posttrain.data.reading.problem import Problem
 from posttrain.store.errors import UserError
 
 PIECE_BYTES = 16 << 20
+LEAST_PIECE_BYTES = 1 << 20
 PIECE_ROWS = 16_384
 BLOCK_BYTES = 1 << 20  # that are read at a time; a piece ends in the first line end of a block
 
@@ -59,13 +60,13 @@ def pieces(path: Place, name: str) -> Iterator[Piece]:
 
 
 def _ranges(path: Path, name: str) -> Iterator[Piece]:
-    """Ranges of whole lines of about `PIECE_BYTES`; a longer line is a range by itself."""
+    """Ranges of whole lines; a line that is longer than a piece is a range by itself."""
     start, line, first_line, length = 0, 1, 1, 0
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             rest = memoryview(block)
-            if length + len(block) >= PIECE_BYTES and (end := block.find(b"\n")) >= 0:
+            if length and length + len(block) >= _wanted(start) and (end := block.find(b"\n")) >= 0:
                 head, rest = rest[: end + 1], rest[end + 1 :]
                 digest.update(head)
                 length += len(head)
@@ -81,7 +82,7 @@ def _ranges(path: Path, name: str) -> Iterator[Piece]:
 
 def _batches(path: Place, name: str) -> Iterator[Piece]:
     waiting: list[Row | Problem] = []
-    size, digest, cut = 0, hashlib.sha256(), False
+    size, before, digest, cut = 0, 0, hashlib.sha256(), False
 
     def piece() -> Piece:
         first = waiting[0].line if waiting else 1
@@ -93,8 +94,13 @@ def _batches(path: Place, name: str) -> Iterator[Piece]:
         encoded = content.encode("utf-8", "surrogatepass")
         digest.update(encoded + b"\n")
         size += len(encoded)
-        if len(waiting) == PIECE_ROWS or size >= PIECE_BYTES:
+        if len(waiting) == PIECE_ROWS or size >= _wanted(before):
             yield piece()
-            waiting, size, digest, cut = [], 0, hashlib.sha256(), True
+            waiting, size, before, digest, cut = [], 0, before + size, hashlib.sha256(), True
     if waiting or not cut:  # a file without rows is one piece, so that it is known to be empty
         yield piece()
+
+
+def _wanted(before: int) -> int:
+    """Bytes of a piece with so many before it: small ones first, so that a file of any length keeps processes busy."""
+    return min(max(before // 4, LEAST_PIECE_BYTES), PIECE_BYTES)

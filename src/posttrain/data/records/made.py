@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 
+from posttrain.data.records.renamed import last_ids
 from posttrain.data.steps.step import Outcome, Rejection, part
 
 _MARKED = '"(augmented|synthetic)"'
@@ -22,12 +23,16 @@ def made_of(table: pa.Table) -> pa.Array:
     return pa.array(found, pa.string())
 
 
-def apart_from(table: pa.Table, held_out: pa.Table) -> Outcome:
-    """Training records without those that were made of a held-out one; both are RECORD tables."""
+def apart_from(table: pa.Table, held_out: pa.Table, changed: pa.Table) -> Outcome:
+    """Training records without those that were made of a held-out one; both are RECORD tables.
+
+    Args:
+        changed: CHANGED table of what steps have done to either.
+    """
     ids = set(held_out["id"].to_pylist())
     gone = {
         row: Rejection("made of a test record", f"made of {origin}", kept=origin)
-        for row, origin in enumerate(made_of(table).to_pylist())
+        for row, origin in enumerate(last_ids(pa.chunked_array([made_of(table)]), changed, held_out["id"]).to_pylist())
         if origin in ids
     }
     return part(table, "split", gone)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from posttrain.data.alone import apply
-from posttrain.data.records.schema import REJECTED, concat
+from posttrain.data.records.schema import CHANGED, REJECTED, concat
 from posttrain.data.steps.step import Outcome, Step
 
 Work = Callable[[pa.Table], Outcome]
@@ -23,6 +23,7 @@ class Flow:
         self.records = records
         self.funnel: list[dict[str, Any]] = [self._entry("read", "in", records.num_rows)]
         self._rejected: list[pa.Table] = []
+        self._changed: list[pa.Table] = []
 
     def through(self, *steps: Step, evaluation: pa.Table | None = None) -> None:
         """Keep what the steps keep; count and remember what they reject.
@@ -36,8 +37,9 @@ class Flow:
     def through_work(self, work: Work) -> None:
         """Keep what ``work`` keeps; count and remember what it rejects."""
         before = self.records.num_rows
-        self.records, rejected, *_ = work(self.records)
+        self.records, rejected, changed, _ = work(self.records)
         self._rejected.append(rejected)
+        self._changed.append(changed)
         names = zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True)
         self.funnel += [self._entry(name, reason, count) for (name, reason), count in Counter(names).items()]
         if added := self.records.num_rows + rejected.num_rows - before:
@@ -56,6 +58,11 @@ class Flow:
     def rejected(self) -> pa.Table:
         """REJECTED table of all that the steps took out, step by step."""
         return concat(self._rejected, REJECTED)
+
+    @property
+    def changed(self) -> pa.Table:
+        """CHANGED table of all that the steps rewrote or added, step by step."""
+        return concat(self._changed, CHANGED)
 
     def _entry(self, step: str, reason: str, count: int) -> dict[str, Any]:
         return {"set": self.name, "step": step, "reason": reason, "count": count}

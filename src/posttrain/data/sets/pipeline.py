@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from posttrain.data.alone import apply
-from posttrain.data.contamination.suite_check import shared_inputs
+from posttrain.data.contamination.suite_check import refuse_equal_inputs, shared_inputs
 from posttrain.data.reading.inputs import content_digest
 from posttrain.data.reading.problem import unknown_label
 from posttrain.data.reading.tables import read
 from posttrain.data.records.made import apart_from
 from posttrain.data.records.normalise import without_answers
-from posttrain.data.records.schema import concat
+from posttrain.data.records.schema import CHANGED, RECORD, concat
 from posttrain.data.sets.config import DataConfig
 from posttrain.data.sets.flow import Flow, Work
 from posttrain.data.sets.labelled_before import already_labelled
@@ -25,7 +25,8 @@ from posttrain.data.steps.answers import Answers
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.step import Outcome, RowStep, Step
 from posttrain.data.versions.named_versions import Versions, been_through, records_to_learn_from, records_to_test_on
-from posttrain.data.versions.recipe import meant_for
+from posttrain.data.versions.recipe import Recipe, Suite, meant_for
+from posttrain.data.versions.suite_records import suite_tables
 from posttrain.store.errors import UserError
 
 
@@ -48,7 +49,11 @@ _NO_VERSIONS: Versions = {}
 
 
 def build_pool_and_test(
-    config: DataConfig, root: Path, labels: Sequence[str] | None = None, versions: Versions = _NO_VERSIONS
+    config: DataConfig,
+    root: Path,
+    labels: Sequence[str] | None = None,
+    versions: Versions = _NO_VERSIONS,
+    suites: Sequence[Suite] = (),
 ) -> Built:
     """Read, check and clean what ``config`` names.
 
@@ -60,9 +65,11 @@ def build_pool_and_test(
         labels: the closed label set; answers outside it are the user's mistake, and equal inputs with
             different answers are rejected. None for open-ended answers.
         versions: the names in ``config`` that are versions, as `versions_named` finds them.
+        suites: what models are measured on besides the test records.
 
     Raises:
-        UserError: on the first bad record, with file and line; no files; no answers where they are needed.
+        UserError: on the first bad record, with file and line; no files; no answers where they are needed; records to
+            learn from stand in a suite and no step takes them out, or all of a suite do.
     """
     steps = [step.located(root) for step in meant_for(config.steps, labels or ())]
     for step in steps:
@@ -82,15 +89,22 @@ def build_pool_and_test(
         test = Flow("test", named.answered(config.test or [], labels, test=True))
         test.through(Answers())
         test.through(*[step for step in steps if step.evaluation])
-    labelled.through_work(lambda records: apart_from(records, test.records))
-    for step in [step for step in steps if step.training_only]:
-        labelled.through_work(_unless(named.been_through(step), partial(apply, step, evaluation=test.records)))
+    beside = tables_of_suites(suites, config, root)
+    measured = concat([test.records, *beside.values()])
+    changed = concat([labelled.changed, test.changed], CHANGED)
+    for flow in (labelled, pool):
+        flow.through_work(lambda records: apart_from(records, measured, changed))
     pool.through(*[step for step in steps if not step.training_only and not step.needs_answers])
-    pool.through(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=test.records)
+    left = [flow.rejected.select(RECORD.names) for flow in (labelled, pool)]
+    drawn = [test.records] if isinstance(config.test, float) else []
+    refuse_equal_inputs(concat([labelled.records, pool.records]), beside, steps, beside=concat([*left, *drawn]))
+    for step in [step for step in steps if step.training_only]:
+        labelled.through_work(_unless(named.been_through(step), partial(apply, step, evaluation=measured)))
+    pool.through(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=measured)
     pool.through_work(already_labelled(labelled.records))
     flows = (pool, labelled, test)
     for flow in (labelled, pool):
-        _refuse_test_inputs(flow.records, test.records)
+        _refuse_test_inputs(flow.records, measured)
     return Built(
         pool.records.combine_chunks(),
         test.records.combine_chunks(),
@@ -98,6 +112,11 @@ def build_pool_and_test(
         {flow.name: flow.rejected for flow in flows},
         [entry for flow in flows for entry in flow.close()],
     )
+
+
+def tables_of_suites(suites: Sequence[Suite], config: DataConfig, root: Path) -> dict[str, pa.Table]:
+    """`suite_tables` of files, rewritten as the records are that go through the config's steps."""
+    return suite_tables(suites, Recipe(columns=config.columns, steps=config.steps).located(root), root, _NO_VERSIONS)
 
 
 def _refuse_test_inputs(records: pa.Table, test: pa.Table) -> None:

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from posttrain.data.alone import apply
+from posttrain.data.records.made import apart_from
 from posttrain.data.records.normalise import identify
-from posttrain.data.records.schema import RECORD, REJECTED, concat
+from posttrain.data.records.schema import CHANGED, RECORD, REJECTED, concat
 from posttrain.data.sets.flow import Flow, Work
 from posttrain.data.sets.outdated import outdated
 from posttrain.data.steps.answers import Answers
@@ -78,7 +79,7 @@ def training_version(
     labels: Sequence[str] | None = None,
     labelled: pa.Table | None = None,
     decontaminate: Decontaminate | None = None,
-    test: pa.Table | None = None,
+    measured: pa.Table | None = None,
 ) -> Dataset:
     """The next training set: the parent's records and newly labelled ones, as far as they still hold.
 
@@ -90,8 +91,9 @@ def training_version(
             the parent's too.
         labelled: RECORD table of what the labelled files hold now; what they answer otherwise, or no longer hold,
             leaves (see `outdated`). None leaves the parent's records as they are.
-        decontaminate: takes out what gives away the present test set, which may have changed since the parent.
-        test: RECORD table of that test set.
+        decontaminate: takes out what gives away what is measured on at present, which may have changed since the
+            parent.
+        measured: RECORD table of that.
     """
     before = parent.records if parent is not None else RECORD.empty_table()
     steps: dict[str, Work | None] = {
@@ -99,7 +101,10 @@ def training_version(
         "answers": partial(apply, Answers()),
         "exact": partial(apply, Exact()),
         "conflicts": partial(apply, Conflicts()) if labels is not None else None,
-        "decontaminate": partial(apply, decontaminate, evaluation=test) if decontaminate else None,
+        "split": partial(apart_from, held_out=measured, changed=CHANGED.empty_table())
+        if measured is not None
+        else None,
+        "decontaminate": partial(apply, decontaminate, evaluation=measured) if decontaminate else None,
     }
     flow = Flow("train", concat([before, identify(increment)]))
     for step in steps.values():

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
+from posttrain.data.records.renamed import first_ids
 from posttrain.data.versions.shard import CHANGES, Shard
 
 Sides = npt.NDArray[np.int8]
@@ -20,7 +21,6 @@ SIDES: pa.Schema = pa.schema(
 """A record's side by its identities; ``root`` is the id that it was read with, before any step changed it."""
 
 _NONE = -1
-_MOST_CHANGES = 64  # of one record; its ids could go round in a circle
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Past:
         """
         left = self._not_among(phases, side != _NONE)
         if left.num_rows:
-            now = _identities(phases, np.flatnonzero(side != _NONE), roots=False)
+            now = _identities(phases, np.flatnonzero(side != _NONE), with_roots=False)
             left = left.filter(compute.invert(compute.is_in(left["id"], value_set=now["id"])))
         _, first = np.unique(np.asarray(left["id"].to_pylist(), dtype="S20"), return_index=True)
         return left.take(pa.array(first)).combine_chunks()
@@ -92,7 +92,7 @@ class Past:
         return pa.concat_tables([found, self.gone])
 
 
-def _identities(phases: Phases, rows: npt.NDArray[np.int64], roots: bool = True) -> pa.Table:
+def _identities(phases: Phases, rows: npt.NDArray[np.int64], with_roots: bool = True) -> pa.Table:
     """``id``, ``input_id`` and, if asked, ``root`` of rows of the last phase."""
     starts = np.concatenate([[0], np.cumsum([shard.rows for shard in phases[-1]])])
     empty = pa.table({"id": pa.array([], pa.string()), "input_id": pa.array([], pa.string())})
@@ -102,19 +102,13 @@ def _identities(phases: Phases, rows: npt.NDArray[np.int64], roots: bool = True)
         if len(inside):
             tables.append(shard.records(["id", "input_id"]).take(pa.array(inside)))
     found = pa.concat_tables(tables)
-    return found.append_column("root", _roots(found["id"], phases)) if roots else found
+    return found.append_column("root", first_ids(found["id"], changes(phases))) if with_roots else found
 
 
-def _roots(ids: pa.ChunkedArray, phases: Phases) -> pa.ChunkedArray:
-    """The ids with which records were read."""
+def changes(phases: Phases) -> pa.Table:
+    """``id`` and ``before`` of the CHANGED tables of all these shards."""
     files = [shard.folder / CHANGES for shards in phases for shard in shards]
-    changed = pa.concat_tables([parquet.read_table(file, columns=["id", "before"]) for file in files])
-    for _ in range(_MOST_CHANGES if changed.num_rows else 0):
-        at = compute.index_in(ids, value_set=changed["id"])
-        if at.null_count == len(at):
-            break
-        ids = compute.coalesce(changed["before"].take(at), ids)
-    return ids
+    return pa.concat_tables([parquet.read_table(file, columns=["id", "before"]) for file in files])
 
 
 def _looked_up(records: pa.Table, known: pa.Table) -> Sides:

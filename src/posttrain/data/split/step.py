@@ -5,10 +5,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as compute
 
 from posttrain.data.duplicates.clusters import clusters
 from posttrain.data.duplicates.minhash import PERMUTATIONS, sketch_of_shard
 from posttrain.data.records.normalise import input_texts
+from posttrain.data.records.renamed import last_ids
 from posttrain.data.split import SPLITS, SplitsConfig, assign, keys, settle
 from posttrain.data.split.components import Indices, first_of
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Likeness
@@ -47,6 +49,11 @@ class Split(GlobalStep):
     def decide(self, corpus: Corpus) -> Decision:
         """Sides for all rows; what a row had in versions before it keeps."""
         sketches, rows, known = corpus.sketches(), np.flatnonzero(corpus.alive), corpus.sides()
+        if compute.any(sketches["made"]).as_py():
+            # What names the record that it was made of may name it as it was before some step.
+            place, originals = sketches.column_names.index("origin"), compute.invert(sketches["made"])
+            origin = last_ids(sketches["origin"], corpus.changed(), sketches["origin"].filter(originals))
+            sketches = sketches.set_column(place, "origin", origin)
         alike, among_known = np.arange(corpus.rows, dtype=np.int64), None
         if self.settings.near_duplicates is not None:
             alike = self._clusters(corpus, sketches)
@@ -105,7 +112,7 @@ class Split(GlobalStep):
         alive: npt.NDArray[np.bool_] | None = None,
         known: Indices | None = None,
     ) -> Indices:
-        """`posttrain.data.clusters.clusters` of some rows in this order, named by their places in it; None: all."""
+        """What `clusters` finds among some rows in this order, named by their places in it; None: all."""
         some = sketches if rows is None else sketches.take(pa.array(rows))
 
         def texts(places: Indices) -> list[str]:

@@ -13,11 +13,13 @@ from posttrain.data.contamination.index import Findings, Index, against, share_f
 from posttrain.data.contamination.overlap import now_common
 from posttrain.data.contamination.sketch import Prefilter, sharing, sketch
 from posttrain.data.contamination.state import Remembered, remembered, state_of
+from posttrain.data.duplicates.all_pairs import Map
 from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Part, Rejection
 
 Indices = npt.NDArray[np.int64]
 
 _FEW = 4096  # new evaluation records, above which a search from scratch is as quick
+_MANY = 4096  # evaluation records, above which two processes index them sooner
 
 
 class Decontaminate(GlobalStep):
@@ -62,12 +64,12 @@ class Decontaminate(GlobalStep):
         return {"step": self.name, "version": self.version, "ngram": self.ngram, "alike": self.threshold is not None}
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """What `posttrain.data.contamination_sketch.sketch` keeps."""
+        """What `posttrain.data.contamination.sketch.sketch` keeps."""
         return sketch(table, self.ngram, self.threshold is not None)
 
-    def against(self, evaluation: pa.Table) -> Index:
-        """What looks for the records of a RECORD table with these settings."""
-        return against(evaluation, **self.model_dump())
+    def against(self, evaluation: pa.Table, over: Map = map) -> Index:
+        """What looks for the records of a RECORD table with these settings; ``over`` as in `against`."""
+        return against(evaluation, **self.model_dump(), over=over)
 
     def decide(self, corpus: Corpus) -> Decision:
         evaluation = corpus.evaluation()
@@ -80,7 +82,7 @@ class Decontaminate(GlobalStep):
 
     def _search(self, corpus: Corpus, evaluation: pa.Table) -> Findings:
         """What the living rows give away; those that were searched before, only as far as there is something new."""
-        index = self.against(evaluation)
+        index = self.against(evaluation, corpus.map if evaluation.num_rows > _MANY else map)
         known = corpus.known()
         before = remembered(known.table, evaluation) if known else None
         asked, settled, prefilter = corpus.alive, np.zeros(corpus.rows, dtype=bool), None

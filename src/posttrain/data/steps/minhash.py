@@ -35,7 +35,7 @@ class Minhash(GlobalStep):
     )
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """What `posttrain.data.minhash.sketch` says of the inputs, and a 64-bit hash of the answer, ``answer``."""
+        """The inputs by `posttrain.data.duplicates.minhash.sketch`, and a 64-bit hash of the answer, ``answer``."""
         sketches = sketch_of_shard(
             tuple(texts_of(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
         )
@@ -79,7 +79,8 @@ def clusters(corpus: Corpus, threshold: float, ngram: int, known: Indices | None
     """Cluster of every row of a corpus, int64 [N], named by the smallest row in it; dead rows stand alone.
 
     Args:
-        corpus: its sketches hold the columns of `posttrain.data.minhash.sketch` for this threshold and ngram.
+        corpus: its sketches hold the columns of `posttrain.data.duplicates.minhash.sketch` for this threshold and
+            ngram.
         known: int64 [K], the clusters of the first K rows, which were then alive just as they are now; only pairs
             with a later row are looked for, and the result is that of a search from scratch.
     """

@@ -155,6 +155,9 @@ class Corpus(Protocol):
     def sides(self) -> npt.NDArray[np.int8]:
         """Int8 [N], the split that each row had in versions before, by its place among them; -1 for none."""
 
+    def changed(self) -> pa.Table:
+        """``id`` and ``before`` of the CHANGED table of what steps have rewritten so far."""
+
     def clustered(self) -> Mapping[Likeness, pa.ChunkedArray]:
         """Clusters, int64 [N], that earlier steps found among these rows and others that have gone since."""
 

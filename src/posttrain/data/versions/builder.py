@@ -26,7 +26,7 @@ from posttrain.data.versions.shard import Shard
 from posttrain.data.versions.shard_ids import check_user_ids
 from posttrain.data.versions.stored_shards import commit_shard, shards_of
 from posttrain.data.versions.stored_version import Version, write_version
-from posttrain.data.versions.suite_records import suite_records
+from posttrain.data.versions.suite_records import suite_tables
 from posttrain.jobs.engine import Engine
 from posttrain.store.errors import UserError
 from posttrain.store.stages import PARTS, run_stage, stage_key
@@ -92,7 +92,7 @@ def make_version(
 
     def work(out: Path, scratch: Path) -> Mapping[str, Any]:
         begin()
-        evaluation = {suite.file: suite_records(suite, recipe, root, versions) for suite in suites}
+        evaluation = suite_tables(suites, recipe, root, versions)
         held_out = {name for name, version in versions.items() if not version.whole and len(version.splits) > 1}
         made = _construct(recipe, sources, evaluation, held_out, engine, root, scratch, grown_from)
         phases = [[commit_shard(workspace, shard) for shard in shards] for shards in made.phases]
@@ -169,18 +169,30 @@ def _construct(
     if recipe.splits is not None:
         _refuse_empty(made, recipe.splits)
     if suites:
-        refuse_equal_inputs(_training_inputs(made), suites, recipe, held_out)
+        refuse_equal_inputs(_inputs(made), suites, recipe.steps, held_out, beside=_inputs(made, training=False))
     made.through(split, len(recipe.chain), concat([made.measured(), *suites.values()]))
     for name in suites:
         found, count = made.given_away.get(name, (0, 0))
         if count and found == count:
             raise wholly_shared(name, count)
+    _refuse_nothing_left(made)
     return made
 
 
-def _training_inputs(made: Construction) -> pa.Table:
-    """``input_id``, ``source`` and ``line`` of the records to learn from."""
-    rows = np.flatnonzero(made.alive & (made.sides == 0))
+def _refuse_nothing_left(made: Construction) -> None:
+    splits, gone = made.recipe.splits, made.gone_by_reason
+    if (made.alive & (made.sides == 0)).any() or (splits is not None and not splits.shares[0]):
+        return
+    (step, reason), count = gone.most_common(1)[0]
+    files = ", ".join(dict.fromkeys(shard.piece["name"] for shard in made.phases[0]))
+    where = {"read": files, "split": "data.splits"}.get(step, "data.steps")
+    said = f"`{step}` left out the most, {count:,}: {reason}"
+    raise UserError("no record is left to learn from", where=where, fix=said)
+
+
+def _inputs(made: Construction, *, training: bool = True) -> pa.Table:
+    """``input_id``, ``source`` and ``line`` of the records to learn from, or of those that are held out."""
+    rows = np.flatnonzero(made.alive & ((made.sides == 0) == training))
     return made.corpus(0).columns(["input_id", "source", "line"]).take(pa.array(rows))
 
 
@@ -192,8 +204,9 @@ def _refuse_empty(made: Construction, splits: SplitsConfig) -> None:
             if spanning is not None:
                 fix = "give it more, by its share or by `data.splits.since`, or set `data.splits.group` to false"
                 raise UserError(f"{message}: {spanning}", where=where, fix=fix)
-            counted = f"{int(made.alive.sum())} records and a share of {share:g}"
-            raise UserError(message, where=where, fix=f"there are {counted}")
+            count = int(made.alive.sum())
+            counted = "is 1 record" if count == 1 else f"are {count:,} records"
+            raise UserError(message, where=where, fix=f"there {counted} and a share of {share:g}")
 
 
 def _spanning(made: Construction) -> str | None:
@@ -276,6 +289,8 @@ def _check_shapes(shards: Sequence[Shard]) -> None:
     """Refuse a file whose pieces hold records of different shapes."""
     first: dict[str, Shard] = {}
     for shard in shards:
+        if shard.shape is None:  # blank lines
+            continue
         other = first.setdefault(shard.piece["name"], shard)
         if shard.shape != other.shape:
             message = (

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from posttrain.data.reading.pieces import Piece
 from posttrain.data.records.schema import RECORD, concat
-from posttrain.data.split.past_sides import Past
+from posttrain.data.split.past_sides import Past, changes
 from posttrain.data.steps.step import GlobalStep, Known, Likeness, Part, Rejection, RowStep, Step
 from posttrain.data.versions.corpus import ShardCorpus
 from posttrain.data.versions.recipe import Recipe, global_steps, row_steps
@@ -108,9 +108,14 @@ class Construction:
         return self.past.table() if self._left is None else self._left
 
     @property
+    def gone_by_reason(self) -> Counter[tuple[str, str]]:
+        """How many records the steps took out, by (step, reason)."""
+        return Counter({why: count for why, count in self.funnel.items() if why[1] != "in" and count > 0})
+
+    @property
     def rejected(self) -> int:
         """How many records the steps took out."""
-        return sum(count for (_, reason), count in self.funnel.items() if reason != "in" and count > 0)
+        return self.gone_by_reason.total()
 
     @property
     def shards(self) -> list[Shard]:
@@ -163,7 +168,8 @@ class Construction:
         alive = self.alive & (self.sides == 0)
         measured = RECORD.empty_table() if evaluation is None else evaluation
         past = partial(self.past.of, self.phases, self.alive)
-        return ShardCorpus(self.shards, place, alive, self.engine, measured, before, self._clusters, past)
+        changed = partial(changes, self.phases)
+        return ShardCorpus(self.shards, place, alive, self.engine, measured, before, self._clusters, past, changed)
 
     def measured(self) -> pa.Table:
         """RECORD table of what the split holds out."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.records.schema import RECORD
+from posttrain.data.records.schema import CHANGED, RECORD
 from posttrain.data.steps.step import Known, Likeness, Part
 from posttrain.data.versions.shard import Shard
 from posttrain.jobs.engine import Engine
@@ -50,6 +50,7 @@ class ShardCorpus:
         before: what the step knew of the first rows when the set was smaller.
         clusters: what earlier steps found.
         past: gives the splits that rows had in versions before.
+        changes: gives what steps have rewritten so far.
     """
 
     shards: Sequence[Shard]
@@ -60,6 +61,7 @@ class ShardCorpus:
     before: Known | None = None
     clusters: Mapping[Likeness, pa.ChunkedArray] = field(default_factory=dict)
     past: Callable[[], npt.NDArray[np.int8]] = lambda: np.empty(0, np.int8)
+    changes: Callable[[], pa.Table] = CHANGED.empty_table
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
@@ -94,6 +96,9 @@ class ShardCorpus:
 
     def sides(self) -> npt.NDArray[np.int8]:
         return self.past()
+
+    def changed(self) -> pa.Table:
+        return self.changes()
 
     def clustered(self) -> Mapping[Likeness, pa.ChunkedArray]:
         return self.clusters

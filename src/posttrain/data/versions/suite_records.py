@@ -1,5 +1,6 @@
 """The records of a suite, as training records are compared with them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,14 @@ from posttrain.data.records.schema import RECORD, concat
 from posttrain.data.steps.step import RowStep
 from posttrain.data.versions.named_versions import Versions, records_to_test_on
 from posttrain.data.versions.recipe import Recipe, Suite
+
+
+def suite_tables(suites: Iterable[Suite], recipe: Recipe, root: Path, versions: Versions) -> dict[str, pa.Table]:
+    """RECORD table of the suites of each file, which several may read, each by columns of its own."""
+    tables: dict[str, list[pa.Table]] = {}
+    for suite in {suite.model_dump_json(): suite for suite in suites}.values():
+        tables.setdefault(suite.file, []).append(suite_records(suite, recipe, root, versions))
+    return {file: concat(found) for file, found in tables.items()}
 
 
 def suite_records(suite: Suite, recipe: Recipe, root: Path, versions: Versions) -> pa.Table:

@@ -9,6 +9,7 @@ from posttrain.data.sets.config import DataConfig
 from posttrain.data.sets.pipeline import Built, build_pool_and_test, input_digests
 from posttrain.data.sets.version import write_dataset
 from posttrain.data.versions.named_versions import versions_named
+from posttrain.loop.suites import suite_digests, suite_settings, suites_beside_test
 from posttrain.loop.turn import Turn
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
@@ -45,10 +46,11 @@ def collect(turn: Turn) -> Collected:
     config = with_added_files(turn.config.data, root)
     labels = turn.config.task.label_set
     versions = versions_named(config.files, root, turn.workspace)
+    suites = suites_beside_test(turn.config)
 
     @cache
     def built() -> Built:
-        result = build_pool_and_test(config, root, labels or None, versions)
+        result = build_pool_and_test(config, root, labels or None, versions, suites)
         if not result.test.num_rows:
             raise UserError(
                 "there is no record to test on",
@@ -59,6 +61,7 @@ def collect(turn: Turn) -> Collected:
 
     settings = {"data": config.model_dump(mode="json"), "labels": labels}
     digests = input_digests(config, root, versions)
+    for_training = suite_settings(turn.config, root), suite_digests(turn.config, root)
     artifacts = {}
     for name in SETS:
 
@@ -67,7 +70,9 @@ def collect(turn: Turn) -> Collected:
             meta = {"name": name, "funnel": funnel}
             return write_dataset(out, getattr(built(), name), built().rejected[name], meta)
 
-        artifact = turn.stage(f"collect {name}", "dataset", digests, settings, work, seeded=False)
+        suite_config, suite_inputs = ({}, {}) if name == "test" else for_training
+        inputs, said = digests | suite_inputs, settings | suite_config
+        artifact = turn.stage(f"collect {name}", "dataset", inputs, said, work, seeded=False)
         turn.workspace.metadata.name_artifact(name, artifact.id, turn.workspace.metadata.named(name))
         artifacts[name] = artifact
     return Collected(**artifacts)

@@ -9,6 +9,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.data.reading.problem import unknown_label
 from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
 from posttrain.data.sets.version import Dataset, training_version, write_dataset
 from posttrain.label.annotator import Request
 from posttrain.label.quality import summary
@@ -16,6 +17,7 @@ from posttrain.label.registry import annotator
 from posttrain.loop.config import Config
 from posttrain.loop.stages.choose import chosen_records
 from posttrain.loop.stages.collect import Collected
+from posttrain.loop.suites import measured_on, suite_digests, suite_settings
 from posttrain.loop.turn import Turn
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
@@ -78,7 +80,7 @@ def label(turn: Turn, selection: Artifact, pool: Artifact) -> Artifact:
 def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifact | None) -> Artifact:
     """The training set: its parent, the labelled files' records as they are now and this round's labels.
 
-    What the present test set gives away is taken out, of the parent's records too.
+    What gives away what is measured on at present is taken out, of the parent's records too.
 
     Args:
         turn: the round.
@@ -91,6 +93,7 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         before = turn.dataset(parent) if parent else None
         labelled = turn.dataset(collected.labelled.id).records
+        measured = measured_on(turn.config, turn.dataset(collected.test.id).records, turn.workspace.root)
         version = training_version(
             before,
             _new(turn, before, labelled, labels),
@@ -98,14 +101,16 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
             labels=turn.config.task.label_set or None,
             labelled=labelled,
             decontaminate=decontaminate,
-            test=turn.dataset(collected.test.id).records,
+            measured=concat(list(measured.values())),
         )
         return write_dataset(out, version.records, version.rejected, version.meta)
 
     inputs = {"labelled": collected.labelled.id, "test": collected.test.id}
+    inputs |= suite_digests(turn.config, turn.workspace.root)
     inputs |= {"labels": labels.id} if labels else {}
     inputs |= {"parent": parent} if parent else {}
     settings = {"labels": turn.config.task.label_set, "decontaminate": decontaminate.key() if decontaminate else None}
+    settings |= suite_settings(turn.config, turn.workspace.root)
     artifact = turn.stage("dataset", "dataset", inputs, settings, work, seeded=False)
     if turn.number:
         turn.workspace.metadata.name_artifact("train", artifact.id, parent)

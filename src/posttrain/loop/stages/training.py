@@ -5,6 +5,7 @@ from typing import Any
 
 from posttrain.data.split.training_records import require_apart
 from posttrain.loop.stages.fetch import fetch_teacher
+from posttrain.loop.suites import measured_on
 from posttrain.loop.turn import Turn, task_key
 from posttrain.store.artifacts import Artifact
 from posttrain.train.config import BESIDE
@@ -16,15 +17,16 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str, test: Ar
     """The round's candidate.
 
     Raises:
-        UserError: the training set gives away what is in the test set.
+        UserError: the training set gives away what is in the test set or another suite.
     """
     source = base if turn.config.train.start == "base" else champion
     teacher = fetch_teacher(turn)
+    records = turn.dataset(dataset).records
+    # Not in the work: what is measured on may have changed since a model was trained on these records.
+    measured = measured_on(turn.config, turn.dataset(test.id).records, turn.workspace.root)
+    require_apart(records, measured, f"the training set of round {turn.number}", turn.config.data.decontamination)
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
-        records = turn.dataset(dataset).records
-        name = f"the training set of round {turn.number}"
-        require_apart(records, turn.dataset(test.id).records, name, turn.config.data.decontamination)
         # A run of its own at each tracker, whose name stays when a killed round goes on.
         run = f"{turn.workspace.root.resolve().name}-round-{turn.number}-{scratch.name[:8]}"
         # Beside the artifact, which is the same whenever it is made: speed and memory are not. The report reads it.

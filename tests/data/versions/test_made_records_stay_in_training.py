@@ -104,3 +104,25 @@ def test_paraphrases_of_all_records_leave_with_those_held_out(root: Path) -> Non
     left = gone.filter(made_of(gone).is_valid())
     assert set(left["reason"].to_pylist()) == {"links two splits"}
     assert kept.num_rows + left.num_rows == made.num_rows
+
+
+def test_the_tie_to_a_seed_that_a_step_rewrites(root: Path) -> None:
+    rows = [json.loads(line) for line in (root / "a.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [{**row, "prompt": f"{row['prompt']} ann{n}@example.com"} for n, row in enumerate(rows)]
+    (root / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    seeds = next(read(root / "a.jsonl"))
+    config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
+    made = synthesize(seeds, config, in_other_words, root / "work").records
+    export(made, root / "made.jsonl")
+    steps = [{"pii": {"action": "mask"}}, *STEPS]
+    files = ["a.jsonl", "made.jsonl"]
+    whole = build(
+        {"name": "whole", "files": files, "workspace": root, "engine": "inline", "steps": steps, "splits": SPLITS}
+    )
+    version_of(root, "grown", files[0], steps)
+    for version in (whole, version_of(root, "grown", files[1], steps)):
+        lines = version.records("test")["line"].to_pylist()
+        held_out = set(seeds.take(pa.array([line - 1 for line in lines]))["id"].to_pylist())
+        kept = sound(version)
+        assert kept.num_rows
+        assert not held_out & set(made_of(kept).to_pylist())

@@ -209,7 +209,8 @@ def test_another_recipe(make: Make, bridge: Bridge, small: Version, steps: list[
 
 @pytest.mark.parametrize("splits", [{"seed": 99}, {"test": 0.8}, {"validation": 0.2}, {"near_duplicates": 0.7}])
 def test_other_splits(make: Make, bridge: Bridge, small: Version, splits: dict[str, Any]) -> None:
-    stays(small, make(bridge.rows(*bridge.others[20:]), "b.jsonl", splits=splits))
+    now = stays(small, make(bridge.rows(*bridge.others[20:]), "b.jsonl", splits=splits))
+    assert set(now) >= {bridge.test, *bridge.others[20:]}
 
 
 def test_lines_appended_and_files_put_in_front(make: Make, bridge: Bridge, small: Version, tmp_path: Path) -> None:

@@ -59,6 +59,32 @@ def test_cuts_fall_on_line_ends(tmp_path_factory: pytest.TempPathFactory, length
         assert piece.start == 0 or content[piece.start - 1 : piece.start] == b"\n"
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_pieces_grow_with_what_is_before_them(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"PIECE_BYTES": 800, "LEAST_PIECE_BYTES": 100, "BLOCK_BYTES": 8, "PIECE_ROWS": 1000}
+    for constant, value in values.items():
+        monkeypatch.setattr(cutting, constant, value)
+    path = tmp_path / name
+    content = "".join(json.dumps({"text": f"{number:04d}"}) + "\n" for number in range(2000)).encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    first_lines = [piece.first_line for piece in pieces(path, name)]
+    records = np.diff(first_lines)
+    assert (np.diff(records) >= 0).all()
+    assert records[0] <= 7
+    assert records[-1] == records[-2] >= 44
+
+
+@pytest.mark.parametrize("blank", ["\n", "\n" * 200])
+def test_blank_lines_at_the_start_and_the_end(tmp_path: Path, blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "LEAST_PIECE_BYTES", 64)  # as long as a block, as it is in earnest
+    (tmp_path / "a.jsonl").write_text(blank + "\n".join(lines_of(40)) + "\n" + blank, encoding="utf-8")
+    assert next(pieces(tmp_path / "a.jsonl", "a")).stop > 64
+    version = build(
+        {"name": "a", "files": ["a.jsonl"], "workspace": tmp_path, "engine": "inline", "steps": [], "splits": None}
+    )
+    assert version.count("train") == 40
+
+
 def test_what_is_appended_changes_only_the_last_piece(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines_of(40)) + "\n", encoding="utf-8")

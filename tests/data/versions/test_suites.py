@@ -57,6 +57,25 @@ def test_a_suite_that_is_wholly_shared_is_refused(tmp_path: Path, steps: list[st
     assert not list((tmp_path / ".posttrain").glob("artifacts/*"))
 
 
+@pytest.mark.parametrize("steps", [[], ["decontaminate"]])
+def test_what_the_split_holds_out_is_of_the_files_too(tmp_path: Path, steps: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^suite\.jsonl: all 35 records of the suite stand in the training files"):
+        made(tmp_path, [*MAILS, *OTHERS], *steps, splits={"test": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("suite", "steps", "splits", "says"),
+    [
+        ([FREE], [{"length": {"input": {"min_words": 99}}}], None, "`length` left out the most, 35: input too short"),
+        ([*MAILS, *OTHERS, FREE], ["decontaminate"], {"test": 0.3}, r"`decontaminate` .* \d\d: equals a test input"),
+    ],
+)
+def test_nothing_left_to_learn_from(tmp_path: Path, suite: Any, steps: Any, splits: Any, says: str) -> None:
+    with pytest.raises(UserError, match=rf"^data\.steps: no record is left to learn from; {says}$"):
+        made(tmp_path, suite, *steps, splits=splits)
+    assert not list((tmp_path / ".posttrain").glob("artifacts/*"))
+
+
 @pytest.mark.parametrize("steps", [[], ["exact"], ["pii"]])
 def test_a_suite_that_is_shared_in_part_needs_decontaminate(tmp_path: Path, steps: list[str]) -> None:
     says = (
@@ -76,3 +95,13 @@ def test_a_version_as_a_wholly_shared_suite(tmp_path: Path) -> None:
     for steps in ([], ["decontaminate"]):
         with pytest.raises(UserError, match=r"^measured: all 35 records of the suite"):
             made(tmp_path, [FREE], *steps, suites=[{"file": "measured"}])
+
+
+def test_one_file_may_be_two_suites(tmp_path: Path) -> None:
+    rows = [
+        {"first": "not of the set", "second": OTHERS[3]["prompt"], "completion": "b"},
+        {"first": "nor is this", "second": "the moon", "completion": "b"},
+    ]
+    suites = [{"file": "suite.jsonl", "columns": {"prompt": name}} for name in ("second", "first", "first")]
+    version = made(tmp_path, rows, "decontaminate", suites=suites)
+    assert gone(version) == 1

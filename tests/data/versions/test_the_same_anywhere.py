@@ -40,7 +40,10 @@ def quality_files(root: Path) -> None:
 
 STEPS: list[tuple[Any, Fill]] = [
     ({"toxicity": {"words": "bad.txt"}}, lambda root: lines(root / "bad.txt", "frobnicate")),
-    ({"quality": {"good": "good.jsonl", "bad": "bad.jsonl", "model": "kept"}}, quality_files),
+    (
+        {"quality": {"good": "good.jsonl", "bad": "bad.jsonl", "model": "kept", "quality_threshold": 0.01}},
+        quality_files,
+    ),
     (
         {"augment": {"methods": [{"method": "synonyms", "file": "words.txt"}]}},
         lambda root: lines(root / "words.txt", "question, query", "thing, matter"),
@@ -72,12 +75,12 @@ def test_two_folders(tmp_path: Path, step: Any, fill: Fill) -> None:
     assert str(tmp_path) not in json.dumps(here.meta)
 
 
-@pytest.mark.parametrize("name", ["perplexity", "difficulty"])
-def test_a_model_beside_the_files(tmp_path: Path, tiny_model: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "settings"), [("perplexity", {}), ("difficulty", {"max_ifd": None})])
+def test_a_model_beside_the_files(tmp_path: Path, tiny_model: Path, name: str, settings: dict[str, Any]) -> None:
     def fill(root: Path) -> None:
         shutil.copytree(tiny_model, root / "model")
 
-    step = {name: {"model": "model"}}
+    step = {name: {"model": "model", **settings}}
     here, there = (made(workspace(tmp_path / name, fill), step) for name in ("here", "far/away"))
     assert here.id == there.id
 

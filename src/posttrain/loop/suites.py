@@ -1,0 +1,47 @@
+"""The suites that are files of their own, as records that no model may learn from."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.data.reading.inputs import content_digest
+from posttrain.data.sets.pipeline import tables_of_suites
+from posttrain.data.versions.recipe import Suite
+from posttrain.loop.config import Config
+
+
+def suites_beside_test(config: Config) -> list[Suite]:
+    """The config's suites without those that are the test set."""
+    suites = [suite for suite in config.evaluate.suites.values() if suite.data != "test"]
+    return [Suite(file=suite.data, columns=suite.columns) for suite in suites]
+
+
+def suite_digests(config: Config, root: Path) -> dict[str, str]:
+    """The content of those suites, as inputs of a stage.
+
+    Raises:
+        UserError: a file is missing or cannot be read.
+    """
+    files = [suite.file for suite in suites_beside_test(config)]
+    return {f"suite {file}": content_digest(root / Path(file).expanduser(), file) for file in files}
+
+
+def suite_settings(config: Config, root: Path) -> dict[str, Any]:
+    """How those suites are read and rewritten, as a part of a stage's config; empty where there are none."""
+    suites = [suite.model_dump(mode="json") for suite in suites_beside_test(config)]
+    steps = [step.located(root).key() for step in config.data.steps if step.evaluation]
+    return {"suites": suites, "columns": config.data.columns, "rewritten by": steps} if suites else {}
+
+
+def measured_on(config: Config, test: pa.Table, root: Path) -> dict[str, pa.Table]:
+    """RECORD tables of all that models are measured on: the test records as ``test``, every other suite by its file.
+
+    Args:
+        test: RECORD table.
+        root: the folder that relative files start from.
+
+    Raises:
+        UserError: a suite's file is missing or a record is bad.
+    """
+    return {"test": test, **tables_of_suites(suites_beside_test(config), config.data, root)}
