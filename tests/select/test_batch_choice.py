@@ -8,7 +8,7 @@ from posttrain.select.batch import BATCH, choose
 from posttrain.select.config import SelectConfig
 from posttrain.select.focus import near_hard_cases, of_worst_classes
 from posttrain.select.score import score_schema
-from posttrain.select.strategies import FIT_FOR_COLD_START, STRATEGIES
+from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
 from posttrain.store.errors import UserError
 
 LABELS = [f"class {number}" for number in range(5)]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.select.select import select
-from posttrain.select.strategies import STRATEGIES
+from posttrain.select.selection import select
+from posttrain.select.selectors.registry import STRATEGIES
 from posttrain.store.errors import UserError
 
 every_strategy = pytest.mark.parametrize("strategy", sorted(STRATEGIES))

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from posttrain.select.diversity import select_diverse, whiten
-from posttrain.select.select import select
+from posttrain.select.selectors.diversity import select_diverse, whiten
+from posttrain.select.selection import select
 
 
 def blobs(clusters: int, size: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -73,7 +73,7 @@ def test_right_answers_outside_the_label_set_are_refused(inbox: Inbox) -> None:
         (b"\xff\xfe{}", 400, "not UTF-8"),
         (b'{"id": "\\ud800"}', 400, "not UTF-8"),
         (b'{"id": NaN}', 400, "`NaN` is not JSON"),
-        (b"[" * 1500, 400, "nested too deeply"),
+        (b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}", 400, "nested too deeply"),
         ({**GOOD, "prompt": 5}, 422, "`prompt`: must be text, or turns"),
         ({**GOOD, "prompt": " "}, 422, "the prompt is empty"),
         ({**GOOD, "prompt": [{"role": "assistant", "content": "x"}]}, 422, "no user turn stands before the answer"),

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from posttrain.select.config import SelectConfig
 from posttrain.select.focus import near_hard_cases, of_worst_classes
-from posttrain.select.select import select
+from posttrain.select.selection import select
 
 BATCH = pa.schema(
     [

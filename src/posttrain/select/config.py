@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.select.strategies import FIT_FOR_COLD_START, STRATEGIES
+from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 from posttrain.store.section import Section

@@ -13,6 +13,8 @@ from starlette.requests import ClientDisconnect
 
 from posttrain.data.collecting.feedback import Feedback, unknown_answer
 from posttrain.data.collecting.inbox import Conflict, Full, Inbox
+from posttrain.data.reading.problem import Problem
+from posttrain.data.reading.row import checked
 from posttrain.store.errors import UserError, WorkError
 
 LIMIT_BYTES = 2**20
@@ -132,7 +134,6 @@ async def _drain(stream: AsyncIterator[bytes]) -> None:
 def _read(body: bytes) -> Feedback:
     try:
         values = json.loads(body.decode(), parse_constant=_no_constant)
-        json.dumps(values, ensure_ascii=False).encode()
     except UnicodeError:
         raise Refused(400, "holds bytes or characters that are not UTF-8") from None
     except RecursionError:
@@ -141,6 +142,8 @@ def _read(body: bytes) -> Feedback:
         raise Refused(400, f"broken JSON: {error}") from None
     if not isinstance(values, dict):
         raise Refused(400, "send one JSON object")
+    if isinstance(problem := checked(values, "feedback", 1), Problem):
+        raise Refused(400, problem.message)
     try:
         return Feedback.read(values, "feedback")
     except UserError as error:

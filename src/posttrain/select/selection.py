@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.select.strategies import STRATEGIES, Scores
+from posttrain.select.selectors.registry import STRATEGIES, Scores
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 

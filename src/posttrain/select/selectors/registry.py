@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from posttrain.select import uncertainty
-from posttrain.select.diversity import DIMENSIONS, select_diverse
+from posttrain.select.selectors.diversity import DIMENSIONS, select_diverse
 from posttrain.store.errors import UserError
 
 Scores = Mapping[str, np.ndarray]
