@@ -1,11 +1,10 @@
 """``kill -9`` at any moment, then the same command again: the result of a run that was never interrupted."""
 
 import random
-import shutil
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from loops import Loop
 
 MOMENTS = [random.Random(f"kill {number}").uniform(0.02, 0.97) for number in range(20)]
 
@@ -15,24 +14,33 @@ def same(found: dict[str, Any], reference: dict[str, Any]) -> None:
         assert value == reference[name], name
 
 
-@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment:.3f}")
-def test_kill_at_a_random_moment(demo: Callable[..., Any], reference: dict[str, Any], moment: float) -> None:
-    killed, seconds = demo(), reference["seconds"]
-    while not killed.kill_after(moment * seconds):  # faster than the reference was: that was no kill
-        shutil.rmtree(killed.folder)
+def killed_after(share: float, loop: Loop, reference: dict[str, Any]) -> None:
+    seconds = reference["seconds"]
+    while not loop.kill_after(share * seconds):  # faster than the reference was: that was no kill
+        loop.afresh()
         seconds *= 0.8
-    killed.finish()
-    same(killed.outcome(), reference)
-    killed.check_the_store()
+    loop.finish()
+    same(loop.outcome(), reference)
+    loop.check_the_store()
 
 
-def test_kill_again_and_again(demo: Callable[..., Any], reference: dict[str, Any]) -> None:
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment:.3f}")
+def test_kill_at_a_random_moment(small_loop: Loop, small_reference: dict[str, Any], moment: float) -> None:
+    killed_after(moment, small_loop, small_reference)
+
+
+@pytest.mark.parametrize("moment", [0.3, 0.8])
+def test_kill_the_demo(demo: Loop, demo_reference: dict[str, Any], moment: float) -> None:
+    killed_after(moment, demo, demo_reference)
+    assert (demo.folder / "report.html").stat().st_size > 0
+
+
+def test_kill_again_and_again(demo: Loop, demo_reference: dict[str, Any]) -> None:
     """Every two seconds of work; a little more each time, as a machine may need longer to get going at all."""
-    killed = demo()
     patience, kills = 2.0, 0
-    while not killed.done_before_a_kill(patience):
+    while not demo.done_before_a_kill(patience):
         kills += 1
         patience *= 1.3
     assert kills >= 2
-    same(killed.outcome(), reference)
-    killed.check_the_store()
+    same(demo.outcome(), demo_reference)
+    demo.check_the_store()
