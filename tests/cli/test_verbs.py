@@ -226,7 +226,9 @@ def test_select_goes_by_what_the_champion_knows(small: Any, posttrain: Call) -> 
     for strategy in ("entropy", "margin", "uncertain_diverse"):
         ended = posttrain("select", "-w", root, "--strategy", strategy)
         assert ended.mistake.startswith(f"--strategy: `cold_start`: strategy `{strategy}` goes by what the champion is")
-        assert ended.mistake.endswith("none has been trained yet; use diverse or random")
+        assert ended.mistake.endswith(
+            "none has been trained yet; use diverse, random, typiclust, prob_cover, k_center or facility_location"
+        )
     assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json) == 12
 
 

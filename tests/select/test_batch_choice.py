@@ -1,4 +1,5 @@
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,8 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
     return pa.table(
         {
             "id": [f"{number:020x}" for number in generator.permutation(rows)],
+            "source": ["pool.csv"] * rows,
+            "cost": generator.uniform(5, 90, rows),
             "entropy": -(p * np.log(p)).sum(axis=1),
             "least_confidence": 1 - top[:, 0],
             "margin": top[:, 0] - top[:, 1],
@@ -30,8 +33,9 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
             "runner_up": [LABELS[row] for row in order[:, 1]],
             "confidence": top[:, 0],
             "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), width),
+            "probabilities": pa.FixedSizeListArray.from_arrays(pa.array(p.ravel(), pa.float32()), 5),
         },
-        schema=score_schema(width),
+        schema=score_schema(width, 5),
     )
 
 
@@ -61,7 +65,8 @@ def test_cold_batch_is_the_cold_strategys() -> None:
     [*((name, False) for name in sorted(STRATEGIES)), *((name, True) for name in FIT_FOR_COLD_START)],
 )
 def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> None:
-    config = SelectConfig.model_validate({"cold_start" if cold else "strategy": strategy})
+    options = {"by": "confidence", "lowest": True} if strategy == "top" else {}
+    config = SelectConfig.model_validate({"cold_start" if cold else "strategy": strategy, "options": options})
     scores = score_table(80)
     shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
     first, second = (choose(config, table, 16, 3, worst_classes=["class 1"], cold=cold) for table in (scores, shuffled))
@@ -124,12 +129,45 @@ def test_config_refuses_what_cannot_work() -> None:
     with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
         SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
     for strategy in set(STRATEGIES) - set(FIT_FOR_COLD_START):
-        with pytest.raises(UserError, match=f"`cold_start`: strategy `{strategy}` .*; use diverse or random$"):
+        with pytest.raises(
+            UserError, match=f"`cold_start`: strategy `{strategy}` .*; use diverse, random, .* or facility_"
+        ):
             SelectConfig.read({"cold_start": strategy}, "posttrain.yaml")
     with pytest.raises(UserError, match=r"^--strategy: strategy `margin` .* free text has none; use entropy"):
         SelectConfig(strategy="margin").check(False, "--strategy")
     SelectConfig(strategy="margin").check(True)
     SelectConfig(strategy="entropy").check(False)
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_every_strategy_works_in_the_loop(strategy: str) -> None:
+    by_confidence = {"by": "confidence"} if strategy == "top" else {}
+    SelectConfig(strategy=strategy, options=by_confidence).check(True)
+
+
+@pytest.mark.parametrize(
+    ("section", "has_labels", "says"),
+    [
+        ({"strategy": "top"}, True, "needs the score column `loss`; the table has `entropy`"),
+        ({"strategy": "badge"}, False, "`badge` needs the score column `probabilities`"),
+        ({"strategy": "mmr", "options": {"relevence": 1}}, True, "'relevence'"),
+        ({"strategy": "mmr", "options": {"relevance": 2}}, True, "relevance is 2, and must be from 0 to 1"),
+        ({"strategy": "mmr", "options": {"by": "margin"}}, False, "free text has none"),
+        ({"strategy": "composite", "options": {"quotas": {"web": 2}}}, True, "the share of `web` is 2"),
+        ({"strategy": "cost_aware", "options": {"budget": "much"}}, True, "cannot work with these options"),
+    ],
+)
+def test_options_are_tried_before_any_work(section: dict[str, Any], has_labels: bool, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        SelectConfig.model_validate(section).check(has_labels)
+
+
+def test_options_are_the_strategys() -> None:
+    narrow = SelectConfig(strategy="top", options={"by": "cost", "lowest": True}, explore=0, focus=0)
+    scores = score_table(60)
+    batch = choose(narrow, scores, 5, 0, cold=False)
+    cheapest = scores.sort_by("cost")["id"].to_pylist()[:5]
+    assert batch["id"].to_pylist() == cheapest
     with pytest.raises(UserError, match="exceed the whole batch"):
         SelectConfig.read({"explore": 0.7, "focus": 0.5}, "posttrain.yaml")
     with pytest.raises(UserError, match="did you mean `explore`"):

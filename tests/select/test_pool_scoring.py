@@ -25,6 +25,7 @@ def pool(count: int) -> pa.Table:
     return pa.table(
         {
             "id": [f"{number:020x}" for number in range(count)],
+            "source": pa.array(["pool.csv"] * count, pa.string()),
             "prompt": pa.array(
                 [
                     [{"role": "user", "content": f"message {number * 7 % 11}"}] if number % 2 else None
@@ -45,8 +46,11 @@ def test_scores_are_the_models_label_probabilities(model: LanguageModel) -> None
     np.testing.assert_allclose(scores["entropy"], uncertainty.entropy(p), atol=1e-5)
     np.testing.assert_allclose(scores["margin"], uncertainty.margin(p), atol=1e-5)
     np.testing.assert_allclose(scores["confidence"], p.max(axis=1), atol=1e-5)
+    np.testing.assert_allclose(np.array(scores["probabilities"].to_pylist()), p, atol=1e-5)
+    assert scores["cost"].to_pylist() == [float(len(prompt[0]["content"])) for prompt in prompts]
     assert scores["predicted"].to_pylist() == [LABELS[row] for row in p.argmax(axis=1)]
     assert scores["runner_up"].to_pylist() == [LABELS[row] for row in np.argsort(-p, axis=1)[:, 1]]
+    assert found.embeddings is not None
     np.testing.assert_allclose(np.array(scores["embedding"].to_pylist()), found.embeddings, atol=1e-5)
     assert scores.schema.field("embedding").type == pa.list_(pa.float32(), 96)
 
@@ -94,6 +98,6 @@ def test_empty_pool(model: LanguageModel, labels: list[str] | None) -> None:
 
 
 def test_record_without_input_is_named(model: LanguageModel) -> None:
-    record = pool(1).set_column(2, "text", pa.array([None], pa.string()))
+    record = pool(1).set_column(3, "text", pa.array([None], pa.string()))
     with pytest.raises(UserError, match=f"pool record {0:020x}"):
         score_pool(model, record, LABELS, SelectConfig(), seed=0)

@@ -18,6 +18,8 @@ def pool(rows: int, seed: int = 0, labels: int = 5, width: int = 12) -> Scores:
     return {
         "probabilities": generator.dirichlet(np.ones(labels), rows),
         "embeddings": generator.normal(size=(rows, width)).astype(np.float32),
+        "loss": generator.exponential(size=rows),
+        "cost": generator.uniform(1, 3, rows),
     }
 
 
@@ -63,7 +65,8 @@ def test_everything_labelled_leaves_nothing(strategy: str) -> None:
 
 @every_strategy
 def test_all_rows_alike(strategy: str) -> None:
-    scores = {"probabilities": np.full((20, 4), 0.25), "embeddings": np.ones((20, 3), np.float32)}
+    scores = {name: np.repeat(values[:1], 20, axis=0) for name, values in pool(1).items()}
+    scores["embeddings"][:] = 1.0
     chosen = select(strategy, scores, 7)
     assert len(set(chosen.tolist())) == 7
 
@@ -76,13 +79,25 @@ def test_few_distinct_rows(strategy: str) -> None:
 
 
 @every_strategy
-def test_labelled_rows_do_not_influence_the_choice(strategy: str) -> None:
+def test_what_is_predicted_of_labelled_rows_does_not_matter(strategy: str) -> None:
     scores, labelled = pool(50), np.arange(50) % 3 == 0
     chosen = select(strategy, scores, 9, 1, labelled)
     other = {name: values.copy() for name, values in scores.items()}
-    other["embeddings"][labelled] = 99.0
     other["probabilities"][labelled] = 0.2
+    other["loss"][labelled] = other["cost"][labelled] = 99.0
     np.testing.assert_array_equal(chosen, select(strategy, other, 9, 1, labelled))
+
+
+@every_strategy
+def test_nothing_is_known_of_some_rows(strategy: str) -> None:
+    scores = pool(30)
+    del scores["probabilities"]
+    scores |= {name: np.where(np.arange(30) % 2, 0.3, np.nan) for name in ("entropy", "least_confidence", "margin")}
+    if strategy in ("badge", "stratified"):  # they need the probabilities themselves
+        with pytest.raises(UserError, match="needs the score column `probabilities`"):
+            select(strategy, scores, 10)
+    else:
+        assert len(set(select(strategy, scores, 20).tolist())) == 20
 
 
 @pytest.mark.parametrize("strategy", ["entropy", "least_confidence", "margin"])
@@ -92,7 +107,10 @@ def test_ties_go_by_row_order_whatever_the_seed(strategy: str) -> None:
         assert select(strategy, {"probabilities": probabilities}, 4, seed).tolist() == [1, 3, 4, 0]
 
 
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"random"}))
+@pytest.mark.parametrize(
+    "strategy",
+    sorted(set(STRATEGIES) - {"random", "badge", "stratified", "typiclust", "prob_cover", "facility_location"}),
+)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_the_order_of_the_rows_does_not_matter(strategy: str, seed: int) -> None:

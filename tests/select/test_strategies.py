@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from posttrain.select.selectors.diversity import select_diverse, whiten
 from posttrain.select.selection import select
+from posttrain.select.selectors.diversity import nearest_to_centres
+from posttrain.select.selectors.whitening import whiten
 
 
 def blobs(clusters: int, size: int, width: int = 8, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +47,7 @@ def _raw_kmeans(embeddings: np.ndarray, n: int, seed: int) -> np.ndarray:
 def test_whitened_rows_have_unit_length_and_even_spread() -> None:
     embeddings = np.random.default_rng(0).normal(size=(400, 10)) * np.geomspace(100, 0.01, 10) + 7
     white = whiten(embeddings)
-    np.testing.assert_allclose(np.linalg.norm(white, axis=1), 1)
+    np.testing.assert_allclose(np.linalg.norm(white, axis=1), 1, rtol=1e-6)
     spread = white.std(axis=0)
     assert spread.max() / spread.min() < 1.2
 
@@ -56,12 +57,12 @@ def test_whitening_ignores_where_the_cloud_lies_and_which_way_it_turns() -> None
     embeddings = generator.normal(size=(200, 6)) * [5, 4, 3, 2, 1, 0.5]
     rotation, _ = np.linalg.qr(generator.normal(size=(6, 6)))
     ours, moved = whiten(embeddings), whiten(embeddings @ rotation + 30)
-    np.testing.assert_allclose(ours @ ours.T, moved @ moved.T, atol=1e-8)
+    np.testing.assert_allclose(ours @ ours.T, moved @ moved.T, atol=1e-5)
 
 
 def test_whitening_keeps_few_components_of_few_rows() -> None:
     assert whiten(np.random.default_rng(0).normal(size=(60, 40))).shape == (60, 6)
-    assert whiten(np.ones((5, 3))).shape == (5, 0)
+    assert whiten(np.ones((5, 3))).tolist() == [[0.0]] * 5
 
 
 def test_uncertain_diverse_stays_among_the_uncertain_and_covers_them() -> None:
@@ -97,25 +98,21 @@ def test_unknown_values_come_last() -> None:
 
 
 def test_weights_pull_the_centres() -> None:
-    embeddings = np.random.default_rng(0).normal(size=(300, 3))
-    weights = np.where(embeddings[:, 0] > 0, 1.0, 1e-6)
-    chosen = select_diverse(embeddings, 20, 0, weights=weights)
-    plain = select_diverse(embeddings, 20, 0)
-    assert (embeddings[chosen, 0] > 0).sum() > (embeddings[plain, 0] > 0).sum() + 4
+    points = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+    weights = np.where(points[:, 0] > 0, 1.0, 1e-6)
+    rows = np.arange(300)
+    chosen, plain = nearest_to_centres(points, 20, 0, rows, weights), nearest_to_centres(points, 20, 0, rows)
+    assert (points[chosen, 0] > 0).sum() > (points[plain, 0] > 0).sum() + 4
 
 
-def test_clusters_on_one_thread_so_that_sums_do_not_depend_on_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_info, threadpool_limits
+@pytest.mark.parametrize("strategy", ["diverse", "typiclust", "k_center", "facility_location", "badge"])
+def test_the_number_of_threads_does_not_matter(strategy: str) -> None:
+    from threadpoolctl import threadpool_limits
 
-    seen: list[int] = []
-    fit = KMeans.fit
-
-    def watched(self: KMeans, *args: object, **options: object) -> KMeans:
-        seen.extend(pool["num_threads"] for pool in threadpool_info())
-        return fit(self, *args, **options)
-
-    monkeypatch.setattr(KMeans, "fit", watched)
-    with threadpool_limits(limits=2):
-        select_diverse(np.random.default_rng(0).normal(size=(60, 8)), 5, 0)
-    assert set(seen) == {1}
+    generator = np.random.default_rng(0)
+    scores = {"embeddings": generator.normal(size=(700, 40)), "probabilities": generator.dirichlet(np.ones(5), 700)}
+    chosen = []
+    for threads in (1, 2):
+        with threadpool_limits(limits=threads):
+            chosen.append(select(strategy, scores, 30).tolist())
+    assert chosen[0] == chosen[1]

@@ -54,7 +54,9 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
-    changes = {"cold_start" if cold else "strategy": strategy}
+    changes = {"cold_start": strategy} if cold else {"strategy": strategy, "options": {}}
+    if strategy == config.select.strategy:
+        changes.pop("options", None)
     section = config.select.read({**config.select.model_dump(), **changes}, "--strategy")
     section.check(bool(config.task.label_set), "--strategy")
     return config.model_copy(update={"select": section})

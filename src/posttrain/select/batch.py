@@ -57,8 +57,10 @@ def choose(
     parts: dict[str, np.ndarray] = {}
 
     def take(reason: str, strategy: str, count: int, allowed: np.ndarray | None = None) -> None:
-        barred = taken if allowed is None else taken | ~allowed
-        parts[reason] = select(strategy, columns, count, seed, barred)
+        rows = np.arange(table.num_rows) if allowed is None else np.flatnonzero(allowed | taken)
+        some = {name: values[rows] for name, values in columns.items()}
+        options = config.options if reason in ("focus", "strategy") else {}
+        parts[reason] = rows[select(strategy, some, count, seed, taken[rows], **options)]
         taken[parts[reason]] = True
 
     if cold:
@@ -80,11 +82,21 @@ _ORDER = ("cold_start", "focus", "strategy", "explore")
 
 
 def score_columns(scores: pa.Table) -> dict[str, np.ndarray]:
-    """The numeric columns of a score table as ``select`` takes them."""
-    embeddings = scores["embedding"].combine_chunks()
-    width = scores.schema.field("embedding").type.list_size
-    columns = {name: scores[name].to_numpy() for name in ("entropy", "least_confidence", "margin")}
-    return {**columns, "embeddings": embeddings.flatten().to_numpy().reshape(-1, width)}
+    """The columns of a score table as ``select`` takes them."""
+    columns = {name: scores[name].to_numpy() for name in _COLUMNS}
+    columns["embeddings"] = _matrix(scores, "embedding")
+    if "probabilities" in scores.column_names:
+        columns["probabilities"] = _matrix(scores, "probabilities")
+    return columns
+
+
+_COLUMNS = ("entropy", "least_confidence", "margin", "confidence", "cost", "source", "predicted")
+
+
+def _matrix(scores: pa.Table, name: str) -> np.ndarray:
+    width = scores.schema.field(name).type.list_size
+    values: np.ndarray = scores[name].combine_chunks().flatten().to_numpy().reshape(-1, width)
+    return values
 
 
 def _weak(

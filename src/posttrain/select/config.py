@@ -1,13 +1,18 @@
 """The config section ``select``."""
 
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from posttrain.select.selection import select
+from posttrain.select.selectors.pool import Column
 from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 from posttrain.store.section import Section
+
+_FIT_FOR_COLD_START = ", ".join(FIT_FOR_COLD_START[:-1]) + f" or {FIT_FOR_COLD_START[-1]}"
 
 
 class SelectConfig(Section):
@@ -17,10 +22,13 @@ class SelectConfig(Section):
         default="uncertain_diverse",
         description="How records are chosen: " + ", ".join(sorted(STRATEGIES)) + ".",
     )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of the strategy, such as pool_factor of uncertain_diverse."
+    )
     cold_start: str = Field(
         default="diverse",
         description="Strategy while no champion has been trained, so its probabilities say nothing: "
-        + " or ".join(FIT_FOR_COLD_START)
+        + _FIT_FOR_COLD_START
         + ".",
     )
     pool_sample: int = Field(default=2000, ge=1, description="At most so many pool records are scored, drawn by seed.")
@@ -42,7 +50,7 @@ class SelectConfig(Section):
         if name not in FIT_FOR_COLD_START:
             raise ValueError(
                 f"strategy `{name}` goes by what the champion is unsure of, and none has been trained yet; "
-                f"use {' or '.join(FIT_FOR_COLD_START)}"
+                f"use {_FIT_FOR_COLD_START}"
             )
         return name
 
@@ -53,15 +61,35 @@ class SelectConfig(Section):
         return self
 
     def check(self, has_labels: bool, where: str = "select.strategy") -> None:
-        """Raise a UserError if the strategy cannot work on this task.
+        """Raise a UserError if the strategy cannot work on this task, or with its options.
 
         Args:
             has_labels: whether the task has a closed label set.
             where: what the error names.
         """
-        if self.strategy == "margin" and not has_labels:
+        if not has_labels and "margin" in (self.strategy, self.options.get("by")):
             raise UserError(
                 "strategy `margin` goes by the two most probable labels, and free text has none",
                 where=where,
                 fix="use entropy or least_confidence, or set `task.labels`",
             )
+        try:
+            select(self.strategy, self._example(has_labels), 2, **self.options)
+        except UserError as error:
+            raise UserError(error.what, where=where, fix=error.fix) from None
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"strategy `{self.strategy}` cannot work with these options: {error}", where=where
+            ) from None
+
+    def _example(self, has_labels: bool) -> dict[str, Column]:
+        """A score table of a few rows, with the columns that the loop's has."""
+        rows = 8
+        quotas = self.options.get("quotas")
+        sources = list(quotas) if isinstance(quotas, dict) and quotas else ["a file"]
+        numbers = {
+            name: np.linspace(0.1, 0.9, rows) for name in ("entropy", "least_confidence", "margin", "confidence")
+        }
+        words = {"source": np.resize(np.array(sources, dtype=object), rows), "predicted": np.resize(["a", "b"], rows)}
+        probabilities = {"probabilities": np.eye(rows)[:, :4] * 0.8 + 0.05} if has_labels else {}
+        return {**numbers, **words, **probabilities, "cost": np.arange(1.0, rows + 1), "embeddings": np.eye(rows)}

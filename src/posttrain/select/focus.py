@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from posttrain.select.selectors.diversity import DIMENSIONS, whiten
+from posttrain.select.selectors.whitening import DIMENSIONS, whiten
 
 _NEIGHBOURS = 10  # pool records that one hard case points at
 

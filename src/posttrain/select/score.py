@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
 
-def score_schema(width: int) -> pa.Schema:
-    """Schema of a score table whose embeddings have ``width`` dimensions."""
+def score_schema(width: int, labels: int = 0) -> pa.Schema:
+    """Schema of a score table whose embeddings have ``width`` dimensions, and of a task with so many labels."""
     return pa.schema(
         [
             pa.field("id", pa.string()),
+            pa.field("source", pa.string()),  # the file that the record is of
+            pa.field("cost", pa.float64()),  # characters of the input, which somebody has to read
             pa.field("entropy", pa.float64()),  # nats
             pa.field("least_confidence", pa.float64()),
             pa.field("margin", pa.float64()),  # NaN for free text
@@ -31,6 +33,7 @@ def score_schema(width: int) -> pa.Schema:
             pa.field("runner_up", pa.string()),  # second most probable label; null for free text
             pa.field("confidence", pa.float64()),
             pa.field("embedding", pa.list_(pa.float32(), width)),
+            *([pa.field("probabilities", pa.list_(pa.float32(), labels))] if labels else []),
         ]
     )
 
@@ -54,7 +57,7 @@ def score_pool(
 
     Args:
         lm: the champion.
-        pool: records by the record schema (``id``, ``prompt``, ``text``).
+        pool: records by the record schema (``id``, ``source``, ``prompt``, ``text``).
         labels: the closed label set; None or empty for free text.
         config: the config section ``select``.
         seed: of the sample.
@@ -70,19 +73,20 @@ def score_pool(
     sample = sample_pool(pool, config.pool_sample, seed)
     prompts = _prompts(sample)
     if cold:
-        columns, embeddings = _unscored(lm, prompts)
+        columns, embeddings = _unscored(lm, prompts, len(labels or ()))
     elif labels:
         columns, embeddings = _closed(lm, prompts, labels)
     else:
         columns, embeddings = _free_text(lm, prompts)
-    width = embeddings.shape[1]
     columns = {
         "id": sample["id"].combine_chunks(),
+        "source": sample["source"].combine_chunks(),
+        "cost": [float(max(1, sum(len(turn["content"]) for turn in prompt))) for prompt in prompts],
         **columns,
-        "embedding": pa.FixedSizeListArray.from_arrays(pa.array(embeddings.ravel(), pa.float32()), width),
+        "embedding": _lists(embeddings),
     }
     counts = {"sampled": str(sample.num_rows), "pool": str(pool.num_rows)}
-    return pa.table(columns, schema=score_schema(width).with_metadata(counts))
+    return pa.table(columns, schema=score_schema(embeddings.shape[1], len(labels or ())).with_metadata(counts))
 
 
 def embed_records(lm: LanguageModel, records: pa.Table) -> np.ndarray:
@@ -119,12 +123,18 @@ def _prompts(pool: pa.Table) -> list[Turns]:
     return prompts
 
 
-def _unscored(lm: LanguageModel, prompts: list[Turns]) -> tuple[dict[str, object], np.ndarray]:
+def _lists(rows: np.ndarray) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel(), pa.float32()), rows.shape[1])
+
+
+def _unscored(lm: LanguageModel, prompts: list[Turns], labels: int) -> tuple[dict[str, object], np.ndarray]:
     from posttrain.models.likelihood import embeddings
 
     unknown = np.full(len(prompts), np.nan)
     columns: dict[str, object] = dict.fromkeys(("entropy", "least_confidence", "margin", "confidence"), unknown)
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
+    if labels:
+        columns["probabilities"] = _lists(np.full((len(prompts), labels), np.nan))
     return columns, embeddings(lm, prompts, progress="embedding the pool")
 
 
@@ -142,6 +152,7 @@ def _closed(lm: LanguageModel, prompts: list[Turns], labels: Sequence[str]) -> t
         "predicted": names[best[:, 0]],
         "runner_up": names[best[:, 1]] if len(labels) > 1 else [None] * len(prompts),
         "confidence": probabilities.max(axis=1),
+        "probabilities": _lists(probabilities),
     }
     assert scores.embeddings is not None
     return columns, scores.embeddings

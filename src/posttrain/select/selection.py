@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.select.selectors.registry import STRATEGIES, Scores
+from posttrain.select.selectors.pool import Pool, Scores
+from posttrain.select.selectors.registry import STRATEGIES
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 
@@ -37,21 +38,20 @@ def select(
         raise UserError(f"no strategy `{strategy}`", fix=did_you_mean(strategy, STRATEGIES))
     if n < 0:
         raise UserError(f"cannot select {n} records", fix="ask for none or more")
-    free = _free_rows(scores, labelled)
-    wanted = min(n, len(free))
+    pool = Pool(scores, _labelled(scores, labelled))
+    wanted = min(n, len(pool.free))
     if wanted == 0:
         return np.empty(0, np.int64)
-    rows = {name: np.asarray(values)[free] for name, values in scores.items()}
     try:
-        chosen = STRATEGIES[strategy](rows, wanted, seed, **options)
+        chosen = STRATEGIES[strategy](pool, wanted, seed, **options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
         raise UserError(f"strategy `{strategy}`: {str(error).split(') ')[-1]}") from None
-    return free[np.asarray(chosen, np.int64)]
+    return np.asarray(chosen, np.int64)
 
 
-def _free_rows(scores: Scores, labelled: np.ndarray | None) -> np.ndarray:
+def _labelled(scores: Scores, labelled: np.ndarray | None) -> np.ndarray:
     lengths = {name: len(values) for name, values in scores.items()}
     if labelled is not None:
         lengths["labelled"] = len(labelled)
@@ -61,6 +61,4 @@ def _free_rows(scores: Scores, labelled: np.ndarray | None) -> np.ndarray:
         sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise UserError(f"score columns differ in length: {sizes}")
     rows = next(iter(lengths.values()))
-    if labelled is None:
-        return np.arange(rows, dtype=np.int64)
-    return np.flatnonzero(~np.asarray(labelled, bool)).astype(np.int64)
+    return np.zeros(rows, bool) if labelled is None else np.asarray(labelled, bool)

@@ -45,7 +45,7 @@ def score(
 
     inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation}
     config = {"pool_sample": turn.config.select.pool_sample, "cold": cold, **task_key(turn.config)}
-    return turn.stage("score", "scores", inputs, config, work)
+    return turn.stage("score", "scores", inputs, config, work, version=2)
 
 
 def select(turn: Turn, scores: Artifact, evaluation: str, cold: bool) -> Artifact:

@@ -5,16 +5,15 @@ rows that may be next are kept up to date, and every other only when its bound s
 all rows chosen since at once: a product of matrices, where a row at a time would wait for memory.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.select.selectors.bounds import Frontier, Size, frontier
 from posttrain.select.selectors.closeness import Closeness, Floats, Rows, blocks, closest
 
 Groups = npt.NDArray[np.int64]
-
-_FIRST = 1024
-_OFTEN = 8
-_SELDOM = 64
 
 
 def farthest_first(
@@ -69,51 +68,45 @@ class _Queue:
         self._chosen = list(chosen)
         self._nearest = closest(closeness, np.arange(len(closeness)), chosen)
         self._seen = np.full(len(closeness), len(chosen))
-        self._size, self._drawn = _FIRST, 0
-        self._hold(np.empty(0, np.int64), np.inf)
+        self._size = Size()
+        self._look_at(frontier(self._values(slice(None)), self._size.next(len(chosen))))
 
     def take(self) -> int | None:
         """The row to take next, which counts as chosen from now on; None if no row may be taken."""
         while True:
-            values = self._worth[self._held] - self._weight * self._held_nearest
-            place = int(np.argmax(values)) if len(values) else None
-            if place is not None and values[place] > self._beyond:
+            values = self._worth[self._front.rows] - self._weight * self._front_nearest
+            place = int(np.argmax(values)) if len(values) else -1
+            if len(values) and self._front.wins(values[place], int(self._front.rows[place])):
                 break
-            if np.isneginf(self._beyond):
+            if self._front.alone:
                 return None
             self._draw()
-        row = int(self._held[place])
+        row = int(self._front.rows[place])
         self._chosen.append(row)
         new = self._close_up.between(slice(None), slice(place, place + 1))[:, 0]
-        np.maximum(self._held_nearest, new, out=self._held_nearest)
+        np.maximum(self._front_nearest, new, out=self._front_nearest)
         return row
 
+    def _values(self, rows: Rows | slice) -> Floats:
+        values: Floats = self._worth[rows] - self._weight * self._nearest[rows]
+        return values
+
     def _draw(self) -> None:
-        """Bring the rows with the greatest bounds up to date, and hold those that may be next."""
-        self._nearest[self._held], self._seen[self._held] = self._held_nearest, len(self._chosen)
-        taken = len(self._chosen) - self._drawn
-        self._size = self._size * 2 if taken < _OFTEN else max(_FIRST, self._size // 2 if taken > _SELDOM else self._size)
-        self._drawn = len(self._chosen)
-        bounds = self._worth - self._weight * self._nearest
-        if self._size < len(bounds):
-            parted = np.argpartition(-bounds, self._size)
-            rows, beyond = np.sort(parted[: self._size]), bounds[parted[self._size]]
-        else:
-            rows, beyond = np.arange(len(bounds)), -np.inf
-        self._catch_up(rows[self._seen[rows] < len(self._chosen)])
-        values = self._worth[rows] - self._weight * self._nearest[rows]
-        self._hold(rows[values > beyond], beyond)
+        """Bring the rows with the greatest bounds up to date, to look at them from now on."""
+        self._nearest[self._front.rows], self._seen[self._front.rows] = self._front_nearest, len(self._chosen)
+        front = frontier(self._values(slice(None)), self._size.next(len(self._chosen)))
+        self._catch_up(front.rows[self._seen[front.rows] < len(self._chosen)])
+        self._look_at(front)
 
     def _catch_up(self, rows: Rows) -> None:
         rows = rows[np.argsort(self._seen[rows], kind="stable")]
         for part in blocks(len(rows)):
-            some = rows[part]
-            others = np.array(self._chosen[self._seen[some[0]] :])
-            found = self._closeness.between(some, others).max(axis=1)
-            self._nearest[some] = np.maximum(self._nearest[some], found)
+            others = np.array(self._chosen[self._seen[rows[part.start]] :])
+            found = self._closeness.between(rows[part], others).max(axis=1)
+            self._nearest[rows[part]] = np.maximum(self._nearest[rows[part]], found)
         self._seen[rows] = len(self._chosen)
 
-    def _hold(self, rows: Rows, beyond: float) -> None:
-        self._held, self._beyond = rows, beyond
-        self._held_nearest = self._nearest[rows]
-        self._close_up = self._closeness.of(rows)
+    def _look_at(self, front: Frontier) -> None:
+        front = replace(front, rows=front.rows[self._values(front.rows) >= front.bound])  # others cannot be next
+        self._front, self._front_nearest = front, self._nearest[front.rows]
+        self._close_up = self._closeness.of(front.rows)

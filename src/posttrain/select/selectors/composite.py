@@ -1,0 +1,94 @@
+"""Rows that are worth a label for several reasons at once, and unlike each other."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from posttrain.select.selectors.closeness import Cosine, Rows
+from posttrain.select.selectors.farthest import farthest_first
+from posttrain.select.selectors.pool import Pool, normalised
+from posttrain.select.selectors.whitening import DIMENSIONS
+from posttrain.store.errors import UserError
+from posttrain.store.nearest import did_you_mean
+
+
+def mmr(
+    pool: Pool, n: int, seed: int, relevance: float = 0.5, by: str = "entropy", dimensions: int | None = DIMENSIONS
+) -> Rows:
+    """Maximal marginal relevance: ``relevance * doubt - (1 - relevance) * cosine to the most similar chosen row``.
+
+    J. Carbonell and J. Goldstein, SIGIR 1998. Doubt is put between 0 and 1; rows with a label count as chosen.
+
+    Args:
+        relevance: from 0, only unlike each other, to 1, only doubtful.
+        by: ``entropy``, ``least_confidence`` or ``margin``.
+        dimensions: principal components that are kept; None for the embeddings as they are.
+    """
+    if not 0 <= relevance <= 1:
+        raise UserError(f"strategy `mmr`: relevance is {relevance}, and must be from 0 to 1")
+    doubt = normalised(pool.doubt(by), pool.free)
+    return _unlike(pool, n, relevance * doubt, 1 - relevance, pool.points("mmr", dimensions))
+
+
+def composite(
+    pool: Pool,
+    n: int,
+    seed: int,
+    uncertainty: float = 1.0,
+    diversity: float = 1.0,
+    difficulty: float = 0.0,
+    by: str = "entropy",
+    hard: str = "difficulty",
+    quotas: Mapping[str, float] | None = None,
+    dimensions: int | None = DIMENSIONS,
+) -> Rows:
+    """Take always the row with the greatest ``uncertainty * doubt + diversity * distance + difficulty * hardness``.
+
+    Each term is between 0 and 1: doubt and hardness by the least and greatest in the pool, distance as (1 - cosine) / 2
+    to the most similar row with a label or chosen.
+
+    Args:
+        uncertainty: weight of doubt.
+        diversity: weight of distance.
+        difficulty: weight of the column ``hard``; that is not needed for 0.
+        by: ``entropy``, ``least_confidence`` or ``margin``.
+        hard: the column that says how hard a row is.
+        quotas: by a name in the column ``source`` the greatest share of the batch that may come from it. Where they
+            leave too few rows, fewer than ``n`` are chosen.
+        dimensions: principal components that are kept; None for the embeddings as they are.
+    """
+    weights = {"uncertainty": uncertainty, "diversity": diversity, "difficulty": difficulty}
+    for name, weight in weights.items():
+        if not 0 <= weight < np.inf:
+            raise UserError(f"strategy `composite`: {name} is {weight}, and must be a weight of 0 or more")
+    worth = np.zeros(len(pool))
+    if uncertainty:
+        worth += uncertainty * normalised(pool.doubt(by), pool.free)
+    if difficulty:
+        worth += difficulty * normalised(pool.column(hard, "composite"), pool.free)
+    points = pool.points("composite", dimensions) if diversity else np.zeros((len(pool), 1), np.float32)
+    return _unlike(pool, n, worth, diversity / 2, points, quotas)
+
+
+def _unlike(
+    pool: Pool,
+    n: int,
+    worth: np.ndarray,
+    weight: float,
+    points: np.ndarray,
+    quotas: Mapping[str, float] | None = None,
+) -> Rows:
+    worth = np.where(pool.labelled, -np.inf, worth)
+    groups, most = _groups(pool, n, quotas) if quotas else (None, None)
+    return farthest_first(Cosine.between_rows_of(points), n, worth, weight, pool.chosen, groups, most)
+
+
+def _groups(pool: Pool, n: int, quotas: Mapping[str, float]) -> tuple[Rows, Rows]:
+    """The group of each row, and how many rows each group may give."""
+    names, groups = np.unique(np.asarray(pool.column("source", "composite")).astype(str), return_inverse=True)
+    for name, share in quotas.items():
+        if name not in names:
+            raise UserError(f"no record is of source `{name}`", where="quotas", fix=did_you_mean(name, names.tolist()))
+        if not 0 <= share <= 1:
+            raise UserError(f"the share of `{name}` is {share}, and must be from 0 to 1", where="quotas")
+    return groups, np.array([int(quotas.get(name, 1.0) * n) for name in names.tolist()])

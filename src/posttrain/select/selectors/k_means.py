@@ -1,0 +1,95 @@
+"""k-means for many rows and many centres: seeded by squared distance, on a sample where rows are many."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.select.selectors.closeness import Floats, Rows, blocks
+from posttrain.select.selectors.seeding import Weights
+
+_ROWS_A_CENTRE = 128
+_ROWS_TO_START = 16
+_SURELY = 4096
+_ITERATIONS = 50
+_TOLERANCE = 1e-3
+_SMALL = 2**15
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Rows by their nearest centre.
+
+    Attributes:
+        centres: float32 [K, D].
+        cluster: int64 [M].
+        distances: float32 [M], the squared distance to it.
+    """
+
+    centres: Floats
+    cluster: Rows
+    distances: Floats
+
+
+def k_means(points: Floats, rows: Rows, count: int, seed: int, weights: Weights | None = None) -> Clusters:
+    """Lloyd's algorithm (S. Lloyd, 1982) from the centres of greedy k-means++.
+
+    Centres are those of at most 128 rows each, drawn by the seed, and start from at most 16 each, or 4,096: more rows
+    move them by less than their own sampling does. It ends when the sum of squared distances falls by less than 0.1%.
+
+    Args:
+        points: float32 [N, D].
+        rows: int64 [M], those of the points that are meant.
+        count: centres, at most M.
+        seed: of the sample and of the first centres.
+        weights: float64 [M], non-negative, how much each row counts; None for all alike.
+    """
+    from sklearn.cluster import kmeans_plusplus
+    from threadpoolctl import threadpool_limits
+
+    sampled = np.random.default_rng(seed).permutation(len(rows))[: count * _ROWS_A_CENTRE]
+    sample = points[rows[sampled]]
+    counts = np.ones(len(sample)) if weights is None else weights[sampled]
+    if np.count_nonzero(counts) < count:
+        counts = np.maximum(counts, np.finfo(np.float32).tiny)
+    with threadpool_limits(limits=1 if len(rows) < _SMALL else None):  # the same bits on any number of cores
+        few = slice(max(count * _ROWS_TO_START, _SURELY))
+        centres, _ = kmeans_plusplus(sample[few], count, sample_weight=counts[few], random_state=seed)
+        before = np.inf
+        for _ in range(_ITERATIONS):
+            found = _assigned(sample, np.arange(len(sample)), centres)
+            total = float(found.distances @ counts)
+            if total >= before * (1 - _TOLERANCE):
+                break
+            before = total
+            centres = _means(sample, counts, found)
+        return _assigned(points, rows, centres)
+
+
+def _assigned(points: Floats, rows: Rows, centres: Floats) -> Clusters:
+    cluster = np.empty(len(rows), np.int64)
+    distances = np.empty(len(rows), np.float32)
+    halves = np.einsum("kd,kd->k", centres, centres) / 2
+    turned = np.ascontiguousarray(centres.T)
+    for part in blocks(len(rows)):
+        some = points[rows[part]]
+        closeness = some @ turned
+        closeness -= halves
+        cluster[part] = nearest = closeness.argmax(axis=1)
+        lengths = np.einsum("nd,nd->n", some, some)
+        distances[part] = lengths - 2 * closeness[np.arange(len(nearest)), nearest]
+    return Clusters(centres, cluster, np.maximum(distances, 0, out=distances))
+
+
+def _means(points: Floats, weights: npt.NDArray[np.float64], found: Clusters) -> Floats:
+    """The mean of each cluster; where nothing is left of one, a row that lies farthest from its centre."""
+    from scipy.sparse import csc_array
+
+    count = len(found.centres)
+    totals = np.bincount(found.cluster, weights, minlength=count)
+    members = csc_array((weights.astype(np.float32), found.cluster, np.arange(len(points) + 1)), (count, len(points)))
+    sums = members @ points
+    centres: Floats = np.divide(sums, totals[:, None], out=np.zeros_like(sums), where=totals[:, None] > 0)
+    empty = np.flatnonzero(totals == 0)
+    centres[empty] = points[np.argsort(-found.distances * (weights > 0), kind="stable")[: len(empty)]]
+    return centres

@@ -1,0 +1,94 @@
+"""What a strategy chooses from: the rows of a score table, some of which have a label already."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.select import uncertainty
+from posttrain.select.selectors.closeness import Floats, Rows
+from posttrain.select.selectors.whitening import whiten
+from posttrain.store.errors import UserError
+
+Column = npt.NDArray[Any]
+Scores = Mapping[str, Column]
+"""Columns of a score table: ``probabilities`` [N, K], ``embeddings`` [N, D], or ``entropy``,
+``least_confidence``, ``margin`` [N] where they are already known."""
+
+_MEASURES: dict[str, Callable[[Column], Column]] = {
+    "entropy": uncertainty.entropy,
+    "least_confidence": uncertainty.least_confidence,
+    "margin": uncertainty.margin,
+}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows to choose from.
+
+    Attributes:
+        scores: columns of N entries each.
+        labelled: bool [N], rows that are never chosen, and that cover what lies near them.
+    """
+
+    scores: Scores
+    labelled: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.labelled)
+
+    @cached_property
+    def free(self) -> Rows:
+        """The rows without a label."""
+        return np.flatnonzero(~self.labelled)
+
+    @cached_property
+    def chosen(self) -> Rows:
+        """The rows with a label."""
+        return np.flatnonzero(self.labelled)
+
+    def column(self, name: str, strategy: str) -> Column:
+        """A column of the score table.
+
+        Raises:
+            UserError: if it is missing, naming the column and what needs it.
+        """
+        if name not in self.scores:
+            have = ", ".join(f"`{known}`" for known in self.scores) or "none"
+            raise UserError(f"strategy `{strategy}` needs the score column `{name}`", fix=f"the table has {have}")
+        return np.asarray(self.scores[name])
+
+    def points(self, strategy: str, dimensions: int | None) -> Floats:
+        """Embeddings float32 [N, d], whitened (see `whiten`) unless ``dimensions`` is None."""
+        embeddings = self.column("embeddings", strategy)
+        return np.asarray(embeddings, np.float32) if dimensions is None else whiten(embeddings, dimensions)
+
+    def doubt(self, by: str) -> npt.NDArray[np.float64]:
+        """An uncertainty measure [N], great where the model is unsure; from ``probabilities`` where it is not given.
+
+        Raises:
+            UserError: if it can be neither found nor computed, or ``by`` is no measure.
+        """
+        if by not in _MEASURES:
+            raise UserError(f"no uncertainty measure `{by}`", fix="use " + ", ".join(_MEASURES))
+        known = by in self.scores
+        values = self.scores[by] if known else _MEASURES[by](self.column("probabilities", by))
+        return np.asarray(values, np.float64) * (-1.0 if by == "margin" else 1.0)
+
+    def greatest(self, values: npt.NDArray[np.floating], n: int) -> Rows:
+        """The ``n`` free rows with the greatest of [N] values, greatest first; ties in row order, NaN last."""
+        found = np.asarray(values)[self.free]
+        order = np.argsort(np.where(np.isnan(found), np.inf, -found), kind="stable")
+        return self.free[order[:n]]
+
+
+def normalised(values: npt.NDArray[np.floating], among: Rows) -> npt.NDArray[np.float64]:
+    """Values [N] put between 0, the least ``among`` some rows, and 1, the greatest; 0 for NaN and where all are one."""
+    values = np.asarray(values, np.float64)
+    known = values[among][np.isfinite(values[among])]
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+    scaled = (values - low) / (high - low) if high > low else np.zeros(len(values))
+    return np.clip(np.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)

@@ -1,0 +1,68 @@
+"""The lazy cover against the plain one, and against the best there is."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.select.selection import select
+from posttrain.select.selectors.coverage import cover
+
+
+def plain(similarity: np.ndarray, n: int, before: np.ndarray) -> list[int]:
+    covered, chosen = before.astype(np.float64), []
+    for _ in range(min(n, len(similarity))):
+        gains = np.maximum(similarity - covered, 0).sum(axis=1)
+        best = int(np.argmax(gains))
+        if gains[best] <= 0:
+            break
+        chosen.append(best)
+        covered = np.maximum(covered, similarity[best])
+    return chosen
+
+
+@settings(max_examples=60)
+@given(rows=st.integers(1, 150), columns=st.integers(1, 40), n=st.integers(1, 40), seed=st.integers(0, 99))
+def test_it_is_the_greedy_choice(rows: int, columns: int, n: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    similarity = generator.integers(0, 8, (rows, columns)).astype(np.float32)  # sums are exact, and often the same
+    before = generator.integers(0, 3, columns).astype(np.float32)
+    chosen, gains = cover(similarity, n, before)
+    assert chosen.tolist() == plain(similarity, n, before)
+    total = np.maximum(before, similarity[chosen].max(axis=0, initial=0)).sum() - before.sum()
+    assert gains.sum() == total
+    assert (np.diff(gains) <= 0).all()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_is_near_the_best(seed: int) -> None:
+    similarity = np.random.default_rng(seed).random((12, 20)).astype(np.float32)
+    _, gains = cover(similarity, 4, np.zeros(20, np.float32))
+    best = max(similarity[list(some)].max(axis=0).sum() for some in combinations(range(12), 4))
+    assert (1 - 1 / np.e) * best <= gains.sum() <= best * (1 + 1e-6)
+    assert gains.sum() > 0.9 * best  # what greedy covers is nearly always worth more than its bound
+
+
+def test_facility_location_of_few_rows_is_the_exact_cover() -> None:
+    embeddings = np.random.default_rng(2).normal(size=(60, 5))
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    labelled = np.arange(60) < 4
+    chosen = select("facility_location", {"embeddings": embeddings}, 10, 0, labelled, dimensions=None)
+    similarity = (1 + unit @ unit.T) / 2
+    expected = plain(similarity[4:], 10, similarity[:4].max(axis=0))
+    assert chosen.tolist() == [row + 4 for row in expected]
+
+
+def test_facility_location_of_a_sample_covers_nearly_as_well() -> None:
+    generator = np.random.default_rng(3)
+    embeddings = generator.normal(size=(2000, 6)) + generator.normal(size=(25, 6))[generator.integers(0, 25, 2000)] * 3
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+
+    def worth(rows: int) -> float:
+        scores = {"embeddings": embeddings}
+        chosen = select("facility_location", scores, 20, ground=rows, candidates=rows, dimensions=None)
+        return float((unit @ unit[chosen].T).max(axis=1).mean())
+
+    assert worth(400) > 0.97 * worth(2000)

@@ -1,0 +1,108 @@
+"""The lazy choice against one that looks at everything each time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.select.selectors import bounds
+from posttrain.select.selectors.closeness import Cosine, Euclidean
+from posttrain.select.selectors.farthest import farthest_first
+
+
+def plain(
+    similarity: np.ndarray,
+    n: int,
+    worth: np.ndarray,
+    weight: float,
+    before: Sequence[int],
+    groups: np.ndarray | None = None,
+    quotas: np.ndarray | None = None,
+) -> list[int]:
+    """What `farthest_first` promises, by the definition."""
+    worth, chosen, left = worth.astype(np.float64).copy(), list(before), None if quotas is None else quotas.copy()
+    found: list[int] = []
+    while len(found) < n:
+        values = worth - weight * similarity[:, chosen].max(axis=1) if chosen else worth.copy()
+        values[found] = -np.inf
+        if left is not None and groups is not None:
+            values[left[groups] <= 0] = -np.inf
+        row = int(np.argmax(values))
+        if np.isneginf(values[row]):
+            break
+        chosen.append(row)
+        found.append(row)
+        if left is not None and groups is not None:
+            left[groups[row]] -= 1
+    return found
+
+
+@pytest.fixture(autouse=True)
+def small_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows at a time, so that the rest is really left for later."""
+    monkeypatch.setattr(bounds, "_FIRST", 4)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 300),
+    n=st.integers(1, 60),
+    labelled=st.integers(0, 5),
+    weight=st.sampled_from([0.0, 0.25, 1.0]),
+    seed=st.integers(0, 9),
+)
+def test_it_is_the_greedy_choice(rows: int, n: int, labelled: int, weight: float, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    # Small whole numbers and halves of them: every value is exact, and many are the same.
+    points = generator.integers(-4, 5, (rows, 3)).astype(np.float32)
+    worth = generator.integers(0, 6, rows).astype(np.float32)
+    before = generator.permutation(rows)[:labelled]
+    worth[before] = -np.inf
+    euclidean = Euclidean.between_rows_of(points)
+    exact = euclidean.between(slice(None), slice(None)).astype(np.float64)
+    found = farthest_first(euclidean, n, worth, weight, before)
+    assert found.tolist() == plain(exact, n, worth, float(np.float32(weight)), before.tolist())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_quotas_bound_each_group(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    points, worth = generator.integers(-9, 10, (200, 4)).astype(np.float32), generator.integers(0, 50, 200) * 1.0
+    groups, quotas = generator.integers(0, 4, 200), np.array([0, 3, 100, 5])
+    euclidean = Euclidean.between_rows_of(points)
+    found = farthest_first(euclidean, 30, worth, 0.5, np.array([], np.int64), groups, quotas)
+    exact = euclidean.between(slice(None), slice(None))
+    assert found.tolist() == plain(exact, 30, worth, 0.5, [], groups, quotas)
+    assert (np.bincount(groups[found], minlength=4) <= quotas).all()
+    few = farthest_first(euclidean, 500, worth, 0.5, np.array([], np.int64), groups, np.array([0, 3, 4, 5]))
+    assert len(few) == 12
+
+
+def test_many_rows_of_real_numbers() -> None:
+    generator = np.random.default_rng(1)
+    points = generator.normal(size=(3000, 16)).astype(np.float32)
+    cosine = Cosine.between_rows_of(points)
+    worth = generator.random(3000).astype(np.float32)
+    exact = cosine.between(slice(None), slice(None))
+    found = farthest_first(cosine, 200, worth, 0.7, np.array([4]))
+    assert found.tolist() == plain(exact, 200, worth, float(np.float32(0.7)), [4])
+
+
+def test_most_rows_are_left_alone() -> None:
+    """Of rows close to the chosen ones nobody asks again."""
+    looked_at: list[int] = []
+
+    class Watched(Euclidean):
+        def between(self, rows, others):  # type: ignore[no-untyped-def]
+            found = super().between(rows, others)
+            looked_at.append(found.size)
+            return found
+
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(50, 8)) * 10
+    points = (centres[generator.integers(0, 50, 20_000)] + generator.normal(size=(20_000, 8)) * 0.1).astype(np.float32)
+    watched = Watched(points, Euclidean.between_rows_of(points).halves)
+    farthest_first(watched, 40, np.zeros(20_000), 1.0, np.array([0]))
+    assert sum(looked_at) < 0.5 * 20_000 * 40

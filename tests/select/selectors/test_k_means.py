@@ -1,0 +1,57 @@
+"""k-means against scikit-learn's."""
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+
+from posttrain.select.selectors import k_means as module
+from posttrain.select.selectors.k_means import k_means
+
+
+def cloud(rows: int, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(30, 10)) * 2
+    return (centres[generator.integers(0, 30, rows)] + generator.normal(size=(rows, 10))).astype(np.float32)
+
+
+def inertia(points: np.ndarray, weights: np.ndarray, count: int) -> list[float]:
+    return [
+        float(weights @ k_means(points, np.arange(len(points)), count, seed, weights).distances) for seed in range(8)
+    ]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_clusters_are_as_tight_as_the_library_makes_them(weighted: bool) -> None:
+    points = cloud(2000, 0)
+    weights = np.random.default_rng(1).exponential(size=2000) if weighted else np.ones(2000)
+    ours = inertia(points, weights, 25)
+    theirs = [KMeans(25, n_init=1, random_state=seed).fit(points, sample_weight=weights).inertia_ for seed in range(8)]
+    assert np.mean(ours) < 1.02 * np.mean(theirs)
+
+
+def test_a_sample_does_nearly_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = cloud(4000, 2)
+    whole = inertia(points, np.ones(4000), 20)
+    monkeypatch.setattr(module, "_ROWS_A_CENTRE", 50)
+    assert np.mean(inertia(points, np.ones(4000), 20)) < 1.03 * np.mean(whole)
+
+
+def test_each_row_is_with_its_nearest_centre() -> None:
+    points, rows = cloud(500, 3), np.arange(0, 500, 2)
+    found = k_means(points, rows, 12, 0)
+    squares = ((points[rows][:, None] - found.centres) ** 2).sum(axis=-1)
+    np.testing.assert_array_equal(found.cluster, squares.argmin(axis=1))
+    np.testing.assert_allclose(found.distances, squares.min(axis=1), rtol=1e-3, atol=1e-4)
+
+
+def test_fewer_different_rows_than_centres() -> None:
+    points = np.repeat(np.eye(3, dtype=np.float32), 5, axis=0)
+    found = k_means(points, np.arange(15), 7, 0)
+    assert found.distances.max() < 1e-6
+    assert np.isfinite(found.centres).all()
+
+
+def test_rows_that_weigh_nothing_pull_no_centre() -> None:
+    points = np.array([[0.0], [1.0], [100.0], [101.0], [50.0]], np.float32)
+    found = k_means(points, np.arange(5), 2, 0, np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
+    assert sorted(found.centres.ravel().tolist()) == [0.5, 100.5]

@@ -1,0 +1,69 @@
+"""Draws by squared distance: their probabilities, exactly."""
+
+import numpy as np
+import pytest
+
+from posttrain.select.selectors import seeding
+from posttrain.select.selectors.closeness import Euclidean
+from posttrain.select.selectors.seeding import by_squared_distance
+
+POINTS = np.array([[0.0], [1.0], [3.0], [3.5], [7.0], [7.0]], np.float32)
+WEIGHTS = np.array([1.0, 2.0, 1.0, 0.0, 1.0, 0.5])
+
+
+def probabilities() -> dict[tuple[int, int, int], float]:
+    """Of every draw of three, by the definition."""
+    squares = (POINTS - POINTS.T) ** 2
+    found = {}
+    for first in np.flatnonzero(WEIGHTS):
+        second_odds = WEIGHTS * squares[first]
+        for second in np.flatnonzero(second_odds):
+            third_odds = WEIGHTS * np.minimum(squares[first], squares[second])
+            for third in np.flatnonzero(third_odds):
+                chance = WEIGHTS[first] / WEIGHTS.sum() * second_odds[second] / second_odds.sum()
+                found[int(first), int(second), int(third)] = chance * third_odds[third] / third_odds.sum()
+    return found
+
+
+@pytest.mark.parametrize("proposals", [1, 64])
+def test_draws_have_the_probabilities_of_k_means_plus_plus(proposals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeding, "_PROPOSALS", proposals)
+    draws, closeness = 5_000, Euclidean.between_rows_of(POINTS)
+    counts: dict[tuple[int, ...], int] = {}
+    for seed in range(draws):
+        drawn = tuple(by_squared_distance(closeness, 3, np.random.default_rng(seed), WEIGHTS).tolist())
+        counts[drawn] = counts.get(drawn, 0) + 1
+    exact = probabilities()
+    assert sum(exact.values()) == pytest.approx(1)
+    assert set(counts) <= set(exact)
+    expected = np.array([exact[key] * draws for key in exact])
+    found = np.array([counts.get(key, 0) for key in exact])
+    statistic = ((found - expected) ** 2 / expected).sum()
+    freedom = len(exact) - 1
+    assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+def test_rows_on_top_of_each_other_are_drawn_once_all_others_are() -> None:
+    points = np.repeat(np.eye(3, dtype=np.float32), 4, axis=0)
+    for seed in range(20):
+        drawn = by_squared_distance(Euclidean.between_rows_of(points), 12, np.random.default_rng(seed), np.ones(12))
+        assert sorted(drawn.tolist()) == list(range(12))
+        assert len({tuple(points[row]) for row in drawn[:3]}) == 3
+
+
+def test_many_draws_need_few_passes() -> None:
+    generator = np.random.default_rng(0)
+    points = generator.normal(size=(5000, 32)).astype(np.float32)
+    passes: list[int] = []
+
+    class Watched(Euclidean):
+        def between(self, rows, others):  # type: ignore[no-untyped-def]
+            found = super().between(rows, others)
+            passes.append(found.size)
+            return found
+
+    watched = Watched(points, Euclidean.between_rows_of(points).halves)
+    drawn = by_squared_distance(watched, 300, generator, np.ones(5000))
+    assert len(set(drawn.tolist())) == 300
+    assert sum(passes) < 1.5 * 5000 * 300
+    assert len(passes) < 150
