@@ -1,0 +1,92 @@
+"""What pyDVL says that training rows are worth: a line of JSON for each line of JSON on the standard input.
+
+    pydvl_values.py < tasks
+
+A task names a ``folder`` with ``features.npy`` (float64 [N, D]), ``labels.npy`` (int64 [N]), ``records.npy`` and
+``true.npy`` for evaluation, a ``method``, a ``model`` (``ridge`` or ``neighbours``), how many ``draws`` it has, and a
+``seed``. The answer has the ``values`` in the rows' order and the ``seconds`` that they took. Before any
+answer comes an empty one, once the libraries are loaded.
+"""
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydvl.valuation import (
+    BanzhafValuation,
+    BetaShapleyValuation,
+    DataOOBValuation,
+    Dataset,
+    KNNShapleyValuation,
+    LOOValuation,
+    MaxSamples,
+    MinUpdates,
+    ModelUtility,
+    MSRSampler,
+    NoTruncation,
+    PermutationSampler,
+    ShapleyValuation,
+    SupervisedScorer,
+)
+from sklearn.ensemble import BaggingClassifier
+from sklearn.linear_model import RidgeClassifier
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.tree import DecisionTreeClassifier
+
+
+class Neighbours(KNeighborsClassifier):
+    """Five nearest neighbours, or as many as there are."""
+
+    def fit(self, X: Any, y: Any) -> Self:
+        self.n_neighbors = min(5, len(X))
+        super().fit(X, y)
+        return self
+
+
+def valuation(task: dict[str, Any], train: Dataset, test: Dataset) -> Any:
+    """What is to be fitted; a bagging model is trained here."""
+    method, draws, seed = task["method"], task["draws"], task["seed"]
+    if method == "knn_shapley":
+        return KNNShapleyValuation(KNeighborsClassifier(5), test, progress=False)
+    if method == "data_oob":
+        x, y = train.data()
+        bagging = BaggingClassifier(DecisionTreeClassifier(), n_estimators=draws, random_state=seed)
+        return DataOOBValuation(bagging.fit(x, y))
+    guess = 1 / len(np.unique(test.data().y))
+    model = RidgeClassifier() if task["model"] == "ridge" else Neighbours()
+    utility = ModelUtility(model, SupervisedScorer("accuracy", test, default=guess), show_warnings=False)
+    if method == "leave_one_out":
+        return LOOValuation(utility)
+    if method == "banzhaf":
+        sets = MSRSampler(seed=seed)
+        return BanzhafValuation(utility, sets, MaxSamples(sets, draws))
+    sampler = PermutationSampler(NoTruncation(), seed=seed)
+    if method == "beta_shapley":
+        return BetaShapleyValuation(utility, sampler, MinUpdates(draws), alpha=16, beta=1)
+    return ShapleyValuation(utility, sampler, MinUpdates(draws))
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    print("{}", flush=True)
+    for line in sys.stdin:
+        task = json.loads(line)
+        folder = Path(task["folder"])
+        features, labels, records, true = (
+            np.load(folder / f"{name}.npy") for name in ("features", "labels", "records", "true")
+        )
+        train, test = Dataset(features, labels), Dataset(records, true)
+        start = time.perf_counter()
+        result = valuation(task, train, test).fit(train).result
+        seconds = time.perf_counter() - start
+        values = np.empty(len(labels))
+        values[result.indices] = result.values
+        print(json.dumps({"values": values.tolist(), "seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ways to multiply the inverse of a curvature with vectors."""

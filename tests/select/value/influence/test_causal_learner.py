@@ -1,0 +1,154 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.likelihood import answer_log_likelihoods
+from posttrain.models.task import TaskConfig
+from posttrain.select.value.influence.causal import causal_learner, encode, with_saved_adapter
+from posttrain.select.value.influence.checkpoints import AdamMoments, Checkpoint
+from posttrain.select.value.influence.curvature import Curvature
+from posttrain.select.value.influence.functions import influence
+from posttrain.select.value.influence.gradients import batch_losses, record_gradients
+from posttrain.select.value.influence.inverse.conjugate_gradient import ConjugateGradient
+from posttrain.select.value.influence.inverse.ekfac import Ekfac
+from posttrain.select.value.influence.learner import Learner
+from posttrain.select.value.influence.less import less
+from posttrain.select.value.influence.projection import Projection
+from posttrain.select.value.influence.scores import most_influential
+from posttrain.select.value.influence.tracin import tracin
+from posttrain.select.value.influence.trak import trak
+from posttrain.store.errors import UserError
+
+ASKED = ["hi", "my card is gone", "where?", "what is the rate on my loan, please", ""]
+SAID = ["ax", "card", "z", "rate", "nothing at all"]
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture
+def adapted(tiny_model: Path) -> LanguageModel:
+    """The tiny model with an adapter whose two halves are both random."""
+    lm = load(tiny_model, TaskConfig(system="Be brief."), "float32")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        settings = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+        model = get_peft_model(lm.model, settings)
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(value, std=0.1)
+    return LanguageModel(model.eval(), lm.tokenizer, lm.task)
+
+
+@pytest.fixture
+def records(adapted: LanguageModel) -> list:
+    return [encode(adapted, user(asked), said) for asked, said in zip(ASKED, SAID, strict=True)]
+
+
+def whole(learner: Learner, records: list, **settings) -> torch.Tensor:
+    return torch.cat([found for _, found in record_gradients(learner, records, **settings)])
+
+
+def test_losses_are_the_answers_likelihoods(adapted, records) -> None:
+    sums, _ = answer_log_likelihoods(adapted, [user(asked) for asked in ASKED], SAID)
+    for block in (1, 2, 5):
+        found = batch_losses(causal_learner(adapted), records, block)
+        np.testing.assert_allclose(found.numpy(), -sums, rtol=1e-5)
+
+
+def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, records) -> None:
+    learner = causal_learner(adapted)
+    assert all("lora" in name for name in learner.parameters)
+    expected = []
+    for record in records:
+        adapted.model.zero_grad()
+        ids = torch.tensor([record.ids])
+        targets = ids.where(torch.tensor([record.supervised]), -100)
+        counted = sum(record.supervised)
+        (adapted.model(input_ids=ids, labels=targets).loss * counted).backward()
+        grads = [value.grad.flatten() for name, value in adapted.model.named_parameters() if "lora" in name]
+        expected.append(torch.cat(grads))
+    expected = torch.stack(expected)
+    assert float(expected.norm(dim=1).min()) > 0.1
+    for way in ("vmap", "loop"):
+        for block in (1, 5):
+            torch.testing.assert_close(whole(learner, records, way=way, block=block), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_only_the_last_answer_counts_unless_told(adapted) -> None:
+    prompt = [*user("hi"), {"role": "assistant", "content": "hello"}, *user("where?")]
+    last, all_turns = encode(adapted, prompt, "z"), encode(adapted, prompt, "z", earlier_turns=True)
+    assert last.ids == all_turns.ids
+    assert adapted.tokenizer.decode([i for i, on in zip(last.ids, last.supervised, strict=True) if on]) == "z<|end|>"
+    spoken = [i for i, on in zip(all_turns.ids, all_turns.supervised, strict=True) if on]
+    assert adapted.tokenizer.decode(spoken) == "hello<|end|>z<|end|>"
+    learner = causal_learner(adapted)
+    assert float(batch_losses(learner, [all_turns])[0]) > float(batch_losses(learner, [last])[0]) + 1
+
+
+def test_curvature_products_go_through_the_model(adapted, records) -> None:
+    """Along a direction the Hessian's product is the difference of two gradients."""
+    learner = causal_learner(adapted)
+    at = learner.flat(learner.parameters)
+    direction = torch.randn(len(at), generator=torch.Generator().manual_seed(1))
+    direction /= direction.norm()
+    found = Curvature(learner, records, "hessian").product(direction[:, None])[:, 0]
+    step = 0.02
+    ends = [whole(learner.at(learner.unflat(at + sign * step * direction)), records).mean(0) for sign in (-1, 1)]
+    expected = (ends[1] - ends[0]) / (2 * step)
+    assert float((found - expected).norm() / expected.norm()) < 0.02
+    bent = Curvature(learner, records).product(direction[:, None])[:, 0]
+    assert float(direction @ bent) > 0
+
+
+def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_path) -> None:
+    learner = causal_learner(adapted)
+    moments = AdamMoments(torch.zeros(learner.size), torch.ones(learner.size) * 1e-3, 5)
+    point = Checkpoint(learner.parameters, 0.1, moments)
+    projection = Projection(512)
+    found = {
+        "ekfac": influence(learner, records, records, damping=0.1, solver=Ekfac(samples=2)),
+        "conjugate gradient": influence(learner, records, records, damping=1.0, solver=ConjugateGradient(1e-3)),
+        "tracin": tracin(learner, [point], records, records, projection=projection, folder=tmp_path),
+        "less": less(learner, [point], records, records, projection=projection, folder=tmp_path),
+        "trak": trak([learner], records, records, projection=Projection(3), damping=1.0, folder=tmp_path),
+    }
+    for name, scores in found.items():
+        assert scores.scores.shape == (5, 5), name
+        assert np.isfinite(scores.scores).all(), name
+        assert (scores.scores.diagonal() > 0).all(), name
+    for name in ("ekfac", "conjugate gradient", "tracin", "less"):
+        first = [most_influential(found[name].scores, row, 1)[0] for row in range(5)]
+        assert sum(int(a == b) for a, b in zip(first, range(5), strict=True)) >= 4, name
+    assert found["conjugate gradient"].residuals.max() < 2e-3
+    assert tracin(learner, [point], records, records, projection=projection, folder=tmp_path).evaluations == 0
+
+
+def test_a_saved_adapter_is_put_on_to_count(adapted, records, tiny_model, tmp_path) -> None:
+    adapted.model.save_pretrained(tmp_path / "adapter")
+    loaded = with_saved_adapter(load(tiny_model, adapted.task, "float32"), tmp_path / "adapter")
+    ours, theirs = causal_learner(adapted), causal_learner(loaded)
+    assert list(ours.parameters) == list(theirs.parameters)
+    torch.testing.assert_close(whole(theirs, records), whole(ours, records))
+
+
+def test_mistakes_are_one_line(adapted, tiny_model, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"record of 1[0-9]{3} tokens is longer than the model's 1024"):
+        encode(adapted, user("x" * 1100), "y")
+    adapted.model.requires_grad_(False)
+    with pytest.raises(UserError, match="no parameter of the model requires a gradient"):
+        causal_learner(adapted)
+    with pytest.raises(UserError, match=r"no adapter_model\.safetensors here"):
+        with_saved_adapter(load(tiny_model, adapted.task, "float32"), tmp_path)
+    from posttrain.models.tiny import write_tiny_model
+
+    adapted.model.save_pretrained(tmp_path / "adapter")
+    for name, size in (("wide", {"width": 64}), ("deep", {"layers": 3})):
+        other = write_tiny_model(tmp_path / name, **size)
+        with pytest.raises(UserError, match="does not fit the model"):
+            with_saved_adapter(load(other, adapted.task, "float32"), tmp_path / "adapter")
