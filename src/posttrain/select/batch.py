@@ -28,6 +28,7 @@ def choose(
     *,
     worst_classes: Sequence[str] = (),
     hard_cases: np.ndarray | None = None,
+    labelled: np.ndarray | None = None,
     cold: bool,
 ) -> pa.Table:
     """Choose the next records to label.
@@ -45,6 +46,8 @@ def choose(
         seed: fixes every draw.
         worst_classes: labels on which the champion is weakest.
         hard_cases: float [H, D] embeddings, by the scoring model, of records that it gets wrong.
+        labelled: float [L, D] embeddings, by the scoring model, of records that have a label; what lies near them is
+            covered already for strategies that ask.
         cold: whether no champion has been trained yet.
 
     Returns:
@@ -53,12 +56,15 @@ def choose(
     table = scores.sort_by("id")
     columns = score_columns(table)
     wanted = min(n, table.num_rows)
-    taken = np.zeros(table.num_rows, bool)
+    known = 0 if labelled is None else len(labelled)
+    beside = columns if labelled is None else _beside(columns, labelled)
+    taken = np.arange(table.num_rows + known) >= table.num_rows
+    everything = np.ones(table.num_rows, bool)
     parts: dict[str, np.ndarray] = {}
 
-    def take(reason: str, strategy: str, count: int, allowed: np.ndarray | None = None) -> None:
-        rows = np.arange(table.num_rows) if allowed is None else np.flatnonzero(allowed | taken)
-        some = {name: values[rows] for name, values in columns.items()}
+    def take(reason: str, strategy: str, count: int, allowed: np.ndarray = everything) -> None:
+        rows = np.flatnonzero(taken | np.append(allowed, np.zeros(known, bool)))
+        some = {name: values[rows] for name, values in beside.items()}
         options = config.options if reason in ("focus", "strategy") else {}
         parts[reason] = rows[select(strategy, some, count, seed, taken[rows], **options)]
         taken[parts[reason]] = True
@@ -74,7 +80,7 @@ def choose(
             round(config.focus * wanted),
             _weak(table, columns, worst_classes, hard_cases),
         )
-        take("strategy", config.strategy, wanted - int(taken.sum()))
+        take("strategy", config.strategy, wanted - int(taken.sum()) + known)
     return _batch(table, {reason: parts[reason] for reason in _ORDER if reason in parts})
 
 
@@ -88,6 +94,21 @@ def score_columns(scores: pa.Table) -> dict[str, np.ndarray]:
     if "probabilities" in scores.column_names:
         columns["probabilities"] = _matrix(scores, "probabilities")
     return columns
+
+
+def _beside(columns: dict[str, np.ndarray], labelled: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns with rows for labelled records below, of which nothing is known but where they lie."""
+    count = len(labelled)
+    found = {}
+    for name, values in columns.items():
+        if name == "embeddings":
+            below = labelled
+        elif name == "probabilities":
+            below = np.full((count, values.shape[1]), 1 / values.shape[1])
+        else:
+            below = np.full(count, "" if values.dtype == object else np.nan, values.dtype)
+        found[name] = np.concatenate([values, below.astype(values.dtype)])
+    return found
 
 
 _COLUMNS = ("entropy", "least_confidence", "margin", "confidence", "cost", "source", "predicted")

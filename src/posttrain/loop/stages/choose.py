@@ -15,7 +15,7 @@ from posttrain.select.batch import choose
 from posttrain.select.score import embed_records, sample_note, score_pool
 from posttrain.store.artifacts import Artifact
 
-SCORES, HARD_CASES, BATCH = "scores.parquet", "hard_cases.npy", "batch.parquet"
+SCORES, HARD_CASES, LABELLED, BATCH = "scores.parquet", "hard_cases.npy", "labelled.npy", "batch.parquet"
 
 
 def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
@@ -31,10 +31,13 @@ def score(
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         lm = turn.model(champion)
-        free = free_records(turn.dataset(pool.id).records, turn.dataset(train).records)
+        learned = turn.dataset(train).records
+        free = free_records(turn.dataset(pool.id).records, learned)
         labels = turn.config.task.label_set
         scores = score_pool(lm, free, labels, turn.config.select, turn.seed("score"), cold=cold)
         parquet.write_table(scores, out / SCORES)
+        if learned.num_rows:
+            np.save(out / LABELLED, embed_records(lm, learned), allow_pickle=False)
         if not cold:
             main = next(iter(read_evaluation(turn.path(evaluation)).values()))
             wanted = set(hard_cases(main.predictions))
@@ -54,7 +57,6 @@ def select(turn: Turn, scores: Artifact, evaluation: str, cold: bool) -> Artifac
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         folder = turn.path(scores.id)
         main = next(iter(read_evaluation(turn.path(evaluation)).values()))
-        hard = folder / HARD_CASES
         worst = [] if cold else worst_classes(main.per_class)
         batch = choose(
             turn.config.select,
@@ -62,7 +64,8 @@ def select(turn: Turn, scores: Artifact, evaluation: str, cold: bool) -> Artifac
             turn.config.label.per_round,
             turn.seed("select"),
             worst_classes=worst,
-            hard_cases=np.load(hard, allow_pickle=False) if hard.exists() else None,
+            hard_cases=_array(folder / HARD_CASES),
+            labelled=_array(folder / LABELLED),
             cold=cold,
         )
         parquet.write_table(batch, out / BATCH)
@@ -75,6 +78,10 @@ def select(turn: Turn, scores: Artifact, evaluation: str, cold: bool) -> Artifac
 
     config = {"select": turn.config.select.model_dump(mode="json"), "n": turn.config.label.per_round}
     return turn.stage("select", "selection", {"scores": scores.id, "evaluation": evaluation}, config, work)
+
+
+def _array(path: Path) -> np.ndarray | None:
+    return np.load(path, allow_pickle=False) if path.exists() else None
 
 
 def chosen_records(turn: Turn, selection: Artifact, pool: Artifact) -> tuple[pa.Table, list[str] | None]:

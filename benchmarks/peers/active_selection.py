@@ -1,0 +1,105 @@
+"""What the peers choose from a folder's ``embeddings.npy`` and ``probabilities.npy``: one line of JSON.
+
+    active_selection.py METHOD FOLDER N
+
+The answer has the seconds of the choice without reading the arrays, the largest resident memory, and the rows.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def k_means_scikit_learn(embeddings, probabilities, n):
+    from sklearn.cluster import KMeans
+
+    return nearest(embeddings, KMeans(n, n_init=1, random_state=0).fit(embeddings))
+
+
+def k_means_mini_batch(embeddings, probabilities, n):
+    from sklearn.cluster import MiniBatchKMeans
+
+    return nearest(embeddings, MiniBatchKMeans(n, n_init=1, random_state=0).fit(embeddings))
+
+
+def nearest(embeddings, fitted):
+    from sklearn.metrics import pairwise_distances_argmin
+
+    return pairwise_distances_argmin(fitted.cluster_centers_, embeddings)
+
+
+def k_center_small_text(embeddings, probabilities, n):
+    from small_text.query_strategies import greedy_coreset
+
+    rows = np.arange(len(embeddings))
+    first = int(np.linalg.norm(embeddings - embeddings.mean(axis=0), axis=1).argmin())
+    rest = greedy_coreset(embeddings, np.delete(rows, first), np.array([first]), n - 1, distance_metric="euclidean")
+    return np.append(first, rest)
+
+
+def k_center_scikit_activeml(embeddings, probabilities, n):
+    from skactiveml.pool import CoreSet
+
+    return CoreSet(random_state=0).query(embeddings, np.full(len(embeddings), np.nan), batch_size=n)
+
+
+def facility_location_apricot(embeddings, probabilities, n):
+    from apricot import FacilityLocationSelection
+
+    return FacilityLocationSelection(n, metric="cosine", optimizer="lazy").fit(embeddings).ranking
+
+
+def mmr_loop(embeddings, probabilities, n):
+    """The formula, one product with the row that was just chosen at a time; embeddings have length 1."""
+    doubt = -(probabilities * np.log(probabilities + 1e-12)).sum(axis=1)
+    doubt = (doubt - doubt.min()) / (doubt.max() - doubt.min())
+    values, nearest_one, chosen = 0.5 * doubt, np.full(len(doubt), -np.inf), []
+    for _ in range(n):
+        row = int(values.argmax())
+        chosen.append(row)
+        nearest_one = np.maximum(nearest_one, embeddings @ embeddings[row])
+        values = 0.5 * doubt - 0.5 * nearest_one
+        values[chosen] = -np.inf
+    return np.array(chosen)
+
+
+def badge_scikit_activeml(embeddings, probabilities, n):
+    from skactiveml.base import SkactivemlClassifier
+    from skactiveml.pool import Badge
+
+    class Known(SkactivemlClassifier):
+        """A classifier whose predictions are known."""
+
+        def fit(self, X, y, sample_weight=None):
+            return self
+
+        def predict_proba(self, X):
+            return probabilities
+
+    known = Known(classes=range(probabilities.shape[1]))
+    known.classes_ = np.arange(probabilities.shape[1])
+    labels = np.full(len(embeddings), np.nan)
+    return Badge(random_state=0).query(embeddings, labels, known, fit_clf=False, batch_size=n)
+
+
+def peak_megabytes():
+    """Largest resident memory of this program: what getrusage says begins with that of the parent process."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
+
+
+def main() -> None:
+    method, folder, n = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    embeddings, probabilities = np.load(folder / "embeddings.npy"), np.load(folder / "probabilities.npy")
+    start = time.perf_counter()
+    chosen = globals()[method](embeddings, probabilities, n)
+    seconds = time.perf_counter() - start
+    memory = peak_megabytes()
+    print(json.dumps({"seconds": seconds, "megabytes": memory, "rows": np.asarray(chosen).tolist()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""``posttrain select compare``, on files and on what the loop has labelled."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+
+
+def test_on_a_file(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    answers = small() / "answers.csv"
+    command = ["select", "compare", answers, "--column", "prompt=text", "--column", "completion=label"]
+    settings = ["--strategies", "margin,facility_location", "--seeds", "3", "--batch", "8", "--labels", "24"]
+    found = posttrain(*command, *settings, "--json").json
+    assert found["counts"] == [8, 16, 24]
+    assert {one["strategy"] for one in found["summaries"]} == {"random", "margin", "facility_location"}
+    assert found["summaries"] == sorted(found["summaries"], key=lambda one: -one["area"])
+    said = posttrain(*command, *settings).out
+    assert "facility_location" in said
+    assert found["advice"] in " ".join(said.split())
+
+
+def test_on_what_the_loop_has_labelled(small: Any, posttrain: Call) -> None:
+    root = small()
+    compare = ["select", "compare", "-w", root, "--seeds", "2", "--batch", "4", "--labels", "8", "--json"]
+    assert posttrain(*compare).mistake.startswith(f"{root}: nothing has run here yet")
+    assert posttrain("run", "-w", root, "--rounds", "0").code == 0
+    assert "nothing has been labelled here yet" in posttrain(*compare).mistake
+    assert posttrain("run", "-w", root).code == 0
+    assert posttrain(*compare, "--strategies", "margin").json["counts"] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--strategies", "margn"], "no strategy `margn`; did you mean `margin`?"),
+        (["--embedder", "no-such-model"], "no-such-model"),
+        (["nothing.csv"], "nothing.csv"),
+    ],
+)
+def test_mistakes_end_in_one_line(small: Any, posttrain: Call, arguments: list[str], says: str) -> None:
+    answers = small() / "answers.csv"
+    columns = ["--column", "prompt=text", "--column", "completion=label"]
+    assert says in posttrain("select", "compare", answers, *columns, *arguments).mistake
