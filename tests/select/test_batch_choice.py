@@ -162,6 +162,26 @@ def test_options_are_tried_before_any_work(section: dict[str, Any], has_labels: 
         SelectConfig.model_validate(section).check(has_labels)
 
 
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_every_strategy_takes_labelled_records_beside_the_table(strategy: str) -> None:
+    options = {"by": "confidence"} if strategy == "top" else {}
+    config = SelectConfig(strategy=strategy, options=options)
+    labelled = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
+    scores = score_table(90)
+    batch = choose(config, scores, 20, 2, worst_classes=["class 1"], labelled=labelled, cold=False)
+    assert len(set(batch["id"].to_pylist())) == 20
+    assert set(batch["id"].to_pylist()) <= set(scores["id"].to_pylist())
+
+
+def test_what_lies_near_a_label_is_covered() -> None:
+    scores = score_table(100)
+    embeddings = np.array(scores.sort_by("id")["embedding"].to_pylist(), np.float32)
+    near = embeddings[:95] + 1e-3
+    config = SelectConfig(strategy="k_center", options={"dimensions": None}, explore=0, focus=0)
+    batch = choose(config, scores, 5, 0, labelled=near, cold=False)
+    assert set(batch["id"].to_pylist()) == set(scores.sort_by("id")["id"].to_pylist()[95:])
+
+
 def test_options_are_the_strategys() -> None:
     narrow = SelectConfig(strategy="top", options={"by": "cost", "lowest": True}, explore=0, focus=0)
     scores = score_table(60)
