@@ -36,7 +36,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from posttrain.select.value.influence.checkpoints import AdamMoments, Checkpoint
-from posttrain.select.value.influence.functions import influence
+from posttrain.select.value.influence.functions import influence_functions
 from posttrain.select.value.influence.inverse.arnoldi import Arnoldi
 from posttrain.select.value.influence.inverse.conjugate_gradient import ConjugateGradient
 from posttrain.select.value.influence.inverse.ekfac import Ekfac
@@ -182,7 +182,7 @@ def ours(data: Digits, points: list[Trained]) -> dict[str, Callable[[], np.ndarr
 
     def functions(of: list[Learner], damping: float = PENALTY, **settings: Any) -> Callable[[], np.ndarray]:
         def compute() -> np.ndarray:
-            found = [influence(one, train_rows, test_rows, damping=damping, **settings).scores for one in of]
+            found = [influence_functions(one, train_rows, test_rows, damping=damping, **settings).scores for one in of]
             averaged: np.ndarray = np.mean(found, axis=0)
             return averaged
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from posttrain.select.value.bagging import data_oob
     from posttrain.select.value.exact import semivalue, shapley
     from posttrain.select.value.groups import grouped, sources
-    from posttrain.select.value.influence.functions import influence as influence_functions
+    from posttrain.select.value.influence.functions import influence_functions
     from posttrain.select.value.influence.less import less
     from posttrain.select.value.influence.tracin import tracin
     from posttrain.select.value.influence.trak import trak
@@ -59,6 +59,7 @@ _HOMES = {
     "beta_weights": "semivalue_weights",
     "data_oob": "bagging",
     "grouped": "groups",
+    "influence_functions": "influence.functions",
     "knn_shapley": "nearest_neighbours",
     "leave_one_out": "leaving_out",
     "less": "influence.less",
@@ -73,8 +74,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "influence_functions":
-        return import_module(f"{__name__}.influence.functions").influence
     if name in _HOMES:  # late, as they load what every method works with
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

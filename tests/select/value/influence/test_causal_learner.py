@@ -11,7 +11,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.select.value.influence.causal import causal_learner, encode, with_saved_adapter
 from posttrain.select.value.influence.checkpoints import AdamMoments, Checkpoint
 from posttrain.select.value.influence.curvature import Curvature
-from posttrain.select.value.influence.functions import influence
+from posttrain.select.value.influence.functions import influence_functions
 from posttrain.select.value.influence.gradients import batch_losses, record_gradients
 from posttrain.select.value.influence.inverse.conjugate_gradient import ConjugateGradient
 from posttrain.select.value.influence.inverse.ekfac import Ekfac
@@ -112,8 +112,10 @@ def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_
     point = Checkpoint(learner.parameters, 0.1, moments)
     projection = Projection(512)
     found = {
-        "ekfac": influence(learner, records, records, damping=0.1, solver=Ekfac(samples=2)),
-        "conjugate gradient": influence(learner, records, records, damping=1.0, solver=ConjugateGradient(1e-3)),
+        "ekfac": influence_functions(learner, records, records, damping=0.1, solver=Ekfac(samples=2)),
+        "conjugate gradient": influence_functions(
+            learner, records, records, damping=1.0, solver=ConjugateGradient(1e-3)
+        ),
         "tracin": tracin(learner, [point], records, records, projection=projection, folder=tmp_path),
         "less": less(learner, [point], records, records, projection=projection, folder=tmp_path),
         "trak": trak([learner], records, records, projection=Projection(3), damping=1.0, folder=tmp_path),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.select.value.influence.functions import influence
+from posttrain.select.value.influence.functions import influence_functions
 from posttrain.select.value.influence.gradients import record_gradients
 from posttrain.select.value.influence.inverse.exact import Exact
 from posttrain.store.errors import UserError
@@ -14,7 +14,7 @@ def gradients(learner, records) -> torch.Tensor:
 
 def test_ridge_is_leave_one_out_up_to_the_leverage(ridge) -> None:
     """Retrained without record i, the solution moves by 1 / (1 - h_i) times what influence says: exactly."""
-    found = influence(ridge.learner, ridge.train, ridge.test, damping=ridge.penalty, solver=Exact())
+    found = influence_functions(ridge.learner, ridge.train, ridge.test, damping=ridge.penalty, solver=Exact())
     n, d = ridge.x.shape
     normal = ridge.x.T @ ridge.x + n * ridge.penalty * torch.eye(d, dtype=torch.float64)
     whole = ridge.learner.flat(ridge.learner.parameters)
@@ -38,7 +38,7 @@ def test_ridge_is_leave_one_out_up_to_the_leverage(ridge) -> None:
 def test_logistic_is_the_derivative_of_retraining(logistic) -> None:
     """Central differences in a record's weight, each end retrained to the minimum."""
     fitted, fit = logistic
-    found = influence(fitted.learner, fitted.train, fitted.test, damping=fitted.penalty, solver=Exact())
+    found = influence_functions(fitted.learner, fitted.train, fitted.test, damping=fitted.penalty, solver=Exact())
     step, ones = 1e-4, torch.ones(len(fitted.x), dtype=torch.float64)
     for row in (0, 7, 31, 59):
         ends = []
@@ -55,7 +55,7 @@ def test_logistic_is_the_derivative_of_retraining(logistic) -> None:
 
 def test_logistic_foretells_leaving_one_out(logistic) -> None:
     fitted, fit = logistic
-    found = influence(fitted.learner, fitted.train, fitted.test, damping=fitted.penalty, curvature="hessian")
+    found = influence_functions(fitted.learner, fitted.train, fitted.test, damping=fitted.penalty, curvature="hessian")
     before = fitted.learner.losses_at(fitted.learner.parameters, (fitted.test_x, fitted.test_y))
     rises = []
     for row in range(len(fitted.x)):
@@ -74,35 +74,35 @@ def test_logistic_foretells_leaving_one_out(logistic) -> None:
 
 def test_a_record_helps_itself(logistic) -> None:
     fitted, _ = logistic
-    found = influence(fitted.learner, fitted.train, fitted.train, damping=fitted.penalty, solver=Exact())
+    found = influence_functions(fitted.learner, fitted.train, fitted.train, damping=fitted.penalty, solver=Exact())
     assert (found.scores.diagonal() > 0).all()
     np.testing.assert_allclose(found.scores, found.scores.T, atol=1e-15)
 
 
 def test_float32_agrees_with_float64(logistic) -> None:
     fitted, _ = logistic
-    exact = influence(fitted.learner, fitted.train, fitted.test, damping=0.02)
+    exact = influence_functions(fitted.learner, fitted.train, fitted.test, damping=0.02)
     fitted.learner.model.float()
     from posttrain.select.value.influence.learner import Learner
 
     low = Learner(fitted.learner.model, fitted.learner.outputs, fitted.learner.losses)
     train, test = ([(x.float(), y) for x, y in records] for records in (fitted.train, fitted.test))
-    found = influence(low, train, test, damping=0.02)
+    found = influence_functions(low, train, test, damping=0.02)
     np.testing.assert_allclose(found.scores, exact.scores, rtol=2e-3, atol=1e-5 * np.abs(exact.scores).max())
     assert found.scores.dtype == np.float64
 
 
 def test_evaluations_are_gradients_and_products_with_records(logistic) -> None:
     fitted, _ = logistic
-    found = influence(fitted.learner, fitted.train, fitted.test, damping=fitted.penalty, solver=Exact())
+    found = influence_functions(fitted.learner, fitted.train, fitted.test, damping=fitted.penalty, solver=Exact())
     assert found.evaluations == 60 + 6 + 60 * 15
 
 
 def test_mistakes_are_one_line_before_any_work(network) -> None:
     learner, train, test = network.learner, network.train, network.test
     with pytest.raises(UserError, match=r"damping must be 0 or more, not -0.1"):
-        influence(learner, train, test, damping=-0.1)
+        influence_functions(learner, train, test, damping=-0.1)
     with pytest.raises(UserError, match="no training records"):
-        influence(learner, [], test, damping=0.1)
+        influence_functions(learner, [], test, damping=0.1)
     with pytest.raises(UserError, match="no test records"):
-        influence(learner, train, [], damping=0.1)
+        influence_functions(learner, train, [], damping=0.1)

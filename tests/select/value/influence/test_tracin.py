@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from posttrain.select.value.influence.checkpoints import Checkpoint
-from posttrain.select.value.influence.functions import influence
+from posttrain.select.value.influence.functions import influence_functions
 from posttrain.select.value.influence.projection import Projection
 from posttrain.select.value.influence.scores import values
 from posttrain.select.value.influence.tracin import tracin
@@ -71,7 +71,7 @@ def test_a_projection_keeps_the_scores_nearly(network, tmp_path) -> None:
 def test_with_the_identity_as_curvature_influence_is_tracin(network) -> None:
     """With a damping far above the curvature, (H + damping)^-1 is 1 / damping."""
     damping = 1e7
-    found = influence(network.learner, network.train, network.test, damping=damping)
+    found = influence_functions(network.learner, network.train, network.test, damping=damping)
     one_step = tracin(network.learner, [Checkpoint(network.learner.parameters, 1 / 20)], network.train, network.test)
     np.testing.assert_allclose(found.scores * damping, one_step.scores, rtol=1e-5, atol=1e-9)
 

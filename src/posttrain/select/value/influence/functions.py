@@ -14,7 +14,7 @@ from posttrain.select.value.influence.learner import Learner
 from posttrain.select.value.influence.scores import Scores
 
 
-def influence(
+def influence_functions(
     learner: Learner,
     train: Sequence[Any],
     test: Sequence[Any],
