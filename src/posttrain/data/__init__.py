@@ -1,7 +1,8 @@
 """Read, check, clean, split and version records."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from posttrain.store.late_names import late_names
 
 if TYPE_CHECKING:
     from posttrain.data.duplicates.near_duplicates import near_duplicates
@@ -19,8 +20,4 @@ _HOMES = {
     "read": "reading.tables",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:  # late, as they load what every step works with
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(__name__, _HOMES)

@@ -1,7 +1,8 @@
 """Choose what to label, what to train on and in which order."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from posttrain.store.late_names import late_names
 
 if TYPE_CHECKING:
     from posttrain.select import value
@@ -9,10 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["select", "value"]
 
-
-def __getattr__(name: str) -> Any:  # late, as they load what every method works with
-    if name == "select":
-        return import_module(f"{__name__}.selection").select
-    if name == "value":
-        return import_module(f"{__name__}.value")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(__name__, {"select": "selection", "value": ""})

@@ -1,7 +1,8 @@
 """What each training record is worth: by games over models that learn from some records, or by gradients."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from posttrain.store.late_names import late_names
 
 if TYPE_CHECKING:
     from posttrain.select.value.bagging import data_oob
@@ -72,8 +73,4 @@ _HOMES = {
     "trak": "influence.trak",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:  # late, as they load what every method works with
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_names(__name__, _HOMES)
