@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,9 @@ OURS = {
     "prob_cover": Plan("prob_cover", (), options=AS_THEY_ARE),
     "typiclust": Plan("typiclust", (), options=AS_THEY_ARE),
     "facility_location": Plan("facility_location", (), options=AS_THEY_ARE),
+    "margin after facility_location": Plan("margin", (), "facility_location", cold_options=AS_THEY_ARE),
     "facility_location by margin": Plan(
-        "facility_location", (), "facility_location", options=AS_THEY_ARE | {"by": "margin"}
+        "facility_location", (), "facility_location", AS_THEY_ARE | {"by": "margin"}, AS_THEY_ARE
     ),
 }
 
@@ -126,7 +128,7 @@ def main() -> None:
         counts, tasks = COUNTS[name], tasks_of(name, arguments)
         curves = defaultdict(list)
         with open_engine("processes", 2) as engine:
-            plans = [(label, Plan(p.strategy, counts, p.cold_start, p.options)) for label, p in OURS.items()]
+            plans = [(label, replace(p, counts=counts)) for label, p in OURS.items()]
             work = [(task, plan, seed) for seed, task in enumerate(tasks) for _, plan in plans]
             labels = [label for _ in tasks for label, _ in plans]
             for label, found in zip(labels, engine.map(curve, work), strict=True):

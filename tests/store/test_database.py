@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from posttrain.store.artifacts import Artifact, FileEntry
-from posttrain.store.database import REVISIONS, VERSION_TABLE
+from posttrain.store.database import REVISIONS, VERSION_TABLE, _engine, _migrate, _parse
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.metadata import Metadata
 from posttrain.store.tables import schema
@@ -80,6 +81,31 @@ class DatabaseContract:
             "ck_deployments_action",
             "ck_deployments_hook",
         }
+
+    def test_an_older_database_keeps_its_rounds(self, url: str, connect: Callable[..., Metadata]) -> None:
+        engine = _engine(_parse(url))
+        with engine.begin() as connection:
+            _migrate(connection, "0002")
+            old = {"started_at": datetime.now(UTC).isoformat(), "detail": '{"labels": 3}'}
+            connection.execute(
+                text(
+                    "INSERT INTO rounds (number, status, detail, started_at) VALUES (4, 'done', :detail, :started_at)"
+                ),
+                old,
+            )
+            connection.execute(
+                text(
+                    "INSERT INTO deployments (model_id, round, action, reason, created_at, hook) "
+                    "VALUES ('model-a', 4, 'baseline', '', :started_at, 'none')"
+                ),
+                {"started_at": old["started_at"]},
+            )
+        engine.dispose()
+        metadata = connect()
+        [round] = metadata.rounds()
+        assert (round.number, round.status, round.detail, round.decision) == (4, "done", {"labels": 3}, None)
+        assert [one.model_id for one in metadata.deployments()] == ["model-a"]
+        assert metadata.beside("random").rounds() == []
 
     def test_many_open_an_empty_database_at_once(self, url: str) -> None:
         gate = threading.Barrier(4)

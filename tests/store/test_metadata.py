@@ -33,6 +33,26 @@ class MetadataContract:
     def url(self) -> str:
         raise NotImplementedError
 
+    def test_a_loop_beside_keeps_its_own_rounds(self, metadata: Metadata) -> None:
+        beside = metadata.beside("random")
+        model = artifact(1, "model")
+        ours = finished(metadata, model, {})
+        for one, champion in ((metadata, "model-a"), (beside, "model-b")):
+            one.open_round(0, champion)
+            one.add_deployment(champion, round=0, action="baseline")
+        theirs = beside.start_run("train", "another key", round=0)
+        beside.update_round(0, status="done", detail={"labels": 3})
+        assert [round.champion_before for round in metadata.rounds()] == ["model-a"]
+        assert [round.champion_before for round in beside.rounds()] == ["model-b"]
+        assert [round.status for round in (*metadata.rounds(), *beside.rounds())] == ["open", "done"]
+        assert [one.model_id for one in metadata.deployments()] == ["model-a"]
+        assert [one.model_id for one in beside.deployments()] == ["model-b"]
+        assert [run.id for run in metadata.runs()] == [ours.id]
+        assert [run.id for run in beside.runs()] == [theirs.id]
+        found = beside.finished_run(ours.key)
+        assert found is not None
+        assert found.output == model.id, "finished work is shared"
+
     def test_a_run_from_start_to_end(self, metadata: Metadata, connect: Callable[..., Metadata]) -> None:
         before = datetime.now(UTC)
         config = {"lr": 1e-4, "text": "é\u2028", "none": None, "nested": {"list": [1, "2"]}}

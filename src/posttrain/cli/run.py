@@ -15,13 +15,22 @@ def run(
     ] = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage of the round in progress.")] = None,
     urgent: Annotated[bool, typer.Option("--urgent", help="Tell the triggers that this is urgent.")] = False,
+    baseline: Annotated[
+        str | None, typer.Option(help="random: the same loop beside it with records drawn at random, to compare.")
+    ] = None,
 ) -> None:
     """Turn the loop; goes on where it stopped."""
+    from posttrain.loop.baseline import check_baseline, run_baseline
     from posttrain.loop.loop import Loop
 
     with opened(workspace, write=True) as (store, config):
+        if baseline:
+            check_baseline(config, baseline)
         waiting = Loop(store, config).run(rounds, until, urgent)
+        found = run_baseline(store, config) if baseline else None
         print_rounds(store, config)
+    if found:
+        console.print(found.conclusion, markup=False, soft_wrap=True)
     if waiting:
         console.print(f"waiting for {waiting}", markup=False, soft_wrap=True)
 

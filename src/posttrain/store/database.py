@@ -7,8 +7,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -16,7 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from posttrain.store.errors import Refused, UserError, WorkError
 
 VERSION_TABLE = "posttrain_version"
-REVISIONS = ("0001", "0002")  # every file of migrations/versions, oldest first
+REVISIONS = ("0001", "0002", "0003")  # every file of migrations/versions, oldest first
 
 # Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks.
 _MIGRATION_LOCK = 0x706F7374
@@ -51,6 +52,7 @@ class Database:
 
     def __init__(self, url: str, *, create: bool = False, write: bool = True) -> None:
         self.writable = write
+        self.arm = ""
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         parsed = _parse(url)
         file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
@@ -66,6 +68,12 @@ class Database:
         except BaseException:
             self.close()
             raise
+
+    def beside(self, arm: str) -> Self:
+        """The same database for a loop that is run beside: rounds, deployments and runs of its own, all else shared."""
+        other = copy(self)
+        other.arm = arm
+        return other
 
     def close(self) -> None:
         """Give back the connections."""
@@ -265,14 +273,14 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection, revision: str = "head") -> None:
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
 def _can_write(file: Path) -> bool:

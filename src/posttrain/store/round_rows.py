@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import ColumnElement, insert, select, update
 
 from posttrain.store.clock import now
 from posttrain.store.database import Database, insert_new
 from posttrain.store.records import Deployment, Round
 from posttrain.store.tables import deployments, rounds
 
-_FIELDS = {column.name for column in rounds.columns} - {"number"}
+_FIELDS = {column.name for column in rounds.columns} - {"arm", "number"}
+_ROUND = [column for column in rounds.columns if column.name != "arm"]
+_DEPLOYMENT = [column for column in deployments.columns if column.name != "arm"]
 
 
 class RoundRows(Database):
@@ -18,6 +20,7 @@ class RoundRows(Database):
     def open_round(self, number: int, champion_before: str | None) -> Round:
         """Begin a round; one that has begun is returned as it stands."""
         row = {
+            "arm": self.arm,
             "number": number,
             "status": "open",
             "champion_before": champion_before,
@@ -41,7 +44,7 @@ class RoundRows(Database):
             fields.setdefault("finished_at", now())
         with self.transaction() as connection:
             if fields:
-                connection.execute(update(rounds).where(rounds.c.number == number).values(fields))
+                connection.execute(update(rounds).where(self._is_ours, rounds.c.number == number).values(fields))
             return self._round(number)
 
     def round(self, number: int) -> Round | None:
@@ -51,8 +54,12 @@ class RoundRows(Database):
     def rounds(self) -> list[Round]:
         """All rounds, first to last."""
         with self.reading() as connection:
-            rows = connection.execute(select(rounds).order_by(rounds.c.number)).mappings()
+            rows = connection.execute(select(*_ROUND).where(self._is_ours).order_by(rounds.c.number)).mappings()
             return [Round(**row) for row in rows]
+
+    @property
+    def _is_ours(self) -> ColumnElement[bool]:
+        return rounds.c.arm == self.arm
 
     def _round(self, number: int) -> Round:
         found = self.round(number)
@@ -69,6 +76,7 @@ class DeploymentRows(Database):
     ) -> Deployment:
         """Record that a model becomes the champion; see `Deployment` for the values."""
         row = {
+            "arm": self.arm,
             "model_id": model_id,
             "round": round,
             "action": action,
@@ -83,7 +91,8 @@ class DeploymentRows(Database):
     def deployments(self) -> list[Deployment]:
         """All deployments, oldest first."""
         with self.reading() as connection:
-            rows = connection.execute(select(deployments).order_by(deployments.c.id)).mappings()
+            ours = select(*_DEPLOYMENT).where(deployments.c.arm == self.arm)
+            rows = connection.execute(ours.order_by(deployments.c.id)).mappings()
             return [Deployment(**row) for row in rows]
 
     def set_hook(self, id: int, status: str) -> None:

@@ -33,6 +33,7 @@ class RunRows(Database):
             "id": id,
             "stage": stage,
             "key": key,
+            "arm": self.arm,
             "round": round,
             "status": "running",
             "seed": seed,
@@ -96,8 +97,8 @@ class RunRows(Database):
         return found[0] if found else None
 
     def runs(self, *, round: int | None = None, stage: str | None = None, status: str | None = None) -> list[Run]:
-        """Runs, oldest first, of a round, a stage and a status where given."""
-        given = {"round": round, "stage": stage, "status": status}
+        """Runs of this arm, oldest first, of a round, a stage and a status where given."""
+        given = {"arm": self.arm, "round": round, "stage": stage, "status": status}
         return self._select(*(runs.c[name] == value for name, value in given.items() if value is not None))
 
     def producers(self, artifact_id: str) -> list[Run]:
@@ -145,7 +146,7 @@ def _with_inputs(connection: Connection, rows: Iterable[Mapping[str, Any] | RowM
         for run_id, name, artifact_id in connection.execute(wanted):
             if run_id in inputs:
                 inputs[run_id][name] = artifact_id
-    unseen = ("number", "sealed")
+    unseen = ("number", "sealed", "arm")
     return [
         Run(inputs=inputs[row["id"]], **{name: value for name, value in row.items() if name not in unseen})
         for row in found

@@ -54,6 +54,11 @@ def _document(name: str, nullable: bool = False) -> Column[Any]:
     return Column(name, JSON(none_as_null=True), nullable=nullable)
 
 
+def _arm(primary_key: bool = False) -> Column[Any]:
+    """Whose row it is: of the loop ("") or of one that is run beside it for comparison."""
+    return Column("arm", String(40), primary_key=primary_key, nullable=False, server_default="")
+
+
 def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({', '.join(repr(value) for value in values)})", name=column)
 
@@ -77,6 +82,7 @@ runs = Table(
     Column("id", String(40), nullable=False, unique=True),
     Column("stage", String(80), nullable=False),
     Column("key", String(64), nullable=False, index=True),
+    _arm(),
     Column("round", Integer, index=True),
     Column("status", String(10), nullable=False, index=True),
     Column("seed", BigInteger, nullable=False),
@@ -106,6 +112,7 @@ run_inputs = Table(
 rounds = Table(
     "rounds",
     schema,
+    _arm(primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("status", String(10), nullable=False),
     Column("champion_before", String(100)),
@@ -122,6 +129,7 @@ deployments = Table(
     "deployments",
     schema,
     Column("id", Integer, primary_key=True, autoincrement=True),
+    _arm(),
     Column("model_id", String(100), nullable=False),
     Column("round", Integer),
     Column("action", String(10), nullable=False),

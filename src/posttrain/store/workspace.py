@@ -156,7 +156,14 @@ class Workspace(Closeable):
     @property
     def champion_path(self) -> Path:
         """A link to the champion's folder, or nothing before there is one."""
-        return self.home / "champion"
+        return self.home / "-".join(filter(None, ("champion", self.metadata.arm)))
+
+    def beside(self, arm: str) -> "Workspace":
+        """The same workspace for a loop that is run beside its own for comparison.
+
+        It has rounds, deployments and a champion's link of its own; artifacts and finished work are shared.
+        """
+        return Workspace(self.root, self.metadata.beside(arm), self.artifacts)
 
     def link_champion(self, model_id: str) -> Path:
         """Have `champion_path` lead to a model, in one step for whoever reads it; returns the path.
@@ -168,7 +175,7 @@ class Workspace(Closeable):
         folder = self.artifacts.path(model_id)
         # Relative, so that the workspace can be moved.
         target = folder.relative_to(self.home) if folder.is_relative_to(self.home) else folder
-        new = self.home / "champion.new"
+        new = self.champion_path.with_suffix(".new")
         with writing(self.champion_path):
             with suppress(FileNotFoundError):
                 new.unlink()

@@ -112,7 +112,7 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
     settings = {"labels": turn.config.task.label_set, "decontaminate": decontaminate.key() if decontaminate else None}
     settings |= suite_settings(turn.config, turn.workspace.root)
     artifact = turn.stage("dataset", "dataset", inputs, settings, work, seeded=False)
-    if turn.number:
+    if turn.number and not turn.workspace.metadata.arm:
         turn.workspace.metadata.name_artifact("train", artifact.id, parent)
     return artifact
 

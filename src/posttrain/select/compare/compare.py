@@ -77,7 +77,7 @@ def compare(
     counts = tuple(range(batch, most + 1, batch))
     if not counts:
         raise UserError(f"{most:,} records to choose from make no batch of {batch}", fix="give a smaller --batch")
-    plans = {name: Plan(name, counts, cold_start, (options or {}).get(name)) for name in names}
+    plans = {name: Plan(name, counts, cold_start, (options or {}).get(name, {})) for name in names}
     _try(plans, tasks[0].features)
     work = [(plans[name], seed) for seed in range(seeds) for name in names]
     workers = cores() if workers is None else workers

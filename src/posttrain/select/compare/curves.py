@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,19 @@ class Plan:
         counts: labels at which the head is measured, ascending; the strategy asks for what lies between.
         cold_start: the strategy for the first labels where ``strategy`` goes by what a model predicts.
         options: the strategy's own.
+        cold_options: those of ``cold_start``.
     """
 
     strategy: str
     counts: tuple[int, ...]
     cold_start: str = "random"
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cold_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the strategy goes by what a model predicts."""
+        return self.strategy not in FIT_FOR_COLD_START or "by" in self.options
 
 
 def task_of(features: Floats, labels: Sequence[str], seed: int, held_out: float = 0.3) -> Task:
@@ -88,8 +95,8 @@ def learning_curve(task: Task, plan: Plan, seed: int) -> npt.NDArray[np.float64]
     probabilities: Floats | None = None
     accuracies = []
     for place, count in enumerate(plan.counts):
-        cold = probabilities is None and plan.strategy not in FIT_FOR_COLD_START
-        strategy, options = (plan.cold_start, {}) if cold else (plan.strategy, plan.options or {})
+        cold = probabilities is None and plan.needs_model
+        strategy, options = (plan.cold_start, plan.cold_options) if cold else (plan.strategy, plan.options)
         scores = {"embeddings": task.features}
         if probabilities is not None:
             scores["probabilities"] = probabilities
@@ -118,6 +125,7 @@ def _head(task: Task, labelled: npt.NDArray[np.bool_]) -> tuple[Floats, float]:
         return probabilities, float((task.test_labels == known[0]).mean())
     with warnings.catch_warnings(), threadpool_limits(limits=1):
         warnings.simplefilter("ignore", ConvergenceWarning)  # 200 steps are near enough for a comparison
+        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)  # few labels of many classes
         head = LogisticRegression(C=_INVERSE_PENALTY, max_iter=200, tol=1e-3)
         head.fit(task.features[labelled], task.labels[labelled])
     probabilities[:, head.classes_] = np.maximum(head.predict_proba(task.features), _FLOOR)

@@ -1,0 +1,158 @@
+"""The baseline: the same loop with records drawn at random, run beside it, and what choosing was worth."""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from posttrain.evaluate.artifact import read_evaluation
+from posttrain.evaluate.compare import Interval
+from posttrain.evaluate.names import gains
+from posttrain.loop.config import Config
+from posttrain.loop.history import finished_rounds
+from posttrain.loop.hooks import DeployConfig
+from posttrain.loop.loop import Loop
+from posttrain.loop.registry import Registry
+from posttrain.loop.triggers import TriggerConfig
+from posttrain.store.errors import UserError
+from posttrain.store.workspace import Workspace
+
+RANDOM = "random"
+
+log = logging.getLogger("posttrain")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The model in service after a round.
+
+    Attributes:
+        labels: how many were asked for until then.
+        value: mean score on the main suite's records.
+        evaluation: id of the artifact.
+    """
+
+    round: int
+    labels: int
+    value: float
+    evaluation: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The loop against the one that draws records at random.
+
+    Attributes:
+        metric: the main suite's, as the mean of the records' scores.
+        ours: after each round, as long as both loops have it.
+        random: likewise.
+        gain: of ours over random at the end, paired over the test records: all of them where both were measured so.
+        level: coverage of the gain's interval.
+    """
+
+    metric: str
+    ours: tuple[Standing, ...]
+    random: tuple[Standing, ...]
+    gain: Interval
+    level: float
+
+    @property
+    def conclusion(self) -> str:
+        """What choosing was worth, in one or two sentences."""
+        end, drawn = self.ours[-1], self.random[-1]
+        found = "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "cannot be told from random"
+        first = (
+            f"Choosing {found}: {self.metric} {end.value:.3f} with {end.labels} labels, {drawn.value:.3f} with "
+            f"{drawn.labels} drawn at random; gain {self.gain.difference:+.3f} "
+            f"({self.level:.0%} interval {self.gain.low:+.3f} to {self.gain.high:+.3f}, {self.gain.n} test records)."
+        )
+        needed = labels_to(self.ours, drawn.value)
+        if needed is None or drawn.value <= self.random[0].value:
+            return first
+        return f"{first} What random reached took {needed:.0f} chosen labels, {needed / drawn.labels:.0%} of random's."
+
+
+def labels_to(standings: tuple[Standing, ...], value: float) -> float | None:
+    """Labels at which the metric first reaches ``value``, between two rounds by a straight line; None: never."""
+    for before, after in zip((None, *standings), standings, strict=False):
+        if after.value >= value:
+            if before is None or after.value == before.value:
+                return float(after.labels)
+            share = (value - before.value) / (after.value - before.value)
+            return before.labels + share * (after.labels - before.labels)
+    return None
+
+
+def check_baseline(config: Config, name: str) -> None:
+    """Raise a UserError unless a loop of this name can be run beside."""
+    if name != RANDOM:
+        raise UserError(f"no baseline `{name}`", where="--baseline", fix=RANDOM)
+    if config.label.annotator != "oracle":
+        raise UserError(
+            "records drawn at random need labels too, and people would give them",
+            where="--baseline",
+            fix="label.annotator: oracle, with a file of known answers",
+        )
+
+
+def run_baseline(workspace: Workspace, config: Config) -> Comparison | None:
+    """Turn the random loop as far as the workspace's own has come.
+
+    It has the same data, seeds, training and gate; finished work that both need is shared. Nothing of it is deployed.
+
+    Returns:
+        The comparison, or None while the loop has no round after the baseline's.
+    """
+    last = len(finished_rounds(workspace)) - 1
+    if last < 1:
+        return None
+    log.info("beside it, with records drawn at random:")
+    Loop(workspace.beside(RANDOM), _drawing_at_random(config)).run(last)
+    return comparison(workspace, config)
+
+
+def comparison(workspace: Workspace, config: Config) -> Comparison | None:
+    """The loop against the random one, or None where that has no round after the first."""
+    beside = workspace.beside(RANDOM)
+    rounds = min(len(finished_rounds(workspace)), len(finished_rounds(beside)))
+    if rounds < 2:
+        return None
+    ours, drawn = (standings(one)[:rounds] for one in (workspace, beside))
+    left, right = (_final(one) for one in (workspace, beside))
+    if left is None or right is None:  # what both have is the sample that rounds are measured on
+        left, right = ours[-1].evaluation, drawn[-1].evaluation
+    read = [read_evaluation(workspace.artifacts.path(id)) for id in (left, right)]
+    bootstrap = config.evaluate.bootstrap
+    metric, gain = next(iter(gains(read[0], read[1], bootstrap, config.seed).items()))
+    return Comparison(metric, ours, drawn, gain, bootstrap.level)
+
+
+def standings(workspace: Workspace) -> tuple[Standing, ...]:
+    """The model in service after each finished round."""
+    found = []
+    labels = 0
+    for entry in finished_rounds(workspace):
+        labels += entry.detail.get("labels_new", 0)
+        stays = entry.decision is not None and entry.decision["action"] in ("refuse", "rollback")
+        evaluation = entry.detail["champion_evaluation" if stays else "evaluation"]
+        predictions = next(iter(read_evaluation(workspace.artifacts.path(evaluation)).values())).predictions
+        found.append(Standing(entry.number, labels, float(np.mean(predictions["score"].to_numpy())), evaluation))
+    return tuple(found)
+
+
+def _final(workspace: Workspace) -> str | None:
+    """The evaluation of the model in service on all test records, if there is one."""
+    final = finished_rounds(workspace)[-1].detail.get("final")
+    return final["evaluation"] if final and final["model"] == Registry(workspace).in_service else None
+
+
+def _drawing_at_random(config: Config) -> Config:
+    select = {"strategy": RANDOM, "cold_start": RANDOM, "options": {}, "explore": 0.0, "focus": 0.0}
+    return config.model_copy(
+        update={
+            "select": config.select.model_copy(update=select),
+            "gate": config.gate.model_copy(update={"collect_more": []}),
+            "triggers": TriggerConfig(),
+            "deploy": DeployConfig(),
+        }
+    )

@@ -1,0 +1,85 @@
+"""The random loop beside the loop: what it shares, what it keeps for itself, and what it says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from posttrain.evaluate.compare import Interval
+from posttrain.loop.baseline import Comparison, Standing, check_baseline, comparison, labels_to, run_baseline
+from posttrain.loop.config import load_config
+from posttrain.store.errors import UserError
+
+
+def test_it_draws_at_random_and_leaves_the_loop_alone(turned: Callable[[Path], Any], small: Any) -> None:
+    root = small(rounds=2, label={"per_round": 12}, deploy={"command": "touch deployed-{round}"})
+    loop = turned(root)
+    loop.run()
+    before = [loop.metadata.rounds(), loop.metadata.deployments(), loop.metadata.names(), loop.champion]
+    hooks = sorted(path.name for path in root.glob("deployed-*"))
+    found = run_baseline(loop.store, load_config(root))
+    assert [loop.metadata.rounds(), loop.metadata.deployments(), loop.metadata.names(), loop.champion] == before
+    assert sorted(path.name for path in root.glob("deployed-*")) == hooks
+    assert found is not None
+    assert [one.labels for one in found.ours] == [one.labels for one in found.random] == [0, 12, 24]
+    assert found.ours[0] == found.random[0], "both begin with the same model, measured once"
+    beside = loop.store.beside("random")
+    for entry in beside.metadata.rounds()[1:]:
+        batch = parquet.read_table(beside.artifacts.path(entry.detail["selection"]) / "batch.parquet")
+        assert set(batch["reason"].to_pylist()) <= {"strategy", "cold_start"}
+    stages = [run.stage for run in beside.metadata.runs()]
+    assert "fetch" not in stages
+    assert stages.count("train") == 2
+    assert beside.champion_path.name == "champion-random"
+    assert loop.store.champion_path.name == "champion"
+    assert comparison(loop.store, load_config(root)) == found
+
+
+def test_it_goes_on_with_the_loop(turned: Callable[[Path], Any], small: Any) -> None:
+    root = small(rounds=2, label={"per_round": 8})
+    loop, config = turned(root), load_config(root)
+    loop.run(0)
+    assert run_baseline(loop.store, config) is None
+    loop.run(1)
+    run_baseline(loop.store, config)
+    loop.run(2)
+    known = comparison(loop.store, config)
+    assert known is not None
+    assert len(known.ours) == len(known.random) == 2
+    after = run_baseline(loop.store, config)
+    assert after is not None
+    assert len(after.random) == 3
+    assert after.random[:2] == known.random
+
+
+def test_people_are_not_asked_twice(small: Any) -> None:
+    config = load_config(small(label={"annotator": "file", "file": None}))
+    with pytest.raises(UserError, match="people would give them"):
+        check_baseline(config, "random")
+    with pytest.raises(UserError, match="no baseline `luck`"):
+        check_baseline(config, "luck")
+
+
+def _standings(*values: float) -> tuple[Standing, ...]:
+    return tuple(Standing(number, 50 * number, value, "e") for number, value in enumerate(values))
+
+
+@pytest.mark.parametrize(("value", "labels"), [(0.1, 0.0), (0.3, 25.0), (0.5, 50.0), (0.6, 75.0), (0.8, None)])
+def test_labels_to_a_value(value: float, labels: float | None) -> None:
+    assert labels_to(_standings(0.1, 0.5, 0.7), value) == labels
+
+
+def test_labels_to_a_value_where_the_metric_fell() -> None:
+    assert labels_to(_standings(0.1, 0.5, 0.4, 0.8), 0.6) == 125.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"), [(0.01, 0.2, "is better"), (-0.2, -0.01, "is worse"), (-0.1, 0.2, "cannot be told")]
+)
+def test_the_conclusion_goes_by_the_interval(low: float, high: float, words: str) -> None:
+    gain = Interval((low + high) / 2, low, high, 200)
+    found = Comparison("accuracy", _standings(0.2, 0.6, 0.8), _standings(0.2, 0.4, 0.6), gain, 0.95).conclusion
+    assert words in found
+    assert "50 chosen labels, 50% of random's" in found
