@@ -1,7 +1,7 @@
 """How many labels does each strategy need? Ours against random, scikit-activeml and small-text.
 
     python benchmarks/label_efficiency.py --data DIR --peer-python OTHER/bin/python [--seeds 10] [--features FOLDER]
-        [--tasks banking77,gsm8k] [--curves FILE.json]
+        [--tasks banking77,gsm8k] [--curves FILE.jsonl] [--pictures FOLDER]
 
 ``DIR`` holds ``banking77_train.csv``, ``banking77_test.csv``, ``gsm8k_train.jsonl`` and ``gsm8k_test.jsonl``. Two tasks
 on MiniLM's embeddings with a logistic regression: Banking77's 77 intents, and how many calculations the answer to a
@@ -19,12 +19,13 @@ import csv
 import json
 import subprocess
 import tempfile
-from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from curve_pictures import draw
 
 from posttrain.jobs.engine import open_engine
 from posttrain.select.compare.curves import Plan, Task, full_accuracy, learning_curve
@@ -33,6 +34,12 @@ from posttrain.select.compare.summary import summarise
 PEER = Path(__file__).parent / "peers" / "active_learning.py"
 RECORDS = 5000
 COUNTS = {"banking77": tuple(range(50, 651, 50)), "gsm8k": tuple(range(50, 1001, 50))}
+FULL = "all labels"
+PEERS = (
+    *(f"scikit-activeml {name}" for name in ("CoreSet", "TypiClust", "ProbCover", "MaxHerding")),
+    *(f"scikit-activeml {name}" for name in ("margin", "entropy", "BADGE", "Falcun", "CLUE")),
+    *(f"small-text {name}" for name in ("greedy core-set", "lightweight core-set", "k-means")),
+)
 AS_THEY_ARE = {"dimensions": None}
 OURS = {
     "random": Plan("random", ()),
@@ -92,25 +99,50 @@ def tasks_of(name: str, arguments: argparse.Namespace) -> list[Task]:
     return found
 
 
-def curve(work: tuple[Task, Plan, int]) -> np.ndarray:
-    return learning_curve(*work)
+class Curves:
+    """Learning curves by task, strategy and seed, kept in a file, so that none is drawn twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.known = {tuple(key): found for key, found in map(json.loads, lines)}
+
+    def add(self, task: str, strategy: str, seed: int, accuracies: Sequence[float]) -> None:
+        key = (task, strategy, seed)
+        self.known[key] = list(accuracies)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([key, self.known[key]]) + "\n")
+
+    def missing(self, task: str, strategies: Iterable[str], seed: int) -> list[str]:
+        return [one for one in strategies if (task, one, seed) not in self.known]
+
+    def stacked(self, task: str, strategy: str, seeds: int) -> np.ndarray:
+        """Float64 [seeds, counts]."""
+        return np.array([self.known[task, strategy, seed] for seed in range(seeds)])
 
 
-def full(task: Task) -> float:
-    return full_accuracy(task)
+def curve(work: tuple[str, Task, Plan, int]) -> tuple[str, int, list[float]]:
+    label, task, plan, seed = work
+    found = [full_accuracy(task)] if label == FULL else learning_curve(task, plan, seed).tolist()
+    return label, seed, found
 
 
-def peers(work: tuple[Task, tuple[int, ...], int, str]) -> dict[str, list[float]]:
-    """Curves of all peers for one seed, in a process of their own."""
-    task, counts, seed, python = work
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / str(seed)
-        folder.mkdir()
+def peers(work: tuple[Task, tuple[int, ...], int, list[str]], python: str) -> Iterator[tuple[str, list[float]]]:
+    """Curves of peers for one seed, each as soon as it is there, in a process of their own."""
+    task, counts, seed, names = work
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / str(seed)
+        place.mkdir()
         for array in ("features", "labels", "test_features", "test_labels"):
-            np.save(folder / f"{array}.npy", getattr(task, array))
-        command = [python, str(PEER), str(folder), json.dumps(counts)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {one["strategy"]: one["accuracies"] for one in map(json.loads, done.stdout.splitlines())}
+            np.save(place / f"{array}.npy", getattr(task, array))
+        command = [python, str(PEER), str(place), json.dumps(counts), ",".join(names)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                one = json.loads(line)
+                yield one["strategy"], one["accuracies"]
+        if process.returncode:
+            raise SystemExit(f"the peers ended with code {process.returncode}")
 
 
 def main() -> None:
@@ -121,30 +153,43 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--tasks", default="banking77,gsm8k")
     parser.add_argument("--features", type=Path, help="where the embeddings are kept")
-    parser.add_argument("--curves", type=Path, help="JSON file for all curves")
+    parser.add_argument("--curves", type=Path, default=Path("curves.jsonl"), help="where the curves are kept")
+    parser.add_argument("--pictures", type=Path, help="folder for a picture of each task's curves")
     arguments = parser.parse_args()
-    everything = {}
+    kept = Curves(arguments.curves)
     for name in arguments.tasks.split(","):
         counts, tasks = COUNTS[name], tasks_of(name, arguments)
-        curves = defaultdict(list)
+        plans = {label: replace(plan, counts=counts) for label, plan in OURS.items()}
+        work = [
+            (label, task, plans.get(label, plans["random"]), seed)
+            for seed, task in enumerate(tasks)
+            for label in kept.missing(name, [*plans, FULL], seed)
+        ]
         with open_engine("processes", 2) as engine:
-            plans = [(label, replace(p, counts=counts)) for label, p in OURS.items()]
-            work = [(task, plan, seed) for seed, task in enumerate(tasks) for _, plan in plans]
-            labels = [label for _ in tasks for label, _ in plans]
-            for label, found in zip(labels, engine.map(curve, work), strict=True):
-                curves[label].append(found)
-            targets = [0.8 * one for one in engine.map(full, tasks)]
-        if arguments.peer_python:
-            with ThreadPoolExecutor(2) as threads:
-                given = [(task, counts, seed, arguments.peer_python) for seed, task in enumerate(tasks)]
-                for answers in threads.map(peers, given):
-                    for label, accuracies in answers.items():
-                        curves[label].append(np.array(accuracies))
-        stacked = {label: np.stack(rows) for label, rows in curves.items()}
-        everything[name] = {"counts": counts, "curves": {label: rows.tolist() for label, rows in stacked.items()}}
-        report(name, counts, stacked, targets)
-    if arguments.curves:
-        arguments.curves.write_text(json.dumps(everything))
+            for label, seed, found in engine.map(curve, work):
+                kept.add(name, label, seed, found)
+        theirs = PEERS if arguments.peer_python else ()
+        left = [(task, counts, seed, kept.missing(name, theirs, seed)) for seed, task in enumerate(tasks)]
+
+        def run(one: tuple[Task, tuple[int, ...], int, list[str]], name: str = name) -> None:
+            for label, found in peers(one, arguments.peer_python):
+                kept.add(name, label, one[2], found)
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(run, [one for one in left if one[3]]))
+        curves = {label: kept.stacked(name, label, arguments.seeds) for label in (*plans, *theirs)}
+        targets = (0.8 * kept.stacked(name, FULL, arguments.seeds)[:, 0]).tolist()
+        report(name, counts, curves, targets)
+        if arguments.pictures:
+            shown = best_of(curves, list(plans), 5) | best_of(curves, list(theirs), 3) | {"random": curves["random"]}
+            picture = arguments.pictures / f"label-efficiency-{name}.svg"
+            draw(picture, f"accuracy by labels, {name}", counts, shown, theirs, float(np.mean(targets)))
+
+
+def best_of(curves: dict[str, np.ndarray], names: list[str], n: int) -> dict[str, np.ndarray]:
+    """The curves with the greatest area."""
+    best = sorted(names, key=lambda name: -curves[name].mean())[:n]
+    return {name: curves[name] for name in best}
 
 
 def report(name: str, counts: tuple[int, ...], curves: dict[str, np.ndarray], targets: list[float]) -> None:

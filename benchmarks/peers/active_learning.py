@@ -66,7 +66,7 @@ def curve(name, features, labels, test_features, test_labels, counts, seed):
             rows = generator.permutation(len(labels))[:n]
         elif name in WITH_MODEL:
             model = SklearnClassifier(head(), classes=everything)
-            rows = WITH_MODEL[name](seed).query(features, given, model, fit_clf=True, batch_size=n)
+            rows = WITH_MODEL[name](seed).query(features, given, model, True, batch_size=n)
         else:
             np.random.seed(seed)
             rows = small_text(name, features, labelled, n)

@@ -41,11 +41,21 @@ def called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dic
 
 
 def test_another_trainer_gets_every_token_of_every_pass(called: Callable[[int], dict[str, Any]]) -> None:
-    left = called(1)
+    left = called(2)
     assert left["step"].step + 1 == left["order"].steps
     assert left["resume_from"] == left["steps"].state()
     with left["RowLoader"](left["units"], left["order"], 1024) as steps:
         assert sum(len(step.packed.ids) for step in steps) == 3 * int(left["units"].unit_lengths.sum())
+
+
+def test_values_are_joined_to_their_records(folder: Path, called: Callable[[int], dict[str, Any]]) -> None:
+    called(1)
+    before, after = (folder / name for name in ("examples/training/answers.jsonl", "weighted.jsonl"))
+    rows = [json.loads(line) for line in after.read_text(encoding="utf-8").splitlines()]
+    assert [row.pop("weight") for row in rows] == [(1, 0.5)[row % 2] for row in range(len(rows))]
+    assert rows == [json.loads(line) for line in before.read_text(encoding="utf-8").splitlines()]
+    summary = json.loads((folder / "paced" / "summary.json").read_bytes())
+    assert summary["steps"] == 3 * -(-len(rows) // 4)
 
 
 def test_python_does_the_same(folder: Path, called: Callable[[int], dict[str, Any]]) -> None:

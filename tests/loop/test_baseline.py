@@ -8,8 +8,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from posttrain.evaluate.compare import Interval
-from posttrain.loop.baseline import Comparison, Standing, check_baseline, comparison, labels_to, run_baseline
+from posttrain.loop.baseline import Comparison, check_baseline, comparison, run_baseline
 from posttrain.loop.config import load_config
+from posttrain.loop.standings import Standing
 from posttrain.store.errors import UserError
 
 
@@ -64,15 +65,6 @@ def test_people_are_not_asked_twice(small: Any) -> None:
 
 def _standings(*values: float) -> tuple[Standing, ...]:
     return tuple(Standing(number, 50 * number, value, "e") for number, value in enumerate(values))
-
-
-@pytest.mark.parametrize(("value", "labels"), [(0.1, 0.0), (0.3, 25.0), (0.5, 50.0), (0.6, 75.0), (0.8, None)])
-def test_labels_to_a_value(value: float, labels: float | None) -> None:
-    assert labels_to(_standings(0.1, 0.5, 0.7), value) == labels
-
-
-def test_labels_to_a_value_where_the_metric_fell() -> None:
-    assert labels_to(_standings(0.1, 0.5, 0.4, 0.8), 0.6) == 125.0
 
 
 @pytest.mark.parametrize(

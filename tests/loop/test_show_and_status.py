@@ -185,7 +185,10 @@ def test_a_preview_is_what_the_next_round_then_labels(small: Any, turned: Open) 
         preview_selection(loop.store, load_config(root))
     loop.run(1)
     before = loop.metadata.rounds(), loop.metadata.deployments()
-    chosen = preview_selection(loop.store, load_config(root))
+    found = preview_selection(loop.store, load_config(root))
+    chosen = found.records
+    assert found.outlook is not None
+    assert found.outlook.sentence.startswith("12 labels are expected to bring")
     assert (loop.metadata.rounds(), loop.metadata.deployments()) == before
     texts = {row["text"] for row in small.rows()[:60]}
     assert [row["rank"] for row in chosen] == list(range(1, 13))

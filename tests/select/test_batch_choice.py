@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.select.batch import BATCH, choose
+from posttrain.select.batch import BATCH, Weakness, choose
 from posttrain.select.config import SelectConfig
 from posttrain.select.focus import near_hard_cases, of_worst_classes
 from posttrain.select.score import score_schema
@@ -41,7 +41,7 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
 
 def test_warm_batch_has_its_shares() -> None:
     scores = score_table(300)
-    batch = choose(SelectConfig(), scores, 40, 1, worst_classes=["class 2"], cold=False)
+    batch = choose(SelectConfig().of_round(1), scores, 40, 1, weakness=Weakness(["class 2"]), cold=False)
     assert batch.schema == BATCH
     assert Counter(batch["reason"].to_pylist()) == {"focus": 10, "strategy": 26, "explore": 4}
     assert len(set(batch["id"].to_pylist())) == 40
@@ -55,7 +55,7 @@ def test_warm_batch_has_its_shares() -> None:
 
 
 def test_cold_batch_is_the_cold_strategys() -> None:
-    batch = choose(SelectConfig(), score_table(100), 20, 1, worst_classes=["class 2"], cold=True)
+    batch = choose(SelectConfig().of_round(1), score_table(100), 20, 1, weakness=Weakness(["class 2"]), cold=True)
     assert set(batch["reason"].to_pylist()) == {"cold_start"}
     assert batch.num_rows == 20
 
@@ -69,20 +69,22 @@ def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> No
     config = SelectConfig.model_validate({"cold_start" if cold else "strategy": strategy, "options": options})
     scores = score_table(80)
     shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
-    first, second = (choose(config, table, 16, 3, worst_classes=["class 1"], cold=cold) for table in (scores, shuffled))
+    first, second = (
+        choose(config, table, 16, 3, weakness=Weakness(["class 1"]), cold=cold) for table in (scores, shuffled)
+    )
     assert first.equals(second)
 
 
 def test_without_findings_the_strategy_fills_the_batch() -> None:
-    batch = choose(SelectConfig(explore=0.0), score_table(50), 10, 0, cold=False)
+    batch = choose(SelectConfig(explore=0.0).of_round(1), score_table(50), 10, 0, cold=False)
     assert set(batch["reason"].to_pylist()) == {"strategy"}
     assert batch.num_rows == 10
 
 
 def test_small_and_empty_pools() -> None:
     for cold in (True, False):
-        assert choose(SelectConfig(), score_table(7), 150, 0, cold=cold).num_rows == 7
-        empty = choose(SelectConfig(), score_table(0), 150, 0, cold=cold)
+        assert choose(SelectConfig().of_round(1), score_table(7), 150, 0, cold=cold).num_rows == 7
+        empty = choose(SelectConfig().of_round(1), score_table(0), 150, 0, cold=cold)
         assert empty.num_rows == 0
         assert empty.schema == BATCH
 
@@ -104,7 +106,9 @@ def test_hard_cases_draw_their_neighbours() -> None:
     near = near_hard_cases(vectors, vectors[17:18], neighbours=5)
     assert near.sum() == 5
     assert near[17]
-    batch = choose(SelectConfig(explore=0.0), scores, 20, 0, hard_cases=vectors[17:18], cold=False).to_pylist()
+    batch = choose(
+        SelectConfig(explore=0.0).of_round(1), scores, 20, 0, weakness=Weakness(embeddings=vectors[17:18]), cold=False
+    ).to_pylist()
     focused = {row["id"] for row in batch if row["reason"] == "focus"}
     assert len(focused) == 5
     pool = np.array(scores["id"].to_pylist())
@@ -168,7 +172,7 @@ def test_every_strategy_takes_labelled_records_beside_the_table(strategy: str) -
     config = SelectConfig(strategy=strategy, options=options)
     labelled = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
     scores = score_table(90)
-    batch = choose(config, scores, 20, 2, worst_classes=["class 1"], labelled=labelled, cold=False)
+    batch = choose(config, scores, 20, 2, weakness=Weakness(["class 1"]), labelled=labelled, cold=False)
     assert len(set(batch["id"].to_pylist())) == 20
     assert set(batch["id"].to_pylist()) <= set(scores["id"].to_pylist())
 

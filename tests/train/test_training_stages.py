@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from posttrain.models import reading
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
@@ -23,6 +24,8 @@ from posttrain.train.watch.values import StepValues
 TASK = TaskConfig(system="Name the intent.")
 SCORES = [5, 3, 9, 0, 8, 1, 4, 2, 7, 6]
 ADAPTIVE = {"name": "adaptive", "every": 2, "start": 0.3, "duration": 0.8}
+
+SELF_PACED = {"name": "self_paced", "every": 2, "start": 0.4, "duration": 0.8, "growth": 1.02}
 
 
 class Killed(BaseException):
@@ -146,7 +149,9 @@ def test_the_answers_of_a_pair_are_of_one_kind(
     assert not {told["id"][row].as_py() for row in (0, 4, 8)} & set(meta["never_met"])
 
 
-@pytest.mark.parametrize("curriculum", [ADAPTIVE, ADAPTIVE | {"difficulty": "score"}], ids=["loss", "score"])
+@pytest.mark.parametrize(
+    "curriculum", [ADAPTIVE, ADAPTIVE | {"difficulty": "score"}, SELF_PACED], ids=["loss", "score", "self_paced"]
+)
 def test_a_curriculum_that_is_killed_at_every_step(
     tiny_model: Path,
     told: pa.Table,
@@ -233,6 +238,31 @@ def test_orders_that_cannot_be(
             out=tmp_path / "out",
             scratch=tmp_path / "scratch",
         )
+
+
+def test_a_self_paced_training_goes_by_what_it_measures(
+    tiny_model: Path,
+    told: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    seen: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With rows packed, padded and cut into single records: every step meets the same."""
+
+    def meets(name: str, **changes: Any) -> list[list[int]]:
+        changed = with_settings(config, curriculum=SELF_PACED, epochs=3, **changes)
+        del seen[:]
+        meta = train(tiny_model, told, changed, TASK, seed=3, out=tmp_path / name, scratch=tmp_path / f"{name}-s")
+        assert meta["steps"] == 9
+        rows = [row for rows in seen for row in rows]
+        return [rows[start : start + 4] for start in range(0, 4 * 8, 4)]
+
+    packed = meets("packed")
+    assert len({row for rows in packed[:2] for row in rows}) <= 4, "four are open at first"
+    assert meets("single", micro_batch_tokens=1) == packed
+    monkeypatch.setattr(reading, "sees_all", lambda *_: False)
+    assert meets("padded") == packed
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])

@@ -22,6 +22,7 @@ from posttrain.web.report_data import (
     RoundRow,
     Rule,
 )
+from posttrain.web.selection_data import ChosenRecord, Gain, PoolMap, Selection
 
 _LABELS = {
     "order_status": 31,
@@ -158,6 +159,55 @@ def _lines(steps: int, seed: int = 0, groups: int = 6, metrics: bool = True) -> 
     return found
 
 
+_REASONS = {"strategy": 60, "focus": 26, "explore": 10}
+
+
+def _selection(number: int, gain: Gain | None = None) -> Selection:
+    """A batch of 96 of 300 records; the first round's is chosen cold."""
+    rng = np.random.default_rng(number)
+    cold = number == 1
+    centres = rng.standard_normal((28, 2)) * 20
+    places = centres[rng.integers(28, size=300 + 96 * (number - 1))] + rng.standard_normal((300 + 96 * (number - 1), 2))
+    scores = np.full(300, np.nan) if cold else rng.gamma(2.0, 0.5, 300)
+    named = {"cold_start": 96} if cold else _REASONS
+    reasons = [reason for reason, count in named.items() for _ in range(count)]
+    labels = list(_LABELS)
+    chosen = [
+        ChosenRecord(
+            id=f"{rank:020x}",
+            rank=rank,
+            reason=reason,
+            score=None if cold else float(scores[rank - 1]),
+            predicted=None if cold else labels[rank % 28],
+            label=labels[rank % 27],
+            input="Where is my parcel? It should have come on Tuesday, and nobody answers. " * (3 + rank % 4),
+            why="" if cold else "entropy 1.2, more than 90% of the pool",
+            inclusion=10 / 300 if reason == "explore" else None,
+        )
+        for rank, reason in enumerate(reasons, 1)
+    ]
+    return Selection(
+        round=number,
+        strategy="diverse" if cold else "uncertain_diverse",
+        records=96,
+        scored=300,
+        pool=1313 - 96 * (number - 1),
+        reasons=named,
+        worst_classes=() if cold else tuple(labels[-6:]),
+        chosen=tuple(chosen),
+        map=PoolMap(
+            {one.id: (float(x), float(y)) for one, (x, y) in zip(chosen, places[:96].tolist(), strict=True)},
+            places[96:300],
+            places[300:],
+        ),
+        scores=scores,
+        gain=gain,
+        enough="the last 3 champions answer the pool alike (kappa 0.992)" if number == 4 else "",
+        calibration={} if cold else {"temperature": 1.31, "ece_before": 0.112, "ece_after": 0.034},
+        missing=("There are no scores: no model had been trained yet.",) if cold else (),
+    )
+
+
 @pytest.fixture(scope="session")
 def training_lines() -> Callable[..., list[dict[str, Any]]]:
     """``training_lines(steps, seed=..., groups=..., metrics=...)``: the lines of a training's metrics file."""
@@ -219,6 +269,12 @@ def report() -> Report:
         ),
         lineage_nodes=tuple(nodes),
         lineage_edges=tuple(edges),
+        selections=(
+            _selection(1),
+            _selection(2),
+            _selection(3, Gain(3, "accuracy", 0.081, 0.012, 0.168, -0.122)),
+            _selection(4, Gain(4, "accuracy", 0.064, 0.008, 0.131, 0.09)),
+        ),
         trainings=tuple(
             training(f"round {number}", _lines(30 * number, seed=number), _DECIDED if number == 4 else ())
             for number in range(1, 5)

@@ -1,12 +1,15 @@
 """What the report takes from a workspace: the models in use, the gains as they were computed, and the time."""
 
+import html
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from posttrain.loop.baseline import run_baseline
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
 from posttrain.loop.registry import Registry
@@ -103,3 +106,20 @@ def test_the_times_add_up_whatever_they_are(gathered: Gathered) -> None:
     for number in range(3):
         gathered.store.metadata.update_round(number, seconds=0.0)
     assert gathered.report.timings["everything else"] == -timings["model compute"] < 0
+
+
+def test_the_random_loop_is_drawn_with_what_came_of_it(small: Any) -> None:
+    root = small(rounds=1, **LEARNS)
+    found = Gathered(root)
+    found.run()
+    assert found.report.baseline is None
+    assert "Against drawing at random" not in render(found.report)
+    compared = run_baseline(found.store, load_config(root))
+    assert compared is not None
+    assert found.report.baseline == compared
+    page = render(found.report)
+    assert compared.conclusion in html.unescape(page)
+    assert "round 1, drawn at random" in page
+    shutil.rmtree(found.store.artifacts.path(compared.random[-1].evaluation))
+    assert found.report.baseline is None, "what is damaged is left out, and the rest is shown"
+    found.store.close()

@@ -1,7 +1,7 @@
 """``posttrain label``: batches out, labels in, and what is known about them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,9 +47,18 @@ def report(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
     if json:
         print_json(reports)
         return
-    columns = ["round", "labels", "classes", "annotators", "agreement with the champion"]
-    rows = [[r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"]] for r in reports]
+    columns = ["round", "labels", "classes", "annotators", "champion right", "on the pool"]
+    rows = [
+        [r["round"], r["labels"], len(r["classes"]), ", ".join(r["annotators"]), r["agreement"], _on_pool(r)]
+        for r in reports
+    ]
     print_table("", columns, rows)
+
+
+def _on_pool(report: dict[str, Any]) -> str:
+    """The estimate from the records that were drawn at random."""
+    found = report["pool_agreement"]
+    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})" if found else ""
 
 
 def add_to(parent: typer.Typer) -> None:

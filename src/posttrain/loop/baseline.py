@@ -13,29 +13,15 @@ from posttrain.loop.history import finished_rounds
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.loop import Loop
 from posttrain.loop.registry import Registry
+from posttrain.loop.standings import Standing, standings
 from posttrain.loop.triggers import TriggerConfig
+from posttrain.select.compare.summary import labels_to
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
 RANDOM = "random"
 
 log = logging.getLogger("posttrain")
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The model in service after a round.
-
-    Attributes:
-        labels: how many were asked for until then.
-        value: mean score on the main suite's records.
-        evaluation: id of the artifact.
-    """
-
-    round: int
-    labels: int
-    value: float
-    evaluation: str
 
 
 @dataclass(frozen=True)
@@ -66,21 +52,11 @@ class Comparison:
             f"{drawn.labels} drawn at random; gain {self.gain.difference:+.3f} "
             f"({self.level:.0%} interval {self.gain.low:+.3f} to {self.gain.high:+.3f}, {self.gain.n} test records)."
         )
-        needed = labels_to(self.ours, drawn.value)
+        values = np.array([one.value for one in self.ours])
+        needed = labels_to([one.labels for one in self.ours], values, drawn.value)
         if needed is None or drawn.value <= self.random[0].value:
             return first
         return f"{first} What random reached took {needed:.0f} chosen labels, {needed / drawn.labels:.0%} of random's."
-
-
-def labels_to(standings: tuple[Standing, ...], value: float) -> float | None:
-    """Labels at which the metric first reaches ``value``, between two rounds by a straight line; None: never."""
-    for before, after in zip((None, *standings), standings, strict=False):
-        if after.value >= value:
-            if before is None or after.value == before.value:
-                return float(after.labels)
-            share = (value - before.value) / (after.value - before.value)
-            return before.labels + share * (after.labels - before.labels)
-    return None
 
 
 def check_baseline(config: Config, name: str) -> None:
@@ -125,19 +101,6 @@ def comparison(workspace: Workspace, config: Config) -> Comparison | None:
     bootstrap = config.evaluate.bootstrap
     metric, gain = next(iter(gains(read[0], read[1], bootstrap, config.seed).items()))
     return Comparison(metric, ours, drawn, gain, bootstrap.level)
-
-
-def standings(workspace: Workspace) -> tuple[Standing, ...]:
-    """The model in service after each finished round."""
-    found = []
-    labels = 0
-    for entry in finished_rounds(workspace):
-        labels += entry.detail.get("labels_new", 0)
-        stays = entry.decision is not None and entry.decision["action"] in ("refuse", "rollback")
-        evaluation = entry.detail["champion_evaluation" if stays else "evaluation"]
-        predictions = next(iter(read_evaluation(workspace.artifacts.path(evaluation)).values())).predictions
-        found.append(Standing(entry.number, labels, float(np.mean(predictions["score"].to_numpy())), evaluation))
-    return tuple(found)
 
 
 def _final(workspace: Workspace) -> str | None:

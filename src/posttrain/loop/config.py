@@ -66,6 +66,7 @@ def load_config(root: Path) -> Config:
     has_labels = bool(task.label_set)
     config.evaluate.check(has_labels)
     config.select.check(has_labels)
+    config.select.check_models(root)
     config.gate.check(metric_names(config.evaluate, has_labels))
     _check_objective(config.train.objective)
     locate(config.model, root)

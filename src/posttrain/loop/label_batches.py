@@ -1,5 +1,7 @@
 """The batch that the loop waits for, as a file that goes out and comes back."""
 
+import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,15 @@ import pyarrow as pa
 
 from posttrain.label.batch_file import export_labels, import_labels
 from posttrain.loop.config import Config
+from posttrain.loop.pool_agreement import pool_agreement
 from posttrain.loop.stages.choose import chosen_records
 from posttrain.loop.turn import Turn
-from posttrain.store.errors import UserError
+from posttrain.store.errors import DamagedArtifact, UserError
 from posttrain.store.files import write_atomically, writing
+from posttrain.store.records import Run
 from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
 
 
 def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
@@ -51,13 +57,26 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
 
 
 def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
-    """What is known about each round's labels: counts by class and annotator, agreement with the champion."""
+    """What is known about each round's labels: counts by class and annotator, agreement with the champion.
+
+    ``pool_agreement`` is the share of the whole pool that the champion had right, from the records that were drawn at
+    random: value, low, high, drawn; None where there are none, or they cannot be read any more.
+    """
     reports = []
     for run in workspace.metadata.runs(stage="label", status="done"):
         row = workspace.metadata.artifact(run.output or "")
         if row is not None:
-            reports.append({"round": run.round, **row.meta})
+            reports.append({"round": run.round, **row.meta, "pool_agreement": _pool_agreement(workspace, run)})
     return sorted(reports, key=lambda report: report["round"])
+
+
+def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
+    try:
+        found = pool_agreement(workspace, run.inputs["selection"], str(run.output))
+    except DamagedArtifact as error:
+        log.warning("%s; how often the champion was right on the pool is not known", error)
+        return None
+    return asdict(found) if found else None
 
 
 def _open_batch(workspace: Workspace, config: Config) -> tuple[Turn, pa.Table, list[str] | None]:

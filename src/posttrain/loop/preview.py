@@ -1,5 +1,6 @@
 """What the next round would select, without turning it."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as parquet
@@ -7,25 +8,37 @@ import pyarrow.parquet as parquet
 from posttrain.loop.check import check_suites
 from posttrain.loop.config import Config
 from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.outlook import batch_size, outlook_of
 from posttrain.loop.registry import Registry
 from posttrain.loop.stages.choose import BATCH, score, select
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluation import evaluate
 from posttrain.loop.turn import Turn
+from posttrain.select.stopping import Outlook
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
 
-def preview_selection(workspace: Workspace, config: Config, strategy: str | None = None) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Preview:
+    """A batch and what it is expected to bring.
+
+    Attributes:
+        records: one entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
+        outlook: None where earlier rounds cannot be read.
+    """
+
+    records: list[dict[str, Any]]
+    outlook: Outlook | None
+
+
+def preview_selection(workspace: Workspace, config: Config, strategy: str | None = None) -> Preview:
     """The batch that the next round would label with this config.
 
     Args:
         workspace: the workspace.
         config: its config.
         strategy: chooses in place of the config's.
-
-    Returns:
-        One entry a record, best first: ``id, reason, rank, uncertainty, predicted, input``.
 
     Raises:
         UserError: if there is no champion yet to score the pool with, or it says nothing to the strategy.
@@ -44,17 +57,23 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         evaluation = evaluate(turn, champion.model_id, collected.test)
         train = carried_dataset(workspace)
         scores = score(turn, champion.model_id, collected.pool, train, collected.test, evaluation.id, cold)
-        selection = select(turn, scores, evaluation.id, cold)
+        n = batch_size(turn)
+        if not n:
+            raise UserError("all labels of label.budget have been asked for", fix="raise it")
+        selection = select(turn, scores, evaluation.id, n, cold)
+        expected = outlook_of(turn, champion.model_id, scores, selection.meta["records"])
         batch: list[dict[str, Any]] = parquet.read_table(turn.path(selection.id) / BATCH).to_pylist()
         records = {record["id"]: record for record in turn.dataset(collected.pool.id).records.to_pylist()}
     for row in batch:
         record = records[row["id"]]
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
-    return batch
+    return Preview(batch, expected)
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
-    changes = {"cold_start": strategy} if cold else {"strategy": strategy, "options": {}}
+    changes: dict[str, Any] = {"strategy": strategy, "options": {}}
+    if cold and not isinstance(config.select.strategy, list):
+        changes = {"cold_start": strategy}
     if strategy == config.select.strategy:
         changes.pop("options", None)
     section = config.select.read({**config.select.model_dump(), **changes}, "--strategy")

@@ -10,10 +10,13 @@ from typing import Any
 from posttrain.loop.config import Config
 from posttrain.loop.history import carried_dataset, finished_rounds
 from posttrain.loop.log_lines import because, shown
+from posttrain.loop.outlook import as_detail, batch_size, outlook_of
+from posttrain.loop.pool_agreement import pool_agreement
 from posttrain.loop.registry import Registry
 from posttrain.loop.stages.choose import score, select
 from posttrain.loop.stages.collect import Collected, collect
 from posttrain.loop.stages.decision import decision
+from posttrain.loop.stages.difficulty import check_columns
 from posttrain.loop.stages.evaluation import evaluate, measure, metrics_of
 from posttrain.loop.stages.fetch import fetch_base
 from posttrain.loop.stages.labelling import check_answers, extend, label
@@ -97,11 +100,11 @@ class RoundStages:
         base = fetch_base(turn)
         parent = carried_dataset(self.workspace)
         asked = self._asked(turn, champion, parent, collected)
-        labels = self._label(turn, asked) if asked else None
+        labels = self._label(turn, asked) if isinstance(asked, dict) else None
         dataset = extend(turn, parent, collected, labels)
         if labels is None:
             if self._trained_on(turn, dataset):
-                raise NothingToAsk("new inputs: every record of the pool is labelled (posttrain data add FILE)")
+                raise NothingToAsk(str(asked))
             self.workspace.metadata.update_round(turn.number, status="open")
         log.info("  training set: %d records", dataset.meta["counts"]["records"])
         self._after("dataset")
@@ -117,8 +120,10 @@ class RoundStages:
         self._after("decide")
         found["action"] = self._deploy(turn, candidate.id, found)
         set_aside = found["action"] != "deploy" and self._sets_aside(found)
+        outlook = self.workspace.metadata.update_round(turn.number).detail.get("outlook")
         detail = {
-            **(asked or {}),
+            **(asked if isinstance(asked, dict) else {}),
+            **({"outlook": outlook} if outlook else {}),
             **_ids(pool=collected.pool, test=collected.test, base=base),
             **(_ids(labelled=labels) if labels else {}),
             **_ids(dataset=dataset),
@@ -152,27 +157,39 @@ class RoundStages:
         )
         return found, {**_ids(evaluation=ours, champion_evaluation=theirs), "metrics": metrics}
 
-    def _asked(self, turn: Turn, champion: str, parent: str, collected: Collected) -> dict[str, str] | None:
+    def _asked(self, turn: Turn, champion: str, parent: str, collected: Collected) -> dict[str, str] | str:
         """The batch of this round; one that went out to people stays, whatever happens to pool and config meanwhile.
 
         Returns:
-            Ids by role: ``asked`` (the pool that the batch is from), ``scores``, ``selection``; None where the pool
-            has nothing to ask.
+            Ids by role: ``asked`` (the pool that the batch is from), ``scores``, ``selection``; or what is waited for
+            where nothing is to be asked.
         """
         detail = self.workspace.metadata.update_round(turn.number).detail
         chosen = {role: id for role, id in detail.items() if role in _ASKED}
         if chosen and "waits" in detail and self._are_whole(*chosen.values()):
             return chosen
         evaluation = evaluate(turn, champion, collected.test)
-        cold = champion == finished_rounds(self.workspace)[0].candidate
+        # A loop that draws at random asks nothing of its champion either.
+        cold = champion == finished_rounds(self.workspace)[0].candidate or bool(self.workspace.metadata.arm)
         scores = score(turn, champion, collected.pool, parent, collected.test, evaluation.id, cold)
         log.info("  scored %d of %d pool records", scores.meta["sampled"], scores.meta["pool"])
         self._after("score")
-        selection = select(turn, scores, evaluation.id, cold)
+        n = batch_size(turn)
+        if not n:
+            return f"a larger label.budget: all {turn.config.label.budget} labels have been asked for"
+        selection = select(turn, scores, evaluation.id, n, cold)
         if not selection.meta["records"]:
-            return None
+            return "new inputs: every record of the pool is labelled (posttrain data add FILE)"
         chosen = _ids(asked=collected.pool, scores=scores, selection=selection)
-        self.workspace.metadata.update_round(turn.number, detail=chosen)
+        expected = outlook_of(turn, champion, scores, selection.meta["records"])
+        if expected is not None:
+            log.info("  %s", expected.sentence)
+            if expected.why:
+                log.info("  labelling more has stopped to pay: %s", expected.why)
+            if expected.why and turn.config.select.stop.action == "stop":
+                return f"a reason to label more: {expected.why} (select.stop)"
+        said = {"outlook": as_detail(expected)} if expected else {}
+        self.workspace.metadata.update_round(turn.number, detail={**chosen, **said})
         self._after("select")
         return chosen
 
@@ -181,6 +198,11 @@ class RoundStages:
         labels = label(turn, get(asked["selection"]), get(asked["asked"]))
         self.workspace.metadata.update_round(turn.number, status="open")
         log.info("  labelled %d records, %d classes", labels.meta["labels"], len(labels.meta["classes"]))
+        if agreed := pool_agreement(self.workspace, asked["selection"], labels.id):
+            log.info(
+                "  of %d drawn at random, the champion had %.0f%% right (of the pool: %.0f%% to %.0f%%)",
+                *(agreed.drawn, 100 * agreed.value, 100 * agreed.low, 100 * agreed.high),
+            )
         self._after("label")
         return labels
 
@@ -202,6 +224,7 @@ class RoundStages:
     def _collect(self, turn: Turn) -> Collected:
         check_answers(self.config, self.workspace.root)
         collected = collect(turn)
+        check_columns(turn, collected)
         log.info("round %d%s", turn.number, "" if turn.number else ": baseline")
         if turn.number == 0:
             for artifact in (collected.pool, collected.test):

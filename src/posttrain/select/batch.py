@@ -1,23 +1,58 @@
 """The batch that goes to the annotators: focus, strategy and exploration put together."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from posttrain.select import why
 from posttrain.select.config import SelectConfig
-from posttrain.select.focus import near_hard_cases, of_worst_classes
+from posttrain.select.focus import of_worst_classes
+from posttrain.select.hard_cases.kinds import HardCase
+from posttrain.select.hard_cases.neighbours import nearest_case
+from posttrain.select.hard_cases.neighbours import why as why_near
+from posttrain.select.near_duplicates import near_duplicates
+from posttrain.select.score import sample_note
+from posttrain.select.score_columns import Columns, score_columns, with_labelled
+from posttrain.select.scores.names import DOUBT
 from posttrain.select.selection import select
+from posttrain.select.selectors.closeness import Floats, Rows
+from posttrain.select.selectors.whitening import whiten
 
 BATCH = pa.schema(
     [
         pa.field("id", pa.string()),
         pa.field("reason", pa.string()),  # explore, focus, strategy or cold_start
+        pa.field("why", pa.string()),
         pa.field("rank", pa.int32()),  # 1 is the first to label
+        pa.field("inclusion", pa.float64()),  # probability with which exploration drew the record; null for the others
         pa.field("uncertainty", pa.float64()),  # entropy in nats
         pa.field("predicted", pa.string()),
     ]
 )
+
+Allowed = npt.NDArray[np.bool_]
+
+_ORDER = ("cold_start", "focus", "strategy", "explore")
+_TRIES = 10  # times that others are chosen in the place of near duplicates
+
+
+@dataclass(frozen=True)
+class Weakness:
+    """What evaluation found weakest.
+
+    Attributes:
+        classes: labels on which the champion is weakest.
+        embeddings: float [H, D], by the scoring model, of records that it finds hard; None for none.
+        cases: those records, in the same order; empty where they are not known by name.
+    """
+
+    classes: Sequence[str] = ()
+    embeddings: np.ndarray | None = None
+    cases: Sequence[HardCase] = ()
 
 
 def choose(
@@ -26,124 +61,146 @@ def choose(
     n: int,
     seed: int,
     *,
-    worst_classes: Sequence[str] = (),
-    hard_cases: np.ndarray | None = None,
+    weakness: Weakness = Weakness(),
     labelled: np.ndarray | None = None,
     cold: bool,
 ) -> pa.Table:
     """Choose the next records to label.
 
-    Cold, the whole batch covers the pool by ``config.cold_start``. Warm, ``config.explore`` of it is drawn
-    uniformly from the whole pool (so that a model that is wrong about what it knows is still corrected, and
-    the drawn part is an unbiased sample of the pool), ``config.focus`` is chosen by the strategy among
-    records near what evaluation found weakest, and the rest by the strategy among all others. What one part
-    cannot fill goes to the strategy.
+    Cold, the whole batch covers the pool by ``config.cold_start``. Warm, ``config.explore`` of it is drawn uniformly
+    from the whole pool (so that a model that is wrong about what it knows is still corrected, and the drawn part is an
+    unbiased sample of the pool), ``config.focus`` is chosen by the strategy among records near what evaluation found
+    weakest, and the rest by the strategy among all others. What one part cannot fill goes to the strategy. Near
+    duplicates come last; those that are drawn stay, or the sample would be none.
 
     Args:
-        config: the config section ``select``.
+        config: the config section ``select``, with the strategy of one round (see ``SelectConfig.of_round``).
         scores: the table of ``score_pool``; its row order does not matter.
         n: records wanted; all when the table has fewer.
         seed: fixes every draw.
-        worst_classes: labels on which the champion is weakest.
-        hard_cases: float [H, D] embeddings, by the scoring model, of records that it gets wrong.
+        weakness: what ``config.focus`` goes by.
         labelled: float [L, D] embeddings, by the scoring model, of records that have a label; what lies near them is
             covered already for strategies that ask.
-        cold: whether no champion has been trained yet.
+        cold: whether the champion's answers say nothing yet.
 
     Returns:
         Table with the schema ``BATCH``, best first within each reason: focus, strategy, explore.
     """
     table = scores.sort_by("id")
     columns = score_columns(table)
-    wanted = min(n, table.num_rows)
-    known = 0 if labelled is None else len(labelled)
-    beside = columns if labelled is None else _beside(columns, labelled)
-    taken = np.arange(table.num_rows + known) >= table.num_rows
-    everything = np.ones(table.num_rows, bool)
-    parts: dict[str, np.ndarray] = {}
-
-    def take(reason: str, strategy: str, count: int, allowed: np.ndarray = everything) -> None:
-        rows = np.flatnonzero(taken | np.append(allowed, np.zeros(known, bool)))
-        some = {name: values[rows] for name, values in beside.items()}
-        options = config.options if reason in ("focus", "strategy") else {}
-        parts[reason] = rows[select(strategy, some, count, seed, taken[rows], **options)]
-        taken[parts[reason]] = True
-
+    count = table.num_rows
+    wanted = min(n, count)
+    making = _Making(config, columns if labelled is None else with_labelled(columns, labelled), count, seed)
+    near = np.full(count, -1, np.int64)
     if cold:
-        take("cold_start", config.cold_start, wanted)
+        making.take("cold_start", config.cold_start, wanted)
     else:
         # Exploration is drawn first, from everything, or it would only sample what the others left.
-        take("explore", "random", round(config.explore * wanted))
-        take(
-            "focus",
-            config.strategy,
-            round(config.focus * wanted),
-            _weak(table, columns, worst_classes, hard_cases),
-        )
-        take("strategy", config.strategy, wanted - int(taken.sum()) + known)
-    return _batch(table, {reason: parts[reason] for reason in _ORDER if reason in parts})
-
-
-_ORDER = ("cold_start", "focus", "strategy", "explore")
-
-
-def score_columns(scores: pa.Table) -> dict[str, np.ndarray]:
-    """The columns of a score table as ``select`` takes them."""
-    columns = {name: scores[name].to_numpy() for name in _COLUMNS}
-    columns["embeddings"] = _matrix(scores, "embedding")
-    if "probabilities" in scores.column_names:
-        columns["probabilities"] = _matrix(scores, "probabilities")
-    return columns
-
-
-def _beside(columns: dict[str, np.ndarray], labelled: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns with rows for labelled records below, of which nothing is known but where they lie."""
-    count = len(labelled)
-    found = {}
-    for name, values in columns.items():
-        if name == "embeddings":
-            below = labelled
-        elif name == "probabilities":
-            below = np.full((count, values.shape[1]), 1 / values.shape[1])
-        else:
-            below = np.full(count, "" if values.dtype == object else np.nan, values.dtype)
-        found[name] = np.concatenate([values, below.astype(values.dtype)])
-    return found
-
-
-_COLUMNS = ("entropy", "least_confidence", "margin", "confidence", "cost", "source", "predicted")
-
-
-def _matrix(scores: pa.Table, name: str) -> np.ndarray:
-    width = scores.schema.field(name).type.list_size
-    values: np.ndarray = scores[name].combine_chunks().flatten().to_numpy().reshape(-1, width)
-    return values
-
-
-def _weak(
-    table: pa.Table,
-    columns: dict[str, np.ndarray],
-    worst_classes: Sequence[str],
-    hard_cases: np.ndarray | None,
-) -> np.ndarray:
-    predicted = np.array(table["predicted"].to_pylist(), dtype=object)
-    runner_up = np.array(table["runner_up"].to_pylist(), dtype=object)
-    weak = of_worst_classes(predicted, runner_up, worst_classes)
-    if hard_cases is not None:
-        weak |= near_hard_cases(columns["embeddings"], hard_cases)
-    return weak
-
-
-def _batch(table: pa.Table, parts: dict[str, np.ndarray]) -> pa.Table:
+        making.draw(round(config.explore * wanted))
+        if weakness.embeddings is not None:
+            near = nearest_case(columns["embeddings"], weakness.embeddings)
+        weak = of_worst_classes(columns["predicted"], columns["runner_up"], weakness.classes) | (near >= 0)
+        making.take("focus", str(config.strategy), round(config.focus * wanted), weak)
+        making.take("strategy", str(config.strategy), wanted - making.chosen)
+    parts = {reason: making.parts[reason] for reason in _ORDER if reason in making.parts}
     rows = np.concatenate([np.empty(0, np.int64), *parts.values()])
+    reasons = [reason for reason, part in parts.items() for _ in part]
+    share = len(parts.get("explore", ())) / max(sample_note(scores).get("pool", count), 1)
     chosen = table.take(pa.array(rows))
     return pa.table(
         {
             "id": chosen["id"],
-            "reason": [reason for reason, part in parts.items() for _ in part],
+            "reason": reasons,
+            "why": _why(config, weakness, making, rows, reasons, near),
             "rank": np.arange(1, len(rows) + 1, dtype=np.int32),
+            "inclusion": [share if reason == "explore" else None for reason in reasons],
             "uncertainty": chosen["entropy"],
             "predicted": chosen["predicted"],
         },
         schema=BATCH,
     )
+
+
+@dataclass
+class _Making:
+    """A batch as it is put together.
+
+    Attributes:
+        columns: of the score table, with rows for labelled records below.
+        count: rows of the score table.
+        parts: rows by reason, best first.
+    """
+
+    config: SelectConfig
+    columns: Columns
+    count: int
+    seed: int
+    parts: dict[str, Rows] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._taken = np.arange(len(self.columns["embeddings"])) >= self.count
+
+    @property
+    def chosen(self) -> int:
+        """How many rows are chosen."""
+        return sum(len(rows) for rows in self.parts.values())
+
+    @cached_property
+    def points(self) -> Floats:
+        """Whitened embeddings, those of labelled records below."""
+        return whiten(self.columns["embeddings"])
+
+    def draw(self, count: int) -> None:
+        """Take rows at random."""
+        self._add("explore", self._select("random", count, ~self._taken, {}))
+
+    def take(self, reason: str, strategy: str, count: int, allowed: Allowed | None = None) -> None:
+        """Take rows by a strategy, among those that are allowed (None: all); near duplicates last."""
+        among = ~self._taken
+        if allowed is not None:
+            among[: self.count] &= allowed
+        options = {} if reason == "cold_start" else self.config.options
+        self._add(reason, np.empty(0, np.int64))
+        left = among.copy()
+        for _ in range(_TRIES if self.config.near_duplicate else 0):
+            found = self._select(strategy, count - len(self.parts[reason]), left, options)
+            repeats = self._repeats(found)
+            self._add(reason, found[~repeats])
+            left[found] = False
+            if not repeats.any():
+                break
+        self._add(reason, self._select(strategy, count - len(self.parts[reason]), among & ~self._taken, options))
+
+    def _repeats(self, found: Rows) -> Allowed:
+        return near_duplicates(self.points, found, np.flatnonzero(self._taken), self.config.near_duplicate or 1.0)
+
+    def _select(self, strategy: str, count: int, free: Allowed, options: dict[str, object]) -> Rows:
+        rows = np.flatnonzero(self._taken | free)
+        some = {name: values[rows] for name, values in self.columns.items()}
+        found: Rows = rows[select(strategy, some, count, self.seed, self._taken[rows], **options)]
+        return found
+
+    def _add(self, reason: str, rows: Rows) -> None:
+        self.parts[reason] = np.append(self.parts.get(reason, np.empty(0, np.int64)), rows)
+        self._taken[rows] = True
+
+
+def _why(
+    config: SelectConfig, weakness: Weakness, making: _Making, rows: Rows, reasons: list[str], near: Rows
+) -> list[str]:
+    """A line for each row."""
+    columns = making.columns
+    by = next(name for name in (config.options.get("by"), config.strategy, "entropy") if name in DOUBT)
+    doubts = why.by_doubt(by, columns[by][: making.count], rows) if by in columns else [None] * len(rows)
+    covers = why.by_cover(making.points, rows, making.count) if len(rows) else []
+    cases = why_near(near, weakness.cases) if weakness.cases else [None] * making.count
+    classes = frozenset(weakness.classes)
+    found = []
+    for row, reason, doubt, cover in zip(rows.tolist(), reasons, doubts, covers, strict=True):
+        if reason == "explore":
+            found.append("drawn at random from the whole pool")
+            continue
+        weak = why.weak_class(columns["predicted"][row], columns["runner_up"][row], classes)
+        facts = (weak, cases[row]) if reason == "focus" else ()
+        found.append(why.together(*facts, None if reason == "cold_start" else doubt, cover))
+    return found

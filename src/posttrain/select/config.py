@@ -1,13 +1,19 @@
 """The config section ``select``."""
 
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from posttrain.select.auto import AUTO, INFORMED, INFORMED_OPTIONS
+from posttrain.select.hard_cases.kinds import KINDS
+from posttrain.select.scores.config import ScoringConfig
+from posttrain.select.scores.names import DOUBT, SCORES, check_names, check_task, wanted
 from posttrain.select.selection import select
 from posttrain.select.selectors.pool import Column
 from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
+from posttrain.select.stopping import StopConfig
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 from posttrain.store.section import Section
@@ -18,31 +24,58 @@ _FIT_FOR_COLD_START = ", ".join(FIT_FOR_COLD_START[:-1]) + f" or {FIT_FOR_COLD_S
 class SelectConfig(Section):
     """Which pool records are worth a label."""
 
-    strategy: str = Field(
-        default="uncertain_diverse",
-        description="How records are chosen: " + ", ".join(sorted(STRATEGIES)) + ".",
+    strategy: str | list[str] = Field(
+        default=AUTO,
+        description="How records are chosen: " + ", ".join(sorted(STRATEGIES)) + "; a list names one a round, the last "
+        f"for all that follow; {AUTO}: cold_start until what the champion is unsure of says where it errs, then "
+        f"{INFORMED}, covering what it is unsure of.",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Settings of the strategy, such as pool_factor of uncertain_diverse."
+        default_factory=dict,
+        description="Settings of the strategy, such as pool_factor of uncertain_diverse; where there is more than one "
+        "strategy, by its name.",
     )
     cold_start: str = Field(
-        default="diverse",
+        default="facility_location",
         description="Strategy while no champion has been trained, so its probabilities say nothing: "
         + _FIT_FOR_COLD_START
         + ".",
     )
     pool_sample: int = Field(default=2000, ge=1, description="At most so many pool records are scored, drawn by seed.")
     explore: float = Field(default=0.1, ge=0, le=1, description="Share of the batch that is drawn at random.")
+    near_duplicate: float | None = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="Records as near as this (cosine of whitened embeddings) to one of the batch, or to one with a "
+        "label, are chosen last; null: no matter.",
+    )
+    stop: StopConfig = Field(default=StopConfig(), description="When labelling more has stopped to pay.")
     focus: float = Field(
         default=0.25, ge=0, le=1, description="Share of the batch kept for what evaluation found weakest."
     )
+    hard_cases: list[str] = Field(
+        default=["wrong"],
+        description="Test records whose neighbours in the pool are part of that: "
+        + ", ".join(KINDS)
+        + "; regressions are against the champion before, disagreement with the model last judged beside this one.",
+    )
+
+    scores: list[str] = Field(
+        default_factory=list,
+        description="Scores to compute besides those that the strategy goes by: " + ", ".join(SCORES) + ".",
+    )
+    scoring: ScoringConfig = Field(default=ScoringConfig(), description="How those are computed.")
 
     @field_validator("strategy", "cold_start")
     @classmethod
-    def _strategy_is_known(cls, name: str) -> str:
-        if name not in STRATEGIES:
-            raise ValueError(f"no strategy `{name}`; {did_you_mean(name, STRATEGIES)}")
-        return name
+    def _strategies_are_known(cls, names: str | list[str]) -> str | list[str]:
+        if not names:
+            raise ValueError("name a strategy")
+        for name in [names] if isinstance(names, str) else names:
+            if name not in STRATEGIES and names != AUTO:
+                raise ValueError(f"no strategy `{name}`; {did_you_mean(name, [*STRATEGIES, AUTO])}")
+        return names
 
     @field_validator("cold_start")
     @classmethod
@@ -54,11 +87,62 @@ class SelectConfig(Section):
             )
         return name
 
+    @field_validator("hard_cases")
+    @classmethod
+    def _kinds_are_known(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in KINDS:
+                raise ValueError(f"no kind of hard case `{name}`; {did_you_mean(name, KINDS)}")
+        return names
+
+    @field_validator("scores")
+    @classmethod
+    def _scores_are_known(cls, names: list[str]) -> list[str]:
+        check_names(names)
+        return names
+
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
         if self.explore + self.focus > 1:
             raise ValueError("explore and focus together exceed the whole batch (1.0)")
         return self
+
+    @model_validator(mode="after")
+    def _options_are_by_strategy(self) -> Self:
+        names = {AUTO: [INFORMED]}.get(str(self.strategy), self.strategy)
+        if isinstance(names, list):
+            for name, options in self.options.items():
+                if name not in names or not isinstance(options, dict):
+                    raise ValueError(f"options are by strategy here, and `{name}` is none of {', '.join(names)}")
+        return self
+
+    @property
+    def several(self) -> bool:
+        """Whether rounds may have different strategies."""
+        return isinstance(self.strategy, list) or self.strategy == AUTO
+
+    def of_round(self, number: int) -> Self:
+        """The section with the one strategy of a round, counted from 1, and its options."""
+        if isinstance(self.strategy, str):
+            name = INFORMED if self.strategy == AUTO else self.strategy
+            start = self.cold_start
+        else:
+            name = self.strategy[min(max(number, 1), len(self.strategy)) - 1]
+            start = name if name in FIT_FOR_COLD_START else self.cold_start
+        options = self.options.get(name, {}) if self.several else self.options
+        if self.strategy == AUTO:
+            options = INFORMED_OPTIONS | options
+        return self.model_copy(update={"strategy": name, "options": options, "cold_start": start})
+
+    def wanted_scores(self) -> list[str]:
+        """The scores that are computed: those of the config, and what the strategies' options go by."""
+        found = [name for one in self._of_all_rounds() for name in wanted(self.scores, one.options)]
+        return list(dict.fromkeys(found))
+
+    def _of_all_rounds(self) -> list[Self]:
+        return [
+            self.of_round(number + 1) for number in range(len(self.strategy) if isinstance(self.strategy, list) else 1)
+        ]
 
     def check(self, has_labels: bool, where: str = "select.strategy") -> None:
         """Raise a UserError if the strategy cannot work on this task, or with its options.
@@ -67,14 +151,19 @@ class SelectConfig(Section):
             has_labels: whether the task has a closed label set.
             where: what the error names.
         """
+        if self.several:
+            for one in self._of_all_rounds():
+                one.check(has_labels, where)
+            return
         if not has_labels and "margin" in (self.strategy, self.options.get("by")):
             raise UserError(
                 "strategy `margin` goes by the two most probable labels, and free text has none",
                 where=where,
                 fix="use entropy or least_confidence, or set `task.labels`",
             )
+        check_task(self.wanted_scores(), has_labels, self.options)
         try:
-            select(self.strategy, self._example(has_labels), 2, **self.options)
+            select(str(self.strategy), self._example(has_labels), 2, **self.options)
         except UserError as error:
             raise UserError(error.what, where=where, fix=error.fix) from None
         except (TypeError, ValueError) as error:
@@ -82,13 +171,19 @@ class SelectConfig(Section):
                 f"strategy `{self.strategy}` cannot work with these options: {error}", where=where
             ) from None
 
+    def check_models(self, root: Path) -> None:
+        """Raise a UserError if a model that the scores ask besides the champion is not there."""
+        self.scoring.check_models(self.wanted_scores(), root)
+
     def _example(self, has_labels: bool) -> dict[str, Column]:
         """A score table of a few rows, with the columns that the loop's has."""
         rows = 8
         quotas = self.options.get("quotas")
         sources = list(quotas) if isinstance(quotas, dict) and quotas else ["a file"]
+        scores = [name for name in self.wanted_scores() if name in DOUBT]
         numbers = {
-            name: np.linspace(0.1, 0.9, rows) for name in ("entropy", "least_confidence", "margin", "confidence")
+            name: np.linspace(0.1, 0.9, rows)
+            for name in ("entropy", "least_confidence", "margin", "confidence", *scores)
         }
         words = {"source": np.resize(np.array(sources, dtype=object), rows), "predicted": np.resize(["a", "b"], rows)}
         probabilities = {"probabilities": np.eye(rows)[:, :4] * 0.8 + 0.05} if has_labels else {}

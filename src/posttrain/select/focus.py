@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from posttrain.select.selectors.whitening import DIMENSIONS, whiten
-
-_NEIGHBOURS = 10  # pool records that one hard case points at
+from posttrain.select.hard_cases.neighbours import NEIGHBOURS, nearest_case
+from posttrain.select.selectors.whitening import DIMENSIONS
 
 
 def of_worst_classes(predicted: np.ndarray, runner_up: np.ndarray, worst_classes: Iterable[str]) -> np.ndarray:
@@ -29,12 +28,10 @@ def of_worst_classes(predicted: np.ndarray, runner_up: np.ndarray, worst_classes
 def near_hard_cases(
     embeddings: np.ndarray,
     hard_cases: np.ndarray,
-    neighbours: int = _NEIGHBOURS,
+    neighbours: int = NEIGHBOURS,
     dimensions: int = DIMENSIONS,
 ) -> np.ndarray:
-    """Records among the nearest neighbours of a hard case.
-
-    Both sets are whitened together (see ``whiten``) and compared by cosine.
+    """Records among the nearest neighbours of a hard case, as `nearest_case` finds them.
 
     Args:
         embeddings: float [N, D] of the pool.
@@ -45,11 +42,4 @@ def near_hard_cases(
     Returns:
         bool [N].
     """
-    near = np.zeros(len(embeddings), bool)
-    if len(embeddings) == 0 or len(hard_cases) == 0:
-        return near
-    points = whiten(np.concatenate([embeddings, hard_cases]), dimensions)
-    similarity = points[len(embeddings) :] @ points[: len(embeddings)].T
-    nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :neighbours]
-    near[nearest.ravel()] = True
-    return near
+    return nearest_case(embeddings, hard_cases, neighbours, dimensions) >= 0

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.models.request import request
 from posttrain.models.task import Turns
 from posttrain.select import uncertainty
 from posttrain.select.config import SelectConfig
+from posttrain.select.scores.answers import answer_group
+from posttrain.select.scores.arrays import as_lists, as_matrix
+from posttrain.select.scores.cache import ScoreCache
+from posttrain.select.scores.calibration import Calibration, CalibrationError, at_temperature, calibrate
+from posttrain.select.scores.columns import Scoring, labelled_columns, pool_columns
+from posttrain.select.scores.group import Asked, ScoringModel
+from posttrain.select.scores.labels import embedding_group, held_out_group, label_group
+from posttrain.select.scores.names import SCORES
+from posttrain.select.scores.passes import scored
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
+log = logging.getLogger("posttrain")
 
-def score_schema(width: int, labels: int = 0) -> pa.Schema:
-    """Schema of a score table whose embeddings have ``width`` dimensions, and of a task with so many labels."""
+Base = dict[str, object]
+
+
+def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.Schema:
+    """Schema of a score table.
+
+    Args:
+        width: dimensions of the embeddings.
+        labels: how many the task has.
+        extra: names of scores (see `SCORES`) that stand between the measures and the embedding.
+    """
     return pa.schema(
         [
             pa.field("id", pa.string()),
@@ -32,6 +54,7 @@ def score_schema(width: int, labels: int = 0) -> pa.Schema:
             pa.field("predicted", pa.string()),
             pa.field("runner_up", pa.string()),  # second most probable label; null for free text
             pa.field("confidence", pa.float64()),
+            *(pa.field(name, pa.float64()) for name in extra),
             pa.field("embedding", pa.list_(pa.float32(), width)),
             *([pa.field("probabilities", pa.list_(pa.float32(), labels))] if labels else []),
         ]
@@ -39,7 +62,7 @@ def score_schema(width: int, labels: int = 0) -> pa.Schema:
 
 
 def score_pool(
-    lm: LanguageModel,
+    lm: LanguageModel | Scoring,
     pool: pa.Table,
     labels: Sequence[str] | None,
     config: SelectConfig,
@@ -54,9 +77,10 @@ def score_pool(
     per token (a long answer is not uncertain for its length; A. Malinin and M. Gales, Uncertainty
     Estimation in Autoregressive Structured Prediction, ICLR 2021), ``confidence`` is exp of its negative,
     ``least_confidence`` is 1 - P(y | x) (B. Settles and M. Craven, EMNLP 2008), and ``margin`` is NaN.
+    The scores that the config names come on top, a column each.
 
     Args:
-        lm: the champion.
+        lm: the champion, or all that a pass with a cache and further scores takes.
         pool: records by the record schema (``id``, ``source``, ``prompt``, ``text``).
         labels: the closed label set; None or empty for free text.
         config: the config section ``select``.
@@ -70,30 +94,84 @@ def score_pool(
     Raises:
         UserError: if a record has neither prompt nor text.
     """
+    scoring = lm if isinstance(lm, Scoring) else Scoring(ScoringModel.of(lm), config=config.scoring)
+    scoring = replace(scoring, labels=labels or ())
+    names = [name for name in config.wanted_scores() if SCORES[name].of != "labelled"]
     sample = sample_pool(pool, config.pool_sample, seed)
     prompts = _prompts(sample)
     if cold:
-        columns, embeddings = _unscored(lm, prompts, len(labels or ()))
-    elif labels:
-        columns, embeddings = _closed(lm, prompts, labels)
+        columns, embeddings = _unscored(scoring, prompts)
+        columns |= dict.fromkeys(names, np.full(len(prompts), np.nan))
     else:
-        columns, embeddings = _free_text(lm, prompts)
+        columns, embeddings, base = _closed(scoring, prompts) if labels else _free_text(scoring, prompts)
+        columns |= pool_columns(names, scoring, prompts, base)
     columns = {
         "id": sample["id"].combine_chunks(),
         "source": sample["source"].combine_chunks(),
         "cost": [float(max(1, sum(len(turn["content"]) for turn in prompt))) for prompt in prompts],
         **columns,
-        "embedding": _lists(embeddings),
+        "embedding": as_lists(embeddings),
     }
     counts = {"sampled": str(sample.num_rows), "pool": str(pool.num_rows)}
-    return pa.table(columns, schema=score_schema(embeddings.shape[1], len(labels or ())).with_metadata(counts))
+    schema = score_schema(embeddings.shape[1], len(labels or ()), names)
+    return pa.table(columns, schema=schema.with_metadata(counts))
 
 
-def embed_records(lm: LanguageModel, records: pa.Table) -> np.ndarray:
+def score_labelled(scoring: Scoring, records: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The scores that need the right answer, of the records that have one.
+
+    Args:
+        scoring: who scores, and how.
+        records: RECORD table.
+        names: scores of labelled records.
+
+    Returns:
+        ``id``, ``input_id`` and float64 columns by name, in the order of the records.
+    """
+    answered = records.filter(pa.array([one is not None for one in records["completion"].to_pylist()], pa.bool_()))
+    columns = labelled_columns(names, scoring, _prompts(answered), answered["completion"].to_pylist())
+    return pa.table({"id": answered["id"], "input_id": answered["input_id"], **columns})
+
+
+def calibration(scoring: Scoring, records: pa.Table, error: CalibrationError) -> Calibration | None:
+    """The temperature that makes the champion's label probabilities as high as they are right.
+
+    Args:
+        scoring: the champion, the labels and how many records are taken.
+        records: RECORD table of labelled records that the champion was not trained on.
+        error: the expected calibration error, with 15 equal-width bins.
+
+    Returns:
+        None where there are no labels, too few records, or calibration is off.
+    """
+    most = scoring.config.calibration
+    if not most or not scoring.labels:
+        return None
+    place = {label: index for index, label in enumerate(scoring.labels)}
+    usable = records.filter(pa.array([one in place for one in records["completion"].to_pylist()], pa.bool_()))
+    drawn = sample_pool(usable, most, scoring.seed)
+    answers = drawn["completion"].to_pylist()
+    asked = [Asked(prompt, (answer,)) for prompt, answer in zip(_prompts(drawn), answers, strict=True)]
+    logs = as_matrix(scoring.run(held_out_group(scoring.labels), asked), "log_probabilities")
+    found = calibrate(logs, [place[answer] for answer in answers], error)
+    if found is None:
+        log.info("  not calibrated: %d labelled test records are too few", len(answers))
+        return None
+    log.info(
+        "  %s on %d test records: temperature %.3f, ECE %.3f before and %.3f after (15 bins)",
+        "calibrated" if found.temperature != 1.0 else "not calibrated, as it would not help",
+        found.records,
+        found.temperature,
+        found.ece_before,
+        found.ece_after,
+    )
+    return found
+
+
+def embed_records(lm: LanguageModel | ScoringModel, records: pa.Table, cache: ScoreCache = ScoreCache()) -> np.ndarray:  # noqa: B008
     """Embeddings of the records' inputs, float32 [N, D], as `score_pool` gives them."""
-    from posttrain.models.likelihood import embeddings
-
-    return embeddings(lm, _prompts(records), progress="embedding")
+    model = lm if isinstance(lm, ScoringModel) else ScoringModel.of(lm)
+    return as_matrix(scored(embedding_group(), model, _asked(_prompts(records)), cache), "embedding")
 
 
 def sample_pool(pool: pa.Table, n: int, seed: int) -> pa.Table:
@@ -123,54 +201,50 @@ def _prompts(pool: pa.Table) -> list[Turns]:
     return prompts
 
 
-def _lists(rows: np.ndarray) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel(), pa.float32()), rows.shape[1])
+def _asked(prompts: Sequence[Turns]) -> list[Asked]:
+    return [Asked(prompt) for prompt in prompts]
 
 
-def _unscored(lm: LanguageModel, prompts: list[Turns], labels: int) -> tuple[dict[str, object], np.ndarray]:
-    from posttrain.models.likelihood import embeddings
-
+def _unscored(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32]]:
+    labels = len(scoring.labels)
     unknown = np.full(len(prompts), np.nan)
-    columns: dict[str, object] = dict.fromkeys(("entropy", "least_confidence", "margin", "confidence"), unknown)
+    columns: Base = dict.fromkeys(("entropy", "least_confidence", "margin", "confidence"), unknown)
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
     if labels:
-        columns["probabilities"] = _lists(np.full((len(prompts), labels), np.nan))
-    return columns, embeddings(lm, prompts, progress="embedding the pool")
+        columns["probabilities"] = as_lists(np.full((len(prompts), labels), np.nan))
+    return columns, as_matrix(scoring.run(embedding_group(), _asked(prompts)), "embedding")
 
 
-def _closed(lm: LanguageModel, prompts: list[Turns], labels: Sequence[str]) -> tuple[dict[str, object], np.ndarray]:
-    from posttrain.models.likelihood import label_scores
-
-    scores = label_scores(lm, prompts, labels, embeddings=True, progress="scoring the pool")
-    probabilities = np.exp(scores.log_probabilities.astype(np.float64))
+def _closed(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
+    labels = scoring.labels
+    table = scoring.run(label_group(labels), _asked(prompts))
+    logs = at_temperature(as_matrix(table, "log_probabilities"), scoring.temperature)
+    probabilities = np.exp(logs)
     best = np.argsort(-probabilities, axis=1, kind="stable")
     names = np.array(labels, dtype=object)
-    columns: dict[str, object] = {
+    columns: Base = {
         "entropy": uncertainty.entropy(probabilities),
         "least_confidence": uncertainty.least_confidence(probabilities),
         "margin": uncertainty.margin(probabilities),
         "predicted": names[best[:, 0]],
         "runner_up": names[best[:, 1]] if len(labels) > 1 else [None] * len(prompts),
         "confidence": probabilities.max(axis=1),
-        "probabilities": _lists(probabilities),
+        "probabilities": as_lists(probabilities),
     }
-    assert scores.embeddings is not None
-    return columns, scores.embeddings
+    base = pa.table({"predicted": pa.array(names[best[:, 0]], pa.string())})
+    return columns, as_matrix(table, "embedding"), base
 
 
-def _free_text(lm: LanguageModel, prompts: list[Turns]) -> tuple[dict[str, object], np.ndarray]:
-    from posttrain.models.generate import generate
-    from posttrain.models.likelihood import answer_log_likelihoods, embeddings
-
-    answers = [answer.text for answer in generate(lm, prompts)]
-    sums, counts = answer_log_likelihoods(lm, prompts, answers)
+def _free_text(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
+    table = scoring.run(answer_group(), _asked(prompts))
+    sums, counts = table["log_probability"].to_numpy(), table["tokens"].to_numpy()
     surprisal = np.abs(-sums / np.maximum(counts, 1))
-    columns: dict[str, object] = {
+    columns: Base = {
         "entropy": surprisal,
         "least_confidence": -np.expm1(np.minimum(sums, 0.0)),
         "margin": np.full(len(prompts), np.nan),
-        "predicted": answers,
+        "predicted": table["predicted"],
         "runner_up": [None] * len(prompts),
         "confidence": np.exp(-surprisal),
     }
-    return columns, embeddings(lm, prompts, progress="embedding the pool")
+    return columns, as_matrix(table, "embedding"), table

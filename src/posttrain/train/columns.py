@@ -1,6 +1,7 @@
 """What a data file said about its records besides prompt and answer."""
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from posttrain.train.examples import PLACE, unusable
 
 if TYPE_CHECKING:
     from posttrain.train.config import TrainConfig
+
+
+_WEIGHT = "train.weight"
 
 
 def column(records: pa.Table, name: str) -> list[Any]:
@@ -38,17 +42,49 @@ def kinds(records: pa.Table, name: str, where: str) -> list[str]:
 
 
 def numbers(records: pa.Table, name: str, where: str) -> np.ndarray:
-    """float64 [N], a column of numbers.
+    """float64 [N], a column of numbers; those of a CSV file are written in words.
 
     Raises:
         UserError: a record has none there.
     """
     found = column(records, name)
+    values = [_number(value) for value in found]
     for row, value in enumerate(found):
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            fix = f"name a column of numbers in {where}"
+        if values[row] is None:
+            here = [f"`{column}`" for column in columns_beside(records.slice(row, 1))]
+            fix = f"name a column of numbers in {where}, such as {', '.join(here)}" if here else None
+            fix = fix or f"give the records one, and name it in {where}"
             raise named(records, row, f"it has no number `{name}` but `{value}`", fix=fix)
-    return np.array(found, np.float64)
+    return np.array(values, np.float64)
+
+
+def _number(value: Any) -> float | None:
+    """The number that a value is or spells; None where it is none."""
+    if not isinstance(value, int | float | str) or isinstance(value, bool):
+        return None
+    with suppress(ValueError):
+        number = float(value)
+        return number if number == number else None
+    return None
+
+
+def columns_beside(records: pa.Table) -> list[str]:
+    """The columns that only the file has and in which some record has a number, in alphabetical order."""
+    metas = (json.loads(meta or "{}") for meta in records["meta"].to_pylist())
+    return sorted({name for meta in metas for name, value in meta.items() if _number(value) is not None})
+
+
+def weights(records: pa.Table, name: str) -> np.ndarray:
+    """float64 [N], a column of what each record counts in the loss.
+
+    Raises:
+        UserError: a record has no number there, or it is below 0 or infinite.
+    """
+    found = numbers(records, name, _WEIGHT)
+    if len(wrong := np.flatnonzero(~((found >= 0) & np.isfinite(found)))):
+        row = int(wrong[0])
+        raise named(records, row, f"its weight `{name}` is {found[row]:g}", fix="give it a finite one, 0 or more")
+    return found
 
 
 def stage_kinds(config: "TrainConfig", records: pa.Table) -> dict[str, list[str]]:

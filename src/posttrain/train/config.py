@@ -81,6 +81,9 @@ class TrainConfig(Section):
         [], description="Parts of the training one after the other, each with its data, length and rate."
     )
     curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Whether easy records come first.")
+    weight: str | None = Field(
+        None, description="A column with what each record counts in the loss, 0 or more; none: all count alike."
+    )
     micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Tokens that are in memory at once; auto: as many as fit and still make it faster."
     )

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from posttrain.store.section import Section
 
@@ -17,8 +17,9 @@ class CurriculumConfig(Section):
     for each step (Platanios et al. 2019, arXiv:1903.09848, algorithm 1). Once all are open, they come in passes again.
     """
 
-    name: Literal["none", "fixed", "adaptive"] = Field(
-        "none", description="Records as they come; more of them by a plan; more of them as the loss falls."
+    name: Literal["none", "fixed", "adaptive", "self_paced"] = Field(
+        "none",
+        description="Records as they come; more of them by a plan; as the loss falls; or those whose own loss is low.",
     )
     difficulty: str = Field(
         "loss", description="How hard records are: their loss before training, or a column of the data with numbers."
@@ -29,7 +30,14 @@ class CurriculumConfig(Section):
     power: float = Field(2.0, gt=0, description="root: which root; a higher one opens more records early.")
     stairs: int = Field(4, ge=1, description="step: in how many equal steps.")
     target: float = Field(0.5, ge=0, lt=1, description="adaptive: share of the first loss at which all are open.")
-    every: int = Field(10, ge=1, description="adaptive: steps between two looks at the loss.")
+    every: int = Field(10, ge=1, description="adaptive, self_paced: steps between two looks at the losses.")
+    growth: float = Field(1.3, gt=1, description="self_paced: what each look multiplies the highest loss of all by.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.name == "self_paced" and self.difficulty != "loss":
+            raise ValueError("self_paced goes by the records' own losses: leave out `difficulty`")
+        return self
 
 
 def competence(config: CurriculumConfig, step: int, steps: int) -> float:
@@ -60,7 +68,7 @@ class Adaptive:
     The competence after a look is c0 + (1 - c0) x (L0 - L) / (L0 - target L0), in 0..1 and never less than before: L is
     the mean loss since the last look, L0 that of the first. As harder records come in, the loss stays up and no more
     are opened until it falls again: the model sets the pace, as in self-paced learning (Kumar, Packer, Koller,
-    NIPS 2010), where a threshold on the records' own losses does it.
+    NIPS 2010), where a threshold on the records' own losses does it (see `posttrain.train.self_paced`).
 
     Args:
         config: of the curriculum.

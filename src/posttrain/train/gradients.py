@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
@@ -25,12 +26,15 @@ class Summed:
         count: of that; 0 where there is nothing.
         supervised: supervised tokens.
         metrics: what else the objective measured, means.
+        unit_losses: float32 [units of the step], nats a supervised token of each, in their order; None where the lesson
+            does not read them.
     """
 
     loss: float
     count: float
     supervised: int
     metrics: dict[str, float]
+    unit_losses: Tensor | None
 
 
 def add_up(lm: LanguageModel, lesson: Lesson, config: TrainConfig, batch: Batch, scale: float = 1.0) -> Summed:
@@ -45,15 +49,18 @@ def add_up(lm: LanguageModel, lesson: Lesson, config: TrainConfig, batch: Batch,
     with autocast(lm, config):
         count = lesson.begin(lm, batch.rows)
     whole = count or 1.0
-    total, metrics = 0.0, []
+    total, metrics, unit_losses = 0.0, [], []
     for rows, packed in zip(batch.rows, batch.packed, strict=True):
         once = partial(forward, lm, lesson, config, packed, rows)
         with phase("backward"):
             loss = add_gradients(once, whole / scale, lm, config.noise.adversarial)
         total += loss.sum.item()
         metrics.append(loss.metrics)
+        if loss.unit_losses is not None:
+            unit_losses.append(loss.unit_losses)
     supervised = sum(len(packed.targets) for packed in batch.packed)
-    return Summed(total / whole, count, supervised, means(merged(metrics)))
+    units = torch.cat(unit_losses) if unit_losses else None
+    return Summed(total / whole, count, supervised, means(merged(metrics)), units)
 
 
 def forward(lm: LanguageModel, lesson: Lesson, config: TrainConfig, packed: Packed, rows: list[int]) -> Loss:

@@ -12,10 +12,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from posttrain.store.errors import UserError
-from posttrain.train.curriculum import Adaptive, CurriculumConfig, competence, opened
+from posttrain.train.curriculum import CurriculumConfig
 from posttrain.train.mix import MixConfig, parts_of
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.passes import Part, Passes
+from posttrain.train.passes import Part
+from posttrain.train.stage_rows import StageRows
 
 if TYPE_CHECKING:  # it holds the sections of this module
     from posttrain.train.config import TrainConfig
@@ -67,8 +68,8 @@ def stages_of(config: "TrainConfig") -> list[StageConfig]:
     """The stages of a training; one with all its epochs where the config names none.
 
     Raises:
-        UserError: there is a curriculum beside stages, which have their own, two go by different scores, or one by the
-            losses of a model that is no language model.
+        UserError: there is a curriculum beside stages, which have their own, two go by different scores, or one by
+            losses that the objective does not measure.
     """
     if config.stages and config.curriculum.name != "none":
         fix = "put it into the stages that it is for"
@@ -79,6 +80,9 @@ def stages_of(config: "TrainConfig") -> list[StageConfig]:
     if difficulty_of(stages) == "loss" and OBJECTIVES[config.objective].output in ("reward", "classes"):
         where, fix = "train.curriculum.difficulty", "name a column of the data with numbers"
         raise UserError(f"before {config.objective} there is no loss to go by", where=where, fix=fix)
+    if any(stage.curriculum.name == "self_paced" for stage in stages) and config.has_teacher:
+        what = f"{config.objective} measures no likelihood of single records, which self_paced goes by"
+        raise UserError(what, where="train.curriculum.name", fix="use adaptive")
     return stages
 
 
@@ -88,7 +92,7 @@ def difficulty_of(stages: Sequence[StageConfig]) -> str | None:
 
 
 class Order:
-    """The rows of every optimiser step: a function of the arguments, and of the losses for an adaptive curriculum.
+    """The rows of every optimiser step: a function of the arguments, and of the losses where a curriculum goes by them.
 
     Args:
         count: number of records; their rows are 0..count-1.
@@ -116,7 +120,7 @@ class Order:
         difficulties: np.ndarray | None = None,
     ) -> None:
         self.count, self.batch_size, self.seed = count, batch_size, seed
-        self._stages: list[_Stage] = []
+        self._stages: list[StageRows] = []
         self._starts = [0]
         self._observed = 0  # steps
         epoch = 0
@@ -133,7 +137,7 @@ class Order:
             if left_out := count - sum(len(part.rows) for part in parts):
                 log.info("  %s: %d of %d records are not met", where, left_out, count)
             ranks = None if config.curriculum.name == "none" else _known("difficulties", difficulties, count)
-            stage = _Stage(config, parts, batch_size, seed, epoch, ranks)
+            stage = StageRows(config, parts, batch_size, seed, epoch, ranks)
             self._stages.append(stage)
             self._starts.append(self._starts[-1] + stage.steps)
             epoch += ceil(stage.steps / stage.passes.batches)
@@ -184,12 +188,20 @@ class Order:
         found: list[int] = stage.rows(within).tolist()
         return found
 
-    def observe(self, step: int, loss: float) -> None:
-        """Tell of a step's loss, in the steps' order; only adaptive curricula listen."""
+    def wants_unit_losses(self, step: int) -> bool:
+        """Whether `observe` needs the loss of each of a step's rows, for a self-paced curriculum."""
+        _, stage, within = self._at(step)
+        return stage.wants_unit_losses(within)
+
+    def observe(self, step: int, loss: float, unit_losses: np.ndarray | None = None) -> None:
+        """Tell of a step's loss, in the steps' order; only adaptive and self-paced curricula listen.
+
+        Args:
+            unit_losses: float [rows of the step], nats a supervised token of each, where they are wanted.
+        """
         _, stage, within = self._at(step)
         self._observed = step + 1
-        if stage.adaptive is not None:
-            stage.adaptive.observe(within, loss)
+        stage.observe(within, loss, unit_losses)
 
     def seen(self, steps: int | None = None, *, samples: int = 0, since: int = 0) -> np.ndarray:
         """int64 [count]: how often each record is met in the first ``steps`` steps, or in all that are decided.
@@ -208,32 +220,33 @@ class Order:
 
     def state(self) -> dict[str, Any]:
         """What `load_state` takes, as JSON values: how many steps were observed, and what each stage knows of them."""
-        known = {str(at): one.adaptive.state() for at, one in enumerate(self._stages) if one.adaptive is not None}
+        known = {str(at): one.pacing.state() for at, one in enumerate(self._stages) if one.pacing is not None}
         return {"steps": self._observed, **known}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, perhaps of an order with other arguments.
 
         Raises:
-            UserError: its adaptive curricula are not those that have seen these steps here.
+            UserError: its adaptive and self-paced curricula are not those that have seen these steps here.
         """
         steps, saved = state["steps"], {int(at): of for at, of in state.items() if at != "steps"}
-        own = {at: one.adaptive for at, one in enumerate(self._stages) if one.adaptive is not None}
+        own = {at: one for at, one in enumerate(self._stages) if one.pacing is not None}
         for at in sorted({*saved, *own}):
-            there = (saved[at]["seen"], len(saved[at]["shares"]) - 1) if at in saved else (0, 0)
+            there = (saved[at]["seen"], _looks(saved[at])) if at in saved else (0, 0)
             here = (0, 0)
             if at in own:
                 seen = min(max(0, steps - self._starts[at]), own[at].steps)
-                here = (seen, seen // own[at].config.every)
+                here = (seen, seen // own[at].config.curriculum.every)
             if there != here:
                 had, has = ("seen {} steps and looked at them {} times".format(*one) for one in (there, here))
                 what = f"the checkpoint's adaptive curriculum has {had}, and the config's would have {has}"
                 raise UserError(what, where=f"train.stages.{at}", fix=_FIX)
-        for at in own.keys() & saved:
-            own[at].load_state(saved[at])
+        for at in sorted(own.keys() & saved):
+            if saved[at]["seen"]:
+                own[at].load_state(saved[at], f"train.stages.{at}", _FIX)
         self._observed = steps
 
-    def _at(self, step: int) -> tuple[int, "_Stage", int]:
+    def _at(self, step: int) -> tuple[int, StageRows, int]:
         if not 0 <= step < self.steps:
             raise IndexError(f"the training has {self.steps} steps, and no step {step}")
         number = bisect_right(self._starts, step) - 1
@@ -245,53 +258,14 @@ def _passes(config: StageConfig, batch_size: int, count: int) -> int:
     return config.epochs or ceil((config.steps or 1) / ceil(count / batch_size))
 
 
+def _looks(state: Mapping[str, Any]) -> int:
+    """How often a curriculum that goes by losses has looked at them."""
+    return int(state["looks"]) if "looks" in state else len(state["shares"]) - 1
+
+
 def _known(name: str, values: Sequence[Any] | np.ndarray | None, count: int) -> np.ndarray:
     """What is known of each record, or a ValueError."""
     found = np.asarray([] if values is None else values)
     if len(found) != count or (found.dtype.kind == "f" and np.isnan(found).any()):
         raise ValueError(f"the records' {name} are not known")
     return found
-
-
-class _Stage:
-    """The rows of one stage, whose first pass is number ``first_epoch`` of the training."""
-
-    def __init__(
-        self,
-        config: StageConfig,
-        parts: Sequence[Part],
-        batch_size: int,
-        seed: int | None,
-        first_epoch: int,
-        difficulties: np.ndarray | None,
-    ) -> None:
-        self.config, self.first_epoch, self._batch_size, self._seed = config, first_epoch, batch_size, seed or 0
-        self.passes = Passes(parts, batch_size, seed, first_epoch)
-        self.steps = config.steps or self.passes.batches * (config.epochs or 1)
-        curriculum = config.curriculum
-        self.adaptive = Adaptive(curriculum, self.steps) if curriculum.name == "adaptive" else None
-        # From this step on all records come in passes.
-        self._open = 0 if curriculum.name == "none" else min(self.steps, opened(curriculum, self.steps))
-        self._ranked = None
-        if difficulties is not None:  # the easiest first; the records' order decides between equals
-            rows = parts[0].rows
-            self._ranked = rows[np.argsort(difficulties[rows], kind="stable")]
-
-    @property
-    def decided(self) -> int:
-        """How many of the stage's steps have known rows."""
-        if self.adaptive is None or self.adaptive.decided >= self._open:
-            return self.steps
-        return self.adaptive.decided
-
-    def rows(self, step: int) -> np.ndarray:
-        """int64 [at most batch size], for a step that is decided."""
-        if self._ranked is None or step >= self._open:
-            return self.passes.rows(step - self._open)
-        if self.adaptive is None:
-            share = competence(self.config.curriculum, step, self.steps)
-        else:
-            share = self.adaptive.competence(step)
-        known = self._ranked[: max(self._batch_size, ceil(share * len(self._ranked)))]
-        random = np.random.default_rng([self._seed, self.first_epoch, step, 0, 0, 1])
-        return known[random.choice(len(known), min(self._batch_size, len(known)), replace=False)]

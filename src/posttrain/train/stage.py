@@ -41,6 +41,7 @@ def train(
     scratch: Path,
     sink: Sink | None = None,
     profile: Path | None = None,
+    difficulties: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Train a model on labelled records.
 
@@ -54,13 +55,15 @@ def train(
         scratch: where checkpoints lie until the training is done; a killed training goes on from there.
         sink: what is told of every step.
         profile: where a profile is written, where the config asks for one.
+        difficulties: float [records], a higher one is harder, in place of the column that the curriculum names.
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (how many were longer than
         ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
         ``last_loss`` (mean of the last epoch; both None where there is no finite number), ``decisions`` (what was found
         wrong and done about it); from scratch also ``initialization`` (variance of activations and gradients by layer
-        before the first step); where stages or a curriculum left records out, ``never_met`` (their ids); with a mix
+        before the first step); where stages or a curriculum left records out, ``never_met`` (their ids); where
+        ``train.weight`` is 0 for some, which are not trained on, ``weightless`` (their ids); with a mix
         ``mixes``, how often each kind and record was met, as `posttrain.train.accounts.accounts` gives it.
 
     Raises:
@@ -72,13 +75,13 @@ def train(
     if from_scratch:
         check_from_scratch(config)
     config = config.with_teacher_from(Path())
-    found = read_training_set(str(source), records, config, task, scratch)
+    found = read_training_set(str(source), records, config, task, scratch, difficulties)
     units = found.units
     torch.manual_seed(seed)
     lm = _model(config, source, task, seed)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
-    lesson = lesson_for(Given(units, config, lm, units.targets.tolist(), units.margins.tolist()))
+    lesson = lesson_for(Given(units, config, lm, units.targets.tolist(), units.margins.tolist(), found.weights))
     if lesson.has_teacher:
         del lm
         lesson.consult(scratch)
@@ -107,6 +110,9 @@ def train(
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))
         fresh["never_met"] = never_met
+    if found.weightless:
+        log.warning("  left out for their weight of 0: %d records", len(found.weightless))
+        fresh["weightless"] = found.weightless
     if mixes := accounts(trainer.state.order, trainer.kinds or {}):
         fresh["mixes"] = mixes
     return fresh | {

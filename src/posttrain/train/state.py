@@ -21,7 +21,7 @@ class TrainingState:
 
     Args:
         masters: weights, gradients and what the optimiser remembers.
-        order: which units each step meets; an adaptive curriculum remembers losses.
+        order: which units each step meets; a curriculum that goes by losses remembers them.
         watch: what the detectors have seen.
         course: what its decisions change in the steps that follow.
         ema: averages of the weights, where they are wanted.

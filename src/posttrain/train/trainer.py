@@ -243,7 +243,8 @@ class Trainer:
             **self.meter.read(batch.lengths, summed.supervised, self.loader.waited),
         )
         state.steps.append(values)
-        state.order.observe(number, summed.loss)
+        units = summed.unit_losses if state.order.wants_unit_losses(number) else None
+        state.order.observe(number, summed.loss, None if units is None else units.cpu().numpy())
         with phase("watch"):
             found = state.watch.observe(values) if watched else []
         mine = [*([decision] if decision else []), *found]

@@ -9,10 +9,11 @@ import pyarrow as pa
 from posttrain.models.shape import read_config
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.train.columns import check_margins, numbers, stage_kinds
+from posttrain.train.columns import check_margins, numbers, stage_kinds, weights
 from posttrain.train.config import TrainConfig
 from posttrain.train.examples import encoder_of
 from posttrain.train.lessons.make import shape_of
+from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.order import difficulty_of, stages_of
 from posttrain.train.tokens.fit import check_model
 from posttrain.train.tokens.token_set import TokenSet
@@ -27,15 +28,24 @@ class TrainingSet:
         units: their tokens.
         kinds: by column that a stage mixes by, what each record is.
         difficulties: float64 [R], where a curriculum goes by a column.
+        weights: float64 [R], above 0 and 1 in the mean: what each counts in the loss; None: all alike.
+        weightless: ids of the records whose weight is 0, which are not in it.
     """
 
     units: TokenSet
     kinds: dict[str, list[str]]
     difficulties: np.ndarray | None
+    weights: np.ndarray | None
+    weightless: list[str]
 
 
 def read_training_set(
-    source: str, records: pa.Table, config: TrainConfig, task: TaskConfig, scratch: Path
+    source: str,
+    records: pa.Table,
+    config: TrainConfig,
+    task: TaskConfig,
+    scratch: Path,
+    difficulties: np.ndarray | None = None,
 ) -> TrainingSet:
     """Tokenise the records, or find them tokenised.
 
@@ -45,19 +55,45 @@ def read_training_set(
         config: how they are trained on.
         task: what the model is asked to do.
         scratch: where the tokens are kept.
+        difficulties: float [records], in place of the column that curricula go by.
 
     Raises:
         UserError: there is no record, or one cannot be used.
     """
     if records.num_rows == 0:
         raise UserError("there is no labelled record to train on")
-    kinds, difficulties = stage_kinds(config, records), _difficulties(config, records)
+    if difficulties is None:
+        difficulties = _difficulties(config, records)
+    counts, weightless = _weights(config, records), []
+    if counts is not None:
+        met = counts > 0
+        weightless = records.filter(pa.array(~met))["id"].to_pylist()
+        records, counts = records.filter(pa.array(met)), counts[met] / counts[met].mean()
+        difficulties = None if difficulties is None else difficulties[met]
+    kinds = stage_kinds(config, records)
     shape, encoder = shape_of(config, records), encoder_of(source, task)
     units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
     check_model(read_config(source), encoder.chat.tokenizer, units, records)
     if config.objective == "reward":
         check_margins(records, units.margins)
-    return TrainingSet(units, kinds, difficulties)
+    return TrainingSet(units, kinds, difficulties, counts, weightless)
+
+
+def _weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
+    """What the records count in the loss, where the config names a column of it.
+
+    Raises:
+        UserError: the objective takes none, a record has none that can be used, or all are 0.
+    """
+    if config.weight is None:
+        return None
+    if OBJECTIVES[config.objective].shape in ("labelled", "teacher"):
+        what = f"{config.objective} has no weights of records"
+        raise UserError(what, where="train.weight", fix="leave it out, or take another objective")
+    found = weights(records, config.weight)
+    if not found.any():
+        raise UserError(f"every record's weight `{config.weight}` is 0", where="train.weight")
+    return found
 
 
 def _difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:

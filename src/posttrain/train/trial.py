@@ -161,6 +161,7 @@ class Trials:
             # Only a whole training can follow these.
             "stages": [],
             "curriculum": CurriculumConfig(),
+            "weight": None,
         }
         config = changed(self._config, settings).model_copy(update=quiet)
         spec = {

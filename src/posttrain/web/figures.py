@@ -32,6 +32,8 @@ def learning_curve_svg(report: Report) -> str:
 def learning_curve(report: Report, width: int) -> str:
     rounds = evaluated(report)
     values = {row.number: row.metrics[report.metric] for row in rounds}
+    compared = report.baseline if report.baseline and report.baseline.metric == report.metric else None
+    drawn = {one.round: one.value for one in compared.random} if compared else {}
     points = [
         CurvePoint(
             name=f"round {row.number}" if width >= 500 else f"r{row.number}",
@@ -41,6 +43,7 @@ def learning_curve(report: Report, width: int) -> str:
             decision=row.decision or "open",
             gain=gain_text(row.interval) if row.interval else "",
             bar=_bar(report, row),
+            beside=drawn.get(row.number),
         )
         for row in rounds
     ]

@@ -1,21 +1,27 @@
 """Everything that the report shows, read from a workspace."""
 
+import logging
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from posttrain.evaluate.artifact import read_evaluation
 from posttrain.evaluate.suite import SuiteResult
+from posttrain.loop.baseline import Comparison, comparison
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
 from posttrain.loop.status import model_seconds, stage_seconds, status
+from posttrain.store.errors import DamagedArtifact
 from posttrain.store.records import Deployment, Round
 from posttrain.store.workspace import Workspace
 from posttrain.web import report_data as page
 from posttrain.web.charts.lineage import Node
+from posttrain.web.gather_selection import selections
 from posttrain.web.gather_training import training_of_round
 from posttrain.web.page import now_text
 from posttrain.web.training_data import Training
+
+log = logging.getLogger("posttrain")
 
 _SETS = ("pool", "labelled", "test")
 
@@ -54,11 +60,21 @@ def gather(workspace: Workspace, config: Config) -> page.Report:
         datasets=_datasets(workspace),
         lineage_nodes=tuple(nodes),
         lineage_edges=tuple(edges),
+        baseline=_baseline(workspace, config),
+        selections=selections(workspace),
         trainings=tuple(one for one in trainings.values() if one is not None),
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
         created=now_text(),
     )
+
+
+def _baseline(workspace: Workspace, config: Config) -> Comparison | None:
+    try:
+        return comparison(workspace, config)
+    except DamagedArtifact as error:
+        log.warning("%s; the comparison with random choice is left out", error)
+        return None
 
 
 def _task(config: Config) -> str:

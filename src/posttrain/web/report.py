@@ -7,6 +7,7 @@ from posttrain.web.charts import DECISIONS
 from posttrain.web.figures import learning_curve_svg
 from posttrain.web.page import Tile, now_text, render_page, write_page
 from posttrain.web.report_data import Report
+from posttrain.web.selection_figures import selections_shown
 from posttrain.web.training_data import Training
 from posttrain.web.training_figures import shown
 from posttrain.web.widths import at_both_widths
@@ -36,6 +37,7 @@ def render(report: Report) -> str:
         final=[(wording.metric_name(name), wording.metric_text(name, value)) for name, value in report.final.items()],
         timings=[(wording.reason_text(name), wording.duration_text(value)) for name, value in report.timings.items()],
         headline=_headline(report),
+        selections=selections_shown(report.selections),
         trainings=[shown(one, len(latest)) for one in latest],
         undrawn=len(report.trainings) - len(latest),
         levels_of_bars=figures.levels_of_bars(report),

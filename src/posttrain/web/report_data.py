@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from posttrain.loop.baseline import Comparison
 from posttrain.web.charts.lineage import Node
+from posttrain.web.selection_data import Selection
 from posttrain.web.training_data import Training
 
 
@@ -119,6 +121,8 @@ class Report:
         task: what the model is asked to do, in a sentence.
         metric: the main metric, which every round's ``metrics`` holds once it is evaluated.
         final: metrics of the champion on the whole test split, where that was evaluated.
+        baseline: the loop against one that draws its records at random, where that was run beside it.
+        selections: the rounds' batches, oldest first.
         trainings: the rounds' trainings, oldest first.
         timings: anything else that was timed, in seconds, such as the time outside model compute.
         created: when the report was made, in the caller's words.
@@ -137,6 +141,8 @@ class Report:
     datasets: tuple[DatasetRow, ...] = ()
     lineage_nodes: tuple[Node, ...] = ()
     lineage_edges: tuple[tuple[str, str], ...] = ()
+    baseline: Comparison | None = None
+    selections: tuple[Selection, ...] = ()
     trainings: tuple[Training, ...] = ()
     final: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)

@@ -18,6 +18,12 @@ _ACTIONS = {
     "lower_rate": "lowered the learning rate",
     "stop": "stopped the training",
 }
+_CHOSEN = {
+    "strategy": "chosen by {} from the whole pool",
+    "focus": "chosen by {} among records near what evaluation found weakest",
+    "explore": "drawn at random from the whole pool, whatever the model says",
+    "cold_start": "chosen by {} to cover the pool, as what the model is unsure of said nothing yet",
+}
 _SHARES = ("accuracy", "f1", "rate", "precision", "recall")
 
 
@@ -108,3 +114,8 @@ def kind_text(kind: str) -> str:
 def action_text(action: str) -> str:
     """What was done about it."""
     return _ACTIONS.get(action, reason_text(action))
+
+
+def chosen_text(reason: str, strategy: str) -> str:
+    """Why a record was chosen, in a sentence; empty for a reason that is not known here."""
+    return _CHOSEN.get(reason, "").format(strategy)

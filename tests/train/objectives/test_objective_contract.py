@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -197,3 +198,50 @@ def test_extreme_inputs_stay_finite(case: Case, make: Make, scale: float) -> Non
     for name in case.learned:
         assert rows[name].grad is not None
         assert rows[name].grad.isfinite().all(), name
+
+
+WEIGHTED = [case for case in CASES if OBJECTIVES[case.name].shape not in ("labelled", "teacher")]
+every_weighted_case = pytest.mark.parametrize("case", WEIGHTED, ids=lambda case: case.name)
+
+
+def weighted(case: Case, rows: Rows, weights: list[float]) -> Loss:
+    dtype = rows["chosen"].dtype
+    function = partial(FUNCTIONS[case.name], row_weights=torch.tensor(weights, dtype=dtype))
+    return case.call(function, rows, case.config)
+
+
+@every_weighted_case
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@given(seed=st.integers(0, 2**32 - 1), times=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any))
+def test_a_weight_is_how_often_a_row_is_there(
+    case: Case, make: Make, dtype: torch.dtype, near: float, seed: int, times: list[int]
+) -> None:
+    rows = make(seed, 4, dtype)
+    repeated = case.loss(part(rows, torch.arange(4).repeat_interleave(torch.tensor(times))))
+    found = weighted(case, rows, [float(one) for one in times])
+    assert found.sum.item() == pytest.approx(repeated.sum.item(), rel=near, abs=near * 10)
+    assert found.count == pytest.approx(repeated.count, rel=near)
+    same = weighted(case, rows, [1.0] * 4)
+    assert (same.sum.item(), same.count) == (case.loss(rows).sum.item(), case.loss(rows).count)
+
+
+@every_weighted_case
+def test_each_row_has_one_weight(case: Case, make: Make) -> None:
+    with pytest.raises(ValueError, match="do not go with"):
+        weighted(case, make(1, 4), [2.0])
+
+
+@pytest.mark.parametrize("name", ["orpo", "simpo", "cpo"])
+def test_a_likelihood_is_a_weighted_mean_over_tokens(name: str, make: Make) -> None:
+    """Where nobody says how many tokens a pair of the step has, those at hand are counted by their weights."""
+    config = {"orpo": settings.OrpoConfig(), "simpo": settings.SimpoConfig(nll_weight=0.5)}.get(
+        name, settings.CpoConfig()
+    )
+
+    def loss(rows: Rows, **more: Tensor) -> Loss:
+        return FUNCTIONS[name](sequences(rows, "chosen"), sequences(rows, "rejected"), config, **more)
+
+    rows = make(2, 3)
+    twice = loss(part(rows, torch.tensor([0, 0, 2])))
+    found = loss(rows, row_weights=torch.tensor([0.2, 0.0, 0.1], dtype=torch.float64))
+    assert found.sum.item() / found.count == pytest.approx(twice.sum.item() / twice.count, rel=1e-12)

@@ -212,3 +212,15 @@ def test_metrics_are_written_in_their_units() -> None:
     assert metric_text("latency_p99", 0.0613) == "61 ms"
     assert metric_text("perplexity", 12.345) == "12.35"
     assert points_text(-0.122) == "−12.2"
+
+
+def test_the_random_loop_is_a_line_of_its_own(shapes: Shapes) -> None:
+    points = [
+        CurvePoint(f"round {number}", "", value, (value,), "deploy", beside=beside)
+        for number, (value, beside) in enumerate([(0.2, 0.2), (0.6, 0.4), (0.8, None)])
+    ]
+    svg = line_chart(points, "accuracy")
+    (line,) = shapes(svg, "path", "beside")
+    assert line.get("d", "").count("L") == 1, "two rounds, as the third has none yet"
+    assert "round 1, drawn at random: 40.0%" in svg
+    assert "drawn at random" not in line_chart([CurvePoint("round 0", "", 0.2, (0.2,), "baseline")], "accuracy")

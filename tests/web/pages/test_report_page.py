@@ -5,14 +5,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from posttrain.store.errors import UserError
 from posttrain.web.charts import Node
 from posttrain.web.report import render, write
 from posttrain.web.report_data import Report
+from posttrain.web.selection_data import PoolMap, Selection
 
-SECTIONS = ["learning-curve", "decisions", "training", "labels", "classes", "confusion", "data", "lineage", "time"]
+SECTIONS = [
+    "learning-curve",
+    "decisions",
+    "selection",
+    "training",
+    "labels",
+    "classes",
+    "confusion",
+    "data",
+    "lineage",
+    "time",
+]
 
 
 @pytest.fixture
@@ -29,7 +42,8 @@ def test_the_page_is_sound(opened: Any) -> None:
 
 
 def test_charts_are_legible(opened: Any) -> None:
-    assert opened.page.locator("section:not(#training) svg.chart:visible").count() == 8
+    assert opened.page.locator("section:not(#training):not(#selection) svg.chart:visible").count() == 8
+    assert opened.page.locator("#selection svg.chart:visible").count() == 4, "gains, reasons, map, scores of the last"
     assert opened.page.locator("#training svg.chart:visible").count() == 11, "the last round's is open"
     scale = opened.page.evaluate(
         """() => Math.min(...[...document.querySelectorAll('svg.chart')]
@@ -58,6 +72,58 @@ def test_each_rounds_training_can_be_opened(opened: Any) -> None:
     assert rounds.first.locator("svg.chart:visible").count() == 11
 
 
+def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
+    section = opened.page.locator("#selection")
+    rounds = section.locator(".rounds > details")
+    assert rounds.count() == 4
+    assert [one.get_attribute("open") is not None for one in rounds.all()] == [True, False, False, False]
+    newest = " ".join(rounds.first.inner_text().split())
+    assert newest.startswith("Round 4 96 of 300 scored, a sample of 1,025, by uncertain_diverse")
+    for said in (
+        "Expected gain in accuracy, in points: +6.4 (+0.8 to +13.1); achieved: +9.0.",
+        "Labelling more may have stopped to pay: the last 3 champions answer the pool alike",
+        "96 chosen records among 204 others of the pool and 288 that had a label",
+        "error was 11.2% before and 3.4% after",
+        "cancel_membership",
+        "All 96 records",
+    ):
+        assert said in newest
+    rounds.first.locator(".fold summary").click()
+    rows = rounds.first.locator("tbody tr")
+    assert rows.count() == 96
+    cells = [" ".join(cell.inner_text().split()) for cell in rows.first.locator("td").all()]
+    assert cells[:2] == ["1", "strategy"]
+    asked, because, id = rows.first.locator(".content > *").all_inner_texts()
+    assert (len(asked), because, id) == (160, "entropy 1.2, more than 90% of the pool", f"{1:020x}"), (
+        "long inputs are cut"
+    )
+    assert rows.last.locator(".because").inner_text().endswith("; drawn with probability 0.03333")
+    # Each chosen record is a point that tells what it is.
+    points = rounds.first.locator(".wide path.chosen title")
+    assert points.count() == 96
+    assert "1, strategy, predicted refund_status: Where is my parcel?" in str(points.first.text_content())
+    rounds.last.locator("summary").first.click()
+    assert "no model had been trained yet" in rounds.last.inner_text()
+    assert rounds.last.locator("svg.chart:visible").count() == 2
+
+
+def test_a_long_history_of_large_batches_makes_no_huge_page(report: Report) -> None:
+    def selection(number: int) -> Selection:
+        one = report.selections[-1]
+        assert one.map is not None
+        rng = np.random.default_rng(number)
+        chosen = [dataclasses.replace(one.chosen[0], id=f"{rank}", rank=rank) for rank in range(1, 501)]
+        places = {record.id: (float(rank), float(rank % 7)) for rank, record in enumerate(chosen)}
+        plane = PoolMap(places, 100 * rng.random((1500, 2)), 100 * rng.random((1000, 2)))
+        return dataclasses.replace(one, round=number, records=500, chosen=tuple(chosen), map=plane)
+
+    few = render(dataclasses.replace(report, selections=()))
+    page = render(dataclasses.replace(report, selections=tuple(map(selection, range(1, 31)))))
+    assert len(page) - len(few) < 3_500_000
+    assert "The batches of the 10 earliest rounds are not drawn." in page
+    assert "The first 80 of 500 records" in page
+
+
 def test_an_empty_workspace_has_a_page_too(bare_report: Report, open_page: Callable[..., Any], tmp_path: Path) -> None:
     write(bare_report, tmp_path / "report.html")
     page = open_page(tmp_path / "report.html").page
@@ -76,6 +142,16 @@ def test_what_users_write_stays_text(report: Report) -> None:
             label_counts={evil: 3},
             confusion=(dataclasses.replace(report.confusion[0], expected=evil),),
             funnel=(dataclasses.replace(report.funnel[0], set=evil), report.funnel[1]),
+            selections=(
+                dataclasses.replace(
+                    report.selections[-1],
+                    strategy=evil,
+                    reasons={evil: 1},
+                    worst_classes=(evil,),
+                    chosen=(dataclasses.replace(report.selections[-1].chosen[0], input=evil, label=evil, reason=evil),),
+                    missing=(evil,),
+                ),
+            ),
             lineage_nodes=(Node(evil, evil, "file"),),
             lineage_edges=(),
         )

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from posttrain.data.reading.shapes import TARGETS
 from posttrain.data.split import SplitsConfig
 from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.steps.drop import Drop
 from posttrain.data.versions.recipe import Files, Steps
 from posttrain.store.section import Section
 
@@ -55,6 +56,11 @@ class DataConfig(Section):
     def decontamination(self) -> Decontaminate | None:
         """The step that keeps training records off what is measured; None where the config leaves it out."""
         return next((step for step in self.steps if isinstance(step, Decontaminate)), None)
+
+    @property
+    def drops(self) -> list[Drop]:
+        """The steps that take out the records that a file names, labelled ones of earlier rounds too."""
+        return [step for step in self.steps if isinstance(step, Drop)]
 
     @property
     def files(self) -> list[str]:

@@ -19,6 +19,7 @@ from posttrain.data.sets.outdated import outdated
 from posttrain.data.steps.answers import Answers
 from posttrain.data.steps.conflicts import Conflicts
 from posttrain.data.steps.decontaminate import Decontaminate
+from posttrain.data.steps.drop import Drop
 from posttrain.data.steps.exact import Exact
 from posttrain.store.files import writing
 
@@ -80,6 +81,7 @@ def training_version(
     labelled: pa.Table | None = None,
     decontaminate: Decontaminate | None = None,
     measured: pa.Table | None = None,
+    drops: Sequence[Drop] = (),
 ) -> Dataset:
     """The next training set: the parent's records and newly labelled ones, as far as they still hold.
 
@@ -94,9 +96,11 @@ def training_version(
         decontaminate: takes out what gives away what is measured on at present, which may have changed since the
             parent.
         measured: RECORD table of that.
+        drops: take out what files name, of the parent's records too.
     """
     before = parent.records if parent is not None else RECORD.empty_table()
     steps: dict[str, Work | None] = {
+        **{f"drop {number}" if number > 1 else "drop": partial(apply, drop) for number, drop in enumerate(drops, 1)},
         "labelled files": outdated(labelled) if labelled is not None else None,
         "answers": partial(apply, Answers()),
         "exact": partial(apply, Exact()),

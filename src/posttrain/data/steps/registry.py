@@ -7,6 +7,7 @@ from posttrain.data.steps.c4 import C4
 from posttrain.data.steps.conflicts import Conflicts
 from posttrain.data.steps.decontaminate import Decontaminate
 from posttrain.data.steps.difficulty import Difficulty
+from posttrain.data.steps.drop import Drop
 from posttrain.data.steps.exact import Exact
 from posttrain.data.steps.fineweb import Fineweb
 from posttrain.data.steps.gopher import Gopher
@@ -33,6 +34,7 @@ _ALL: tuple[type[Step], ...] = (
     Conflicts,
     Decontaminate,
     Difficulty,
+    Drop,
     Exact,
     Fineweb,
     Gopher,

@@ -59,7 +59,10 @@ def collect(turn: Turn) -> Collected:
             )
         return result
 
-    settings = {"data": config.model_dump(mode="json"), "labels": labels}
+    settings: dict[str, Any] = {"data": config.model_dump(mode="json"), "labels": labels}
+    # Of the files that these steps name the content counts as well.
+    if config.drops:
+        settings["drop"] = [step.located(root).key() for step in config.drops]
     digests = input_digests(config, root, versions)
     for_training = suite_settings(turn.config, root), suite_digests(turn.config, root)
     artifacts = {}

@@ -32,7 +32,8 @@ def evaluate(turn: Turn, model: str, test: Artifact, *, full: bool = False) -> A
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         lm = turn.model(model)
         results = {
-            name: run_suite(lm, _records(turn, suite, test), suite, name, full=full) for name, suite in suites.items()
+            name: run_suite(lm, suite_records(turn, suite, test), suite, name, full=full)
+            for name, suite in suites.items()
         }
         write_evaluation(out, results)
         return {"metrics": flat_metrics(results), "full": full}
@@ -80,7 +81,8 @@ def metrics_of(turn: Turn, evaluation: str, latency: Artifact | None, role: str)
     return metrics
 
 
-def _records(turn: Turn, suite: SuiteConfig, test: Artifact) -> pa.Table:
+def suite_records(turn: Turn, suite: SuiteConfig, test: Artifact) -> pa.Table:
+    """RECORD table of what a suite measures on."""
     if suite.data == "test":
         return turn.dataset(test.id).records
     path = turn.workspace.root / Path(suite.data).expanduser()

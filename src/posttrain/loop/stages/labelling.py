@@ -89,6 +89,7 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
         labels: this round's labels; None where nothing was asked for.
     """
     decontaminate = turn.config.data.decontamination
+    drops = [step.located(turn.workspace.root) for step in turn.config.data.drops]
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         before = turn.dataset(parent) if parent else None
@@ -102,6 +103,7 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
             labelled=labelled,
             decontaminate=decontaminate,
             measured=concat(list(measured.values())),
+            drops=drops,
         )
         return write_dataset(out, version.records, version.rejected, version.meta)
 
@@ -109,7 +111,10 @@ def extend(turn: Turn, parent: str | None, collected: Collected, labels: Artifac
     inputs |= suite_digests(turn.config, turn.workspace.root)
     inputs |= {"labels": labels.id} if labels else {}
     inputs |= {"parent": parent} if parent else {}
-    settings = {"labels": turn.config.task.label_set, "decontaminate": decontaminate.key() if decontaminate else None}
+    settings: dict[str, Any] = {"labels": turn.config.task.label_set}
+    settings["decontaminate"] = decontaminate.key() if decontaminate else None
+    if drops:
+        settings["drop"] = [step.key() for step in drops]
     settings |= suite_settings(turn.config, turn.workspace.root)
     artifact = turn.stage("dataset", "dataset", inputs, settings, work, seeded=False)
     if turn.number and not turn.workspace.metadata.arm:

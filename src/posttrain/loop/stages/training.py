@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.split.training_records import require_apart
+from posttrain.loop.stages.difficulty import difficulties
 from posttrain.loop.stages.fetch import fetch_teacher
 from posttrain.loop.suites import measured_on
 from posttrain.loop.turn import Turn, task_key
@@ -26,6 +27,8 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str, test: Ar
     measured = measured_on(turn.config, turn.dataset(test.id).records, turn.workspace.root)
     require_apart(records, measured, f"the training set of round {turn.number}", turn.config.data.decontamination)
 
+    config, hard, scored = difficulties(turn, records)
+
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         # A run of its own at each tracker, whose name stays when a killed round goes on.
         run = f"{turn.workspace.root.resolve().name}-round-{turn.number}-{scratch.name[:8]}"
@@ -36,18 +39,18 @@ def train_candidate(turn: Turn, base: str, champion: str, dataset: str, test: Ar
             return train(
                 turn.path(source),
                 records,
-                turn.config.train if teacher is None else turn.config.train.with_teacher(turn.path(teacher.id)),
+                config if teacher is None else config.with_teacher(turn.path(teacher.id)),
                 turn.config.task,
                 seed=turn.seed("train"),
                 out=out,
                 scratch=scratch,
                 sink=sinks,
+                difficulties=hard,
             )
         finally:
             sinks.close()
 
     # A teacher is an input: which one it is counts, and not where it lies.
-    config = turn.config.train.with_teacher(None)
-    settings = config.model_dump(mode="json", exclude={"start", *BESIDE})
-    inputs = {"source": source, "dataset": dataset} | ({"teacher": teacher.id} if teacher else {})
+    settings = turn.config.train.with_teacher(None).model_dump(mode="json", exclude={"start", *BESIDE})
+    inputs = {"source": source, "dataset": dataset} | ({"teacher": teacher.id} if teacher else {}) | scored
     return turn.stage("train", "model", inputs, {"train": settings, **task_key(turn.config)}, work, version=VERSION)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.jobs.engine import cores, open_engine
+from posttrain.select.auto import AUTO, INFORMED, INFORMED_OPTIONS
 from posttrain.select.compare.curves import Plan, full_accuracy, learning_curve, task_of
 from posttrain.select.compare.summary import Summary, summarise
 from posttrain.select.selectors.registry import STRATEGIES
@@ -57,7 +58,7 @@ def compare(
     Args:
         features: float [N, D] embeddings.
         labels: [N].
-        strategies: names in ``STRATEGIES``.
+        strategies: names in ``STRATEGIES``, or ``auto``.
         seeds: curves of each strategy, seeds 0, 1 and so on.
         batch: labels asked for at a time.
         most: labels in the end, or all that are not held out where these are fewer.
@@ -77,17 +78,17 @@ def compare(
     counts = tuple(range(batch, most + 1, batch))
     if not counts:
         raise UserError(f"{most:,} records to choose from make no batch of {batch}", fix="give a smaller --batch")
-    plans = {name: Plan(name, counts, cold_start, (options or {}).get(name, {})) for name in names}
+    plans = {name: _plan(name, counts, cold_start, (options or {}).get(name, {})) for name in names}
     _try(plans, tasks[0].features)
-    work = [(plans[name], seed) for seed in range(seeds) for name in names]
+    work = [(name, plans[name], seed) for seed in range(seeds) for name in names]
     workers = cores() if workers is None else workers
     with (
         open_engine("inline" if workers == 1 else "processes", workers) as engine,
         progress("learning curves", len(work), "curve") as advance,
     ):
         found: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in names}
-        for (plan, _), curve in zip(work, engine.map(partial(_curve, features, labels), work), strict=True):
-            found[plan.strategy].append(curve)
+        for (name, *_), curve in zip(work, engine.map(partial(_curve, features, labels), work), strict=True):
+            found[name].append(curve)
             advance(1)
     full = [full_accuracy(one) for one in tasks]
     curves = {name: np.stack(rows) for name, rows in found.items()}
@@ -98,14 +99,20 @@ def compare(
 def check_names(names: Sequence[str]) -> None:
     """Raise a UserError if one is no strategy."""
     for name in names:
-        if name not in STRATEGIES:
-            raise UserError(f"no strategy `{name}`", where="--strategies", fix=did_you_mean(name, STRATEGIES))
+        if name not in (*STRATEGIES, AUTO):
+            raise UserError(f"no strategy `{name}`", where="--strategies", fix=did_you_mean(name, [*STRATEGIES, AUTO]))
+
+
+def _plan(name: str, counts: tuple[int, ...], cold_start: str, options: Mapping[str, Any]) -> Plan:
+    if name == AUTO:
+        return Plan(INFORMED, counts, cold_start, {**INFORMED_OPTIONS, **options})
+    return Plan(name, counts, cold_start, options)
 
 
 def _curve(
-    features: npt.NDArray[np.floating], labels: Sequence[str], work: tuple[Plan, int]
+    features: npt.NDArray[np.floating], labels: Sequence[str], work: tuple[str, Plan, int]
 ) -> npt.NDArray[np.float64]:
-    plan, seed = work
+    _, plan, seed = work
     return learning_curve(task_of(features, labels, seed), plan, seed)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.select import uncertainty
+from posttrain.select.scores.names import DOUBT
 from posttrain.select.selectors.closeness import Floats, Rows
 from posttrain.select.selectors.whitening import whiten
 from posttrain.store.errors import UserError
@@ -23,6 +24,8 @@ _MEASURES: dict[str, Callable[[Column], Column]] = {
     "least_confidence": uncertainty.least_confidence,
     "margin": uncertainty.margin,
 }
+
+_LIST = ", ".join(_MEASURES)
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,22 @@ class Pool:
         return np.asarray(embeddings, np.float32) if dimensions is None else whiten(embeddings, dimensions)
 
     def doubt(self, by: str) -> npt.NDArray[np.float64]:
-        """An uncertainty measure [N], great where the model is unsure; from ``probabilities`` where it is not given.
+        """How unsure the model is, [N], great where it is; from ``probabilities`` where a measure is not given.
+
+        Args:
+            by: a column that says so, such as ``entropy``, ``bald`` or ``semantic_entropy``; what is great where the
+                model is sure, such as ``margin``, counts with a minus.
 
         Raises:
             UserError: if it can be neither found nor computed, or ``by`` is no measure.
         """
-        if by not in _MEASURES:
-            raise UserError(f"no uncertainty measure `{by}`", fix="use " + ", ".join(_MEASURES))
-        known = by in self.scores
-        values = self.scores[by] if known else _MEASURES[by](self.column("probabilities", by))
-        return np.asarray(values, np.float64) * (-1.0 if by == "margin" else 1.0)
+        if by not in DOUBT:
+            raise UserError(f"no uncertainty measure `{by}`", fix="use " + ", ".join(DOUBT))
+        if by not in self.scores and by not in _MEASURES:
+            raise UserError(f"no score column `{by}` to choose by", fix=f"add it to select.scores, or use {_LIST}")
+        computed = by not in self.scores
+        values = _MEASURES[by](self.column("probabilities", by)) if computed else self.scores[by]
+        return np.asarray(values, np.float64) * DOUBT[by]
 
     def greatest(self, values: npt.NDArray[np.floating], n: int) -> Rows:
         """The ``n`` free rows with the greatest of [N] values, greatest first; ties in row order, NaN last."""

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit
@@ -30,6 +31,8 @@ class Lesson(ABC):
 
     has_teacher = False
     """Whether ``consult`` has something to do; the model that is trained need not be in memory then."""
+    weights: Tensor | None = None
+    """float64 [units]: what each counts in the loss, in its sum and in what that is divided by; None: 1 each."""
 
     def __init__(self, units: Sequence[Unit], config: TrainConfig) -> None:
         self.units, self.config = units, config
@@ -67,9 +70,20 @@ class Lesson(ABC):
             parts: the places of each micro-batch's units.
 
         Returns:
-            What the sum of all the micro-batches' losses is divided by: here the units.
+            What the sum of all the micro-batches' losses is divided by: here the units, by their weights.
         """
-        return float(sum(map(len, parts)))
+        rows = [row for part in parts for row in part]
+        return self.counted(rows, [1] * len(rows))
+
+    def counted(self, rows: Sequence[int], counts: Sequence[int]) -> float:
+        """The sum of what some units count, each times its weight."""
+        if self.weights is None:
+            return float(sum(counts))
+        return float(self.weights[list(rows)] @ torch.tensor(counts, dtype=torch.float64))
+
+    def row_weights(self, rows: Sequence[int], like: Tensor) -> Tensor | None:
+        """float32 [rows], on the device of ``like``; None where all count alike."""
+        return None if self.weights is None else self.weights[list(rows)].to(like.device, torch.float32)
 
     @abstractmethod
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:

@@ -1,6 +1,7 @@
 """Log-probabilities of sequences, and the lesson that needs nothing else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,19 +17,27 @@ from posttrain.train.objectives.sequences import Sequences
 
 
 class Supervised(Lesson):
-    """``sft``: every supervised token counts alike."""
+    """``sft``: every supervised token of a unit counts alike."""
 
     def begin(self, lm: LanguageModel, parts: Sequence[Sequence[int]]) -> float:
-        """The step's supervised tokens."""
-        rows = (row for part in parts for row in part)
-        return float(sum(supervised_tokens(sequence) for row in rows for sequence in self.units[row]))
+        """The step's supervised tokens, by their units' weights."""
+        rows = [row for part in parts for row in part]
+        return self.counted(rows, [sum(map(supervised_tokens, self.units[row])) for row in rows])
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
-        if not (self.settings and self.settings.label_smoothing):
-            return self.function(sequences(lm, packed), self.settings)
-        found, mean = token_and_mean_log_probabilities(lm, read(lm, packed), packed.targets)
-        mean_sums = by_sequence(mean, packed).sums
-        return self.function(by_sequence(found, packed), self.settings, mean_sums=mean_sums)
+        mean_sums = None
+        if self.settings and self.settings.label_smoothing:
+            tokens, mean = token_and_mean_log_probabilities(lm, read(lm, packed), packed.targets)
+            found, mean_sums = by_sequence(tokens, packed), by_sequence(mean, packed).sums
+        else:
+            found = sequences(lm, packed)
+        weights = self.row_weights(rows, found.sums)
+        return with_unit_losses(self.function(found, self.settings, mean_sums=mean_sums, row_weights=weights), found)
+
+
+def with_unit_losses(loss: Loss, found: Sequences) -> Loss:
+    """The loss with those of its units, of each of which one sequence is given."""
+    return replace(loss, unit_losses=-found.means.detach())
 
 
 def sequences(lm: LanguageModel, packed: Packed) -> Sequences:

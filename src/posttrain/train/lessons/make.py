@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import torch
 
 from posttrain.models.chat import Encoded
 from posttrain.models.classifier import REWARD, load_classifier
@@ -33,6 +35,7 @@ class Given:
         lm: the model that `model_for` loaded, to look at; no lesson keeps it.
         targets: the class of each record, or whether its answer is desirable.
         margins: how much better each chosen answer is.
+        weights: float64 [units], above 0, what each unit counts in the loss; None: 1 each.
     """
 
     units: Sequence[Unit]
@@ -40,6 +43,7 @@ class Given:
     lm: LanguageModel
     targets: Sequence[int] = ()
     margins: Sequence[float] = ()
+    weights: np.ndarray | None = None
 
 
 def shape_of(config: TrainConfig, records: pa.Table) -> Shape:
@@ -81,7 +85,9 @@ def model_for(config: TrainConfig, source: Path, task: TaskConfig, dtype: str) -
 
 def lesson_for(given: Given) -> Lesson:
     """The lesson of the config's objective."""
-    return _LESSONS[given.config.objective](given)
+    lesson = _LESSONS[given.config.objective](given)
+    lesson.weights = None if given.weights is None else torch.from_numpy(given.weights.astype(np.float64))
+    return lesson
 
 
 def _unpaired(given: Given) -> Lesson:

@@ -12,7 +12,7 @@ from posttrain.models.packing import Packed, Unit
 from posttrain.models.reading import read
 from posttrain.train.config import TrainConfig
 from posttrain.train.lessons.base import Lesson
-from posttrain.train.lessons.log_probabilities import by_sequence, sequences
+from posttrain.train.lessons.log_probabilities import by_sequence, sequences, with_unit_losses
 from posttrain.train.lessons.reference import reference
 from posttrain.train.lessons.units import UnitView, supervised_tokens, whole_text
 from posttrain.train.objectives.loss import Loss
@@ -30,7 +30,10 @@ class ReferencePairs(Lesson):
         chosen, rejected = sides(sequences(lm, packed))
         before = self.before[list(rows)].to(chosen.sums.device)
         references = Sequences(before[:, 0], chosen.counts), Sequences(before[:, 1], rejected.counts)
-        return self.function(chosen, rejected, *references, self.settings)
+        weights = self.row_weights(rows, chosen.sums)
+        return with_unit_losses(
+            self.function(chosen, rejected, *references, self.settings, row_weights=weights), chosen
+        )
 
 
 class ReferenceFreePairs(Lesson):
@@ -39,15 +42,23 @@ class ReferenceFreePairs(Lesson):
     tokens_per_pair = 1.0
 
     def begin(self, lm: LanguageModel, parts: Sequence[Sequence[int]]) -> float:
-        """The step's pairs."""
+        """The step's pairs, by their weights."""
         rows = [row for part in parts for row in part]
-        tokens = sum(supervised_tokens(self.units[row][0]) for row in rows)
-        self.tokens_per_pair = max(tokens, 1) / max(len(rows), 1)
-        return float(len(rows))
+        tokens = self.counted(rows, [supervised_tokens(self.units[row][0]) for row in rows])
+        pairs = super().begin(lm, parts)
+        self.tokens_per_pair = (tokens or 1.0) / (pairs or 1.0)
+        return pairs
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         chosen, rejected = sides(sequences(lm, packed))
-        return self.function(chosen, rejected, self.settings, tokens_per_pair=self.tokens_per_pair)
+        loss = self.function(
+            chosen,
+            rejected,
+            self.settings,
+            tokens_per_pair=self.tokens_per_pair,
+            row_weights=self.row_weights(rows, chosen.sums),
+        )
+        return with_unit_losses(loss, chosen)
 
 
 class OddsRatioPairs(ReferenceFreePairs):
@@ -66,7 +77,15 @@ class OddsRatioPairs(ReferenceFreePairs):
         found = token_log_probabilities(lm, read(lm, packed), packed.targets)
         chosen, rejected = sides(by_sequence(found, packed, self._in_answer(rows).to(found.device)))
         texts, _ = sides(by_sequence(found, packed))
-        return self.function(chosen, rejected, self.settings, likelihood=texts, tokens_per_pair=self.tokens_per_pair)
+        loss = self.function(
+            chosen,
+            rejected,
+            self.settings,
+            likelihood=texts,
+            tokens_per_pair=self.tokens_per_pair,
+            row_weights=self.row_weights(rows, chosen.sums),
+        )
+        return with_unit_losses(loss, texts)
 
     def _in_answer(self, rows: Sequence[int]) -> Tensor:
         """bool [S]: which of the supervised tokens belong to an answer."""

@@ -12,7 +12,7 @@ from posttrain.models.packing import Packed, Unit, pack
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.lessons.base import Lesson, evaluating
-from posttrain.train.lessons.log_probabilities import sequences
+from posttrain.train.lessons.log_probabilities import sequences, with_unit_losses
 from posttrain.train.lessons.reference import reference
 from posttrain.train.lessons.units import UnitView, answer_start, changed, only_answer
 from posttrain.train.objectives.kto import kl_estimate
@@ -68,7 +68,8 @@ class UnpairedAnswers(Lesson):
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         found = sequences(lm, packed)
         desirable = self.desirable[list(rows)].to(found.sums.device)
-        return self.function(found, self._reference(rows, 0, found), desirable, self.divergence, self.settings)
+        reference = self._reference(rows, 0, found)
+        return with_unit_losses(self.function(found, reference, desirable, self.divergence, self.settings), found)
 
     def mismatched(self, row: int) -> Encoded:
         """A unit's prompt with its partner's answer."""

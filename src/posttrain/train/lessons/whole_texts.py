@@ -32,7 +32,9 @@ class Rewards(Lesson):
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         rewards = outputs(lm, read(lm, packed))[:, 0]
         margin = self.margins[list(rows)].to(rewards.device)
-        return self.function(rewards[0::2], rewards[1::2], self.settings, margin=margin)
+        return self.function(
+            rewards[0::2], rewards[1::2], self.settings, margin=margin, row_weights=self.row_weights(rows, rewards)
+        )
 
 
 class Classes(Lesson):
@@ -50,15 +52,18 @@ class Classes(Lesson):
             changed(units, lambda sequence: read_to_end(sequence.ids[: answer_start(sequence)], padding)), config
         )
         self.numbers = torch.tensor(list(numbers))
-        self.weights = label_weights(output_names(lm), self.settings, "train.classification.label_weights")
+        self.label_weights = label_weights(output_names(lm), self.settings, "train.classification.label_weights")
 
     def begin(self, lm: LanguageModel, parts: Sequence[Sequence[int]]) -> float:
-        """The weights of the step's classes, or its texts."""
-        if self.weights is None:
+        """The step's texts, by their weights and those of their classes."""
+        if self.label_weights is None:
             return super().begin(lm, parts)
-        return float(self.weights[self.numbers[[row for part in parts for row in part]]].sum())
+        rows = [row for part in parts for row in part]
+        own = self.label_weights[self.numbers[rows]].double()
+        return float(own.sum() if self.weights is None else own @ self.weights[rows])
 
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         logits = outputs(lm, read(lm, packed))
-        weights = None if self.weights is None else self.weights.to(logits.device)
-        return self.function(logits, self.numbers[list(rows)].to(logits.device), self.settings, weights=weights)
+        weights = None if self.label_weights is None else self.label_weights.to(logits.device)
+        targets, row_weights = self.numbers[list(rows)].to(logits.device), self.row_weights(rows, logits)
+        return self.function(logits, targets, self.settings, weights=weights, row_weights=row_weights)

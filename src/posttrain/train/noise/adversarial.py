@@ -1,6 +1,7 @@
 """Adversarial training in embedding space: learn from the batch as it is, and from its worst neighbour."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def add_gradients(loss: Callable[[], Loss], whole: float, lm: LanguageModel, con
     if config.method == "none":
         found = loss()
         (found.sum / whole).backward()  # type: ignore[no-untyped-call]
-        return Loss(found.sum.detach(), found.count, found.metrics)
+        return replace(found, sum=found.sum.detach())
     attack = _Attack(config)
     steps = config.steps if config.method == "pgd" else 1
     devices = [lm.device] if lm.device.type == "cuda" else []
@@ -55,7 +56,7 @@ def add_gradients(loss: Callable[[], Loss], whole: float, lm: LanguageModel, con
         worst = loss()
         (worst.sum * (config.weight / whole)).backward()  # type: ignore[no-untyped-call]
     measured = {"adversarial": (worst.sum.detach(), worst.count)}
-    return Loss(plain.sum.detach(), plain.count, merged([plain.metrics, measured]))
+    return replace(plain, sum=plain.sum.detach(), metrics=merged([plain.metrics, measured]))
 
 
 class _Attack:

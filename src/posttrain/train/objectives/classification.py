@@ -9,11 +9,16 @@ from torch import Tensor
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 from posttrain.train.objectives.config import ClassificationConfig
-from posttrain.train.objectives.loss import Loss, precise
+from posttrain.train.objectives.loss import Loss, precise, weighted
 
 
 def classification(
-    logits: Tensor, targets: Tensor, config: ClassificationConfig, *, weights: Tensor | None = None
+    logits: Tensor,
+    targets: Tensor,
+    config: ClassificationConfig,
+    *,
+    weights: Tensor | None = None,
+    row_weights: Tensor | None = None,
 ) -> Loss:
     """Cross-entropy over the labels, with label smoothing e: the target is (1-e) onehot + e / K.
 
@@ -24,17 +29,20 @@ def classification(
         logits: [N, K].
         targets: int64 [N], in 0..K-1.
         weights: float32 [K], as from ``label_weights``; 1 each when left out.
+        row_weights: float32 [N], what each row counts beside that, in the sum and in the count; 1 each when left out.
     """
     logits = precise(logits)
-    total = functional.cross_entropy(
+    losses = functional.cross_entropy(
         logits,
         targets,
         None if weights is None else weights.to(logits),
-        reduction="sum",
+        reduction="none",
         label_smoothing=config.label_smoothing,
     )
+    total = weighted(losses, row_weights).sum()
     rows = float(len(targets))
-    count = rows if weights is None else float(weights[targets].sum())
+    counts = torch.ones_like(losses) if weights is None else weights[targets].to(losses)
+    count = float(weighted(counts, row_weights).sum())
     right = (logits.detach().argmax(-1) == targets).to(logits.dtype)
     return Loss(total, count, {"accuracy": (right.sum(), rows)})
 

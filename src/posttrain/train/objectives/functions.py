@@ -1,12 +1,12 @@
 """The objectives' functions by name, for every name of the registry.
 
 How they are called goes by shape, output and need of a reference:
-``sft(sequences, config)``;
-pairs with a reference ``f(chosen, rejected, reference_chosen, reference_rejected, config)``;
-pairs without one ``f(chosen, rejected, config, tokens_per_pair=...)``;
+``sft(sequences, config, row_weights=...)``;
+pairs with a reference ``f(chosen, rejected, reference_chosen, reference_rejected, config, row_weights=...)``;
+pairs without one ``f(chosen, rejected, config, tokens_per_pair=..., row_weights=...)``;
 ``kto(policy, reference, desirable, kl, config)``;
-``reward(chosen, rejected, config, margin=...)``;
-``classification(logits, targets, config, weights=...)``;
+``reward(chosen, rejected, config, margin=..., row_weights=...)``;
+``classification(logits, targets, config, weights=..., row_weights=...)``;
 ``distill(student, teacher, config, targets=...)``;
 ``distill_hidden(student, teacher, config, projection=...)``.
 """

@@ -18,11 +18,14 @@ class Loss:
         sum: scalar float32 with its graph, in nats.
         count: what the sum is divided by: supervised tokens, pairs, rows, or the rows' weights.
         metrics: what else was measured.
+        unit_losses: float32 [units] without graph, nats a supervised token of each unit, of a pair's chosen sequence;
+            None where they are not read.
     """
 
     sum: Tensor
     count: float
     metrics: Metrics = field(default_factory=dict)
+    unit_losses: Tensor | None = None
 
     def plus(self, other: "Loss", weight: float = 1.0) -> "Loss":
         """This loss and ``weight`` times another over the same rows.
@@ -62,6 +65,19 @@ def means(metrics: Metrics) -> dict[str, float]:
     if "rewards/margins" not in found and {"rewards/chosen", "rewards/rejected"} <= found.keys():
         found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
     return found
+
+
+def weighted(values: Tensor, row_weights: Tensor | None) -> Tensor:
+    """The values [N], each times its row's weight [N]; as they are where there are no weights.
+
+    Raises:
+        ValueError: there are not as many weights as values (they would be broadcast).
+    """
+    if row_weights is None:
+        return values
+    if row_weights.shape != values.shape:
+        raise ValueError(f"{list(row_weights.shape)} weights do not go with {list(values.shape)} rows")
+    return values * row_weights
 
 
 def precise(values: Tensor) -> Tensor:

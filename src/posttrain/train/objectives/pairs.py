@@ -3,7 +3,7 @@
 import torch.nn.functional as functional
 from torch import Tensor
 
-from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.loss import Loss, weighted
 
 
 def logistic(logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -24,13 +24,17 @@ def pair_loss(
     rejected_rewards: Tensor,
     chosen_logps: Tensor | None = None,
     rejected_logps: Tensor | None = None,
+    row_weights: Tensor | None = None,
 ) -> Loss:
     """The sum over N pairs with the metrics that TRL gives them; a tie of rewards is no success.
+
+    Metrics are those of the pairs as they are, whatever their weights.
 
     Args:
         losses: [N], nats.
         chosen_rewards, rejected_rewards: [N].
         chosen_logps, rejected_logps: [N], nats, where the rewards come from log-probabilities.
+        row_weights: float32 [N], what each pair counts, in the sum and in the count; 1 each when left out.
     """
     chosen, rejected = chosen_rewards.detach(), rejected_rewards.detach()
     values = {
@@ -41,5 +45,7 @@ def pair_loss(
     }
     if chosen_logps is not None and rejected_logps is not None:
         values |= {"logps/chosen": chosen_logps.detach(), "logps/rejected": rejected_logps.detach()}
-    count = float(len(losses))
-    return Loss(losses.sum(), count, {name: (value.sum(), count) for name, value in values.items()})
+    pairs = float(len(losses))
+    count = pairs if row_weights is None else float(row_weights.sum())
+    metrics = {name: (value.sum(), pairs) for name, value in values.items()}
+    return Loss(weighted(losses, row_weights).sum(), count, metrics)

@@ -1,7 +1,8 @@
 """Objectives over pairs that measure the policy against a reference.
 
 With h = ln pi(y|x)/ref(y|x), the log-ratio of a whole answer, d = h(chosen) - h(rejected) and rewards beta h.
-The loss is a mean over pairs. TRL 1.16 has the same in its DPOTrainer, under the ``loss_type`` that is named.
+The loss is a mean over pairs; ``row_weights``, float32 [N], are what each counts in it, 1 each when left out. TRL 1.16
+has the same in its DPOTrainer, under the ``loss_type`` that is named.
 """
 
 from torch import Tensor
@@ -18,6 +19,8 @@ def dpo(
     reference_chosen: Sequences,
     reference_rejected: Sequences,
     config: DpoConfig,
+    *,
+    row_weights: Tensor | None = None,
 ) -> Loss:
     """Direct preference optimisation: -ln sigmoid(beta d) (``sigmoid``).
 
@@ -27,7 +30,7 @@ def dpo(
     """
     won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
     losses = logistic(config.beta * (won - lost), config.label_smoothing)
-    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums)
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
 
 
 def robust_dpo(
@@ -36,6 +39,8 @@ def robust_dpo(
     reference_chosen: Sequences,
     reference_rejected: Sequences,
     config: RobustDpoConfig,
+    *,
+    row_weights: Tensor | None = None,
 ) -> Loss:
     """DPO whose mean over labels that are flipped with probability e is DPO's over right ones (``robust``).
 
@@ -45,7 +50,7 @@ def robust_dpo(
     won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
     logits, flipped = config.beta * (won - lost), config.label_smoothing
     losses = ((1 - flipped) * logistic(logits) - flipped * logistic(-logits)) / (1 - 2 * flipped)
-    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums)
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
 
 
 def ipo(
@@ -54,6 +59,8 @@ def ipo(
     reference_chosen: Sequences,
     reference_rejected: Sequences,
     config: IpoConfig,
+    *,
+    row_weights: Tensor | None = None,
 ) -> Loss:
     """Identity preference optimisation: (d - 1 / (2 beta))^2, beta being the paper's tau (``ipo``).
 
@@ -64,7 +71,7 @@ def ipo(
     won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
     apart = won / chosen.counts.clamp(min=1) - lost / rejected.counts.clamp(min=1)
     losses = (apart - 1 / (2 * config.beta)).square()
-    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums)
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
 
 
 def hinge(
@@ -73,6 +80,8 @@ def hinge(
     reference_chosen: Sequences,
     reference_rejected: Sequences,
     config: HingeConfig,
+    *,
+    row_weights: Tensor | None = None,
 ) -> Loss:
     """max(0, 1 - beta d): SLiC's calibration loss on DPO's rewards (``hinge``).
 
@@ -81,7 +90,7 @@ def hinge(
     """
     won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
     losses = (1 - config.beta * (won - lost)).relu()
-    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums)
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
 
 
 def _ratios(

@@ -3,7 +3,7 @@
 Some add the negative log-likelihood of the chosen answers, which is a mean over tokens, to a mean over pairs. To
 keep both in one sum, a pair's likelihood is divided by ``tokens_per_pair``: the tokens of the likelihood in the
 whole optimiser step by its pairs. Left out, it is taken from the pairs at hand, which is right when they are the
-whole step.
+whole step. ``row_weights``, float32 [N], are what each pair and its tokens count; 1 each when left out.
 """
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
-from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.loss import Loss, weighted
 from posttrain.train.objectives.pairs import logistic, pair_loss
 from posttrain.train.objectives.sequences import Sequences, same_length
 
@@ -23,6 +23,7 @@ def orpo(
     *,
     likelihood: Sequences | None = None,
     tokens_per_pair: float | None = None,
+    row_weights: Tensor | None = None,
 ) -> Loss:
     """Odds-ratio preference optimisation: NLL(chosen) - beta ln sigmoid(ln odds(chosen) - ln odds(rejected)).
 
@@ -33,17 +34,25 @@ def orpo(
     Args:
         likelihood: the sequences whose likelihood is learned: the chosen texts with their prompts where
             ``config.likelihood`` is ``text``, as in TRL and the authors' code; the chosen answers when left out.
-        tokens_per_pair: see above.
+        tokens_per_pair, row_weights: see above.
     """
     same_length(chosen, rejected)
     won, lost = chosen.means, rejected.means
     apart = _log_odds(won) - _log_odds(lost)
-    odds = pair_loss(-config.beta * functional.logsigmoid(apart), config.beta * won, config.beta * lost, won, lost)
-    odds = Loss(odds.sum, odds.count, {**odds.metrics, "log_odds": (apart.detach().sum(), odds.count)})
-    return _plus_nll(odds, chosen if likelihood is None else likelihood, 1.0, tokens_per_pair)
+    losses = -config.beta * functional.logsigmoid(apart)
+    odds = pair_loss(losses, config.beta * won, config.beta * lost, won, lost, row_weights)
+    odds = Loss(odds.sum, odds.count, {**odds.metrics, "log_odds": (apart.detach().sum(), float(len(apart)))})
+    return _plus_nll(odds, chosen if likelihood is None else likelihood, len(apart), 1.0, tokens_per_pair, row_weights)
 
 
-def simpo(chosen: Sequences, rejected: Sequences, config: SimpoConfig, *, tokens_per_pair: float | None = None) -> Loss:
+def simpo(
+    chosen: Sequences,
+    rejected: Sequences,
+    config: SimpoConfig,
+    *,
+    tokens_per_pair: float | None = None,
+    row_weights: Tensor | None = None,
+) -> Loss:
     """Simple preference optimisation: -ln sigmoid(beta (m(chosen) - m(rejected)) - gamma), m the mean a token.
 
     Y. Meng, M. Xia, D. Chen, SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024,
@@ -53,11 +62,18 @@ def simpo(chosen: Sequences, rejected: Sequences, config: SimpoConfig, *, tokens
     same_length(chosen, rejected)
     won, lost = config.beta * chosen.means, config.beta * rejected.means
     losses = logistic(won - lost - config.gamma, config.label_smoothing)
-    loss = pair_loss(losses, won, lost, chosen.means, rejected.means)
-    return _plus_nll(loss, chosen, config.nll_weight, tokens_per_pair)
+    loss = pair_loss(losses, won, lost, chosen.means, rejected.means, row_weights)
+    return _plus_nll(loss, chosen, len(losses), config.nll_weight, tokens_per_pair, row_weights)
 
 
-def cpo(chosen: Sequences, rejected: Sequences, config: CpoConfig, *, tokens_per_pair: float | None = None) -> Loss:
+def cpo(
+    chosen: Sequences,
+    rejected: Sequences,
+    config: CpoConfig,
+    *,
+    tokens_per_pair: float | None = None,
+    row_weights: Tensor | None = None,
+) -> Loss:
     """Contrastive preference optimisation: -ln sigmoid(beta (s(chosen) - s(rejected))) + NLL(chosen), s the sum.
 
     H. Xu et al., Contrastive Preference Optimization, 2024, arXiv:2401.08417, equation 3 (TRL: CPOTrainer).
@@ -65,8 +81,8 @@ def cpo(chosen: Sequences, rejected: Sequences, config: CpoConfig, *, tokens_per
     same_length(chosen, rejected)
     won, lost = config.beta * chosen.sums, config.beta * rejected.sums
     losses = logistic(won - lost, config.label_smoothing)
-    loss = pair_loss(losses, won, lost, chosen.sums, rejected.sums)
-    return _plus_nll(loss, chosen, config.nll_weight, tokens_per_pair)
+    loss = pair_loss(losses, won, lost, chosen.sums, rejected.sums, row_weights)
+    return _plus_nll(loss, chosen, len(losses), config.nll_weight, tokens_per_pair, row_weights)
 
 
 def _log_odds(logps: Tensor) -> Tensor:
@@ -75,14 +91,22 @@ def _log_odds(logps: Tensor) -> Tensor:
     return logps - torch.log(-torch.expm1(logps))
 
 
-def _plus_nll(loss: Loss, likelihood: Sequences, weight: float, tokens_per_pair: float | None) -> Loss:
+def _plus_nll(
+    loss: Loss,
+    likelihood: Sequences,
+    pairs: int,
+    weight: float,
+    tokens_per_pair: float | None,
+    row_weights: Tensor | None,
+) -> Loss:
     """The loss of N pairs and the likelihood of N texts, scaled so that its mean over pairs is that over tokens."""
     if weight == 0:
         return loss
-    if len(likelihood) != loss.count:
-        raise ValueError(f"{len(likelihood)} texts do not go with {loss.count:g} pairs")
+    if len(likelihood) != pairs:
+        raise ValueError(f"{len(likelihood)} texts do not go with {pairs} pairs")
+    nll = -weighted(likelihood.sums, row_weights).sum()
     if tokens_per_pair is None:
-        nll = -likelihood.sums.sum() * loss.count / likelihood.counts.sum().clamp(min=1)
+        nll = nll * loss.count / (float(weighted(likelihood.counts, row_weights).sum()) or 1.0)
     else:
-        nll = -likelihood.sums.sum() / tokens_per_pair
+        nll = nll / tokens_per_pair
     return loss.plus(Loss(nll, loss.count, {"nll": (nll.detach(), loss.count)}), weight)

@@ -7,7 +7,14 @@ from posttrain.train.objectives.loss import Loss, precise
 from posttrain.train.objectives.pairs import logistic, pair_loss
 
 
-def reward(chosen: Tensor, rejected: Tensor, config: RewardConfig, *, margin: Tensor | None = None) -> Loss:
+def reward(
+    chosen: Tensor,
+    rejected: Tensor,
+    config: RewardConfig,
+    *,
+    margin: Tensor | None = None,
+    row_weights: Tensor | None = None,
+) -> Loss:
     """Bradley-Terry: -ln sigmoid(chosen - rejected - margin) + centring (chosen + rejected)^2.
 
     R. A. Bradley, M. E. Terry, Rank Analysis of Incomplete Block Designs, 1952; for language models L. Ouyang et
@@ -18,6 +25,7 @@ def reward(chosen: Tensor, rejected: Tensor, config: RewardConfig, *, margin: Te
     Args:
         chosen, rejected: [N], the model's rewards.
         margin: [N], how much better the chosen answer is; 0 when left out.
+        row_weights: float32 [N], what each pair counts, in the sum and in the count; 1 each when left out.
 
     Raises:
         ValueError: they are not vectors of one length.
@@ -29,4 +37,4 @@ def reward(chosen: Tensor, rejected: Tensor, config: RewardConfig, *, margin: Te
     losses = logistic(apart if margin is None else apart - precise(margin))
     if config.centring:
         losses = losses + config.centring * (chosen + rejected).square()
-    return pair_loss(losses, chosen, rejected)
+    return pair_loss(losses, chosen, rejected, row_weights=row_weights)

@@ -3,11 +3,17 @@
 from torch import Tensor
 
 from posttrain.train.objectives.config import SftConfig
-from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.loss import Loss, weighted
 from posttrain.train.objectives.sequences import Sequences
 
 
-def sft(sequences: Sequences, config: SftConfig | None = None, *, mean_sums: Tensor | None = None) -> Loss:
+def sft(
+    sequences: Sequences,
+    config: SftConfig | None = None,
+    *,
+    mean_sums: Tensor | None = None,
+    row_weights: Tensor | None = None,
+) -> Loss:
     """Negative log-likelihood of the supervised tokens, a mean over tokens, not sequences, as TRL has it.
 
     With ``label_smoothing`` e, a share e of each target is spread evenly over the vocabulary (C. Szegedy et al.,
@@ -17,16 +23,17 @@ def sft(sequences: Sequences, config: SftConfig | None = None, *, mean_sums: Ten
     Args:
         mean_sums: float32 [N], for each sequence the sum over its supervised tokens of the mean log-probability over
             the vocabulary, nats; needed with label smoothing.
+        row_weights: float32 [N], what each sequence's tokens count, in the sum and in the count; 1 each when left out.
 
     Raises:
         ValueError: there is label smoothing and no ``mean_sums``, or not one a sequence.
     """
     smoothing = config.label_smoothing if config else 0.0
-    count = float(sequences.counts.sum())
-    likelihood = -sequences.sums.sum()
+    count = float(weighted(sequences.counts, row_weights).sum())
+    likelihood = -weighted(sequences.sums, row_weights).sum()
     if smoothing == 0:
         return Loss(likelihood, count)
     if mean_sums is None or mean_sums.shape != sequences.sums.shape:
         raise ValueError("label smoothing needs the mean log-probability over the vocabulary of each sequence")
-    smoothed = (1 - smoothing) * likelihood - smoothing * mean_sums.sum()
+    smoothed = (1 - smoothing) * likelihood - smoothing * weighted(mean_sums, row_weights).sum()
     return Loss(smoothed, count, {"nll": (likelihood.detach(), count)})

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from posttrain.web.charts.legend import Legend, box
 from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
 
 SERIES = 8
@@ -15,6 +16,7 @@ def bars(
     width: int = 760,
     full: float | None = None,
     kind: str = "a",
+    classes: Sequence[str] = (),
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """One bar a row, in the order given.
@@ -23,6 +25,7 @@ def bars(
         rows: name, length and the words beside the bar.
         full: the value of a bar that fills its track; the greatest value if left out.
         kind: colour of the bars, ``a`` or ``b``.
+        classes: of each bar, where they do not all have one colour.
         marks: one or two values, rising, with words for them, drawn as lines across all bars.
     """
     if not rows:
@@ -32,6 +35,7 @@ def bars(
     room, step = width - names - numbers, 24 if len(rows) <= 32 else 18
     most = full or max(value for _, value, _ in rows) or 1.0
     top = 22 if marks else 0
+    colours = classes or [f"bar-{kind}"] * len(rows)
     drawn = []
     for at, (name, value, words) in enumerate(rows):
         y, length = top + at * step + 4, room * min(value / most, 1.0)
@@ -41,7 +45,7 @@ def bars(
                 tooltip(f"{name}: {words}"),
                 text(shortened(name, names - 12), names - 8, y + 13, "", "end"),
                 element("rect", x=names, y=y + 2, width=room, height=14, rx=3, class_="track"),
-                element("rect", x=names, y=y + 2, width=length, height=14, rx=3, class_=f"bar-{kind}"),
+                element("rect", x=names, y=y + 2, width=length, height=14, rx=3, class_=colours[at]),
                 text(words, names + room + 8, y + 13, "strong"),
             )
         ]
@@ -82,12 +86,18 @@ def stacked_bars(
         for number, stage in enumerate(series):
             length = parts.get(stage, 0.0) * scale
             told = tooltip(f"{name}, {stage}: {seconds(parts.get(stage, 0.0))}")
-            box = element("rect", told, x=x, y=y, width=length, height=22, class_=f"series-{min(number, SERIES - 1)}")
-            drawn += [box] if length > 0 else []
+            part = element("rect", told, x=x, y=y, width=length, height=22, class_=series_class(number))
+            drawn += [part] if length > 0 else []
             x += length
         drawn.append(text(seconds(total), x + 8, y + 16, "strong"))
-    legend, height = _legend(series, len(rows) * step + 22, width)
-    return figure(width, height, title, *drawn, legend)
+    legend = Legend([(name, box(series_class(number))) for number, name in enumerate(series)], width)
+    top = len(rows) * step + 18
+    return figure(width, top + legend.height - 8, title, *drawn, legend.at(0, top))
+
+
+def series_class(number: int) -> str:
+    """The class that gives a series its colour."""
+    return f"series-{min(number, SERIES - 1)}"
 
 
 def seconds(value: float) -> str:
@@ -100,17 +110,3 @@ def seconds(value: float) -> str:
     if whole < 7200:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _legend(series: Sequence[str], top: float, width: float) -> tuple[str, float]:
-    drawn, x, y = [], 0.0, top
-    for number, name in enumerate(series):
-        room = 36 + LETTER * len(name)
-        if x and x + room > width:
-            x, y = 0.0, y + 22
-        drawn.append(
-            element("rect", x=x, y=y - 10, width=12, height=12, rx=2, class_=f"series-{min(number, SERIES - 1)}")
-        )
-        drawn.append(text(name, x + 18, y, "soft"))
-        x += room
-    return "".join(drawn), y + 10

@@ -2,7 +2,20 @@
 
 from collections.abc import Sequence
 
-from posttrain.web.charts.svg import LETTER, Scale, Show, element, figure, level_lines, shortened, text, ticks, tooltip
+from posttrain.web.charts.legend import Legend, box
+from posttrain.web.charts.svg import (
+    LETTER,
+    Scale,
+    Show,
+    element,
+    figure,
+    level_lines,
+    level_words,
+    shortened,
+    text,
+    ticks,
+    tooltip,
+)
 
 
 def histogram(
@@ -14,6 +27,8 @@ def histogram(
     of: str = "records",
     above: int = 0,
     mark: tuple[float, str] | None = None,
+    part: Sequence[int] = (),
+    names: tuple[str, str] = ("all", "part"),
     width: int = 760,
 ) -> str:
     """A bar for each bin on an axis of values; empty where there is nothing to count.
@@ -26,6 +41,8 @@ def histogram(
         of: what is counted.
         above: how many lie above the last edge.
         mark: a value with words for it, drawn as a line; the axis reaches it.
+        part: [B], how many of each bin are of some part of the whole, drawn before it.
+        names: what the whole and the part are, for the legend.
     """
     if not any(counts):
         return ""
@@ -34,6 +51,7 @@ def histogram(
         room = 0.03 * (last - first)
         first, last = min(first, mark[0] - room), max(last, mark[0] + room)
     levels = ticks(0, max(counts), 3)
+    legend = Legend(list(zip(names, (box("bar-old"), box("bar-a")), strict=True)) if part else [], width)
     left = max(len(f"{level:,.0f}") for level in levels) * LETTER + 12
     right, top = width - 14.0, 50.0 if mark else 32.0
     bottom = top + (150 if width >= 500 else 110)
@@ -46,39 +64,32 @@ def histogram(
 
     grid = level_lines([level for level in levels if level == int(level)], left, right, y, "{:,.0f}".format)
     drawn = []
-    for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
-        if count:
-            told = tooltip(f"{show(low)} to {show(high)}: {count:,} {of}")
-            tall = max(bottom - y(count), 1.0)
-            box = {"x": x(low) + 0.5, "y": bottom - tall, "width": max(x(high) - x(low) - 1, 1.0), "height": tall}
-            drawn.append(element("rect", told, **box, class_="bar-a"))
+    layers = [(counts, of, "bar-old"), (part, f"{of}, {names[1]}", "bar-a")] if part else [(counts, of, "bar-a")]
+    for layer, what, class_ in layers:
+        for low, high, count in zip(edges[:-1], edges[1:], layer, strict=True):
+            if count:
+                told = tooltip(f"{show(low)} to {show(high)}: {count:,} {what}")
+                tall = max(bottom - y(count), 1.0)
+                wide = max(x(high) - x(low) - 1, 1.0)
+                at = {"x": x(low) + 0.5, "y": bottom - tall, "width": wide, "height": tall}
+                drawn.append(element("rect", told, **at, class_=class_))
     beyond = f"{above:,} above {show(float(edges[-1]))}" if above else ""
     room = right - 4 - len(beyond) * LETTER
     return figure(
         width,
-        bottom + 26,
+        bottom + 26 + (legend.height if part else 0),
         f"{name}: {sum(counts) + above:,} {of} from {show(float(edges[0]))} to {show(float(edges[-1]))}"
         + (f", {beyond}" if above else ""),
         text(shortened(name, room), 4, 14, "strong"),
         *([text(beyond, right, 14, "soft small", "end")] if above else []),
         *grid,
         *drawn,
-        *_axis(first, last, x, show, left, right, bottom + 18),
+        *level_words(
+            [value for value in ticks(first, last, 5) if first <= value <= last], x, show, left, right, bottom + 18
+        ),
         *(_mark(*mark, x, top, bottom, width) if mark else []),
+        legend.at(left, bottom + 38),
     )
-
-
-def _axis(first: float, last: float, x: Scale, show: Show, left: float, right: float, y: float) -> list[str]:
-    """Round values that do not touch."""
-    drawn, free = [], left - 12.0
-    for value in ticks(first, last, 5):
-        words = show(value)
-        half = len(words) * LETTER / 2
-        at = x(value)
-        if first <= value <= last and at - half >= free and at + half <= right + 14:
-            drawn.append(text(words, at, y, "soft", "middle"))
-            free = at + half + 6
-    return drawn
 
 
 def _mark(value: float, words: str, x: Scale, top: float, bottom: float, width: float) -> list[str]:

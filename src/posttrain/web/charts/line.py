@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from posttrain.web.charts.svg import LETTER, Scale, element, figure, level_lines, text, ticks, tooltip
+from posttrain.web.charts.legend import Legend
+from posttrain.web.charts.svg import Scale, element, figure, level_lines, text, ticks, tooltip
 
 DECISIONS = {
     "baseline": "baseline",
@@ -20,7 +22,7 @@ class CurvePoint:
 
     ``value`` is the candidate's; ``champions`` are those of the models in use from this round's decision to the
     next one's, None where it is not known; ``gain`` tells the gain over the champion in words, and ``bar`` is its
-    interval (low, high) laid onto the champion's value.
+    interval (low, high) laid onto the champion's value; ``beside`` is what the loop that draws at random had by then.
     """
 
     name: str
@@ -30,6 +32,7 @@ class CurvePoint:
     decision: str
     gain: str = ""
     bar: tuple[float, float] | None = None
+    beside: float | None = None
 
 
 def line_chart(
@@ -44,11 +47,11 @@ def line_chart(
     """
     if not points:
         return ""
-    legend = _Legend(points, width)
-    height = (340 if width >= 500 else 280) + legend.height
+    legend = _legend(points, width - 60)
+    height = (346 if width >= 500 else 286) + legend.height
     left, right, top = (56 if width >= 500 else 50), width - 28, 34
-    bottom = height - 56 - legend.height
-    known = [value for p in points for value in (p.value, *p.champions, *(p.bar or ())) if value is not None]
+    bottom = height - 62 - legend.height
+    known = [value for p in points for value in (p.value, *p.champions, *(p.bar or ()), p.beside) if value is not None]
     marks = ticks(0 if percent else min(known), max(known), 5)
     low, high = marks[0], marks[-1]
 
@@ -71,7 +74,8 @@ def line_chart(
     marks_drawn = [_mark(p, x(at), y, percent) for at, p in enumerate(points)]
     steps = _champion_steps(points, x, y, right)
     axis = text(measure, 4, 14, "soft")
-    content = [axis, *grid, *names, steps, line, *marks_drawn, legend.at(left, bottom + 64)]
+    beside = _beside(points, x, y, percent)
+    content = [axis, *grid, *names, steps, beside, line, *marks_drawn, legend.at(left, bottom + 64)]
     return figure(width, height, title, *content)
 
 
@@ -85,6 +89,21 @@ def _champion_steps(points: Sequence[CurvePoint], x: Scale, y: Scale, right: flo
             path += [f"{pen}{start:.1f} {y(value):.1f}H{end:.1f}"] if value is not None else []
             pen = "M" if value is None else "L"  # what is not known stays open
     return element("path", d=" ".join(path), class_="champion") if path else ""
+
+
+def _beside(points: Sequence[CurvePoint], x: Scale, y: Scale, percent: bool) -> str:
+    """The loop that draws at random: a line with small marks."""
+    places = [(x(at), y(p.beside), p.beside, p.name) for at, p in enumerate(points) if p.beside is not None]
+    line = " ".join(f"{'L' if at else 'M'}{left:.1f} {top:.1f}" for at, (left, top, *_) in enumerate(places))
+    marks = [
+        element("g", tooltip(f"{name}, drawn at random: {_value(value, percent, 1)}"), _diamond(left, top))
+        for left, top, value, name in places
+    ]
+    return element("path", d=line, class_="beside") + "".join(marks) if places else ""
+
+
+def _diamond(x: float, y: float) -> str:
+    return element("path", d=f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z", class_="beside-mark")
 
 
 def _mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
@@ -116,32 +135,15 @@ def _symbol(decision: str, x: float, y: float) -> str:
     return element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_="baseline")
 
 
-class _Legend:
-    """The marks that the chart uses, in as many rows as they need."""
+def _legend(points: Sequence[CurvePoint], width: float) -> Legend:
+    used = [decision for decision in DECISIONS if any(point.decision == decision for point in points)]
+    drawn = [("drawn at random", _diamond)] if any(point.beside is not None for point in points) else []
+    decided = [(DECISIONS[name], partial(_symbol, name)) for name in used]
+    return Legend([*decided, ("champion in use", _step), *drawn], width)
 
-    def __init__(self, points: Sequence[CurvePoint], width: float) -> None:
-        used = [decision for decision in DECISIONS if any(point.decision == decision for point in points)]
-        names = [*((decision, DECISIONS[decision]) for decision in used), ("", "champion in use")]
-        self.rows: list[list[tuple[float, str, str]]] = [[]]
-        x = 0.0
-        for decision, name in names:
-            room = 34 + LETTER * len(name)
-            if x and x + room > width - 60:
-                self.rows.append([])
-                x = 0.0
-            self.rows[-1].append((x, decision, name))
-            x += room
-        self.height = 22 * len(self.rows) + 6
 
-    def at(self, left: float, top: float) -> str:
-        drawn = []
-        for row, entries in enumerate(self.rows):
-            y = top + 22 * row
-            for x, decision, name in entries:
-                line = element("line", x1=left + x - 2, x2=left + x + 14, y1=y, y2=y, class_="champion")
-                drawn.append(_symbol(decision, left + x + 6, y) if decision else line)
-                drawn.append(text(name, left + x + 20, y + 4, "soft"))
-        return "".join(drawn)
+def _step(x: float, y: float) -> str:
+    return element("line", x1=x - 8, x2=x + 8, y1=y, y2=y, class_="champion")
 
 
 def _value(value: float, percent: bool, digits: int) -> str:

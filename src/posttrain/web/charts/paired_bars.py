@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from posttrain.web.charts.legend import Legend, box
 from posttrain.web.charts.svg import LETTER, Show, element, figure, shortened, text, tooltip
 
 
@@ -40,12 +41,5 @@ def paired_bars(
             row.append(element("rect", x=labels, y=line, width=value * scale, height=11, rx=2, class_=class_))
             row.append(text(told, labels + room + 8, line + 10, "small" if second else "soft small"))
         drawn.append(element("g", *row))
-    return figure(width, top + len(rows) * step + 2, title, *_legend(names), *drawn)
-
-
-def _legend(names: tuple[str, str]) -> list[str]:
-    drawn, x = [], 0.0
-    for name, class_ in zip(names, ("bar-old", "bar-a"), strict=True):
-        drawn += [element("rect", x=x, y=2, width=12, height=12, rx=2, class_=class_), text(name, x + 18, 13, "soft")]
-        x += 40 + len(name) * LETTER
-    return drawn
+    legend = Legend([(name, box(class_)) for name, class_ in zip(names, ("bar-old", "bar-a"), strict=True)], width)
+    return figure(width, top + len(rows) * step + 2, title, legend.at(0, 8), *drawn)

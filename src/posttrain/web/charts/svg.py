@@ -73,6 +73,18 @@ def level_lines(
     ]
 
 
+def level_words(values: Iterable[float], x: Scale, show: Show, left: float, right: float, y: float) -> list[str]:
+    """The words of values on a horizontal axis, at most 14 over its ends; those that would touch are left out."""
+    drawn, free = [], left - 12.0
+    for value in values:
+        words, at = show(value), x(value)
+        half = len(words) * LETTER / 2
+        if at - half >= free and at + half <= right + 14:
+            drawn.append(text(words, at, y, "soft", "middle"))
+            free = at + half + 6
+    return drawn
+
+
 def shortened(words: str, width: float, letter: float = LETTER) -> str:
     """The words, cut with an ellipsis where they need more than ``width`` pixels."""
     room = max(int(width / letter), 2)

@@ -12,6 +12,7 @@ from posttrain.select.value.influence.inverse.conjugate_gradient import Conjugat
 from posttrain.select.value.influence.inverse.solution import Solver, check_damping
 from posttrain.select.value.influence.learner import Learner
 from posttrain.select.value.influence.scores import Scores
+from posttrain.store.progress import task
 
 
 def influence_functions(
@@ -59,7 +60,9 @@ def influence_functions(
     solution = (solver or ConjugateGradient()).solve(matrix, wanted, damping)
     x = solution.x.to(learner.dtype)
     scores = np.empty((len(train), len(test)))
-    for rows, found in record_gradients(learner, train, block, way):
-        scores[rows] = (found @ x).double().cpu().numpy()
+    with task("taking gradients", len(train), "records") as advance:
+        for rows, found in record_gradients(learner, train, block, way):
+            scores[rows] = (found @ x).double().cpu().numpy()
+            advance(len(found))
     evaluations = matrix.evaluations + len(train) + len(test)
     return Scores(scores / len(train), evaluations, solution.residuals)

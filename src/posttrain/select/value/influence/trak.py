@@ -27,7 +27,8 @@ class Margin:
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
         targets = batch[-1]
-        right = torch.nn.functional.one_hot(targets.clamp(min=0), outputs.shape[-1]).bool()
+        # `one_hot` looks at its numbers, which vmap refuses.
+        right = torch.arange(outputs.shape[-1], device=targets.device) == targets.clamp(min=0).unsqueeze(-1)
         chosen = outputs.masked_fill(~right, 0).sum(-1)
         others = outputs.masked_fill(right, -torch.inf).logsumexp(-1)
         found = torch.where(targets == IGNORED, torch.zeros_like(chosen), others - chosen)

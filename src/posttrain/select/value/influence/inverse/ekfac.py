@@ -13,6 +13,7 @@ from posttrain.select.value.influence.inverse.solution import Solution, check_da
 from posttrain.select.value.influence.learner import Batch, Learner
 from posttrain.select.value.influence.losses import RootedLoss
 from posttrain.store.errors import UserError
+from posttrain.store.progress import task
 
 
 @dataclass(frozen=True)
@@ -88,17 +89,19 @@ class Ekfac:
         assert isinstance(loss, RootedLoss)
         generator = torch.Generator(device=learner.device).manual_seed(self.seed)
         parameters = {name: value.detach().requires_grad_() for name, value in learner.parameters.items()}
-        for batch in curvature.batches():
-            with _Taps(layers) as taps:
-                outputs = learner.outputs_at(parameters, batch)
-            reads, answers = taps.checked(batch)
-            roots = loss.roots(outputs.detach(), batch, self.samples, generator)
-            curvature.evaluations += len(roots) * len(batch[0])
-            for root in roots:
-                found: Sequence[Any] = torch.autograd.grad(outputs, answers, root, retain_graph=True)
-                for name, read, answered in zip(layers, reads, found, strict=True):
-                    biased = _part(name, "bias") in learner.parameters
-                    yield name, _positions(read, biased), _positions(answered, False)
+        with task("measuring the curvature", len(curvature.records), "records") as advance:
+            for batch in curvature.batches():
+                with _Taps(layers) as taps:
+                    outputs = learner.outputs_at(parameters, batch)
+                reads, answers = taps.checked(batch)
+                roots = loss.roots(outputs.detach(), batch, self.samples, generator)
+                curvature.evaluations += len(roots) * len(batch[0])
+                for root in roots:
+                    found: Sequence[Any] = torch.autograd.grad(outputs, answers, root, retain_graph=True)
+                    for name, read, answered in zip(layers, reads, found, strict=True):
+                        biased = _part(name, "bias") in learner.parameters
+                        yield name, _positions(read, biased), _positions(answered, False)
+                advance(len(batch[0]))
 
 
 @dataclass(frozen=True, eq=False)

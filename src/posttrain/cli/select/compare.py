@@ -1,6 +1,5 @@
-"""``posttrain select``: a batch of records worth a label, with the reasons; strategies compared."""
+"""``posttrain select compare``: strategies side by side."""
 
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,41 +8,10 @@ import typer
 
 from posttrain.cli.data.stored import ColumnOption, columns_with
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
-from posttrain.store.errors import UserError
 
-app = typer.Typer(name="select")
-
-_COMPARED = "random,margin,uncertain_diverse,typiclust,facility_location,badge"
+_COMPARED = "auto,random,margin,uncertain_diverse,typiclust,facility_location,badge"
 
 
-@app.callback(invoke_without_command=True)
-def select(
-    context: typer.Context,
-    workspace: WorkspaceOption = HERE,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="Records wanted; label.per_round by default.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Choose records of the pool that are worth a label, by the present champion; labels nothing."""
-    if context.invoked_subcommand is not None:
-        return
-    from posttrain.loop.preview import preview_selection
-
-    with opened(workspace, write=True) as (store, config):
-        label = config.label.model_copy(update={"per_round": n} if n else {})
-        chosen = preview_selection(store, config.model_copy(update={"label": label}), strategy)
-    if not chosen:
-        raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
-    if json:
-        print_json(chosen)
-        return
-    rows = [[r["rank"], r["reason"], r["uncertainty"], r["predicted"], r["id"], r["input"][:70]] for r in chosen]
-    print_table("", ["rank", "reason", "entropy", "predicted", "record", "input"], rows)
-    counts = Counter(record["reason"] for record in chosen)
-    console.print(", ".join(f"{reason}: {count}" for reason, count in counts.items()), markup=False)
-
-
-@app.command()
 def compare(
     files: Annotated[
         list[Path] | None, typer.Argument(help="Labelled records; those that the loop has labels of by default.")
@@ -87,6 +55,6 @@ def compare(
     console.print(line, markup=False)
 
 
-def add_to(parent: typer.Typer) -> None:
-    """Register the group."""
-    parent.add_typer(app)
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(compare)

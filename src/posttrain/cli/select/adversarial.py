@@ -1,0 +1,92 @@
+"""``posttrain select adversarial``: prompts a few tokens away from right answers that fool the champion."""
+
+import json as to_json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
+
+
+def adversarial(
+    n: Annotated[int, typer.Option("--n", min=1, help="At most so many examples.")] = 20,
+    method: Annotated[str, typer.Option(help="gcg, hotflip or fgsm.")] = "gcg",
+    suite: Annotated[
+        str | None, typer.Option(help="Start from this suite's records, which must not be trained on.")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Start from this file's labelled records; the loop's own by default.")
+    ] = None,
+    similarity: Annotated[
+        float, typer.Option(min=0, max=1, help="Cosine of the old and new words' sentence embeddings, at least.")
+    ] = 0.8,
+    swaps: Annotated[int, typer.Option(min=1, help="Tokens that may differ.")] = 3,
+    budget: Annotated[int, typer.Option(min=1, help="Prompts that the champion reads at most.")] = 10_000,
+    seed: Annotated[int | None, typer.Option(min=0, help="The config's by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new .jsonl file for the examples.")] = None,
+    workspace: WorkspaceOption = HERE,
+    json: JsonOption = False,
+) -> None:
+    """Prompts like ones that the champion answers rightly, which it answers otherwise."""
+    from posttrain.loop.adversarial_search import search_adversarial
+    from posttrain.select.hard_cases.adversarial.outcome import Settings, row_of
+
+    if suite is not None and records is not None:
+        raise UserError("records come from one place", where="--records", fix="leave out --suite or --records")
+    if out is not None:
+        _check(out)
+    with opened(workspace, write=True) as (store, config):
+        settings = Settings(n, method, similarity, swaps, budget, config.seed if seed is None else seed)
+        found = search_adversarial(store, config, settings, suite=suite, file=records)
+    outcome = found.outcome
+    if out is not None and outcome.examples:
+        rows = [row_of(example, method, found.columns) for example in outcome.examples]
+        write_atomically(out, "".join(to_json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    if json:
+        report = {"champion": found.champion, "measured_on": found.measured, "passes": outcome.passes}
+        print_json({**report, "counts": outcome.counts, "examples": [asdict(one) for one in outcome.examples]})
+        return
+    for one in outcome.examples:
+        change = f"{one.answer_before} -> {one.answer}"
+        numbers = (
+            f"similarity {one.similarity:.2f}, loss {one.loss_before:.3f} -> {one.loss:.3f}, record {one.original}"
+        )
+        lines = [change, f"  before  {one.text_before}", f"  now     {one.text}", f"  {numbers}"]
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    print_table("", ["what", "records"], [[name.replace("_", " "), count] for name, count in outcome.counts.items()])
+    console.print(
+        _closing(outcome.counts["kept"], outcome.passes, found.measured, suite, out), markup=False, soft_wrap=True
+    )
+
+
+def _check(out: Path) -> None:
+    if out.suffix != ".jsonl":
+        raise UserError(f"`{out.suffix}` is not what is written", where=str(out), fix="name a .jsonl file")
+    if out.exists():
+        raise UserError("the file exists already", where=str(out), fix="remove it or name another")
+    if not out.parent.is_dir():
+        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
+
+
+def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path | None) -> str:
+    line = f"{kept} kept, {passes:,} prompts read."
+    if measured:
+        line += f" {measured} records were left out: models are measured on them."
+    if not kept:
+        return line + " Try a lower --similarity, more --swaps, another --method or a larger --budget."
+    if suite is not None:
+        return line + " They are made of records that models are measured on: look at them, and train on none."
+    file = out or "FILE (name it with --out)"
+    return (
+        f"{line} A person should say whether the old answers still hold. To have them labelled: posttrain data add "
+        f"{file}; to learn from them with the old answers: posttrain data add {file} --to labelled."
+    )
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(adversarial)

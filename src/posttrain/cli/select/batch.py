@@ -1,0 +1,40 @@
+"""``posttrain select``: a batch of records worth a label, with the reasons."""
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.store.errors import UserError
+
+
+def select(
+    context: typer.Context,
+    workspace: WorkspaceOption = HERE,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Records wanted; label.per_round by default.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Choose records of the pool that are worth a label, by the present champion; labels nothing."""
+    if context.invoked_subcommand is not None:
+        return
+    from posttrain.loop.preview import preview_selection
+
+    with opened(workspace, write=True) as (store, config):
+        label = config.label.model_copy(update={"per_round": n} if n else {})
+        found = preview_selection(store, config.model_copy(update={"label": label}), strategy)
+    chosen = found.records
+    if not chosen:
+        raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
+    if json:
+        print_json(chosen)
+        return
+    rows = [[r["rank"], r["reason"], r["predicted"], r["id"], r["input"][:70], r["why"]] for r in chosen]
+    print_table("", ["rank", "reason", "predicted", "record", "input", "why"], rows)
+    counts = Counter(record["reason"] for record in chosen)
+    console.print(", ".join(f"{reason}: {count}" for reason, count in counts.items()), markup=False)
+    if found.outlook:
+        console.print(found.outlook.sentence, markup=False, soft_wrap=True)
+        if found.outlook.why:
+            console.print(f"labelling more has stopped to pay: {found.outlook.why}", markup=False, soft_wrap=True)

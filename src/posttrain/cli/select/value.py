@@ -1,0 +1,198 @@
+"""``posttrain select value``: what labelled records are worth."""
+
+import csv
+import io
+import json as json_text
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posttrain.cli.data.stored import ColumnOption, columns_with
+from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.store.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from posttrain.loop.record_values import Valued
+    from posttrain.select.value.methods import Method
+
+_WIDTH = 60
+
+
+def value(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Labelled records; those that the loop has labels of by default.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="knn_shapley, tmc_shapley, beta_shapley, banzhaf, leave_one_out or data_oob.")
+    ] = "knn_shapley",
+    by: Annotated[str, typer.Option(help="What is valued: record, source (a file) or label.")] = "record",
+    worst: Annotated[int, typer.Option(min=1, help="Rows that are shown.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="All values as a new .csv, .jsonl or .parquet file.")] = None,
+    folds: Annotated[int, typer.Option(min=2, help="Parts of the records, each held out in turn.")] = 10,
+    learner: Annotated[
+        str, typer.Option(help="What learns in a game of random sets: neighbours, centroids or ridge.")
+    ] = "neighbours",
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Permutations, sets or bags; 100, 2,000 or 400 by default.")
+    ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(help="champion (in a workspace), minilm (of files), a folder or a Hub id in that layout."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the parts and of what is drawn.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    column: ColumnOption = None,
+    workspace: WorkspaceOption = HERE,
+    json: JsonOption = False,
+) -> None:
+    """What labelled records are worth for predicting each other, the worst first.
+
+    Every part of the records is held out in turn, and the others are valued by it. Test records are not asked: a model
+    whose training set they had shaped could no longer be judged by them.
+    """
+    from posttrain.loop.record_values import check_by, value_labelled, value_records
+    from posttrain.select.value.methods import Method
+
+    what, how = check_by(by), Method(method, learner, draws, seed, workers)
+    write = None if out is None else _writer(out)
+    if files:
+        from posttrain.loop.labelled_records import by_sentences, labelled_records
+
+        records = labelled_records(files, columns_with(None, column))
+        found = value_records(records, by_sentences(records, embedder or "minilm"), how, what, folds, seed)
+    else:
+        with opened(workspace, write=True) as (store, config):
+            found = value_labelled(store, config, how, what, folds, embedder or "champion", seed)
+    if out is not None and write is not None:
+        from posttrain.store.files import write_atomically
+
+        write_atomically(out, write(found.table))
+    _show(found, how, by, worst, folds, out, json)
+
+
+def _show(found: "Valued", how: "Method", by: str, worst: int, folds: int, out: Path | None, json: bool) -> None:
+    shown = found.table.slice(0, worst).to_pylist()
+    harmful = found.harmful.num_rows
+    lines = _lines(found, how, by, folds, out)
+    if json:
+        print_json(
+            {
+                "method": how.name,
+                "by": by,
+                "valued": found.table.num_rows - found.unknown,
+                "without_value": found.unknown,
+                "harmful": harmful,
+                "harmless": found.harmless,
+                "evaluations": found.evaluations,
+                "worst": shown,
+                "advice": lines,
+            }
+        )
+        return
+    if by == "record":
+        names = ["value", "s.e.", "label", "input", "record", "line"]
+        rows = [
+            [*map(_number, (row["value"], row["standard_error"])), row["label"], _short(row["input"]), *_place(row)]
+            for row in shown
+        ]
+    else:
+        names = [by, "records", "all", "each", "s.e."]
+        rows = [
+            [row["name"], row["records"], *(_number(row[name]) for name in ("total", "value", "standard_error"))]
+            for row in shown
+        ]
+    print_table("", names, rows)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _lines(found: "Valued", how: "Method", by: str, folds: int, out: Path | None) -> list[str]:
+    """What was measured by what, how many do harm, and what to do about them."""
+    many = {"record": "records", "source": "sources", "label": "labels"}[by]
+    against = (
+        "records that a model did not learn from"
+        if how.name == "data_oob"
+        else f"each of {folds} parts of them in turn"
+    )
+    lines = [f"{how.name} of {found.table.num_rows} {many}, measured on {against}; no test record was asked"]
+    if found.unknown:
+        lines.append(f"{found.unknown} have no value: nothing else has their label")
+    harmful = found.harmful.num_rows
+    limit = f"{found.harmless:.3g}"
+    lines.append(f"surely harmful (value + 2 standard errors < {limit}): {harmful} of {found.table.num_rows} {many}")
+    if harmful and by == "record":
+        look = "look at them, and correct the labels that are wrong"
+        if out is None:
+            lines.append(f"{look}; --out values.csv writes a file that leaves them out")
+        else:
+            lines.append(f"{look}; to leave them out, put {{drop: {{file: {out.absolute()}}}}} first into data.steps")
+    return lines
+
+
+def _place(row: dict[str, Any]) -> list[str]:
+    return [row["id"], f"{row['source']}:{row['line']}"]
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2g}"
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _WIDTH else words[: _WIDTH - 1] + "…"
+
+
+def _writer(out: Path) -> "Callable[[pa.Table], bytes]":
+    """How a file of this name is written.
+
+    Raises:
+        UserError: its format is unknown, it exists, or its folder does not.
+    """
+    writer = _WRITERS.get(out.suffix.lower())
+    if writer is None:
+        raise UserError(f"`{out.suffix}` is not a format we write", where=str(out), fix=f"use {', '.join(_WRITERS)}")
+    if out.exists():
+        raise UserError("the file exists already", where=str(out), fix="remove it or name another")
+    if not out.parent.is_dir():
+        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
+    return writer
+
+
+def _csv(table: "pa.Table") -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, table.column_names, lineterminator="\n")
+    writer.writeheader()
+    for row in table.to_pylist():
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _jsonl(table: "pa.Table") -> bytes:
+    return "".join(json_text.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist()).encode()
+
+
+def _parquet(table: "pa.Table") -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+_WRITERS: "dict[str, Callable[[pa.Table], bytes]]" = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(value)

@@ -1,0 +1,89 @@
+"""Records that somebody has decided to do without."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pyarrow as pa
+from pydantic import Field
+
+from posttrain.data.reading.files import rows
+from posttrain.data.reading.problem import Problem
+from posttrain.data.steps.sources import check_there, known, state, under
+from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
+from posttrain.store.errors import UserError
+from posttrain.store.text import read_text
+
+_NAMES = ("id", "input_id")
+_YES, _NO = ("true", "1", "yes"), ("false", "0", "no", "", "none")
+
+
+class Drop(RowStep):
+    """Records that a file names go, by their id or by the id of their input.
+
+    The file is a text with an id a line, or a table (.csv, .tsv, .jsonl, .json, .parquet) with a column `id` or
+    `input_id`, such as `posttrain select value --out` writes. By the id of its input a record goes whatever its label,
+    and is not asked for again.
+    """
+
+    name: ClassVar[str] = "drop"
+
+    file: str = Field(description="the file")
+    only: str | None = Field(
+        "harmful", description="column of true and false that says which rows count, where the file has it; null: all"
+    )
+
+    def located(self, root: Path) -> Self:
+        return self.model_copy(update={"file": under(root, self.file)})
+
+    def check(self) -> None:
+        check_there(self.file, "drop.file")
+        self._named()
+
+    def key(self) -> dict[str, Any]:
+        return {**super().key(), "file": known(self.file)}
+
+    def apply(self, table: pa.Table) -> Outcome:
+        named, file = self._named(), Path(self.file).name
+        rejections = {
+            row: Rejection("named", f"{file} names it in line {line}")
+            for row, ids in enumerate(zip(*(table[name].to_pylist() for name in _NAMES), strict=True))
+            if (line := next((named[one] for one in ids if one in named), None)) is not None
+        }
+        return part(table, self.name, rejections)
+
+    def _named(self) -> dict[str, int]:
+        return _named(self.file, self.only, state(self.file))
+
+
+@cache
+def _named(file: str, only: str | None, state: str) -> dict[str, int]:
+    """The line of each id in a file; of ids that stand twice the first.
+
+    Raises:
+        UserError: the file cannot be read, has no ids, or says neither true nor false of one.
+    """
+    path, found = Path(file), dict[str, int]()
+    if path.suffix.lower() in (".txt", ""):
+        for number, text in enumerate(read_text(path, path.name).splitlines(), 1):
+            if text.strip():
+                found.setdefault(text.strip(), number)
+        return found
+    for row in rows(path, path.name):
+        if isinstance(row, Problem):
+            raise row.error()
+        ids = [str(row.values[name]) for name in _NAMES if row.values.get(name)]
+        if not ids:
+            fix = "give the file a column `id` or `input_id`"
+            raise UserError("names no record", where=f"{path.name}:{row.line}", fix=fix)
+        if only is None or only not in row.values or _says_yes(row.values[only], only, f"{path.name}:{row.line}"):
+            for one in ids:
+                found.setdefault(one, row.line)
+    return found
+
+
+def _says_yes(value: Any, column: str, where: str) -> bool:
+    text = str(value).strip().lower()
+    if text not in (*_YES, *_NO):
+        raise UserError(f"`{column}` is `{value}`", where=where, fix="true or false")
+    return text in _YES

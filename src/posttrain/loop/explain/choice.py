@@ -1,0 +1,108 @@
+"""What the rounds said of a record: its scores, whether and why it was chosen, who labelled it."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.parquet as parquet
+
+from posttrain.loop.history import finished_rounds
+from posttrain.loop.labelled_records import CHAMPION, embedded, inputs
+from posttrain.loop.registry import Registry
+from posttrain.loop.stages.choose import BATCH, SCORES
+from posttrain.loop.stages.labelling import LABELS
+from posttrain.loop.turn import Turn
+from posttrain.select.score import embed_records
+
+
+def told_by_rounds(turn: Turn, input_id: str) -> list[dict[str, Any]]:
+    """What each round that scored or chose an input said of it: ``round, scores, chosen, labelled``.
+
+    ``scores`` are the columns of the score table that are one number or word each, ``chosen`` holds ``reason`` and
+    ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
+    """
+    told = []
+    for entry in turn.workspace.metadata.rounds():
+        if "selection" not in entry.detail:
+            continue
+        pool = turn.dataset(entry.detail["asked"]).records
+        ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
+        if not ids:
+            continue
+        scores = _row(parquet.read_table(turn.path(entry.detail["scores"]) / SCORES), ids[0])
+        chosen = _row(parquet.read_table(turn.path(entry.detail["selection"]) / BATCH), ids[0])
+        labelled = None
+        if chosen and (id := entry.detail.get("labelled")):
+            labelled = _row(parquet.read_table(turn.path(id) / LABELS), ids[0])
+        if scores or chosen:
+            told.append(
+                {
+                    "round": entry.number,
+                    "scores": scores,
+                    "chosen": chosen and {name: chosen[name] for name in ("reason", "rank")},
+                    "labelled": labelled and {"label": labelled["completion"], **_provenance(labelled)},
+                }
+            )
+    return told
+
+
+def learned_since(turn: Turn, input_id: str) -> int | None:
+    """The first round whose training set holds the input; None where no finished round's does."""
+    for entry in finished_rounds(turn.workspace):
+        dataset = entry.detail.get("dataset")
+        if dataset and input_id in turn.dataset(dataset).records["input_id"].to_pylist():
+            return entry.number
+    return None
+
+
+def labelled_by(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Who gave a record of the training set its label; None where a file did."""
+    return _provenance(record).get("labelled_by")
+
+
+def nearest_labelled(turn: Turn, record: dict[str, Any], dataset: str, count: int) -> list[dict[str, Any]]:
+    """The labelled records whose inputs lie nearest to a record's, by the cosine of the champion's embeddings.
+
+    Returns:
+        ``id, label, input, similarity, source, line``, the nearest first; of equal ones the earlier in the set.
+    """
+    labelled = turn.dataset(dataset).records
+    if not labelled.num_rows:
+        return []
+    similarity = similarities(turn, record, dataset)
+    rows = np.argsort(-similarity, kind="stable")[:count]
+    near = labelled.take(pa.array(rows))
+    columns = zip(near.to_pylist(), inputs(near), similarity[rows].tolist(), strict=True)
+    return [
+        {"id": row["id"], "label": row["completion"], "input": text, "similarity": like}
+        | {name: row[name] for name in ("source", "line")}
+        for row, text, like in columns
+    ]
+
+
+def similarities(turn: Turn, record: dict[str, Any], dataset: str) -> np.ndarray:
+    """The cosine of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
+    theirs = embedded(turn, dataset, CHAMPION).astype(np.float64)
+    table = pa.Table.from_pylist([record], schema=turn.dataset(dataset).records.schema)
+    own = embed_records(turn.model(Registry(turn.workspace).in_service), table)[0].astype(np.float64)
+    sizes = np.linalg.norm(theirs, axis=1) * np.linalg.norm(own)
+    found: np.ndarray = theirs @ own / np.where(sizes > 0, sizes, 1)
+    return found
+
+
+def _row(table: pa.Table, id: str) -> dict[str, Any] | None:
+    """The row of an id, without lists."""
+    plain = [field.name for field in table.schema if field.name != "embedding" and not _is_list(field.type)]
+    rows = table.filter(compute.equal(table["id"], id)).select(plain).to_pylist()
+    return rows[0] if rows else None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind))
+
+
+def _provenance(record: dict[str, Any]) -> dict[str, Any]:
+    meta = json.loads(record.get("meta") or "{}")
+    return {"labelled_by": meta["labelled_by"]} if "labelled_by" in meta else {}

@@ -1,0 +1,53 @@
+"""How good models were, round by round, and how many labels they took."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from posttrain.evaluate.artifact import read_evaluation
+from posttrain.loop.history import finished_rounds
+from posttrain.store.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A model of a round.
+
+    Attributes:
+        labels: how many had been given until then, in files or by whom the loop asked.
+        value: mean score on the main suite's records.
+        evaluation: id of the artifact.
+    """
+
+    round: int
+    labels: int
+    value: float
+    evaluation: str
+
+
+def standings(workspace: Workspace) -> tuple[Standing, ...]:
+    """The model in service after each finished round."""
+    found = []
+    for entry in finished_rounds(workspace):
+        stays = entry.decision is not None and entry.decision["action"] in ("refuse", "rollback")
+        found.append(entry.detail["champion_evaluation" if stays else "evaluation"])
+    return _standings(workspace, found)
+
+
+def candidates(workspace: Workspace) -> tuple[Standing, ...]:
+    """The model that each finished round trained, refused ones too: what its labels taught."""
+    return _standings(workspace, [entry.detail["evaluation"] for entry in finished_rounds(workspace)])
+
+
+def labels_given(workspace: Workspace) -> list[int]:
+    """Labels that had been given until the end of each finished round."""
+    new = [entry.detail["labels_new" if entry.number else "labels"] for entry in finished_rounds(workspace)]
+    return [int(count) for count in np.cumsum(new)]
+
+
+def _standings(workspace: Workspace, evaluations: list[str]) -> tuple[Standing, ...]:
+    found = []
+    for entry, labels, id in zip(finished_rounds(workspace), labels_given(workspace), evaluations, strict=True):
+        predictions = next(iter(read_evaluation(workspace.artifacts.path(id)).values())).predictions
+        found.append(Standing(entry.number, labels, float(np.mean(predictions["score"].to_numpy())), id))
+    return tuple(found)

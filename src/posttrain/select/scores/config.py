@@ -1,0 +1,55 @@
+"""The config section ``select.scoring``."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from pydantic import Field
+
+from posttrain.store.section import Section
+
+
+class ScoringConfig(Section):
+    """How the scores that take more than one look at a record are computed."""
+
+    passes: int = Field(default=8, ge=2, description="bald: passes with dropout, each over all records.")
+    dropout: float = Field(default=0.1, gt=0, lt=1, description="bald: share of each linear layer's inputs left out.")
+    committee: int = Field(default=4, ge=2, description="vote_entropy, consensus_kl: the latest so many champions.")
+    samples: int = Field(default=5, ge=2, description="Answers that are sampled for each record.")
+    temperature: float = Field(default=1.0, gt=0, description="Temperature at which answers are sampled.")
+    embedder: str = Field(
+        default="minilm", description="semantic_entropy: a sentence model, as a folder, a Hub id or `minilm`."
+    )
+    similarity: float = Field(
+        default=0.8, gt=-1, le=1, description="semantic_entropy: cosine from which two answers mean the same."
+    )
+    judge: str | None = Field(
+        default=None, description="entailment_entropy: folder of the model that is asked; the champion by default."
+    )
+    calibration: int = Field(
+        default=500,
+        ge=0,
+        description="At most so many test records set the temperature of label probabilities; 0: none.",
+    )
+
+    def check_models(self, names: Collection[str], root: Path) -> None:
+        """Find out whether the models that scores ask besides the champion are there, without loading one.
+
+        Args:
+            names: of the scores that are computed.
+            root: the workspace's folder.
+
+        Raises:
+            UserError: one is not there.
+        """
+        if any(name.startswith("semantic_entropy") for name in names):
+            from posttrain.models.embedder import find_embedder
+
+            find_embedder(self.embedder)
+        if self.judge is not None and any(name.startswith("entailment_entropy") for name in names):
+            from posttrain.models.folder import check_folder
+
+            check_folder(self.judge_folder(root))
+
+    def judge_folder(self, root: Path) -> Path:
+        """Where the judge lies, seen from the workspace's folder."""
+        return root / Path(self.judge or "").expanduser()

@@ -1,0 +1,101 @@
+"""Points of a plane, in layers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.web.charts.legend import Legend
+from posttrain.web.charts.svg import element, figure, tooltip
+
+Points = npt.NDArray[np.floating]
+
+_EDGE = 12.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Points that look alike.
+
+    Args:
+        name: what they are.
+        points: float [N, 2].
+        class_: of their colour.
+        shape: a name in `SHAPES`.
+        told: words for each of the first points; later ones have none.
+    """
+
+    name: str
+    points: Points
+    class_: str
+    shape: str
+    told: Sequence[str] = ()
+
+
+def _dot(x: float, y: float) -> str:
+    return f"M{x:.0f} {y:.0f}h0"
+
+
+def _cross(x: float, y: float) -> str:
+    return f"M{x - 3:.0f} {y - 3:.0f}l6 6m0-6l-6 6"
+
+
+def _circle(x: float, y: float) -> str:
+    return f"M{x - 5:.0f} {y:.0f}a5 5 0 1 0 10 0a5 5 0 1 0-10 0z"
+
+
+def _diamond(x: float, y: float) -> str:
+    return f"M{x:.0f} {y - 6:.0f}l6 6l-6 6l-6-6z"
+
+
+def _square(x: float, y: float) -> str:
+    return f"M{x - 4.5:.1f} {y - 4.5:.1f}h9v9h-9z"
+
+
+def _triangle(x: float, y: float) -> str:
+    return f"M{x:.0f} {y - 6:.0f}l6 10.5h-12z"
+
+
+SHAPES: dict[str, Callable[[float, float], str]] = {
+    "dot": _dot,
+    "cross": _cross,
+    "circle": _circle,
+    "diamond": _diamond,
+    "square": _square,
+    "triangle": _triangle,
+}
+"""A path by the name of its shape, around a place."""
+
+
+def scatter(layers: Sequence[Layer], title: str, *, height: int = 440, width: int = 760) -> str:
+    """All points on one scale, the same for both directions, without axes; empty where there are none.
+
+    Args:
+        layers: drawn one over the other, the first at the bottom.
+        height: of the plane in pixels, at most as great as the width.
+    """
+    shown = [layer for layer in layers if len(layer.points)]
+    if not shown:
+        return ""
+    every = np.concatenate([layer.points for layer in shown]).astype(np.float64)
+    low, high = every.min(axis=0), every.max(axis=0)
+    size = np.array([width, min(height, width)], np.float64)
+    scale = float(((size - 2 * _EDGE) / np.maximum(high - low, 1e-9)).min()) if (high > low).any() else 0.0
+    legend = Legend([(layer.name, partial(_path, layer, "")) for layer in shown], width)
+    drawn = []
+    for layer in shown:
+        places = (size / 2 + (layer.points - (low + high) / 2) * scale * (1, -1)).tolist()
+        drawn += [_path(layer, told, *place) for told, place in zip(layer.told, places, strict=False)]
+        if rest := places[len(layer.told) :]:
+            path = "".join(SHAPES[layer.shape](x, y) for x, y in rest)
+            drawn.append(element("path", d=path, class_=layer.class_))
+    frame = element("rect", x=0.5, y=0.5, width=width - 1, height=size[1] - 1, rx=8, class_="frame")
+    top = float(size[1]) + 20
+    return figure(width, top + legend.height - 8, title, frame, *drawn, legend.at(2, top))
+
+
+def _path(layer: Layer, told: str, x: float, y: float) -> str:
+    words = [tooltip(told)] if told else []
+    return element("path", *words, d=SHAPES[layer.shape](x, y), class_=layer.class_)

@@ -1,0 +1,95 @@
+"""``posttrain select adversarial``: what it writes, and what its mistakes end in."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.data.reading.tables import read
+from posttrain.data.records.schema import concat
+from posttrain.loop.config import load_config
+from posttrain.models.embedder import Embedder
+from posttrain.models.language_model import load
+from posttrain.models.likelihood import label_scores
+from posttrain.models.request import request
+
+Call = Callable[..., Any]
+LOOSE = ["--similarity", "0.2", "--swaps", "6", "--n", "2", "--budget", "2000"]
+
+
+@pytest.fixture
+def turned(turned_workspace: Path, tmp_path: Path) -> Path:
+    root = tmp_path / "turned"
+    shutil.copytree(turned_workspace, root, symlinks=True)
+    return root
+
+
+def test_the_written_file_fools_the_model_again(turned: Path, posttrain: Call, tmp_path: Path) -> None:
+    out = tmp_path / "adversarial.jsonl"
+    command = ["select", "adversarial", "-w", turned, *LOOSE, "--out", out]
+    found = posttrain(*command, "--json").json
+    assert found["counts"]["kept"] == len(found["examples"]) > 0
+    config = load_config(turned)
+    records = concat(list(read(out, config.data.columns)))
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    lm = load((turned / ".posttrain" / "champion").resolve(), config.task)
+    labels = config.task.label_set
+    rows = records.to_pylist()
+    scores = label_scores(lm, [request(row) for row in rows], labels).log_probabilities
+    embedded = Embedder.load("minilm").embed([line["text"] for line in lines] + [one["original_text"] for one in lines])
+    for row, (record, line) in enumerate(zip(rows, lines, strict=True)):
+        assert labels[scores[row].argmax()] == line["answer_after"] != line["answer_before"]
+        assert record["completion"] == line["label"] == line["answer_before"]
+        assert json.loads(record["meta"])["original"] == line["original"]
+        assert -scores[row, labels.index(line["label"])] == pytest.approx(line["loss_after"], abs=0.02)
+        assert embedded[row] @ embedded[len(lines) + row] == pytest.approx(line["similarity"], abs=1e-3)
+        assert line["similarity"] >= 0.2
+    assert "the file exists already" in posttrain(*command).mistake
+    assert posttrain("data", "add", out, "-w", turned).code == 0
+    assert posttrain("data", "add", out, "--to", "labelled", "-w", turned).code == 0
+    assert posttrain("config", "check", "-w", turned).code == 0
+
+
+def test_records_that_models_are_measured_on_are_taken_only_when_asked_for(turned: Path, posttrain: Call) -> None:
+    command = ["select", "adversarial", "-w", turned, *LOOSE, "--method", "fgsm"]
+    assert "no labelled records to start from" in posttrain(*command, "--records", turned / "test.csv").mistake
+    said = posttrain(*command, "--suite", "test")
+    assert said.code == 0
+    assert "train on none" in said.out or "0 kept" in said.out
+
+
+def test_it_says_what_its_examples_are_for(turned: Path, posttrain: Call, tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    command = ["select", "adversarial", "-w", turned, *LOOSE, "--method", "hotflip"]
+    said = posttrain(*command, "--records", turned / "answers.csv", "--out", out)
+    assert f"to learn from them with the old answers: posttrain data add {out} --to labelled" in said.out
+    assert "records were left out: models are measured on them" in said.out
+
+
+def test_mistakes_end_in_one_line(small: Any, turned: Path, posttrain: Call, tmp_path: Path) -> None:
+    def mistake(*arguments: object) -> str:
+        return str(posttrain("select", "adversarial", "-w", turned, *arguments).mistake)
+
+    assert "no method `hotflp`; did you mean `hotflip`?" in mistake("--method", "hotflp")
+    assert "--n" in mistake("--n", "0")
+    assert "no suite `tests`; did you mean `test`?" in mistake("--suite", "tests")
+    assert "leave out --suite or --records" in mistake("--suite", "test", "--records", "x.csv")
+    assert "nothing.csv" in mistake("--records", "nothing.csv")
+    assert "name a .jsonl file" in mistake("--out", tmp_path / "found.csv")
+    assert "there is no such folder" in mistake("--out", tmp_path / "no" / "found.jsonl")
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("text,label\nnone of it is known,nothing\n", encoding="utf-8")
+    assert "label `nothing` is not in task.labels" in mistake("--records", wrong)
+    fresh = small("fresh")
+    assert "there is no champion yet" in posttrain("select", "adversarial", "-w", fresh).mistake
+    assert posttrain("run", "-w", fresh, "--rounds", "0").code == 0
+    assert "no labelled records to start from" in posttrain("select", "adversarial", "-w", fresh).mistake
+    config = yaml.safe_load((fresh / "posttrain.yaml").read_text(encoding="utf-8"))
+    config["evaluate"]["suites"] = {"fluency": {"scorer": "perplexity"}}
+    config["gate"] = {"deploy": ["perplexity <= champion.perplexity"]}
+    (fresh / "posttrain.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert "calls no answer right" in posttrain("select", "adversarial", "-w", fresh).mistake

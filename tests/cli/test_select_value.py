@@ -1,0 +1,161 @@
+"""``posttrain select value``, on files and on what the loop has labelled, and what its file is good for."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+import yaml
+
+Call = Callable[..., Any]
+
+COLUMNS = ["--column", "prompt=text", "--column", "completion=label"]
+
+
+@pytest.fixture
+def turned_copy(turned_workspace: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(turned_workspace, tmp_path / "copy", symlinks=True))
+
+
+def test_planted_wrong_labels_are_the_worst_and_surely_harmful(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    rows = small.rows()
+    wrong = [5, 40, 77, 120, 150]
+    for row in wrong:
+        rows[row]["label"] = small.labels[(small.labels.index(rows[row]["label"]) + 1) % 4]
+    small.write(tmp_path / "noisy.csv", rows)
+    out = tmp_path / "values.csv"
+    found = posttrain("select", "value", tmp_path / "noisy.csv", *COLUMNS, "--worst", "5", "--out", out, "--json").json
+    assert {row["line"] - 2 for row in found["worst"]} == set(wrong)
+    assert all(row["harmful"] and row["weight"] < 0.05 for row in found["worst"])
+    assert found["harmful"] == len([row for row in csv.DictReader(out.open()) if row["harmful"] == "true"])
+    written = list(csv.DictReader(out.open()))
+    assert len(written) == len(rows)
+    assert [row["id"] for row in written[:5]] == [row["id"] for row in found["worst"]]
+    assert "no test record" in found["advice"][0]
+    # A file of values is data again, for a training that weighs its records.
+    again = posttrain("select", "value", out, "--column", "prompt=input", "--column", "completion=label", "--json").json
+    assert again["worst"][0]["id"] == found["worst"][0]["id"]
+
+
+def test_sources_and_labels_have_a_value_each(small: Any, posttrain: Call, tmp_path: Path) -> None:
+    rows = small.rows()
+    for number, row in enumerate(rows[84:]):
+        row["label"] = small.labels[number % 4]
+    small.write(tmp_path / "good.csv", rows[:84])
+    small.write(tmp_path / "noise.csv", rows[84:])
+    files = [tmp_path / "good.csv", tmp_path / "noise.csv"]
+    found = posttrain("select", "value", *files, *COLUMNS, "--by", "source", "--json").json["worst"]
+    assert [Path(row["name"]).name for row in found] == ["noise.csv", "good.csv"]
+    assert [row["records"] for row in found] == [84, 84]
+    assert found[1]["total"] == pytest.approx(84 * found[1]["value"])
+    labels = posttrain("select", "value", *files, *COLUMNS, "--by", "label", "--method", "data_oob", "--json").json
+    assert {row["name"] for row in labels["worst"]} == set(small.labels)
+
+
+def test_what_the_loop_has_labelled_is_valued_once_and_no_test_record(turned_copy: Path, posttrain: Call) -> None:
+    command = ["select", "value", "-w", turned_copy, "--worst", "100", "--json"]
+    found = posttrain(*command).json
+    pools = {row["source"] for row in found["worst"]}
+    assert found["valued"] == len(found["worst"]) == 24
+    assert pools == {"pool.csv"}
+    before = set((turned_copy / ".posttrain" / "artifacts").iterdir())
+    assert posttrain(*command).json == found
+    assert set((turned_copy / ".posttrain" / "artifacts").iterdir()) == before
+
+
+def test_a_killed_call_goes_on_where_it_was(
+    turned_copy: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(turned_copy, tmp_path / "other", symlinks=True))
+    settings = ["--method", "tmc_shapley", "--draws", "1500", "--folds", "3", "--worst", "100", "--json"]
+    command = [sys.executable, "-m", "posttrain", "select", "value", "-w", str(turned_copy), *settings]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    scratch = turned_copy / ".posttrain" / "scratch"
+    deadline = time.monotonic() + 120
+    while len(list(scratch.rglob("*.block"))) < 5 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = {path.relative_to(scratch) for path in scratch.rglob("*.block")}
+    assert len(kept) >= 5
+
+    from posttrain.select.value import blocks
+
+    written: list[Path] = []
+    real = blocks.write_atomically
+    monkeypatch.setattr(blocks, "write_atomically", lambda path, content: (written.append(path), real(path, content)))
+    resumed = posttrain("select", "value", "-w", turned_copy, *settings).json
+    assert written
+    assert not kept & {path.relative_to(scratch) for path in written}
+    assert not list(scratch.rglob("*.block"))
+    assert resumed == posttrain("select", "value", "-w", other, *settings).json
+
+
+def test_what_does_harm_is_left_out_of_training_and_not_asked_again(turned_copy: Path, posttrain: Call) -> None:
+    names = ["id", "input_id", "harmful"]
+    worst = posttrain("select", "value", "-w", turned_copy, "--json").json["worst"]
+    with (turned_copy / "values.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows({**{name: row[name] for name in names[:2]}, "harmful": at < 2} for at, row in enumerate(worst))
+    config = yaml.safe_load((turned_copy / "posttrain.yaml").read_text())
+    config["data"]["steps"].insert(0, {"drop": {"file": "values.csv"}})
+    config["rounds"] = 3
+    (turned_copy / "posttrain.yaml").write_text(yaml.safe_dump(config))
+    assert posttrain("run", "-w", turned_copy).code == 0
+    round_3 = posttrain("show", "3", "-w", turned_copy, "--json").json["detail"]
+    artifacts = turned_copy / ".posttrain" / "artifacts"
+    dropped = {row["input_id"] for row in worst[:2]}
+    train = parquet.read_table(artifacts / round_3["dataset"] / "records.parquet")
+    assert len(train) == 24 - 2 + 12
+    assert not dropped & set(train["input_id"].to_pylist())
+    assert not dropped & set(
+        parquet.read_table(artifacts / round_3["pool"] / "records.parquet")["input_id"].to_pylist()
+    )
+    gone = parquet.read_table(artifacts / round_3["dataset"] / "rejected.parquet").to_pylist()
+    assert {(row["step"], row["reason"], row["input_id"]) for row in gone} == {("drop", "named", id) for id in dropped}
+    # Another content of the same file is other data.
+    text = (turned_copy / "values.csv").read_text().replace("True", "False")
+    (turned_copy / "values.csv").write_text(text)
+    assert posttrain("run", "-w", turned_copy, "--rounds", "4").code == 0
+    pool = posttrain("show", "4", "-w", turned_copy, "--json").json["detail"]["pool"]
+    assert dropped <= set(parquet.read_table(artifacts / pool / "records.parquet")["input_id"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--method", "knn_shaply"], "--method: no method `knn_shaply`; did you mean `knn_shapley`?"),
+        (["--by", "file"], "--by: nothing is valued by `file`"),
+        (["--draws", "5"], "knn_shapley draws nothing at random"),
+        (["--learner", "trees"], "no learner `trees`"),
+        (["--out", "values.xls"], "`.xls` is not a format we write"),
+        (["--out", "nowhere/values.csv"], "there is no such folder"),
+        (["nothing.csv"], "nothing.csv"),
+    ],
+)
+def test_mistakes_end_in_one_line(small: Any, posttrain: Call, arguments: list[str], says: str) -> None:
+    answers = small() / "answers.csv"
+    assert says in posttrain("select", "value", answers, *COLUMNS, *arguments).mistake
+
+
+def test_free_answers_are_no_labels(posttrain: Call, tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {number}", "completion": f"answer {number}"} for number in range(8)]
+    (tmp_path / "open.jsonl").write_text("".join(json.dumps(row) + os.linesep for row in rows))
+    assert "no label stands with two different inputs" in posttrain("select", "value", tmp_path / "open.jsonl").mistake
+
+
+def test_nothing_is_there_yet(small: Any, posttrain: Call) -> None:
+    root = small()
+    assert "nothing has run here yet" in posttrain("select", "value", "-w", root).mistake
+    assert posttrain("run", "-w", root, "--rounds", "0").code == 0
+    assert "nothing has been labelled here yet" in posttrain("select", "value", "-w", root).mistake

@@ -1,0 +1,151 @@
+"""A curriculum by what the champions said of the records, and columns that training goes by."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from posttrain.loop.stages import training
+from posttrain.store.errors import UserError
+
+Open = Callable[[Path], Any]
+CURRICULUM = {"name": "fixed", "duration": 0.6, "start": 0.3}
+
+
+@pytest.fixture
+def hard(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """For each training: the difficulty of each record by its input id, and the curriculum."""
+    found: list[dict[str, Any]] = []
+    train = training.train
+
+    def noted(source: Path, records: Any, config: Any, task: Any, **given: Any) -> Any:
+        values = given["difficulties"]
+        inputs = records["input_id"].to_pylist()
+        known = {} if values is None else dict(zip(inputs, values.tolist(), strict=True))
+        found.append({"values": known, "curriculum": config.curriculum.name})
+        return train(source, records, config, task, **given)
+
+    monkeypatch.setattr(training, "train", noted)
+    return found
+
+
+def said(loop: Any, round: int, name: str) -> dict[str, float]:
+    """By input id what the champion said of a round's batch."""
+    detail = loop.metadata.rounds()[round].detail
+    pool = parquet.read_table(loop.store.artifacts.path(detail["asked"]) / "records.parquet")
+    inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
+    scores = parquet.read_table(loop.store.artifacts.path(detail["scores"]) / "scores.parquet")
+    chosen = set(loop.asked(round))
+    values = zip(scores["id"].to_pylist(), scores[name].to_pylist(), strict=True)
+    return {inputs[id]: value for id, value in values if inputs[id] in chosen}
+
+
+@pytest.mark.parametrize(("name", "sign"), [("entropy", 1), ("margin", -1), ("confidence", -1)])
+def test_hard_is_what_the_champion_was_unsure_of(
+    small: Any, turned: Open, hard: list[dict[str, Any]], name: str, sign: int
+) -> None:
+    curriculum = CURRICULUM | {"difficulty": name}
+    loop = turned(small(rounds=3, train={"curriculum": curriculum}, label={"when_refused": "keep"}))
+    loop.run()
+    assert hard[0] == {"values": {}, "curriculum": "none"}, "no champion was asked before the first training"
+    for number, one in enumerate(hard[1:], 2):
+        known = {id: sign * value for round in range(2, number + 1) for id, value in said(loop, round, name).items()}
+        assert len(known) == 12 * (number - 1)
+        assert one["curriculum"] == "fixed"
+        assert one["values"] == {**dict.fromkeys(loop.asked(1), -math.inf), **known}
+    unsure = said(loop, 2, "entropy")
+    mine = [hard[1]["values"][id] for id in unsure]
+    assert np.argmax(mine) == np.argmax(list(unsure.values())), "whatever the score, hard is where the model doubts"
+    rounds = loop.metadata.rounds()
+    inputs = loop.metadata.runs(stage="train")[-1].inputs
+    assert {role: id for role, id in inputs.items() if role[-1] in "23"} == {
+        f"{role} {round}": rounds[round].detail[role] for role in ("scores", "selection") for round in (2, 3)
+    }
+
+
+def test_a_loop_that_is_stopped_everywhere_ends_the_same(small: Any, turned: Open) -> None:
+    changes = {"train": {"curriculum": CURRICULUM | {"difficulty": "least_confidence"}}}
+    whole, parts = turned(small("whole", **changes)), turned(small("parts", **changes))
+    whole.run()
+    for until in ("score", "select", "label", "dataset", "train", "decide", "deploy") * 2:
+        parts.run(until=until)
+    parts.run()
+    assert [entry.candidate for entry in parts.metadata.rounds()] == [
+        entry.candidate for entry in whole.metadata.rounds()
+    ]
+    before = len(parts.stages())
+    parts.run()
+    assert len(parts.stages()) == before
+
+
+def test_scores_that_are_gone_count_as_never_given(
+    small: Any, turned: Open, hard: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    root = small(rounds=3, train={"curriculum": CURRICULUM | {"difficulty": "entropy"}}, label={"when_refused": "keep"})
+    loop = turned(root)
+    loop.run(2)
+    scores = loop.store.artifacts.path(loop.metadata.rounds()[2].detail["scores"])
+    (scores / "scores.parquet").unlink()
+    turned(root).run(3)
+    assert "what round 2 chose counts as never scored" in caplog.text
+    known = {id for id, value in hard[-1]["values"].items() if math.isfinite(value)}
+    assert known == set(loop.asked(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"train": {"curriculum": CURRICULUM | {"difficulty": "entropie"}}},
+            r"^train\.curriculum\.difficulty: no score and no column of numbers `entropie`; there is loss, entropy, "
+            r"least_confidence, margin, confidence; in the data worth$",
+        ),
+        (
+            {"train": {"curriculum": CURRICULUM | {"difficulty": "bald"}}},
+            "`bald`; name it in select.scores to have it computed",
+        ),
+        (
+            {"train": {"curriculum": CURRICULUM | {"difficulty": "margin"}}, "task": {"labels": None}},
+            "no score and no column of numbers `margin`",
+        ),
+        ({"train": {"weight": "value"}}, r"pool\.csv:2: .*it has no number `value` but `None`; .* such as `worth`"),
+    ],
+)
+def test_what_is_not_there_is_said_before_a_model_is_loaded(
+    small: Any, turned: Open, changes: dict[str, Any], says: str
+) -> None:
+    root = with_worth(small, 0, **changes)
+    loop = turned(root)
+    with pytest.raises(UserError, match=says) as caught:
+        loop.run()
+    assert "\n" not in str(caught.value)
+    assert [run.stage for run in loop.metadata.runs()] == ["collect pool", "collect test", "collect labelled"]
+
+
+def test_a_score_and_a_column_of_one_name(small: Any, turned: Open) -> None:
+    root = small(train={"curriculum": CURRICULUM | {"difficulty": "entropy"}})
+    rows = [{**row, "entropy": str(number)} for number, row in enumerate(small.rows()[:60])]
+    small.write(root / "pool.csv", rows, ["text", "entropy"])
+    with pytest.raises(UserError, match="`entropy` is a score of the loop and a column of the data"):
+        turned(root).run()
+
+
+def test_records_count_by_a_column_of_the_pool(small: Any, turned: Open) -> None:
+    loop = turned(with_worth(small, 30, train={"weight": "worth"}, rounds=1))
+    loop.run()
+    model = loop.metadata.runs(stage="train")[-1].output
+    meta = loop.store.artifacts.get(model).meta
+    assert meta["examples"] + len(meta["weightless"]) == 12
+    assert 0 < meta["examples"] < 12
+
+
+def with_worth(small: Any, without: int, **changes: Any) -> Path:
+    """A workspace whose pool has a column of weights, the first so many of which are 0."""
+    root: Path = small(**changes)
+    rows = [{**row, "worth": "0" if number < without else "0.5"} for number, row in enumerate(small.rows()[:60])]
+    small.write(root / "pool.csv", rows, ["text", "worth"])
+    return root

@@ -1,0 +1,75 @@
+"""The kinds of hard cases that the config names, in a round."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posttrain.evaluate.artifact import read_evaluation
+from posttrain.loop.config import load_config
+from posttrain.loop.loop import Loop
+from posttrain.loop.stages.choose import CASES, HARD_CASES
+from posttrain.loop.stages.hard_cases import from_rows, hard_test_cases, others_evaluated
+from posttrain.loop.turn import Turn
+from posttrain.select.hard_cases.kinds import KINDS
+from posttrain.store.workspace import Workspace
+
+
+def predictions_by_id(store: Workspace, evaluation: str) -> dict[str, dict[str, Any]]:
+    found = read_evaluation(store.artifacts.path(evaluation))["test"].predictions
+    return {row["id"]: row for row in found.to_pylist()}
+
+
+def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., Path]) -> None:
+    root = small(select={"hard_cases": list(KINDS)})
+    config = load_config(root)
+    with Workspace.create(root) as store:
+        Loop(store, config).run()
+        detail = store.metadata.round(2).detail  # type: ignore[union-attr]
+        [scored] = [one for one in store.metadata.runs(stage="score") if one.output == detail["scores"]]
+        assert {"previous", "other"} <= set(scored.inputs)
+        folder = store.artifacts.path(detail["scores"])
+        cases = from_rows(json.loads((folder / CASES).read_text(encoding="utf-8")))
+        now = predictions_by_id(store, scored.inputs["evaluation"])
+        before = predictions_by_id(store, scored.inputs["previous"])
+        by_kind = {kind: {case.id for case in cases if kind in case.kinds} for kind in KINDS}
+        assert by_kind["wrong"] == {id for id, row in now.items() if row["score"] < 1}
+        assert by_kind["regressions"] == {id for id in by_kind["wrong"] if before[id]["score"] == 1}
+        assert by_kind["disagreement"] == {id for id in now if now[id]["predicted"] != before[id]["predicted"]}
+        bar = np.percentile([-row["log_likelihood"] for row in now.values()], 90)
+        assert by_kind["high_loss"] == {id for id, row in now.items() if -row["log_likelihood"] > bar}
+        assert len(np.load(folder / HARD_CASES)) == len(cases)
+
+
+def test_by_default_no_other_model_is_asked(small: Callable[..., Path]) -> None:
+    root = small()
+    config = load_config(root)
+    with Workspace.create(root) as store:
+        Loop(store, config).run()
+        detail = store.metadata.round(2).detail  # type: ignore[union-attr]
+        [scored] = [one for one in store.metadata.runs(stage="score") if one.output == detail["scores"]]
+        assert not {"previous", "other"} & set(scored.inputs)
+        cases = json.loads((store.artifacts.path(detail["scores"]) / CASES).read_text(encoding="utf-8"))
+        now = predictions_by_id(store, scored.inputs["evaluation"])
+        assert {case["id"] for case in cases} == {id for id, row in now.items() if row["score"] < 1}
+
+
+def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> None:
+    root = small(select={"hard_cases": ["disagreement", "regressions"]}, gate={"deploy": ["accuracy >= 2"]}, rounds=1)
+    config = load_config(root)
+    with Workspace.create(root) as store:
+        Loop(store, config).run()
+        done = store.metadata.round(1)
+        assert done is not None
+        test = store.artifacts.get(done.detail["test"])
+        turn = Turn(store, config, 2, in_round=False)
+        others = others_evaluated(turn, str(done.champion_before), test)
+        assert others == {"other": done.detail["evaluation"]}
+        records = turn.dataset(test.id).records
+        cases, rows = hard_test_cases(turn, done.detail["champion_evaluation"], others, records)
+        assert rows["id"].to_pylist() == [case.id for case in cases]
+        base = predictions_by_id(store, done.detail["champion_evaluation"])
+        refused = predictions_by_id(store, done.detail["evaluation"])
+        assert {case.id for case in cases} == {id for id in base if base[id]["predicted"] != refused[id]["predicted"]}

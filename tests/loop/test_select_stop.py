@@ -1,0 +1,104 @@
+"""Strategies by round, when labelling stops, and what the drawn records say of the pool."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from posttrain.loop.config import load_config
+from posttrain.loop.label_batches import label_reports
+from posttrain.store.errors import UserError
+
+Open = Callable[[Path], Any]
+
+
+def _selections(loop: Any) -> list[dict[str, Any]]:
+    rounds = loop.metadata.rounds()[1:]
+    return [loop.store.artifacts.get(entry.detail["selection"]).meta for entry in rounds if "selection" in entry.detail]
+
+
+def test_a_strategy_a_round(small: Any, turned: Open) -> None:
+    loop = turned(small(rounds=3, select={"strategy": ["k_center", "margin"], "options": {}}))
+    loop.run()
+    assert [one["strategy"] for one in _selections(loop)] == ["k_center", "margin", "margin"]
+
+
+def test_auto_covers_until_doubts_tell_errors(small: Any, turned: Open) -> None:
+    """An epoch at a rate of zero teaches nothing, so that what the model is unsure of is noise."""
+    train = {"epochs": 1, "learning_rate": 1.0e-12}
+    loop = turned(small(rounds=2, select={"strategy": "auto"}, train=train))
+    loop.run()
+    first, second = _selections(loop)
+    assert first["strategy"] == "facility_location"
+    assert second["strategy"] == "facility_location"
+    assert set(second["reasons"]) == {"cold_start"}
+
+
+def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.loop.stages.choose.informative", lambda confidence, right: True)
+    loop = turned(
+        small(select={"strategy": "auto", "cold_start": "k_center", "options": {"facility_location": {"power": 2.0}}})
+    )
+    loop.run()
+    assert [one["strategy"] for one in _selections(loop)] == ["k_center", "facility_location"]
+    assert "strategy" in _selections(loop)[1]["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("select", "words"),
+    [
+        ({"strategy": []}, "name a strategy"),
+        ({"strategy": ["margin", "margn"]}, "margn"),
+        ({"strategy": "auto", "options": {"power": 2}}, "by strategy"),
+        ({"strategy": ["random", "composite"], "options": {"composite": {"uncertainties": 1}}}, "uncertainties"),
+        ({"stop": {"action": "halt"}}, "stop.action"),
+        ({"near_duplicate": 1.5}, "near_duplicate"),
+    ],
+)
+def test_mistakes_are_found_before_any_work(small: Any, select: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_config(small(select=select))
+
+
+def test_the_loop_stops_where_labels_no_longer_pay(small: Any, turned: Open) -> None:
+    root = small(rounds=3, select={"stop": {"action": "stop", "gain": 1.0}})
+    loop = turned(root)
+    waits = loop.run()
+    assert waits is not None
+    assert "a reason to label more" in waits
+    assert "can hardly bring 1 accuracy" in waits
+    assert [entry.status for entry in loop.metadata.rounds()] == ["done", "done", "waiting"]
+    assert loop.run() == waits, "nothing has changed"
+    small.configure(root, rounds=3, select={"stop": {"action": "advise", "gain": 1.0}})
+    assert loop.run() is None
+    assert [entry.status for entry in loop.metadata.rounds()] == ["done"] * 4
+    outlook = loop.metadata.rounds()[3].detail["outlook"]
+    assert outlook["expected_gain"]["low"] <= outlook["expected_gain"]["gain"] <= outlook["expected_gain"]["high"]
+    assert len(outlook["agreements"]) == 1, "the base model scores nothing, and two champions have answered since"
+    assert "can hardly bring" in outlook["why_stop"]
+
+
+def test_the_budget_is_kept(small: Any, turned: Open) -> None:
+    root = small(rounds=3, label={"per_round": 12, "budget": 20})
+    loop = turned(root)
+    waits = loop.run()
+    assert waits == "a larger label.budget: all 20 labels have been asked for"
+    assert [len(loop.asked(number)) for number in (1, 2)] == [12, 8]
+
+
+def test_drawn_records_say_how_often_the_champion_is_right(small: Any, turned: Open) -> None:
+    loop = turned(small(rounds=2, select={"explore": 0.5}))
+    loop.run()
+    first, second = label_reports(loop.store)
+    assert first["pool_agreement"] is None, "nothing is drawn for a model that knows nothing"
+    found = second["pool_agreement"]
+    assert found["drawn"] == 6
+    assert found["low"] <= found["value"] <= found["high"]
+    detail = loop.metadata.rounds()[2].detail
+    batch = parquet.read_table(loop.store.artifacts.path(detail["selection"]) / "batch.parquet").to_pylist()
+    drawn = [row for row in batch if row["reason"] == "explore"]
+    assert {row["inclusion"] for row in drawn} == {6 / 48}
+    assert all(row["inclusion"] is None for row in batch if row["reason"] != "explore")
+    assert all(row["why"] for row in batch)

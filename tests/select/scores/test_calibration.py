@@ -1,0 +1,84 @@
+"""Temperatures, and what they do to calibration."""
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.evaluate.metrics import expected_calibration_error
+from posttrain.select.scores.calibration import at_temperature, calibrate, fit_temperature
+from posttrain.select.scores.forgetting import forgetting_events
+
+
+def drawn(temperature: float, rows: int = 4000, labels: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities that are too sharp by a temperature, and truths drawn from the right ones."""
+    generator = np.random.default_rng(3)
+    right = torch.tensor(generator.normal(size=(rows, labels))).log_softmax(1).numpy()
+    truth = np.array([generator.choice(labels, p=np.exp(row)) for row in right])
+    return torch.tensor(right * temperature).log_softmax(1).numpy(), truth
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_that_was_put_in_is_found(temperature: float) -> None:
+    logs, truth = drawn(temperature)
+    assert fit_temperature(logs, truth) == pytest.approx(temperature, rel=0.06)
+
+
+def test_against_gradient_descent() -> None:
+    logs, truth = drawn(2.0, rows=200)
+    inverse = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([inverse], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = torch.nn.functional.cross_entropy(torch.tensor(logs) * inverse, torch.tensor(truth))
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    assert fit_temperature(logs, truth) == pytest.approx(1 / float(inverse.detach()), rel=1e-4)
+
+
+def test_calibration_lowers_the_error_of_sharp_probabilities() -> None:
+    logs, truth = drawn(3.0)
+    found = calibrate(logs, truth, expected_calibration_error)
+    assert found is not None
+    assert found.ece_before > 0.15
+    assert found.ece_after < 0.05
+    assert found.records == 4000
+    confidence = np.exp(logs.max(axis=1))
+    assert found.ece_before == pytest.approx(expected_calibration_error(confidence, logs.argmax(1) == truth))
+
+
+def test_the_error_after_is_of_records_that_the_temperature_has_not_seen() -> None:
+    """Each fold's temperature would be refuted by its own records, and is not fitted to them."""
+    logs, truth = drawn(1.0, rows=50)
+    seen: list[np.ndarray] = []
+    calibrate(logs, truth, lambda confidence, correct: float(seen.append(confidence) or 0.0))  # type: ignore[func-returns-value]
+    for fold in range(5):
+        rows = np.arange(50) % 5 == fold
+        theirs = at_temperature(logs[rows], fit_temperature(logs[~rows], truth[~rows]))
+        np.testing.assert_array_equal(seen[1][rows], np.exp(theirs.max(axis=1)))
+
+
+def test_few_records_say_nothing_and_sure_ones_stay_finite() -> None:
+    logs, truth = drawn(1.0, rows=29)
+    assert calibrate(logs, truth, expected_calibration_error) is None
+    always_right = np.log(np.tile([0.9, 0.1], (40, 1)))
+    assert 0.05 <= fit_temperature(always_right, np.zeros(40, int)) < 0.2
+    assert fit_temperature(always_right, np.ones(40, int)) == pytest.approx(20, rel=1e-2)
+
+
+def test_temperature_keeps_the_order_and_one_changes_nothing() -> None:
+    logs, _ = drawn(1.0, rows=20)
+    assert at_temperature(logs, 1.0) is logs
+    cooler = at_temperature(logs, 2.5)
+    np.testing.assert_allclose(np.exp(cooler).sum(axis=1), 1)
+    np.testing.assert_array_equal(np.argsort(cooler, 1), np.argsort(logs, 1))
+
+
+def test_forgetting_is_going_from_right_to_wrong() -> None:
+    looks = np.array([[0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 0, 0]], bool)
+    assert forgetting_events(looks).tolist() == [2.0, 0.0, np.inf, 2.0]
+    assert forgetting_events(looks[:1]).tolist() == [np.inf, 0.0, np.inf, 0.0]
+    with pytest.raises(ValueError, match="shape"):
+        forgetting_events(looks[0])

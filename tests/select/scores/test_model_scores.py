@@ -1,0 +1,238 @@
+"""Scores that ask a model, against what the model itself says token by token."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.likelihood import label_scores
+from posttrain.models.task import TaskConfig
+from posttrain.select.scores.answers import answer_group, encoded, mean_token_entropies
+from posttrain.select.scores.arrays import as_matrix
+from posttrain.select.scores.dropout import sub_network
+from posttrain.select.scores.group import Asked, Group, ScoringModel
+from posttrain.select.scores.labels import dropout_group, held_out_group
+from posttrain.select.scores.learning import loss_and_gradient_norm
+from posttrain.select.scores.meanings import embedding_groups, entailment_groups
+from posttrain.select.scores.perplexity import perplexity_group
+from posttrain.select.scores.sampling import sample_answers, sample_group
+from posttrain.select.scores.verbalised import stated_confidence, verbalised_group
+
+LABELS = ["card lost", "card stolen", "refund", "top up"]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model: Path) -> LanguageModel:
+    return load(tiny_model, TaskConfig(max_new_tokens=3), dtype="float32")
+
+
+def asked(*texts: str, answers: tuple[str, ...] = ()) -> list[Asked]:
+    return [Asked([{"role": "user", "content": text}], answers) for text in texts]
+
+
+def logits_after(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = lm.model(input_ids=torch.tensor([ids])).logits[0].double()
+    return found
+
+
+def test_token_entropy_is_the_mean_entropy_of_the_full_distribution(lm: LanguageModel) -> None:
+    records = [*asked("hello", answers=("a",)), *asked("what a long question this is", answers=("blue sky",))]
+    found = mean_token_entropies(lm, [encoded(lm, one) for one in records])
+    for value, one in zip(found, records, strict=True):
+        before, answer = lm.prompt_ids(one.prompt), lm.answer_ids(one.answers[0])
+        logs = logits_after(lm, before + answer).log_softmax(-1)[len(before) - 1 : -1]
+        assert value == pytest.approx(float(-(logs.exp() * logs).sum(-1).mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [None, 0.5], ids=["plain logits", "scaled logits"])
+def test_gradient_norm_is_that_of_the_output_layer(tiny_model: Path, scale: float | None) -> None:
+    lm = load(tiny_model, TaskConfig(), dtype="float32")
+    lm.model.config.logit_scale = scale  # as Cohere's models have one
+    record = asked("my card", answers=("refund",))[0]
+    sequence = encoded(lm, record)
+    loss, norm = loss_and_gradient_norm(lm, sequence)
+    before = len(lm.prompt_ids(record.prompt))
+    ids = torch.tensor([sequence.ids])
+    hidden = lm.decoder(input_ids=ids).last_hidden_state[0, before - 1 : -1].detach()
+    weight = lm.model.get_output_embeddings().weight.detach().clone().requires_grad_()
+    direct = torch.nn.functional.cross_entropy((scale or 1.0) * hidden @ weight.T, ids[0, before:])
+    direct.backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert loss == pytest.approx(float(direct.detach()), rel=1e-5)
+    assert norm == pytest.approx(float(weight.grad.norm()), rel=1e-4)
+    assert all(one.grad is None for one in lm.model.parameters())
+
+
+def test_samples_are_drawn_from_the_model(lm: LanguageModel) -> None:
+    one_token = LanguageModel(lm.model, lm.tokenizer, TaskConfig(max_new_tokens=1))
+    record = asked("hi")
+    for temperature in (1.0, 0.5):
+        drawn = sample_answers(one_token, record, 3000, temperature, seed=1)[0]
+        counts = np.bincount([ids[0] for ids in drawn], minlength=len(lm.tokenizer))
+        logits = logits_after(lm, lm.prompt_ids(record[0].prompt))[-1] / temperature
+        expected = 3000 * logits.softmax(-1).numpy()
+        often = expected >= 5
+        observed = np.append(counts[often], counts[~often].sum())
+        wanted = np.append(expected[often], expected[~often].sum())
+        assert chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
+
+
+def test_samples_hang_on_the_record_and_not_on_those_beside_it(lm: LanguageModel) -> None:
+    records = asked("one", "another, longer question", "a third")
+    together = sample_answers(lm, records, 4, 1.0, seed=5)
+    assert together == [sample_answers(lm, [one], 4, 1.0, seed=5)[0] for one in records]
+    assert together != sample_answers(lm, records, 4, 1.0, seed=6)
+    assert len({tuple(ids) for ids in together[0]}) > 1
+
+
+def test_sampled_answers_have_their_log_probabilities(lm: LanguageModel) -> None:
+    records = asked("one", "two or three")
+    table = sample_group(3, 1.0, 0).score(lm, records)
+    drawn = sample_answers(lm, records, 3, 1.0, 0)
+    for row, one in enumerate(records):
+        before = lm.prompt_ids(one.prompt)
+        for place, ids in enumerate(drawn[row]):
+            logs = logits_after(lm, before + ids).log_softmax(-1)[len(before) - 1 : -1]
+            direct = float(logs.gather(1, torch.tensor(ids)[:, None]).sum())
+            assert table["log_probabilities"][row].as_py()[place] == pytest.approx(direct, rel=1e-4)
+            assert table["tokens"][row].as_py()[place] == len(ids)
+
+
+def test_a_sub_network_is_the_same_each_time_and_leaves_the_model_as_it_was(lm: LanguageModel) -> None:
+    prompts = [one.prompt for one in asked("one", "two")]
+
+    def scores() -> np.ndarray:
+        return label_scores(lm, prompts, LABELS, tolerance=0).log_probabilities
+
+    whole = scores()
+    with sub_network(lm, 0.3, seed=1, number=0):
+        first = scores()
+    with sub_network(lm, 0.3, seed=1, number=1):
+        second = scores()
+    with sub_network(lm, 0.3, seed=1, number=0):
+        again = scores()
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(whole, scores())
+    assert np.abs(first - second).max() > 1e-3
+    assert np.abs(first - whole).max() > 1e-3
+
+
+def test_masks_leave_out_a_share_and_keep_the_mean(lm: LanguageModel) -> None:
+    layer = next(one for one in lm.decoder.modules() if isinstance(one, torch.nn.Linear))
+    seen: list[torch.Tensor] = []
+    with sub_network(lm, 0.25, seed=0, number=0):
+        handle = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        layer(torch.ones(1, layer.in_features))
+        handle.remove()
+    assert sorted(seen[0].unique().tolist()) == pytest.approx([0.0, 1 / 0.75])
+    assert float((seen[0] == 0).float().mean()) == pytest.approx(0.25, abs=0.15)
+
+
+def test_dropout_passes_are_those_of_the_sub_networks(lm: LanguageModel) -> None:
+    records = asked("one", "two")
+    table = dropout_group(LABELS, 3, 0.2, 7).score(lm, records)
+    found = as_matrix(table, "log_probabilities").reshape(2, 3, 4)
+    with sub_network(lm, 0.2, 7, 2):
+        direct = label_scores(lm, [one.prompt for one in records], LABELS, tolerance=1e-3).log_probabilities
+    np.testing.assert_array_equal(found[:, 2], direct)
+
+
+def test_held_out_labels_are_scored_exactly(lm: LanguageModel) -> None:
+    records = [*asked("one", answers=("refund",)), *asked("two", answers=("top up",))]
+    found = as_matrix(held_out_group(LABELS).score(lm, records), "log_probabilities")
+    whole = label_scores(lm, [one.prompt for one in records], LABELS, tolerance=0).log_probabilities
+    np.testing.assert_allclose(found[[0, 1], [2, 3]], whole[[0, 1], [2, 3]], atol=2e-2)
+
+
+def test_perplexity_is_of_the_words_alone(lm: LanguageModel) -> None:
+    found = perplexity_group().score(lm, asked("blue sky", "a"))["perplexity"].to_pylist()
+    ids = lm.tokenizer("blue sky")["input_ids"]
+    logs = logits_after(lm, ids).log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
+    assert found[0] == pytest.approx(math.exp(-float(logs.mean())), rel=1e-4)
+    assert math.isnan(found[1])  # one token, which nothing predicts
+
+
+def test_only_a_number_is_a_confidence() -> None:
+    said = {"80": 0.8, " 100% ": 1.0, "0": 0.0, "7.": 0.07}
+    assert {reply: stated_confidence(reply) for reply in said} == said
+    for reply in ("", "101", "-5", "80 or so", "eighty", "8 0", "80/100", "0.8", "I am 90% sure", "1000"):
+        assert math.isnan(stated_confidence(reply)), reply
+
+
+def test_the_question_of_confidence_follows_the_answer(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from posttrain.models import generate
+
+    shown = []
+
+    def reply(lm: LanguageModel, prompts: list[list[dict[str, str]]]) -> list[generate.Generation]:
+        shown.extend(lm.task.turns(prompt) for prompt in prompts)
+        return [generate.Generation("75%", True), generate.Generation("quite", True)]
+
+    monkeypatch.setattr(generate, "generate", reply)
+    with_template = LanguageModel(lm.model, lm.tokenizer, TaskConfig(system="Be brief.", template="Say: {prompt}"))
+    found = verbalised_group().score(with_template, asked("one", "two", answers=("red",)))
+    assert found["verbalised_confidence"].to_pylist()[0] == 0.75
+    assert math.isnan(found["verbalised_confidence"].to_pylist()[1])
+    assert [turn["content"] for turn in shown[0][:3]] == ["Be brief.", "Say: one", "red"]
+    assert shown[0][3]["content"].startswith("How likely is it")
+
+
+def test_answers_group_by_entailment_in_both_directions(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from posttrain.models import likelihood
+
+    # "a big dog" entails "a dog" but not the other way round: not one meaning.
+    true = {("a dog", "one dog"), ("one dog", "a dog"), ("a big dog", "a dog"), ("a big dog", "one dog")}
+
+    def verdicts(lm: LanguageModel, prompts: list[list[dict[str, str]]], labels: tuple[str, ...]) -> object:
+        rows = []
+        for prompt in prompts:
+            text = prompt[0]["content"]
+            assert "Question: what is it?" in text
+            pair = tuple(text.split(f"{which} answer: ")[1].split("\n")[0] for which in ("First", "Second"))
+            rows.append([0.0, -9.0, -9.0] if pair in true else [-9.0, 0.0, -9.0])
+        return likelihood.LabelScores(np.array(rows, np.float32), None)
+
+    monkeypatch.setattr(likelihood, "label_scores", verdicts)
+    answers = ("A dog", "a big dog", "one dog", "a  DOG")
+    table = entailment_groups().score(lm, asked("what is it?", answers=answers))
+    assert table["groups"].to_pylist() == [[0, 1, 0, 0]]
+
+
+def test_entailment_is_asked_of_the_judge(lm: LanguageModel) -> None:
+    judge = ScoringModel("a judge", TaskConfig(), lambda: lm)
+    records = asked("what is it?", "and this?", answers=("a dog", "a cat"))
+    own, judged = (group.score(lm, records) for group in (entailment_groups(), entailment_groups(judge)))
+    assert own.equals(judged)
+    assert {len(groups) for groups in own["groups"].to_pylist()} == {2}
+    assert entailment_groups().settings != entailment_groups(judge).settings
+
+
+def test_answers_with_like_embeddings_are_one_group(lm: LanguageModel) -> None:
+    answers = ("The card was stolen.", "My card has been stolen", "the card was  STOLEN.", "It rains in Paris")
+    table = embedding_groups("minilm", 0.7).score(lm, asked("what?", answers=answers))
+    assert table["groups"].to_pylist() == [[0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        answer_group(),
+        dropout_group(LABELS, 2, 0.1, 0),
+        sample_group(2, 1.0, 0),
+        perplexity_group(),
+        verbalised_group(),
+        entailment_groups(),
+    ],
+    ids=lambda group: group.name,
+)
+def test_no_record_gives_the_columns(lm: LanguageModel, group: Group) -> None:
+    empty = group.score(lm, [])
+    assert isinstance(empty, pa.Table)
+    assert empty.num_rows == 0
+    assert empty.num_columns >= 1

@@ -1,0 +1,82 @@
+"""What the config says of scores, before any work."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.select.config import SelectConfig
+from posttrain.select.scores.columns import _COLUMNS
+from posttrain.select.scores.names import DOUBT, SCORES
+from posttrain.select.selection import select
+from posttrain.store.errors import UserError
+
+
+def test_only_what_is_needed_is_computed_by_default() -> None:
+    assert SelectConfig().wanted_scores() == []
+    assert SelectConfig(strategy="top", options={"by": "bald"}).wanted_scores() == ["bald"]
+    by_both = SelectConfig(strategy="composite", options={"by": "bald", "hard": "perplexity"}, scores=["vote_entropy"])
+    assert by_both.wanted_scores() == ["bald", "perplexity", "vote_entropy"]
+    assert SelectConfig(strategy="mmr", options={"by": "margin"}).wanted_scores() == []
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"scores": ["semantic_entropi"]}, "no score `semantic_entropi`; did you mean `semantic_entropy`"),
+        ({"scores": ["entropy"]}, "`entropy` is always computed"),
+        ({"scoring": {"pases": 3}}, "did you mean `passes`"),
+        ({"scoring": {"passes": 1}}, "`scoring.passes`"),
+        ({"scoring": {"dropout": 1.0}}, "`scoring.dropout`"),
+    ],
+)
+def test_unknown_names_are_refused(section: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        SelectConfig.read(section, "posttrain.yaml")
+
+
+@pytest.mark.parametrize("name", sorted(SCORES))
+def test_a_score_is_refused_on_the_other_kind_of_task(name: str) -> None:
+    config = SelectConfig(scores=[name])
+    for has_labels, refused in ((True, "text"), (False, "labels")):
+        if SCORES[name].of == refused:
+            with pytest.raises(UserError, match=f"^select.scores: score `{name}`"):
+                config.check(has_labels)
+        else:
+            config.check(has_labels)
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm", "forgetting_events"])
+def test_the_pool_is_not_chosen_from_by_what_needs_its_labels(name: str) -> None:
+    with pytest.raises(UserError, match=f"score `{name}` needs the right answer, which no pool record has"):
+        SelectConfig(strategy="top", options={"by": name}).check(True)
+
+
+@pytest.mark.parametrize("strategy", ["top", "mmr", "composite", "density_weighted", "cost_aware", "uncertain_diverse"])
+@pytest.mark.parametrize("name", sorted(set(DOUBT) - {"margin"}))
+def test_strategies_choose_by_every_score_of_the_pool(strategy: str, name: str) -> None:
+    of = SCORES[name].of if name in SCORES else "any"
+    SelectConfig(strategy=strategy, options={"by": name}).check(of != "text")
+
+
+def test_every_score_is_computed_somewhere() -> None:
+    assert set(_COLUMNS) == {name for name, one in SCORES.items() if one.of != "labelled"}
+
+
+def test_doubt_is_great_where_the_model_is_unsure() -> None:
+    scores = {"self_consistency": np.array([0.9, 0.2, 0.5]), "bald": np.array([0.1, 0.3, 0.2])}
+    options = {"relevance": 1.0, "dimensions": None}
+    table = {**scores, "embeddings": np.eye(3)}
+    assert select("mmr", table, 3, by="self_consistency", **options).tolist() == [1, 2, 0]
+    assert select("mmr", table, 3, by="bald", **options).tolist() == [1, 2, 0]
+    with pytest.raises(UserError, match=r"no score column `perplexity` to choose by; add it to select\.scores"):
+        select("mmr", table, 3, by="perplexity", **options)
+
+
+def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
+    SelectConfig(scoring={"judge": "judge"}).check_models(tmp_path)  # nobody asks it
+    with pytest.raises(UserError, match=r"judge: is no model: it holds no config\.json"):
+        SelectConfig(scores=["entailment_entropy"], scoring={"judge": "judge"}).check_models(tmp_path)
+    with pytest.raises(UserError, match="`nothing` is no embedder"):
+        SelectConfig(scores=["semantic_entropy"], scoring={"embedder": "nothing"}).check_models(tmp_path)

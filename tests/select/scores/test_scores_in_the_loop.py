@@ -1,0 +1,148 @@
+"""Scores as the loop computes and keeps them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+
+from posttrain.loop.config import load_config
+from posttrain.loop.loop import Loop
+from posttrain.models import likelihood
+from posttrain.store.artifacts import Artifact
+from posttrain.store.errors import UserError
+from posttrain.store.workspace import Workspace
+
+CLOSED = ["bald", "consensus_kl", "perplexity", "verbalised_confidence", "vote_entropy"]
+FREE = [
+    "entailment_entropy",
+    "lexical_diversity",
+    "log_probability",
+    "log_probability_variance",
+    "self_consistency",
+    "semantic_entropy",
+    "semantic_entropy_discrete",
+    "token_entropy",
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    stores: list[Workspace] = []
+
+    def run(root: Path, *arguments: Any, **options: Any) -> Workspace:
+        config = load_config(root)
+        stores.append(Workspace.create(root, config.store))
+        Loop(stores[-1], config).run(*arguments, **options)
+        return stores[-1]
+
+    yield run
+    for store in stores:
+        store.close()
+
+
+def scores_of(store: Workspace, round: int) -> tuple[Artifact, Path]:
+    (run,) = [one for one in store.metadata.runs(stage="score", status="done") if one.round == round][-1:]
+    assert run.output is not None
+    return store.artifacts.get(run.output), store.artifacts.path(run.output)
+
+
+def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    labelled = ["loss", "gradient_norm", "forgetting_events"]
+    choice = {
+        "strategy": "top",
+        "options": {"by": "bald"},
+        "scores": [*CLOSED[1:], *labelled],
+        "explore": 0,
+        "focus": 0,
+        "near_duplicate": None,
+    }
+    root = small(select={**choice, "scoring": {"passes": 3}}, rounds=3)
+    small.write(root / "test.csv", small.rows()[60:120])
+    store = opened(root, until="select", rounds=3)  # round 0, and round 1 up to its batch, which is cold
+    cold = parquet.read_table(scores_of(store, 1)[1] / "scores.parquet")
+    assert np.isnan(cold["bald"].to_numpy()).all()
+    assert "temperature" not in scores_of(store, 1)[0].meta
+
+    store = opened(root, rounds=2)
+    artifact, folder = scores_of(store, 2)
+    table = parquet.read_table(folder / "scores.parquet")
+    assert {*CLOSED} <= set(table.column_names)
+    for name in ("bald", "vote_entropy", "consensus_kl"):
+        values = table[name].to_numpy()
+        assert ((values >= 0) & (values <= np.log(4))).all()
+        assert np.isfinite(values).all()
+    assert (table["bald"].to_numpy() > 0).all()
+    assert (table["perplexity"].to_numpy() > 1).all()
+    meta = artifact.meta
+    assert meta["calibrated_on"] == 60
+    assert 0.05 <= meta["temperature"] <= 20
+    assert {"ece_before", "ece_after"} <= set(meta)
+    # The measures are of the calibrated probabilities.
+    p = np.array(table["probabilities"].to_pylist())
+    np.testing.assert_allclose(table["confidence"], p.max(axis=1), atol=1e-6)
+    np.testing.assert_allclose(table["entropy"], -(p * np.log(p)).sum(axis=1), atol=1e-5)
+    # What has a label has the other scores.
+    answered = parquet.read_table(folder / "labelled.parquet")
+    assert answered.column_names == ["id", "input_id", "loss", "gradient_norm", "forgetting_events"]
+    assert answered.num_rows == 12
+    assert (answered["loss"].to_numpy() > 0).all()
+    assert (answered["gradient_norm"].to_numpy() > 0).all()
+    # The batch is what BALD holds to be worth most.
+    (chosen,) = [one for one in store.metadata.runs(stage="select", status="done") if one.round == 2]
+    batch = parquet.read_table(store.artifacts.path(str(chosen.output)) / "batch.parquet")
+    order = np.argsort(-table["bald"].to_numpy(), kind="stable")[:12]
+    assert batch["id"].to_pylist() == [table["id"][int(row)].as_py() for row in order]
+
+    # One score more: the others are there.
+    store = opened(root, rounds=3, until="score")
+    before = parquet.read_table(scores_of(store, 3)[1] / "scores.parquet")
+    assert {one.name for one in (root / ".posttrain" / "scores").iterdir()} <= {
+        entry.candidate for entry in store.metadata.rounds()
+    }
+    small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": [*labelled, "perplexity"]})
+    small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": ["perplexity"]})
+    monkeypatch.setattr(likelihood, "label_scores", None)
+    monkeypatch.setattr(likelihood, "embeddings", None)
+    store = opened(root, rounds=3, until="score")
+    after = parquet.read_table(scores_of(store, 3)[1] / "scores.parquet")
+    assert set(after.column_names) == set(before.column_names) - set(CLOSED) | {"bald", "perplexity"}
+    assert after.equals(before.select(after.column_names))
+
+
+def test_free_text(small: Any, opened: Any) -> None:
+    root = small(
+        task={"labels": None, "max_new_tokens": 5},
+        select={"strategy": "top", "options": {"by": "semantic_entropy"}, "scores": FREE, "scoring": {"samples": 3}},
+        evaluate={"suites": {"test": {"scorer": "exact_match"}}, "latency": {"prompts": 0}},
+    )
+    for _ in range(2):
+        opened(root, until="deploy")
+    store = opened(root, until="select")
+    artifact, folder = scores_of(store, 2)
+    table = parquet.read_table(folder / "scores.parquet")
+    found = {name: table[name].to_numpy() for name in FREE}
+    assert all(np.isfinite(values).all() for values in found.values())
+    assert (found["log_probability"] < 0).all()
+    assert (found["log_probability_variance"] >= 0).all()
+    assert ((found["self_consistency"] >= 1 / 3) & (found["self_consistency"] <= 1)).all()
+    for name in ("semantic_entropy", "semantic_entropy_discrete", "entailment_entropy"):
+        assert ((found[name] >= 0) & (found[name] <= np.log(3) + 1e-9)).all()
+    assert "temperature" not in artifact.meta
+
+
+def test_a_wrong_score_is_refused_before_any_work(small: Any, opened: Any) -> None:
+    root = small(select={"scores": ["token_entropy"]})
+    with pytest.raises(UserError, match="score `token_entropy` is of written answers"):
+        opened(root)
+    assert not (root / ".posttrain").exists()

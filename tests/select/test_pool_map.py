@@ -1,0 +1,93 @@
+"""The map of the pool: who is near stays near, every chosen record is on it, and it is the same each time."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.manifold import trustworthiness
+
+from posttrain.select import pool_map as module
+from posttrain.select.pool_map import MAP, pool_map, project
+
+
+def _scores(embeddings: np.ndarray) -> pa.Table:
+    width = embeddings.shape[1]
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(embeddings.astype(np.float32).ravel()), width)
+    return pa.table({"id": pa.array([f"r{at:05d}" for at in range(len(embeddings))], pa.string()), "embedding": rows})
+
+
+def _chosen(*rows: int) -> pa.Table:
+    return pa.table({"id": pa.array([f"r{at:05d}" for at in rows], pa.string())})
+
+
+def _clusters(count: int, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    of = np.repeat(np.arange(count), each)
+    return 6 * rng.standard_normal((count, 24))[of] + rng.standard_normal((len(of), 24)), of
+
+
+def test_who_is_near_stays_near() -> None:
+    embeddings, of = _clusters(6, 40)
+    points = project(embeddings)
+    assert points.shape == (240, 2)
+    assert points.dtype == np.float32
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1) + np.where(np.eye(240, dtype=bool), np.inf, 0)
+    assert (of[distances.argmin(axis=1)] == of).mean() > 0.98
+    drawn = np.random.default_rng(0).standard_normal((240, 2))
+    assert trustworthiness(embeddings, points) > 0.85 > trustworthiness(embeddings, drawn)
+
+
+def test_all_chosen_are_on_it_and_the_others_are_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POOL", 30)
+    monkeypatch.setattr(module, "_LABELLED", 10)
+    embeddings, _ = _clusters(4, 25)
+    chosen = _chosen(3, 97, 50, 51, 52)
+    found = pool_map(_scores(embeddings), chosen, embeddings[:20], seed=1)
+    assert found.schema == MAP
+    kinds = found["kind"].to_pylist()
+    assert [kinds.count(kind) for kind in ("pool", "chosen", "labelled")] == [25, 5, 10]
+    ids = dict(zip(found["id"].to_pylist(), kinds, strict=True))
+    assert {id for id, kind in ids.items() if kind == "chosen"} == set(chosen["id"].to_pylist())
+    assert found["id"].to_pylist()[30:] == [None] * 10
+    assert len(set(found["id"].to_pylist()[:30])) == 30
+    # More chosen than the sample is large: all of them, and no other.
+    every = pool_map(_scores(embeddings), _chosen(*range(40)), None, seed=1)
+    assert every["kind"].to_pylist() == ["chosen"] * 40
+
+
+def test_the_order_of_rows_changes_nothing() -> None:
+    table = _scores(_clusters(3, 12)[0])
+    mixed = table.take(np.random.default_rng(2).permutation(table.num_rows))
+    assert pool_map(table, _chosen(1, 2), None, 0) == pool_map(mixed, _chosen(2, 1), None, 0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 30])
+@pytest.mark.parametrize("known", [0, 1, 4])
+def test_small_pools_and_rows_that_are_all_one(count: int, known: int) -> None:
+    varied = np.random.default_rng(0).standard_normal((count, 6))
+    for embeddings in (varied, np.ones((count, 6)), np.zeros((count, 6))):
+        labelled = embeddings[:1].repeat(known, axis=0) if known else None
+        found = pool_map(_scores(embeddings), _chosen(*range(min(count, 2))), labelled, 0)
+        assert found.num_rows == count + (known if count else 0)
+        assert np.isfinite(np.column_stack([found["x"].to_numpy(), found["y"].to_numpy()])).all()
+
+
+_PROGRAM = """
+import hashlib
+import numpy as np
+from posttrain.select.pool_map import project
+points = project(np.random.default_rng(0).standard_normal((300, 64)))
+print(hashlib.sha256(points.tobytes()).hexdigest())
+"""
+
+
+def test_the_same_bytes_in_every_process_and_with_any_number_of_threads() -> None:
+    def digest(threads: int) -> str:
+        run = [sys.executable, "-c", _PROGRAM]
+        variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+        return subprocess.run(run, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+
+    assert len({digest(1), digest(2), digest(2)}) == 1

@@ -1,0 +1,109 @@
+"""What further labels bring, and when they no longer do."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import cohen_kappa_score
+
+from posttrain.select.expected_gain import ExpectedGain, expected_gain
+from posttrain.select.stopping import StopConfig, kappa, outlook
+
+
+def _curve(labels: np.ndarray, top: float, start: float, scale: float, power: float) -> np.ndarray:
+    return top - (top - start) * (1 + labels / scale) ** -power
+
+
+@pytest.mark.parametrize(("top", "start", "scale", "power"), [(0.9, 0.1, 40, 1.0), (0.8, 0.5, 200, 0.5)])
+def test_the_gain_of_a_known_curve_is_found(top: float, start: float, scale: float, power: float) -> None:
+    labels = np.arange(0, 501, 100)
+    found = expected_gain(labels.tolist(), _curve(labels, top, start, scale, power).tolist(), 10_000, 100)
+    assert found is not None
+    true = _curve(np.array([500, 600]), top, start, scale, power)
+    assert found.low < true[1] - true[0] < found.hope < found.high
+    assert found.gain == pytest.approx(true[1] - true[0], abs=0.01)
+
+
+def test_the_interval_holds_what_it_says() -> None:
+    """Curves drawn from the prior, always measured on the same records: nine in ten gains lie in the interval."""
+    generator = np.random.default_rng(0)
+    labels = np.array([0, 64, 128, 192])
+    inside = []
+    for _ in range(100):
+        start, top = sorted(generator.random(2))
+        scale, power = 5 * 1000 ** generator.random(), generator.choice([0.25, 0.5, 0.75, 1.0, 1.5, 2.0])
+        true = _curve(np.append(labels, 256), top, start, scale, power)
+        of_records, of_trainings = generator.normal(), generator.normal(size=5)
+        seen = np.clip(true + of_records * np.sqrt(true * (1 - true) / 300) + of_trainings * 0.02, 0, 1)
+        found = expected_gain(labels.tolist(), seen[:4].tolist(), 300, 64)
+        assert found is not None
+        inside.append((found.low <= seen[4] - seen[3] <= found.high, true[4] - true[3] <= found.hope + 1e-9))
+    measured, hoped = np.mean(inside, axis=0)
+    assert 0.82 < measured < 0.98
+    assert 0.88 < hoped
+
+
+def test_more_labels_bring_more_and_less_is_known_of_few_rounds() -> None:
+    values = [0.2, 0.5, 0.6, 0.65]
+    labels = [0, 50, 100, 150]
+    few, many = (expected_gain(labels, values, 500, more) for more in (10, 200))
+    assert few is not None
+    assert many is not None
+    assert 0 < few.gain < many.gain
+    early = expected_gain(labels[:2], values[:2], 500, 50)
+    late = expected_gain(labels, values, 500, 50)
+    assert early is not None
+    assert late is not None
+    assert early.high - early.low > late.high - late.low
+    assert early.hope > late.hope
+
+
+def test_a_refused_round_counts_for_the_curve_and_the_champion_is_behind() -> None:
+    """Two rounds were refused: the next candidate is compared with the base model, which has no labels."""
+    labels, values = [0, 50, 100], [0.2, 0.5, 0.6]
+    over_base = expected_gain(labels, values, 500, 50, taught=0)
+    over_last = expected_gain(labels, values, 500, 50)
+    assert over_base is not None
+    assert over_last is not None
+    assert over_base.gain == pytest.approx(0.43, abs=0.05)
+    assert over_last.gain < 0.1
+
+
+@pytest.mark.parametrize(("labels", "values"), [([0], [0.3]), ([0, 0], [0.3, 0.4]), ([0, 50], [-2.0, -1.0])])
+def test_nothing_is_said_without_a_curve_of_shares(labels: list[int], values: list[float]) -> None:
+    assert expected_gain(labels, values, 100, 50) is None
+
+
+def test_kappa_is_that_of_scikit_learn() -> None:
+    generator = np.random.default_rng(1)
+    before, now = ([f"label {one}" for one in generator.integers(4, size=300)] for _ in range(2))
+    now[:200] = before[:200]
+    found = kappa(dict(enumerate_text(before)), dict(enumerate_text(now)))
+    assert found == pytest.approx(cohen_kappa_score(before, now), abs=1e-12)
+
+
+def enumerate_text(values: list[str]) -> list[tuple[str, str]]:
+    return [(f"{place}", value) for place, value in enumerate(values)]
+
+
+def test_kappa_is_of_the_records_that_both_have() -> None:
+    assert kappa({"a": "x", "b": "y", "c": "x"}, {"b": "y", "c": "x", "d": "z"}) == 1.0
+    assert kappa({"a": "x"}, {"a": "x"}) is None
+    assert kappa({"a": "x", "b": "x"}, {"a": "x", "b": "x"}) == 1.0
+
+
+def test_labelling_stops_to_pay_where_little_can_be_hoped_for() -> None:
+    config = StopConfig(gain=0.01)
+    hopeless, hopeful = (ExpectedGain(0.001, -0.04, 0.04, hope, 0.9) for hope in (0.004, 0.02))
+    why = outlook(config, "accuracy", 64, hopeless, ()).why
+    assert why is not None
+    assert "64 labels can hardly bring 0.01 accuracy" in why
+    assert outlook(config, "accuracy", 64, hopeful, ()).why is None
+    assert outlook(config, "accuracy", 64, None, ()).why is None
+
+
+def test_labelling_stops_to_pay_where_champions_agree() -> None:
+    config = StopConfig(agreement=0.99, rounds=3)
+    assert outlook(config, "accuracy", 64, None, (0.2, 0.99, 0.995)).why is None
+    why = outlook(config, "accuracy", 64, None, (0.2, 0.99, 0.995, 0.99)).why
+    assert why is not None
+    assert "the last 3 champions answer the pool alike" in why
+    assert outlook(config, "accuracy", 64, None, (0.995, 0.995)).why is None
