@@ -34,11 +34,12 @@ def test_values_are_means_over_the_parts_that_a_record_is_not_in() -> None:
         mean = sum(size * value for size, value in seen) / weight
         squares = sum((Fraction(size, weight) * (value - mean)) ** 2 for size, value in seen)
         assert found.values[row] == pytest.approx(float(mean), rel=1e-12)
-        assert found.standard_errors[row] == pytest.approx(float(2 * squares) ** 0.5, rel=1e-9)
+        overlap = 1 + 2 * Fraction(31, 3) / (31 - Fraction(31, 3))
+        assert found.standard_errors[row] == pytest.approx(float(2 * squares * overlap) ** 0.5, rel=1e-9)
 
 
 def test_errors_over_equal_parts_are_the_usual_ones() -> None:
-    """A game whose values are draws of their own: the standard deviation over the square root of the parts."""
+    """A game whose values are draws of their own: the standard deviation, over 5 parts of 10 records of 60."""
     draws = np.random.default_rng(1).normal(size=(6, 60))
     fold = np.arange(60) // 2 % 6
     seen: list[int] = []
@@ -52,7 +53,7 @@ def test_errors_over_equal_parts_are_the_usual_ones() -> None:
     for row in range(60):
         own = np.delete(draws[:, row], fold[row])
         assert found.values[row] == pytest.approx(own.mean())
-        assert found.standard_errors[row] == pytest.approx(own.std(ddof=1) / np.sqrt(5))
+        assert found.standard_errors[row] == pytest.approx(own.std(ddof=1) * np.sqrt(1 / 5 + 10 / 50))
     assert found.evaluations == 12
 
 
