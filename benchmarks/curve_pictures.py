@@ -7,7 +7,7 @@ import numpy as np
 
 from posttrain.web.charts.svg import element, figure, level_lines, standalone, text, ticks
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8c564b")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#a6a000", "#8c564b")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 420, 56, 250, 24, 48
 
 

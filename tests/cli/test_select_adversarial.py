@@ -79,7 +79,7 @@ def test_mistakes_end_in_one_line(small: Any, turned: Path, posttrain: Call, tmp
     assert "no suite `tests`; did you mean `test`?" in mistake("--suite", "tests")
     assert "leave out --suite or --records" in mistake("--suite", "test", "--records", "x.csv")
     assert "nothing.csv" in mistake("--records", "nothing.csv")
-    assert "name a .jsonl file" in mistake("--out", tmp_path / "found.csv")
+    assert "use .jsonl" in mistake("--out", tmp_path / "found.csv")
     assert "there is no such folder" in mistake("--out", tmp_path / "no" / "found.jsonl")
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("text,label\nnone of it is known,nothing\n", encoding="utf-8")

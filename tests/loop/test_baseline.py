@@ -4,14 +4,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
 from posttrain.evaluate.compare import Interval
 from posttrain.loop.baseline import Comparison, check_baseline, comparison, run_baseline
 from posttrain.loop.config import load_config
-from posttrain.loop.standings import Standing
+from posttrain.loop.standings import Standing, candidates, standings
+from posttrain.select.selection import select as select_rows
 from posttrain.store.errors import UserError
+
+Open = Callable[[Path], Any]
 
 
 def test_it_draws_at_random_and_leaves_the_loop_alone(turned: Callable[[Path], Any], small: Any) -> None:
@@ -53,6 +57,36 @@ def test_it_goes_on_with_the_loop(turned: Callable[[Path], Any], small: Any) -> 
     assert after is not None
     assert len(after.random) == 3
     assert after.random[:2] == known.random
+
+
+def test_it_is_random_whatever_the_loop_does_with_near_duplicates_and_stopping(small: Any, turned: Open) -> None:
+    select = {"near_duplicate": 0.01, "stop": {"action": "advise", "gain": 1.0}}
+    root = small(rounds=2, label={"per_round": 8}, select=select)
+    loop = turned(root)
+    loop.run()
+    small.configure(root, rounds=2, label={"per_round": 8}, select={**select, "stop": {"action": "stop", "gain": 1.0}})
+    found = run_baseline(loop.store, load_config(root))
+    assert found is not None
+    assert len(found.random) == 3, "it does not stop before the loop"
+    first = loop.store.beside("random").metadata.rounds()[1].detail
+    scores = parquet.read_table(loop.store.artifacts.path(first["scores"]) / "scores.parquet", columns=["id"])
+    batch = parquet.read_table(loop.store.artifacts.path(first["selection"]) / "batch.parquet")
+    ids = sorted(scores["id"].to_pylist())
+    seed = loop.store.metadata.producers(first["selection"])[-1].seed
+    drawn = select_rows("random", {"loss": np.zeros(len(ids))}, 8, seed)
+    assert batch["id"].to_pylist() == [ids[row] for row in drawn]
+
+
+def test_labels_count_those_of_files_and_those_that_are_set_aside(small: Any, turned: Open) -> None:
+    root = small(rounds=2, label={"per_round": 8, "when_refused": "set_aside"}, gate={"deploy": ["accuracy > 2"]})
+    loop = turned(root)
+    loop.run()
+    assert [one.labels for one in candidates(loop.store)] == [0, 8, 8], "a candidate learns without what is set aside"
+    assert [one.labels for one in standings(loop.store)] == [0, 8, 16], "which was given all the same"
+    small.write(root / "more.csv", small.rows()[80:90])
+    small.configure(root, rounds=3, label={"per_round": 8}, data={"labelled": ["more.csv"]})
+    loop.run()
+    assert [one.labels for one in standings(loop.store)] == [0, 8, 16, 34]
 
 
 def test_people_are_not_asked_twice(small: Any) -> None:

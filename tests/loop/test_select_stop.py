@@ -36,6 +36,13 @@ def test_auto_covers_until_doubts_tell_errors(small: Any, turned: Open) -> None:
     assert set(second["reasons"]) == {"cold_start"}
 
 
+def test_auto_covers_while_no_answer_is_right(small: Any, turned: Open) -> None:
+    """Free text of the tiny model: nothing that it writes is right, so no doubt can tell what is wrong."""
+    loop = turned(small(rounds=2, task={"labels": None}, label={"per_round": 6}))
+    loop.run()
+    assert [set(one["reasons"]) for one in _selections(loop)] == [{"cold_start"}, {"cold_start"}]
+
+
 def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posttrain.loop.stages.choose.informative", lambda confidence, right: True)
     loop = turned(
@@ -51,6 +58,8 @@ def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, turned: Open, monke
     [
         ({"strategy": []}, "name a strategy"),
         ({"strategy": ["margin", "margn"]}, "margn"),
+        ({"strategy": ["margin", "auto"]}, "stands alone"),
+        ({"strategy": "top"}, "none is named"),
         ({"strategy": "auto", "options": {"power": 2}}, "by strategy"),
         ({"strategy": ["random", "composite"], "options": {"composite": {"uncertainties": 1}}}, "uncertainties"),
         ({"stop": {"action": "halt"}}, "stop.action"),
@@ -84,7 +93,7 @@ def test_the_budget_is_kept(small: Any, turned: Open) -> None:
     root = small(rounds=3, label={"per_round": 12, "budget": 20})
     loop = turned(root)
     waits = loop.run()
-    assert waits == "a larger label.budget: all 20 labels have been asked for"
+    assert waits == "a larger label.budget: all 20 labels have been given"
     assert [len(loop.asked(number)) for number in (1, 2)] == [12, 8]
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from posttrain.select.batch import BATCH, Weakness, choose
 from posttrain.select.config import SelectConfig
-from posttrain.select.focus import near_hard_cases, of_worst_classes
+from posttrain.select.focus import of_worst_classes
+from posttrain.select.hard_cases.neighbours import nearest_case
 from posttrain.select.score import score_schema
 from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
 from posttrain.store.errors import UserError
@@ -103,7 +104,7 @@ def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
 def test_hard_cases_draw_their_neighbours() -> None:
     scores = score_table(400)
     vectors = np.array(scores["embedding"].to_pylist(), np.float32)
-    near = near_hard_cases(vectors, vectors[17:18], neighbours=5)
+    near = nearest_case(vectors, vectors[17:18], neighbours=5) >= 0
     assert near.sum() == 5
     assert near[17]
     batch = choose(
@@ -112,7 +113,7 @@ def test_hard_cases_draw_their_neighbours() -> None:
     focused = {row["id"] for row in batch if row["reason"] == "focus"}
     assert len(focused) == 5
     pool = np.array(scores["id"].to_pylist())
-    assert focused <= set(pool[near_hard_cases(vectors, vectors[17:18])])
+    assert focused <= set(pool[nearest_case(vectors, vectors[17:18]) >= 0])
 
 
 def test_a_worst_class_counts_as_first_and_as_second_guess() -> None:
@@ -125,8 +126,8 @@ def test_focus_without_anything_to_focus_on() -> None:
     nothing = np.array([None, None], dtype=object)
     assert of_worst_classes(nothing, nothing, ["a"]).tolist() == [False, False]
     assert of_worst_classes(np.array(["a", "b"], object), nothing, []).tolist() == [False, False]
-    assert near_hard_cases(np.ones((3, 2)), np.empty((0, 2))).tolist() == [False] * 3
-    assert near_hard_cases(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
+    assert nearest_case(np.ones((3, 2)), np.empty((0, 2))).tolist() == [-1] * 3
+    assert nearest_case(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
 
 
 def test_config_refuses_what_cannot_work() -> None:
@@ -152,7 +153,7 @@ def test_every_strategy_works_in_the_loop(strategy: str) -> None:
 @pytest.mark.parametrize(
     ("section", "has_labels", "says"),
     [
-        ({"strategy": "top"}, True, "needs the score column `loss`; the table has `entropy`"),
+        ({"strategy": "top"}, True, "none is named"),
         ({"strategy": "badge"}, False, "`badge` needs the score column `probabilities`"),
         ({"strategy": "mmr", "options": {"relevence": 1}}, True, "'relevence'"),
         ({"strategy": "mmr", "options": {"relevance": 2}}, True, "relevance is 2, and must be from 0 to 1"),

@@ -8,7 +8,8 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.select import uncertainty
 from posttrain.select.config import SelectConfig
-from posttrain.select.score import sample_note, sample_pool, score_pool
+from posttrain.select.sample import sample_note, sample_pool
+from posttrain.select.score import score_pool
 from posttrain.store.errors import UserError
 
 LABELS = ["card lost", "card stolen", "refund", "top up"]

@@ -15,7 +15,7 @@ def _curve(labels: np.ndarray, top: float, start: float, scale: float, power: fl
 @pytest.mark.parametrize(("top", "start", "scale", "power"), [(0.9, 0.1, 40, 1.0), (0.8, 0.5, 200, 0.5)])
 def test_the_gain_of_a_known_curve_is_found(top: float, start: float, scale: float, power: float) -> None:
     labels = np.arange(0, 501, 100)
-    found = expected_gain(labels.tolist(), _curve(labels, top, start, scale, power).tolist(), 10_000, 100)
+    found = expected_gain(labels.tolist(), _curve(labels, top, start, scale, power).tolist(), 10_000, 600)
     assert found is not None
     true = _curve(np.array([500, 600]), top, start, scale, power)
     assert found.low < true[1] - true[0] < found.hope < found.high
@@ -33,7 +33,7 @@ def test_the_interval_holds_what_it_says() -> None:
         true = _curve(np.append(labels, 256), top, start, scale, power)
         of_records, of_trainings = generator.normal(), generator.normal(size=5)
         seen = np.clip(true + of_records * np.sqrt(true * (1 - true) / 300) + of_trainings * 0.02, 0, 1)
-        found = expected_gain(labels.tolist(), seen[:4].tolist(), 300, 64)
+        found = expected_gain(labels.tolist(), seen[:4].tolist(), 300, 256)
         assert found is not None
         inside.append((found.low <= seen[4] - seen[3] <= found.high, true[4] - true[3] <= found.hope + 1e-9))
     measured, hoped = np.mean(inside, axis=0)
@@ -44,12 +44,12 @@ def test_the_interval_holds_what_it_says() -> None:
 def test_more_labels_bring_more_and_less_is_known_of_few_rounds() -> None:
     values = [0.2, 0.5, 0.6, 0.65]
     labels = [0, 50, 100, 150]
-    few, many = (expected_gain(labels, values, 500, more) for more in (10, 200))
+    few, many = (expected_gain(labels, values, 500, until) for until in (160, 350))
     assert few is not None
     assert many is not None
     assert 0 < few.gain < many.gain
-    early = expected_gain(labels[:2], values[:2], 500, 50)
-    late = expected_gain(labels, values, 500, 50)
+    early = expected_gain(labels[:2], values[:2], 500, 100)
+    late = expected_gain(labels, values, 500, 200)
     assert early is not None
     assert late is not None
     assert early.high - early.low > late.high - late.low
@@ -59,8 +59,8 @@ def test_more_labels_bring_more_and_less_is_known_of_few_rounds() -> None:
 def test_a_refused_round_counts_for_the_curve_and_the_champion_is_behind() -> None:
     """Two rounds were refused: the next candidate is compared with the base model, which has no labels."""
     labels, values = [0, 50, 100], [0.2, 0.5, 0.6]
-    over_base = expected_gain(labels, values, 500, 50, taught=0)
-    over_last = expected_gain(labels, values, 500, 50)
+    over_base = expected_gain(labels, values, 500, 150, taught=0)
+    over_last = expected_gain(labels, values, 500, 150)
     assert over_base is not None
     assert over_last is not None
     assert over_base.gain == pytest.approx(0.43, abs=0.05)
@@ -69,7 +69,7 @@ def test_a_refused_round_counts_for_the_curve_and_the_champion_is_behind() -> No
 
 @pytest.mark.parametrize(("labels", "values"), [([0], [0.3]), ([0, 0], [0.3, 0.4]), ([0, 50], [-2.0, -1.0])])
 def test_nothing_is_said_without_a_curve_of_shares(labels: list[int], values: list[float]) -> None:
-    assert expected_gain(labels, values, 100, 50) is None
+    assert expected_gain(labels, values, 100, 100) is None
 
 
 def test_kappa_is_that_of_scikit_learn() -> None:

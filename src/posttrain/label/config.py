@@ -20,7 +20,7 @@ class LabelConfig(Section):
     )
     per_round: int = Field(default=100, ge=1, description="labels asked for in a round")
     budget: int | None = Field(
-        default=None, ge=1, description="labels asked for in all rounds together; null: as many as the rounds take"
+        default=None, ge=1, description="labels taken in all rounds together; null: as many as the rounds take"
     )
     error_rate: dict[int, Annotated[float, Field(ge=0, le=1)]] = Field(
         default={}, description="oracle: share of wrong labels by round, to rehearse a careless annotator"

@@ -16,6 +16,7 @@ from posttrain.loop.registry import Registry
 from posttrain.loop.standings import Standing, standings
 from posttrain.loop.triggers import TriggerConfig
 from posttrain.select.compare.summary import labels_to
+from posttrain.select.stopping import StopConfig
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
@@ -111,6 +112,7 @@ def _final(workspace: Workspace) -> str | None:
 
 def _drawing_at_random(config: Config) -> Config:
     select = {"strategy": RANDOM, "cold_start": RANDOM, "options": {}, "explore": 0.0, "focus": 0.0}
+    select |= {"near_duplicate": None, "scores": [], "stop": StopConfig()}
     return config.model_copy(
         update={
             "select": config.select.model_copy(update=select),

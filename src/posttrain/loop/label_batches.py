@@ -13,7 +13,7 @@ from posttrain.loop.pool_agreement import pool_agreement
 from posttrain.loop.stages.choose import chosen_records
 from posttrain.loop.turn import Turn
 from posttrain.store.errors import DamagedArtifact, UserError
-from posttrain.store.files import write_atomically, writing
+from posttrain.store.files import check_new, write_atomically, writing
 from posttrain.store.records import Run
 from posttrain.store.workspace import Workspace
 
@@ -27,10 +27,7 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
         UserError: if no round waits for labels, or the file exists.
     """
     _, batch, suggestions = _open_batch(workspace, config)
-    if not file.absolute().parent.is_dir():
-        raise UserError("there is no such folder", where=str(file.parent), fix="make it first")
-    if file.exists():
-        raise UserError("the file exists already", where=str(file), fix="remove it or name another")
+    check_new(file)
     write_atomically(file, export_labels(batch, suggestions).encode())
     return int(batch.num_rows)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow.parquet as parquet
 
 from posttrain.evaluate.artifact import read_evaluation
-from posttrain.loop.history import finished_rounds
+from posttrain.loop.history import carried_dataset, finished_rounds
 from posttrain.loop.stages.choose import SCORES
-from posttrain.loop.standings import candidates, labels_given
+from posttrain.loop.standings import candidates
 from posttrain.loop.turn import Turn
 from posttrain.select.expected_gain import expected_gain
 from posttrain.select.stopping import Outlook, kappa, outlook
@@ -39,8 +39,13 @@ def outlook_of(turn: Turn, champion: str, scores: Artifact, labels: int) -> Outl
         main = next(iter(read_evaluation(turn.path(so_far[-1].evaluation)).values()))
         learned = [one.labels for one in so_far]
         values = [one.value for one in so_far]
-        expected = expected_gain(learned, values, len(main.predictions), labels, _taught(turn, champion))
-        return outlook(turn.config.select.stop, main.paired, labels, expected, _agreements(turn, scores))
+        carried = turn.workspace.artifacts.get(carried_dataset(turn.workspace)).meta["counts"]["records"]
+        expected = expected_gain(
+            learned, values, len(main.predictions), carried + labels, _taught(turn, champion, carried)
+        )
+        shares = all(0 <= value <= 1 for value in values)
+        unknown = "" if shares else f"{main.paired} is no share from 0 to 1, of which a learning curve could be drawn"
+        return outlook(turn.config.select.stop, main.paired, labels, expected, _agreements(turn, scores), unknown)
     except DamagedArtifact as error:
         log.warning("%s; what further labels will bring cannot be estimated", error)
         return None
@@ -53,11 +58,10 @@ def as_detail(found: Outlook) -> dict[str, Any]:
     return {"labels": found.labels, "expected_gain": gain, "agreements": list(found.agreements), "why_stop": found.why}
 
 
-def _taught(turn: Turn, champion: str) -> int:
-    """Labels that the champion has learned from; all that there are where it is of no round."""
-    given = labels_given(turn.workspace)
-    of_round = {entry.candidate: count for entry, count in zip(finished_rounds(turn.workspace), given, strict=True)}
-    return of_round.get(champion, given[-1])
+def _taught(turn: Turn, champion: str, carried: int) -> int:
+    """Labels that the champion has learned from; ``carried`` where it is of no round."""
+    learned = {entry.candidate: int(entry.detail["labels"]) for entry in finished_rounds(turn.workspace)}
+    return learned.get(champion, carried)
 
 
 def _agreements(turn: Turn, scores: Artifact) -> list[float]:

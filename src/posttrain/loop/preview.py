@@ -10,9 +10,10 @@ from posttrain.loop.config import Config
 from posttrain.loop.history import carried_dataset, finished_rounds
 from posttrain.loop.outlook import batch_size, outlook_of
 from posttrain.loop.registry import Registry
-from posttrain.loop.stages.choose import BATCH, score, select
+from posttrain.loop.stages.choose import BATCH, select
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluation import evaluate
+from posttrain.loop.stages.score import score
 from posttrain.loop.turn import Turn
 from posttrain.select.stopping import Outlook
 from posttrain.store.errors import UserError
@@ -26,10 +27,12 @@ class Preview:
     Attributes:
         records: one entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
         outlook: None where earlier rounds cannot be read.
+        left: labels that ``label.budget`` leaves for a round, if fewer than the batch has.
     """
 
     records: list[dict[str, Any]]
     outlook: Outlook | None
+    left: int | None
 
 
 def preview_selection(workspace: Workspace, config: Config, strategy: str | None = None) -> Preview:
@@ -57,9 +60,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         evaluation = evaluate(turn, champion.model_id, collected.test)
         train = carried_dataset(workspace)
         scores = score(turn, champion.model_id, collected.pool, train, collected.test, evaluation.id, cold)
-        n = batch_size(turn)
-        if not n:
-            raise UserError("all labels of label.budget have been asked for", fix="raise it")
+        n = config.label.per_round
         selection = select(turn, scores, evaluation.id, n, cold)
         expected = outlook_of(turn, champion.model_id, scores, selection.meta["records"])
         batch: list[dict[str, Any]] = parquet.read_table(turn.path(selection.id) / BATCH).to_pylist()
@@ -67,7 +68,8 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
     for row in batch:
         record = records[row["id"]]
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
-    return Preview(batch, expected)
+        left = batch_size(turn)
+    return Preview(batch, expected, left if left < len(batch) else None)
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:

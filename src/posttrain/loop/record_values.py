@@ -151,7 +151,8 @@ def _valued(records: pa.Table, values: Values, method: Method, by: By) -> Valued
     errors = np.where(np.isnan(values.standard_errors), np.inf, values.standard_errors)
     harmful = np.nan_to_num(above, nan=0.0) + SURE * errors < 0
     with np.errstate(divide="ignore", invalid="ignore"):
-        weight = np.where(np.isnan(above), 1.0, np.where(errors > 0, ndtr(above / errors), above >= 0))
+        weight = np.where(np.isfinite(errors) & ~np.isnan(above), ndtr(above / errors), 1.0)
+        weight = np.where(errors == 0, above >= 0, weight)
     judged: dict[str, Any] = {
         "value": pa.array(values.values, from_pandas=True),
         "standard_error": pa.array(values.standard_errors, from_pandas=True),

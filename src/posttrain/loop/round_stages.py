@@ -13,13 +13,14 @@ from posttrain.loop.log_lines import because, shown
 from posttrain.loop.outlook import as_detail, batch_size, outlook_of
 from posttrain.loop.pool_agreement import pool_agreement
 from posttrain.loop.registry import Registry
-from posttrain.loop.stages.choose import score, select
+from posttrain.loop.stages.choose import select
 from posttrain.loop.stages.collect import Collected, collect
 from posttrain.loop.stages.decision import decision
 from posttrain.loop.stages.difficulty import check_columns
 from posttrain.loop.stages.evaluation import evaluate, measure, metrics_of
 from posttrain.loop.stages.fetch import fetch_base
 from posttrain.loop.stages.labelling import check_answers, extend, label
+from posttrain.loop.stages.score import score
 from posttrain.loop.stages.training import train_candidate
 from posttrain.loop.turn import Turn
 from posttrain.store.artifacts import Artifact
@@ -176,7 +177,7 @@ class RoundStages:
         self._after("score")
         n = batch_size(turn)
         if not n:
-            return f"a larger label.budget: all {turn.config.label.budget} labels have been asked for"
+            return f"a larger label.budget: all {turn.config.label.budget} labels have been given"
         selection = select(turn, scores, evaluation.id, n, cold)
         if not selection.meta["records"]:
             return "new inputs: every record of the pool is labelled (posttrain data add FILE)"
@@ -187,6 +188,7 @@ class RoundStages:
             if expected.why:
                 log.info("  labelling more has stopped to pay: %s", expected.why)
             if expected.why and turn.config.select.stop.action == "stop":
+                self.workspace.metadata.update_round(turn.number, detail={"outlook": as_detail(expected)})
                 return f"a reason to label more: {expected.why} (select.stop)"
         said = {"outlook": as_detail(expected)} if expected else {}
         self.workspace.metadata.update_round(turn.number, detail={**chosen, **said})

@@ -14,7 +14,7 @@ class Standing:
     """A model of a round.
 
     Attributes:
-        labels: how many had been given until then, in files or by whom the loop asked.
+        labels: how many it took.
         value: mean score on the main suite's records.
         evaluation: id of the artifact.
     """
@@ -31,23 +31,28 @@ def standings(workspace: Workspace) -> tuple[Standing, ...]:
     for entry in finished_rounds(workspace):
         stays = entry.decision is not None and entry.decision["action"] in ("refuse", "rollback")
         found.append(entry.detail["champion_evaluation" if stays else "evaluation"])
-    return _standings(workspace, found)
+    return _standings(workspace, found, labels_given(workspace))
 
 
 def candidates(workspace: Workspace) -> tuple[Standing, ...]:
-    """The model that each finished round trained, refused ones too: what its labels taught."""
-    return _standings(workspace, [entry.detail["evaluation"] for entry in finished_rounds(workspace)])
+    """The model that each finished round trained, refused ones too, and the labels that it learned from."""
+    rounds = finished_rounds(workspace)
+    learned = [entry.detail["labels"] for entry in rounds]
+    return _standings(workspace, [entry.detail["evaluation"] for entry in rounds], learned)
 
 
 def labels_given(workspace: Workspace) -> list[int]:
-    """Labels that had been given until the end of each finished round."""
-    new = [entry.detail["labels_new" if entry.number else "labels"] for entry in finished_rounds(workspace)]
-    return [int(count) for count in np.cumsum(new)]
+    """Labels that had been given until the end of each finished round, those that were set aside too."""
+    found, aside = [], 0
+    for entry in finished_rounds(workspace):
+        found.append(entry.detail["labels"] + aside)
+        aside += entry.detail["labels_new"] if entry.detail.get("set_aside") else 0
+    return found
 
 
-def _standings(workspace: Workspace, evaluations: list[str]) -> tuple[Standing, ...]:
+def _standings(workspace: Workspace, evaluations: list[str], labels: list[int]) -> tuple[Standing, ...]:
     found = []
-    for entry, labels, id in zip(finished_rounds(workspace), labels_given(workspace), evaluations, strict=True):
+    for entry, count, id in zip(finished_rounds(workspace), labels, evaluations, strict=True):
         predictions = next(iter(read_evaluation(workspace.artifacts.path(id)).values())).predictions
-        found.append(Standing(entry.number, labels, float(np.mean(predictions["score"].to_numpy())), id))
+        found.append(Standing(entry.number, count, float(np.mean(predictions["score"].to_numpy())), id))
     return tuple(found)

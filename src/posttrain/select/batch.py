@@ -1,5 +1,6 @@
 """The batch that goes to the annotators: focus, strategy and exploration put together."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ from posttrain.select.hard_cases.kinds import HardCase
 from posttrain.select.hard_cases.neighbours import nearest_case
 from posttrain.select.hard_cases.neighbours import why as why_near
 from posttrain.select.near_duplicates import near_duplicates
-from posttrain.select.score import sample_note
+from posttrain.select.sample import sample_note
 from posttrain.select.score_columns import Columns, score_columns, with_labelled
 from posttrain.select.scores.names import DOUBT
 from posttrain.select.selection import select
@@ -96,7 +97,7 @@ def choose(
         making.take("cold_start", config.cold_start, wanted)
     else:
         # Exploration is drawn first, from everything, or it would only sample what the others left.
-        making.draw(round(config.explore * wanted))
+        making.draw(_drawn(config.explore * wanted, seed))
         if weakness.embeddings is not None:
             near = nearest_case(columns["embeddings"], weakness.embeddings)
         weak = of_worst_classes(columns["predicted"], columns["runner_up"], weakness.classes) | (near >= 0)
@@ -105,7 +106,7 @@ def choose(
     parts = {reason: making.parts[reason] for reason in _ORDER if reason in making.parts}
     rows = np.concatenate([np.empty(0, np.int64), *parts.values()])
     reasons = [reason for reason, part in parts.items() for _ in part]
-    share = len(parts.get("explore", ())) / max(sample_note(scores).get("pool", count), 1)
+    share = config.explore * wanted / max(sample_note(scores).get("pool", count), 1)
     chosen = table.take(pa.array(rows))
     return pa.table(
         {
@@ -119,6 +120,12 @@ def choose(
         },
         schema=BATCH,
     )
+
+
+def _drawn(expected: float, seed: int) -> int:
+    """A whole number of records that is ``expected`` on average, so that small batches explore now and then too."""
+    whole = math.floor(expected + 1e-9)
+    return whole + int(np.random.default_rng(seed).random() < expected - whole - 1e-9)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 from posttrain.store.section import Section
 
+_TOP = "select.options: {by: entropy}, or another score"
 _FIT_FOR_COLD_START = ", ".join(FIT_FOR_COLD_START[:-1]) + f" or {FIT_FOR_COLD_START[-1]}"
 
 
@@ -73,6 +74,8 @@ class SelectConfig(Section):
         if not names:
             raise ValueError("name a strategy")
         for name in [names] if isinstance(names, str) else names:
+            if name == AUTO != names:
+                raise ValueError(f"`{AUTO}` stands alone, not in a list")
             if name not in STRATEGIES and names != AUTO:
                 raise ValueError(f"no strategy `{name}`; {did_you_mean(name, [*STRATEGIES, AUTO])}")
         return names
@@ -161,6 +164,8 @@ class SelectConfig(Section):
                 where=where,
                 fix="use entropy or least_confidence, or set `task.labels`",
             )
+        if self.strategy == "top" and "by" not in self.options:
+            raise UserError("strategy `top` takes the greatest of a score, and none is named", where=where, fix=_TOP)
         check_task(self.wanted_scores(), has_labels, self.options)
         try:
             select(str(self.strategy), self._example(has_labels), 2, **self.options)

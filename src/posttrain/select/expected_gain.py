@@ -34,11 +34,11 @@ def expected_gain(
     labels: Sequence[int],
     values: Sequence[float],
     records: int,
-    more: int,
+    until: int,
     taught: int | None = None,
     level: float = 0.9,
 ) -> ExpectedGain | None:
-    """By how much a model with ``more`` labels is expected to beat the one that learned from ``taught``.
+    """By how much a model of ``until`` labels is expected to beat the one that learned from ``taught``.
 
     Accuracy after n labels is taken to follow an inverse power law, a - (a - b) (1 + n / s)^-c, from b without labels
     to a (C. Cortes et al., Learning Curves, NIPS 1993; the offset s lets it begin at no labels). All curves with
@@ -48,23 +48,23 @@ def expected_gain(
     again, of two trainings and of the records.
 
     Args:
-        labels: at each measurement, ascending.
+        labels: that were learned from at each measurement.
         values: shares from 0 to 1.
         records: that each was measured on.
-        more: labels that are asked for next.
-        taught: labels of the model that is to be beaten; all so far when None.
+        until: labels that the next model will have learned from.
+        taught: labels of the model that is to be beaten; those of the last measurement when None.
         level: coverage of the interval.
 
     Returns:
         None with fewer than two measurements, without a label, or where a value is no share.
     """
     counts, measured = np.asarray(labels, np.float64), np.asarray(values, np.float64)
-    if len(counts) < 2 or counts[-1] <= 0 or not ((measured >= 0) & (measured <= 1)).all():
+    if len(counts) < 2 or counts.max() <= 0 or not ((measured >= 0) & (measured <= 1)).all():
         return None
     top, start = (values.ravel() for values in np.meshgrid(_SHARES, _SHARES, indexing="ij"))
     possible = start <= top
     top, start = top[possible], start[possible]
-    ends = [counts[-1] if taught is None else taught, counts[-1] + more]
+    ends = [counts[-1] if taught is None else taught, until]
     gains, weights = [], []
     for scale in _SCALES:
         for power in _POWERS:

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.select.score import sample_pool
+from posttrain.select.sample import sample_pool
 from posttrain.select.selectors.closeness import Floats
 from posttrain.select.selectors.whitening import whiten
 

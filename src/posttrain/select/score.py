@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from posttrain.models.request import request
 from posttrain.models.task import Turns
 from posttrain.select import uncertainty
 from posttrain.select.config import SelectConfig
+from posttrain.select.sample import sample_pool
 from posttrain.select.scores.answers import answer_group
 from posttrain.select.scores.arrays import as_lists, as_matrix
 from posttrain.select.scores.cache import ScoreCache
@@ -172,23 +172,6 @@ def embed_records(lm: LanguageModel | ScoringModel, records: pa.Table, cache: Sc
     """Embeddings of the records' inputs, float32 [N, D], as `score_pool` gives them."""
     model = lm if isinstance(lm, ScoringModel) else ScoringModel.of(lm)
     return as_matrix(scored(embedding_group(), model, _asked(_prompts(records)), cache), "embedding")
-
-
-def sample_pool(pool: pa.Table, n: int, seed: int) -> pa.Table:
-    """At most ``n`` records, those with the smallest hash of seed and id; sorted by id.
-
-    Whether a record is drawn depends on the ids alone, not on the order of the rows.
-    """
-    ids = pool["id"].to_pylist()
-    if len(ids) > n:
-        ids = sorted(ids, key=lambda id: hashlib.sha256(f"{seed}:{id}".encode()).digest())[:n]
-    drawn = set(ids)
-    return pool.filter(pa.array([id in drawn for id in pool["id"].to_pylist()], pa.bool_())).sort_by("id")
-
-
-def sample_note(scores: pa.Table) -> dict[str, int]:
-    """How many records were scored and how many the pool had: ``{"sampled": n, "pool": N}``."""
-    return {name.decode(): int(count) for name, count in (scores.schema.metadata or {}).items()}
 
 
 def _prompts(pool: pa.Table) -> list[Turns]:

@@ -41,6 +41,7 @@ class Outlook:
         expected: None while too little is known.
         agreements: Cohen's kappa of successive champions on the pool, oldest first.
         why: why labelling more has stopped to pay; None where it may still.
+        unknown: why nothing is expected where that is not for want of rounds.
     """
 
     metric: str
@@ -48,12 +49,13 @@ class Outlook:
     expected: ExpectedGain | None
     agreements: tuple[float, ...]
     why: str | None
+    unknown: str = ""
 
     @property
     def sentence(self) -> str:
         """The estimate in words."""
         if self.expected is None:
-            return f"too few rounds to say what {self.labels} labels will bring"
+            return f"{self.unknown or 'too few rounds'}: what {self.labels} labels will bring is not known"
         one = self.expected
         return (
             f"{self.labels} labels are expected to bring {one.gain:+.3f} {self.metric} "
@@ -67,6 +69,7 @@ def outlook(
     labels: int,
     expected: ExpectedGain | None,
     agreements: Sequence[float],
+    unknown: str = "",
 ) -> Outlook:
     """Judge whether a further batch pays.
 
@@ -79,6 +82,7 @@ def outlook(
         labels: of the next batch.
         expected: what they bring.
         agreements: of successive champions, oldest first.
+        unknown: why nothing is expected, where that is not for want of rounds.
     """
     reasons = []
     if expected is not None and expected.hope < config.gain:
@@ -86,7 +90,7 @@ def outlook(
     latest = list(agreements)[-config.rounds :]
     if len(latest) == config.rounds and (mean := sum(latest) / len(latest)) >= config.agreement:
         reasons.append(f"the last {config.rounds} champions answer the pool alike (kappa {mean:.3f})")
-    return Outlook(metric, labels, expected, tuple(agreements), "; ".join(reasons) or None)
+    return Outlook(metric, labels, expected, tuple(agreements), "; ".join(reasons) or None, unknown)
 
 
 def kappa(before: Mapping[str, str], now: Mapping[str, str]) -> float | None:

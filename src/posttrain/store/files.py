@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -118,6 +118,23 @@ def write_atomically(path: Path, content: bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def check_new(path: Path, formats: Collection[str] = ()) -> None:
+    """Find out before any work whether a file can be written where there is none yet.
+
+    Args:
+        formats: suffixes that are written; empty: any.
+
+    Raises:
+        UserError: its format is unknown, it exists, or its folder does not.
+    """
+    if formats and path.suffix.lower() not in formats:
+        raise UserError(f"`{path.suffix}` is not a format we write", where=str(path), fix=f"use {', '.join(formats)}")
+    if path.exists():
+        raise UserError("the file exists already", where=str(path), fix="remove it or name another")
+    if not path.absolute().parent.is_dir():
+        raise UserError("there is no such folder", where=str(path.parent), fix="make it first")
 
 
 def make_readable(path: Path) -> None:

@@ -1,6 +1,5 @@
 import numpy as np
 
-from posttrain.select.focus import near_hard_cases
 from posttrain.select.hard_cases.kinds import HardCase
 from posttrain.select.hard_cases.neighbours import nearest_case, why
 from posttrain.select.selectors.whitening import whiten
@@ -18,7 +17,6 @@ def test_each_record_is_near_the_closest_case_that_it_is_a_neighbour_of() -> Non
         if near:
             expected[row] = max(near, key=lambda case: similarity[case, row])
     assert found.tolist() == expected.tolist()
-    assert (near_hard_cases(pool, cases, neighbours=8) == (expected >= 0)).all()
 
 
 def test_no_pool_and_no_cases() -> None:

@@ -9,7 +9,7 @@ import typer
 
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically
+from posttrain.store.files import check_new, write_atomically
 
 
 def adversarial(
@@ -38,7 +38,7 @@ def adversarial(
     if suite is not None and records is not None:
         raise UserError("records come from one place", where="--records", fix="leave out --suite or --records")
     if out is not None:
-        _check(out)
+        check_new(out, (".jsonl",))
     with opened(workspace, write=True) as (store, config):
         settings = Settings(n, method, similarity, swaps, budget, config.seed if seed is None else seed)
         found = search_adversarial(store, config, settings, suite=suite, file=records)
@@ -61,15 +61,6 @@ def adversarial(
     console.print(
         _closing(outcome.counts["kept"], outcome.passes, found.measured, suite, out), markup=False, soft_wrap=True
     )
-
-
-def _check(out: Path) -> None:
-    if out.suffix != ".jsonl":
-        raise UserError(f"`{out.suffix}` is not what is written", where=str(out), fix="name a .jsonl file")
-    if out.exists():
-        raise UserError("the file exists already", where=str(out), fix="remove it or name another")
-    if not out.parent.is_dir():
-        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
 
 
 def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path | None) -> str:

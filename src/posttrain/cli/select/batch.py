@@ -34,6 +34,8 @@ def select(
     print_table("", ["rank", "reason", "predicted", "record", "input", "why"], rows)
     counts = Counter(record["reason"] for record in chosen)
     console.print(", ".join(f"{reason}: {count}" for reason, count in counts.items()), markup=False)
+    if found.left is not None:
+        console.print(f"label.budget leaves {found.left} of them", markup=False)
     if found.outlook:
         console.print(found.outlook.sentence, markup=False, soft_wrap=True)
         if found.outlook.why:

@@ -8,6 +8,7 @@ import typer
 
 from posttrain.cli.data.stored import ColumnOption, columns_with
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.store.errors import UserError
 
 _COMPARED = "auto,random,margin,uncertain_diverse,typiclust,facility_location,badge"
 
@@ -37,6 +38,8 @@ def compare(
     from posttrain.select.compare.summary import advice
 
     names = [name.strip() for name in strategies.split(",") if name.strip()]
+    if not names:
+        raise UserError("no strategy is named", where="--strategies", fix="such as auto,margin")
     check_names([*names, cold_start])
     if files:
         features, answers = labelled_in(files, columns_with(None, column), embedder)
@@ -52,7 +55,7 @@ def compare(
     columns += [str(count) for count in found.counts]
     rows = [[one.strategy, one.area, one.labels, one.gain, one.p_value, *one.accuracy] for one in found.summaries]
     print_table("", columns, rows)
-    console.print(line, markup=False)
+    console.print(line, markup=False, soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -103,13 +103,14 @@ def _show_rounds(rounds: list[dict[str, Any]]) -> None:
     rows = []
     for told in rounds:
         chosen, scores = told["chosen"], told["scores"] or {}
-        why = f"{chosen['reason']}, rank {chosen['rank']}" if chosen else "not chosen"
+        choice = f"{chosen['reason']}, rank {chosen['rank']}" if chosen else "not chosen"
         label = told["labelled"]["label"] if told["labelled"] else None
-        rows.append([told["round"], why, label, *(_plain(scores.get(name)) for name in names)])
-    print_table("what the rounds said of it", ["round", "chosen", "label", *names], rows)
+        why = chosen["why"] if chosen else None
+        rows.append([told["round"], choice, label, *(_plain(scores.get(name)) for name in names), why])
+    print_table("what the rounds said of it", ["round", "chosen", "label", *names, "why"], rows)
 
 
-_KNOWN = ("id", "source")
+_KNOWN = ("id", "input_id", "source")
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import typer
 from posttrain.cli.data.stored import ColumnOption, columns_with
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.store.errors import UserError
+from posttrain.store.files import check_new, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from posttrain.select.value.methods import Method
 
 _WIDTH = 60
+_FOLDS = 10
 
 
 def value(
@@ -32,10 +34,13 @@ def value(
     by: Annotated[str, typer.Option(help="What is valued: record, source (a file) or label.")] = "record",
     worst: Annotated[int, typer.Option(min=1, help="Rows that are shown.")] = 20,
     out: Annotated[Path | None, typer.Option(help="All values as a new .csv, .jsonl or .parquet file.")] = None,
-    folds: Annotated[int, typer.Option(min=2, help="Parts of the records, each held out in turn.")] = 10,
+    folds: Annotated[
+        int | None, typer.Option(min=2, help="Parts of the records, each held out in turn; 10 by default.")
+    ] = None,
     learner: Annotated[
-        str, typer.Option(help="What learns in a game of random sets: neighbours, centroids or ridge.")
-    ] = "neighbours",
+        str | None,
+        typer.Option(help="What learns in a game of random sets: neighbours (by default), centroids or ridge."),
+    ] = None,
     draws: Annotated[
         int | None, typer.Option(min=1, help="Permutations, sets or bags; 100, 2,000 or 400 by default.")
     ] = None,
@@ -55,23 +60,27 @@ def value(
     whose training set they had shaped could no longer be judged by them.
     """
     from posttrain.loop.record_values import check_by, value_labelled, value_records
-    from posttrain.select.value.methods import Method
+    from posttrain.select.value.methods import OUT_OF_BAG, Method
 
     what, how = check_by(by), Method(method, learner, draws, seed, workers)
-    write = None if out is None else _writer(out)
+    if folds is not None and method == OUT_OF_BAG:
+        raise UserError(f"{method} holds nothing out", where="--folds", fix="leave it out")
+    if column and not files:
+        raise UserError("there is no file to map columns of", where="--column", fix="name the file")
+    parts = folds or _FOLDS
+    if out is not None:
+        check_new(out, _WRITERS)
     if files:
         from posttrain.loop.labelled_records import by_sentences, labelled_records
 
         records = labelled_records(files, columns_with(None, column))
-        found = value_records(records, by_sentences(records, embedder or "minilm"), how, what, folds, seed)
+        found = value_records(records, by_sentences(records, embedder or "minilm"), how, what, parts, seed)
     else:
         with opened(workspace, write=True) as (store, config):
-            found = value_labelled(store, config, how, what, folds, embedder or "champion", seed)
-    if out is not None and write is not None:
-        from posttrain.store.files import write_atomically
-
-        write_atomically(out, write(found.table))
-    _show(found, how, by, worst, folds, out, json)
+            found = value_labelled(store, config, how, what, parts, embedder or "champion", seed)
+    if out is not None:
+        write_atomically(out, _WRITERS[out.suffix.lower()](found.table))
+    _show(found, how, by, worst, min(parts, found.table.num_rows), out, json)
 
 
 def _show(found: "Valued", how: "Method", by: str, worst: int, folds: int, out: Path | None, json: bool) -> None:
@@ -123,7 +132,8 @@ def _lines(found: "Valued", how: "Method", by: str, folds: int, out: Path | None
         lines.append(f"{found.unknown} have no value: nothing else has their label")
     harmful = found.harmful.num_rows
     limit = f"{found.harmless:.3g}"
-    lines.append(f"surely harmful (value + 2 standard errors < {limit}): {harmful} of {found.table.num_rows} {many}")
+    judged = "predicted worse than by guessing" if how.name == "data_oob" else "surely harmful"
+    lines.append(f"{judged} (value + 2 standard errors < {limit}): {harmful} of {found.table.num_rows} {many}")
     if harmful and by == "record":
         look = "look at them, and correct the labels that are wrong"
         if out is None:
@@ -144,22 +154,6 @@ def _number(value: float | None) -> str | None:
 def _short(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= _WIDTH else words[: _WIDTH - 1] + "…"
-
-
-def _writer(out: Path) -> "Callable[[pa.Table], bytes]":
-    """How a file of this name is written.
-
-    Raises:
-        UserError: its format is unknown, it exists, or its folder does not.
-    """
-    writer = _WRITERS.get(out.suffix.lower())
-    if writer is None:
-        raise UserError(f"`{out.suffix}` is not a format we write", where=str(out), fix=f"use {', '.join(_WRITERS)}")
-    if out.exists():
-        raise UserError("the file exists already", where=str(out), fix="remove it or name another")
-    if not out.parent.is_dir():
-        raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
-    return writer
 
 
 def _csv(table: "pa.Table") -> bytes:

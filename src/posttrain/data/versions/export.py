@@ -13,7 +13,7 @@ import pyarrow.parquet
 from posttrain.data.reading.files import DELIMITERS
 from posttrain.data.reading.tables import turns_in
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically
+from posttrain.store.files import check_new, write_atomically
 
 
 def export(records: pa.Table, path: Path) -> None:
@@ -27,14 +27,8 @@ def export(records: pa.Table, path: Path) -> None:
         UserError: the file exists, its format is unknown, the folder cannot be written, or JSONL or CSV would
             have to mix shapes.
     """
-    writer = _WRITERS.get(path.suffix.lower())
-    if writer is None:
-        raise UserError(f"`{path.suffix}` is not a format we write", where=str(path), fix=f"use {', '.join(_WRITERS)}")
-    if path.exists():
-        raise UserError("the file exists already", where=str(path), fix="remove it or name another")
-    if not path.parent.is_dir():
-        raise UserError("there is no such folder", where=str(path.parent), fix="make it first")
-    write_atomically(path, writer(records, path))
+    check_new(path, _WRITERS)
+    write_atomically(path, _WRITERS[path.suffix.lower()](records, path))
 
 
 def _parquet(records: pa.Table, path: Path) -> bytes:

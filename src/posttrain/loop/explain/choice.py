@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 from posttrain.loop.history import finished_rounds
 from posttrain.loop.labelled_records import CHAMPION, embedded, inputs
 from posttrain.loop.registry import Registry
-from posttrain.loop.stages.choose import BATCH, SCORES
+from posttrain.loop.stages.choose import BATCH, LABELLED_SCORES, SCORES
 from posttrain.loop.stages.labelling import LABELS
 from posttrain.loop.turn import Turn
 from posttrain.select.score import embed_records
@@ -20,8 +20,9 @@ from posttrain.select.score import embed_records
 def told_by_rounds(turn: Turn, input_id: str) -> list[dict[str, Any]]:
     """What each round that scored or chose an input said of it: ``round, scores, chosen, labelled``.
 
-    ``scores`` are the columns of the score table that are one number or word each, ``chosen`` holds ``reason`` and
-    ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
+    ``scores`` are the columns of the score table that are one number or word each, or those of `LABELLED_SCORES` where
+    the record had a label; ``chosen`` holds ``reason``, ``why`` and ``rank``, ``labelled`` the ``label`` and who gave
+    it; None where there is nothing.
     """
     told = []
     for entry in turn.workspace.metadata.rounds():
@@ -31,7 +32,10 @@ def told_by_rounds(turn: Turn, input_id: str) -> list[dict[str, Any]]:
         ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
         if not ids:
             continue
-        scores = _row(parquet.read_table(turn.path(entry.detail["scores"]) / SCORES), ids[0])
+        folder = turn.path(entry.detail["scores"])
+        scores = _row(parquet.read_table(folder / SCORES), ids[0])
+        if scores is None and (folder / LABELLED_SCORES).exists():
+            scores = _row(parquet.read_table(folder / LABELLED_SCORES), input_id, "input_id")
         chosen = _row(parquet.read_table(turn.path(entry.detail["selection"]) / BATCH), ids[0])
         labelled = None
         if chosen and (id := entry.detail.get("labelled")):
@@ -41,7 +45,7 @@ def told_by_rounds(turn: Turn, input_id: str) -> list[dict[str, Any]]:
                 {
                     "round": entry.number,
                     "scores": scores,
-                    "chosen": chosen and {name: chosen[name] for name in ("reason", "rank")},
+                    "chosen": chosen and {name: chosen.get(name) for name in ("reason", "why", "rank")},
                     "labelled": labelled and {"label": labelled["completion"], **_provenance(labelled)},
                 }
             )
@@ -92,10 +96,10 @@ def similarities(turn: Turn, record: dict[str, Any], dataset: str) -> np.ndarray
     return found
 
 
-def _row(table: pa.Table, id: str) -> dict[str, Any] | None:
+def _row(table: pa.Table, id: str, by: str = "id") -> dict[str, Any] | None:
     """The row of an id, without lists."""
     plain = [field.name for field in table.schema if field.name != "embedding" and not _is_list(field.type)]
-    rows = table.filter(compute.equal(table["id"], id)).select(plain).to_pylist()
+    rows = table.filter(compute.equal(table[by], id)).select(plain).to_pylist()
     return rows[0] if rows else None
 
 

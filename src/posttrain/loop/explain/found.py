@@ -58,6 +58,10 @@ def find(turn: Turn, text: str) -> Found:
     if (several := len({row["input_id"] for _, _, row in found})) > 1:
         raise UserError(f"`{text}` could be records of {several} inputs", fix="give more of the id")
     kind, suite, record = found[0]
+    if kind == "pool":  # its label has another id, being of the answer too
+        learned = turn.dataset(carried_dataset(turn.workspace)).records
+        same = learned.filter(compute.equal(learned["input_id"], record["input_id"])).to_pylist()
+        kind, record = ("training", same[0]) if same else (kind, record)
     if kind != "evaluated" or suite is None or evaluation is None:
         return Found(kind, record)
     table = read_evaluation(turn.path(str(evaluation.output)))[suite].predictions

@@ -1,8 +1,7 @@
-"""Score and select: which pool records get a label."""
+"""Select: which pool records get a label, and why."""
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,63 +12,19 @@ import pyarrow.parquet as parquet
 
 from posttrain.evaluate.artifact import read_evaluation
 from posttrain.evaluate.worst_classes import worst_classes
-from posttrain.loop.stages.hard_cases import as_rows, from_rows, hard_test_cases, others_evaluated
-from posttrain.loop.stages.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
-from posttrain.loop.turn import Turn, task_key
+from posttrain.loop.stages.hard_cases import from_rows
+from posttrain.loop.turn import Turn
 from posttrain.select.auto import AUTO
 from posttrain.select.batch import Weakness, choose
 from posttrain.select.informative import informative
 from posttrain.select.pool_map import pool_map
-from posttrain.select.score import embed_records, sample_note, score_labelled, score_pool
-from posttrain.select.scores.names import SCORES as SCORE_NAMES
 from posttrain.store.artifacts import Artifact
 
-SCORES, HARD_CASES, LABELLED, BATCH = "scores.parquet", "hard_cases.npy", "labelled.npy", "batch.parquet"
 log = logging.getLogger("posttrain")
 
+SCORES, HARD_CASES, LABELLED = "scores.parquet", "hard_cases.npy", "labelled.npy"
 LABELLED_SCORES = "labelled.parquet"  # of records that have a label: their loss and the like
-MAP, CASES = "map.parquet", "hard_cases.json"
-
-
-def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
-    """The pool's records that the training set does not hold yet, and that differ from each other."""
-    taken = pa.array(train["input_id"].to_pylist(), pa.string())
-    return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=taken)))
-
-
-def score(
-    turn: Turn, champion: str, pool: Artifact, train: str, test: Artifact, evaluation: str, cold: bool
-) -> Artifact:
-    """How unsure the champion is of the pool, and where its hard test cases lie."""
-    others = {} if cold else others_evaluated(turn, champion, test)
-    select = turn.config.select
-    names = [] if cold else select.wanted_scores()
-    scoring = scoring_for(turn, champion)
-
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        learned, measured = turn.dataset(train).records, turn.dataset(test.id).records
-        free = free_records(turn.dataset(pool.id).records, learned)
-        forget_others(turn, scoring)
-        fitted = {} if cold else calibrated(scoring, measured)
-        scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
-        scores = score_pool(scaled, free, turn.config.task.label_set, select, turn.seed("score"), cold=cold)
-        parquet.write_table(scores, out / SCORES)
-        if learned.num_rows:
-            np.save(out / LABELLED, embed_records(scoring.model, learned, scoring.cache), allow_pickle=False)
-            if of_answers := [name for name in names if SCORE_NAMES[name].of == "labelled"]:
-                parquet.write_table(score_labelled(scoring, learned, of_answers), out / LABELLED_SCORES)
-        if not cold:
-            cases, hard = hard_test_cases(turn, evaluation, others, measured)
-            (out / CASES).write_text(json.dumps(as_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
-            np.save(out / HARD_CASES, embed_records(scoring.model, hard, scoring.cache), allow_pickle=False)
-        return {**sample_note(scores), "cold": cold, **fitted}
-
-    inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation, **others}
-    inputs |= {} if cold else {"test": test.id, **scoring_inputs(scoring, names)}
-    kinds = {} if cold else {"hard_cases": select.hard_cases}
-    settings = scoring_settings(turn, cold=cold)
-    config = {"pool_sample": select.pool_sample, "cold": cold, **kinds, **settings, **task_key(turn.config)}
-    return turn.stage("score", "scores", inputs, config, work, version=3)
+BATCH, MAP, CASES = "batch.parquet", "map.parquet", "hard_cases.json"
 
 
 def select(turn: Turn, scores: Artifact, evaluation: str, n: int, cold: bool) -> Artifact:
@@ -100,12 +55,15 @@ def select(turn: Turn, scores: Artifact, evaluation: str, n: int, cold: bool) ->
 
 
 def _is_uninformative(predictions: pa.Table) -> bool:
-    """Whether the champion is known to be as sure of its wrong answers as of its right ones."""
+    """Whether the champion's confidence is known to be no guide to its errors, or next to nothing of it is right."""
     confidence = predictions["confidence"].to_numpy(zero_copy_only=False).astype(np.float64)
-    found = informative(confidence, predictions["score"].to_numpy() >= 1.0)
-    if found is False:
+    score = predictions["score"].to_numpy()
+    right_or_wrong = bool(np.isin(score, (0.0, 1.0)).all())
+    right = score == 1 if right_or_wrong else score > np.median(score)
+    found = informative(confidence, right) is False or (right_or_wrong and right.sum() < 2)
+    if found:
         log.info("  the champion's doubts do not tell where it errs yet: choosing for coverage")
-    return found is False
+    return bool(found)
 
 
 def _weakness(folder: Path, worst: list[str]) -> Weakness:

@@ -58,7 +58,7 @@ def compare(
     Args:
         features: float [N, D] embeddings.
         labels: [N].
-        strategies: names in ``STRATEGIES``, or ``auto``.
+        strategies: names in ``STRATEGIES``, or ``auto``, which goes by doubt from the second batch on here.
         seeds: curves of each strategy, seeds 0, 1 and so on.
         batch: labels asked for at a time.
         most: labels in the end, or all that are not held out where these are fewer.

@@ -38,6 +38,8 @@ DRAWS: Mapping[str, int | None] = {
 }
 """By method what is drawn at random unless the caller says: permutations, sets or bags; None where nothing is."""
 
+_OWN_LEARNER = ("knn_shapley", "data_oob")
+
 OUT_OF_BAG = "data_oob"
 """The one method that holds nothing out, and whose values are shares of right predictions."""
 
@@ -48,7 +50,7 @@ class Method:
 
     Attributes:
         name: one of `DRAWS`.
-        learner: one of `LEARNERS`, for those that play a game with it.
+        learner: one of `LEARNERS`, for those that play a game with it; neighbours where None.
         draws: how much is drawn at random; the method's own number where None.
         seed: of what is drawn.
         workers: processes; their number changes no digit.
@@ -59,7 +61,7 @@ class Method:
     """
 
     name: str
-    learner: str = "neighbours"
+    learner: str | None = None
     draws: int | None = None
     seed: int = 0
     workers: int = 1
@@ -68,7 +70,9 @@ class Method:
     def __post_init__(self) -> None:
         if self.name not in DRAWS:
             raise UserError(f"no method `{self.name}`; {did_you_mean(self.name, DRAWS)}", where="--method")
-        if self.learner not in LEARNERS:
+        if self.learner is not None and self.name in _OWN_LEARNER:
+            raise UserError(f"{self.name} has a learner of its own", where="--learner", fix="leave it out")
+        if self.learner is not None and self.learner not in LEARNERS:
             raise UserError(f"no learner `{self.learner}`; {did_you_mean(self.learner, LEARNERS)}", where="--learner")
         if self.draws is not None and DRAWS[self.name] is None:
             raise UserError(f"{self.name} draws nothing at random", where="--draws", fix="leave it out")
@@ -82,7 +86,7 @@ class Method:
         if self.name == "knn_shapley":
             values = knn_shapley(*task)
             return values if part.groups is None else sources(values, part.groups)
-        utility = LEARNERS[self.learner](*task)
+        utility = LEARNERS[self.learner or "neighbours"](*task)
         if part.groups is not None:
             utility = grouped(utility, part.groups)
         drawn, count = {"seed": self.seed, "workers": self.workers, "folder": self.folder}, self._count

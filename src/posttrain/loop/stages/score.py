@@ -1,0 +1,62 @@
+"""Score: how unsure the champion is of the pool, and what is known of the records around it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.parquet as parquet
+
+from posttrain.loop.stages.choose import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES
+from posttrain.loop.stages.hard_cases import as_rows, hard_test_cases, others_evaluated
+from posttrain.loop.stages.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
+from posttrain.loop.turn import Turn, task_key
+from posttrain.select.sample import sample_note
+from posttrain.select.score import embed_records, score_labelled, score_pool
+from posttrain.select.scores.names import SCORES as SCORE_NAMES
+from posttrain.store.artifacts import Artifact
+
+
+def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
+    """The pool's records that the training set does not hold yet, and that differ from each other."""
+    taken = pa.array(train["input_id"].to_pylist(), pa.string())
+    return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=taken)))
+
+
+def score(
+    turn: Turn, champion: str, pool: Artifact, train: str, test: Artifact, evaluation: str, cold: bool
+) -> Artifact:
+    """How unsure the champion is of the pool, and where its hard test cases lie."""
+    others = {} if cold else others_evaluated(turn, champion, test)
+    select = turn.config.select
+    names = [] if cold else select.wanted_scores()
+    scoring = scoring_for(turn, champion)
+
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        learned, measured = turn.dataset(train).records, turn.dataset(test.id).records
+        free = free_records(turn.dataset(pool.id).records, learned)
+        if turn.in_round:  # a preview with another config lets go of nothing
+            forget_others(turn, scoring)
+        fitted = {} if cold else calibrated(scoring, measured)
+        scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
+        scores = score_pool(scaled, free, turn.config.task.label_set, select, turn.seed("score"), cold=cold)
+        parquet.write_table(scores, out / SCORES)
+        if learned.num_rows:
+            np.save(out / LABELLED, embed_records(scoring.model, learned, scoring.cache), allow_pickle=False)
+            if of_answers := [name for name in names if SCORE_NAMES[name].of == "labelled"]:
+                parquet.write_table(score_labelled(scoring, learned, of_answers), out / LABELLED_SCORES)
+        if not cold:
+            cases, hard = hard_test_cases(turn, evaluation, others, measured)
+            (out / CASES).write_text(json.dumps(as_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
+            np.save(out / HARD_CASES, embed_records(scoring.model, hard, scoring.cache), allow_pickle=False)
+        return {**sample_note(scores), "cold": cold, **fitted}
+
+    inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation, **others}
+    inputs |= {} if cold else {"test": test.id, **scoring_inputs(scoring, names)}
+    kinds = {} if cold else {"hard_cases": select.hard_cases}
+    settings = scoring_settings(turn, cold=cold)
+    config = {"pool_sample": select.pool_sample, "cold": cold, **kinds, **settings, **task_key(turn.config)}
+    return turn.stage("score", "scores", inputs, config, work, version=3)
