@@ -63,7 +63,7 @@ class Comparison:
 def check_baseline(config: Config, name: str) -> None:
     """Raise a UserError unless a loop of this name can be run beside."""
     if name != RANDOM:
-        raise UserError(f"no baseline `{name}`", where="--baseline", fix=RANDOM)
+        raise UserError(f"no baseline `{name}`", where="--baseline", fix=f"use {RANDOM}")
     if config.label.annotator != "oracle":
         raise UserError(
             "records drawn at random need labels too, and people would give them",

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from posttrain.select.auto import AUTO, INFORMED, INFORMED_OPTIONS
 from posttrain.select.hard_cases.kinds import KINDS
 from posttrain.select.scores.config import ScoringConfig
-from posttrain.select.scores.names import DOUBT, SCORES, check_names, check_task, wanted
+from posttrain.select.scores.names import BASE, DOUBT, SCORES, check_names, check_task, wanted
 from posttrain.select.selection import select
 from posttrain.select.selectors.pool import Column
 from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
@@ -186,10 +186,7 @@ class SelectConfig(Section):
         quotas = self.options.get("quotas")
         sources = list(quotas) if isinstance(quotas, dict) and quotas else ["a file"]
         scores = [name for name in self.wanted_scores() if name in DOUBT]
-        numbers = {
-            name: np.linspace(0.1, 0.9, rows)
-            for name in ("entropy", "least_confidence", "margin", "confidence", *scores)
-        }
+        numbers = {name: np.linspace(0.1, 0.9, rows) for name in (*BASE, *scores)}
         words = {"source": np.resize(np.array(sources, dtype=object), rows), "predicted": np.resize(["a", "b"], rows)}
         probabilities = {"probabilities": np.eye(rows)[:, :4] * 0.8 + 0.05} if has_labels else {}
         return {**numbers, **words, **probabilities, "cost": np.arange(1.0, rows + 1), "embeddings": np.eye(rows)}

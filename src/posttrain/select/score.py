@@ -23,7 +23,7 @@ from posttrain.select.scores.calibration import Calibration, CalibrationError, a
 from posttrain.select.scores.columns import Scoring, labelled_columns, pool_columns
 from posttrain.select.scores.group import Asked, ScoringModel
 from posttrain.select.scores.labels import embedding_group, held_out_group, label_group
-from posttrain.select.scores.names import SCORES
+from posttrain.select.scores.names import BASE, SCORES
 from posttrain.select.scores.passes import scored
 from posttrain.store.errors import UserError
 
@@ -191,7 +191,7 @@ def _asked(prompts: Sequence[Turns]) -> list[Asked]:
 def _unscored(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32]]:
     labels = len(scoring.labels)
     unknown = np.full(len(prompts), np.nan)
-    columns: Base = dict.fromkeys(("entropy", "least_confidence", "margin", "confidence"), unknown)
+    columns: Base = dict.fromkeys(BASE, unknown)
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
     if labels:
         columns["probabilities"] = as_lists(np.full((len(prompts), labels), np.nan))

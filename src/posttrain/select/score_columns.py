@@ -3,12 +3,12 @@
 import numpy as np
 import pyarrow as pa
 
-from posttrain.select.scores.names import DOUBT
+from posttrain.select.scores.names import BASE, DOUBT
 from posttrain.select.selectors.pool import Column
 
 Columns = dict[str, Column]
 
-_ALWAYS = ("entropy", "least_confidence", "margin", "confidence", "cost", "source", "predicted", "runner_up")
+_ALWAYS = (*BASE, "cost", "source", "predicted", "runner_up")
 
 
 def score_columns(scores: pa.Table) -> Columns:

@@ -4,9 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from posttrain.cli.select.record_rows import NAMES, cells, short
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
-
-_WIDTH = 60
 
 
 def explain(
@@ -37,7 +36,7 @@ def explain(
         print_json(found)
         return
     one = found["record"]
-    _line(f"{one['id']} of {_KINDS[found['kind']]}, {one['source']}:{one['line']}: {_short(one['input'])}")
+    _line(f"{one['id']} of {_KINDS[found['kind']]}, {one['source']}:{one['line']}: {short(one['input'])}")
     if found["kind"] == "evaluated":
         _show_influence(found)
         return
@@ -45,17 +44,8 @@ def explain(
         _show_label(found)
     _show_rounds(found["rounds"])
     if nearest := found.get("nearest"):
-        rows = [
-            [
-                f"{row['similarity']:.3f}",
-                row["label"],
-                _short(row["input"]),
-                row["id"],
-                f"{row['source']}:{row['line']}",
-            ]
-            for row in nearest
-        ]
-        print_table("labelled records nearest to it", ["cosine", "label", "input", "record", "line"], rows)
+        rows = [[f"{row['similarity']:.3f}", *cells(row)] for row in nearest]
+        print_table("labelled records nearest to it", ["cosine", *NAMES], rows)
 
 
 _KINDS = {"evaluated": "what models are measured on", "training": "the training set", "pool": "the pool"}
@@ -70,18 +60,9 @@ def _show_influence(found: dict[str, Any]) -> None:
     _line(f"influence by {found['method']} on {which} of {found['training']} training records; {found['parameters']}")
     rather = f"`{said['predicted']}`" + (f" rather than `{found['instead']}`" if found["instead"] is not None else "")
     for side in ("towards", "against"):
-        rows = [
-            [
-                f"{row['share']:+.1%}",
-                row["label"],
-                _short(row["input"]),
-                row["id"],
-                f"{row['source']}:{row['line']}",
-            ]
-            for row in found[side]
-        ]
+        rows = [[f"{row['share']:+.1%}", *cells(row)] for row in found[side]]
         if rows:
-            print_table(f"{side} {rather}", ["influence", "label", "input", "record", "line"], rows)
+            print_table(f"{side} {rather}", ["influence", *NAMES], rows)
         else:
             _line(f"{side} {rather}: none")
 
@@ -115,11 +96,6 @@ _KNOWN = ("id", "input_id", "source")
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
-
-
-def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= _WIDTH else words[: _WIDTH - 1] + "…"
 
 
 def _line(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrain.cli.data.stored import ColumnOption, columns_with
+from posttrain.cli.select.record_rows import NAMES, cells
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.store.errors import UserError
 from posttrain.store.files import check_new, write_atomically
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from posttrain.loop.record_values import Valued
     from posttrain.select.value.methods import Method
 
-_WIDTH = 60
 _FOLDS = 10
 
 
@@ -103,11 +103,8 @@ def _show(found: "Valued", how: "Method", by: str, worst: int, folds: int, out: 
         )
         return
     if by == "record":
-        names = ["value", "s.e.", "label", "input", "record", "line"]
-        rows = [
-            [*map(_number, (row["value"], row["standard_error"])), row["label"], _short(row["input"]), *_place(row)]
-            for row in shown
-        ]
+        names = ["value", "s.e.", *NAMES]
+        rows = [[*map(_number, (row["value"], row["standard_error"])), *cells(row)] for row in shown]
     else:
         names = [by, "records", "all", "each", "s.e."]
         rows = [
@@ -143,17 +140,8 @@ def _lines(found: "Valued", how: "Method", by: str, folds: int, out: Path | None
     return lines
 
 
-def _place(row: dict[str, Any]) -> list[str]:
-    return [row["id"], f"{row['source']}:{row['line']}"]
-
-
 def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.2g}"
-
-
-def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= _WIDTH else words[: _WIDTH - 1] + "…"
 
 
 def _csv(table: "pa.Table") -> bytes:

@@ -11,7 +11,7 @@ from posttrain.loop.history import finished_rounds
 from posttrain.loop.stages.choose import BATCH, SCORES
 from posttrain.loop.stages.collect import Collected
 from posttrain.loop.turn import Turn
-from posttrain.select.scores.names import DOUBT
+from posttrain.select.scores.names import BASE, DOUBT
 from posttrain.store.errors import DamagedArtifact, UserError
 from posttrain.train.columns import columns_beside, numbers, weights
 from posttrain.train.config import TrainConfig
@@ -21,7 +21,6 @@ from posttrain.train.order import difficulty_of, stages_of
 log = logging.getLogger("posttrain")
 
 _WHERE = "train.curriculum.difficulty"
-_ALWAYS = ("entropy", "least_confidence", "margin", "confidence")
 _CHOSEN = ("asked", "scores", "selection")
 
 
@@ -89,7 +88,7 @@ def difficulties(turn: Turn, records: pa.Table) -> tuple[TrainConfig, np.ndarray
 
 def _computed(config: Config) -> list[str]:
     """The scores that the loop computes of pool records of this task."""
-    names = [name for name in DOUBT if name in _ALWAYS or name in config.select.wanted_scores()]
+    names = [name for name in DOUBT if name in BASE or name in config.select.wanted_scores()]
     return [name for name in names if config.task.label_set or name != "margin"]  # free text has no second label
 
 

@@ -43,16 +43,17 @@ SCORES: dict[str, Score] = {
     "forgetting_events": Score("labelled", 1, "how often a later model gets wrong what the one before got right"),
 }
 
-_BASE = {"entropy": 1, "least_confidence": 1, "margin": -1, "confidence": -1}
+BASE = {"entropy": 1, "least_confidence": 1, "margin": -1, "confidence": -1}
+"""Measures that every pool's table has, with the sign that makes a great value doubt."""
 
-DOUBT: Mapping[str, int] = {**_BASE, **{name: one.doubt for name, one in SCORES.items() if one.of != "labelled"}}
+DOUBT: Mapping[str, int] = {**BASE, **{name: one.doubt for name, one in SCORES.items() if one.of != "labelled"}}
 """Columns of the pool's table that say how unsure the model is, with the sign that makes a great value doubt."""
 
 
 def check_names(names: Iterable[str]) -> None:
     """Raise a ValueError that names the nearest score for one that does not exist."""
     for name in names:
-        if name in _BASE:
+        if name in BASE:
             raise ValueError(f"`{name}` is always computed")
         if name not in SCORES:
             raise ValueError(f"no score `{name}`; {did_you_mean(name, SCORES)}")
