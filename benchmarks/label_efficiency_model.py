@@ -33,6 +33,7 @@ def workspace_of(example: Path, folder: Path, data: Path, seed: int) -> Path:
             for name in names:
                 config[section][name] = str(data.absolute() / Path(config[section][name]).name)
         config["seed"] = seed
+        config.setdefault("evaluate", {})["final"] = False  # no curve shows what all test records say
         (root / "posttrain.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return root
 

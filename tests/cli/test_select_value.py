@@ -73,32 +73,61 @@ def test_what_the_loop_has_labelled_is_valued_once_and_no_test_record(turned_cop
     assert set((turned_copy / ".posttrain" / "artifacts").iterdir()) == before
 
 
-def test_a_killed_call_goes_on_where_it_was(
-    turned_copy: Path, posttrain: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Path(shutil.copytree(turned_copy, tmp_path / "other", symlinks=True))
-    settings = ["--method", "tmc_shapley", "--draws", "1500", "--folds", "3", "--worst", "100", "--json"]
-    command = [sys.executable, "-m", "posttrain", "select", "value", "-w", str(turned_copy), *settings]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    scratch = turned_copy / ".posttrain" / "scratch"
+SLOW = ["--method", "tmc_shapley", "--draws", "1500", "--folds", "3", "--worst", "100", "--json"]
+
+
+def killed(command: list[str], scratch: Path) -> set[Path]:
+    """Kill a call once it has kept five blocks of work, and say which there are."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posttrain", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while len(list(scratch.rglob("*.block"))) < 5 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    kept = {path.relative_to(scratch) for path in scratch.rglob("*.block")}
+    kept = set(scratch.rglob("*.block"))
     assert len(kept) >= 5
+    return kept
 
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The blocks that this process writes."""
     from posttrain.select.value import blocks
 
-    written: list[Path] = []
+    paths: list[Path] = []
     real = blocks.write_atomically
-    monkeypatch.setattr(blocks, "write_atomically", lambda path, content: (written.append(path), real(path, content)))
-    resumed = posttrain("select", "value", "-w", turned_copy, *settings).json
+    monkeypatch.setattr(blocks, "write_atomically", lambda path, content: (paths.append(path), real(path, content)))
+    return paths
+
+
+def test_a_killed_call_goes_on_where_it_was(
+    turned_copy: Path, posttrain: Call, tmp_path: Path, written: list[Path]
+) -> None:
+    other = Path(shutil.copytree(turned_copy, tmp_path / "other", symlinks=True))
+    scratch = turned_copy / ".posttrain" / "scratch"
+    kept = killed(["select", "value", "-w", str(turned_copy), *SLOW], scratch)
+    resumed = posttrain("select", "value", "-w", turned_copy, *SLOW).json
     assert written
-    assert not kept & {path.relative_to(scratch) for path in written}
+    assert not kept & set(written)
     assert not list(scratch.rglob("*.block"))
-    assert resumed == posttrain("select", "value", "-w", other, *settings).json
+    assert resumed == posttrain("select", "value", "-w", other, *SLOW).json
+
+
+def test_a_killed_call_on_files_goes_on_beside_its_output(
+    small: Any, posttrain: Call, tmp_path: Path, written: list[Path]
+) -> None:
+    small.write(tmp_path / "answers.csv", small.rows()[:40])
+    command = ["select", "value", str(tmp_path / "answers.csv"), *COLUMNS, *SLOW, "--out"]
+    scratch = tmp_path / "values.csv.unfinished"
+    kept = killed([*command, str(tmp_path / "values.csv")], scratch)
+    resumed = posttrain(*command, tmp_path / "values.csv").json
+    assert written
+    assert not kept & set(written)
+    assert not scratch.exists()
+    assert resumed["worst"] == posttrain(*command, tmp_path / "other.csv").json["worst"]
+    assert (tmp_path / "values.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 
 def test_what_does_harm_is_left_out_of_training_and_not_asked_again(turned_copy: Path, posttrain: Call) -> None:

@@ -229,14 +229,14 @@ def test_select_goes_by_what_the_champion_knows(small: Any, posttrain: Call) -> 
         assert ended.mistake.endswith(
             "none has been trained yet; use diverse, random, typiclust, prob_cover, k_center or facility_location"
         )
-    assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json) == 12
+    assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json["records"]) == 12
 
 
 def test_select(root: Path, posttrain: Call) -> None:
-    chosen = posttrain("select", "-w", root, "--n", "5", "--json").json
+    chosen = posttrain("select", "-w", root, "--n", "5", "--json").json["records"]
     assert len(chosen) == 5
     assert chosen[0].keys() >= {"id", "reason", "rank", "input"}
-    assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json) == 12
+    assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json["records"]) == 12
     assert "rank" in posttrain("select", "-w", root).out
     assert posttrain("status", "-w", root, "--json").json["round"] == 2
 
@@ -244,7 +244,7 @@ def test_select(root: Path, posttrain: Call) -> None:
 def test_select_while_the_model_knows_nothing(small: Any, posttrain: Call) -> None:
     root = small()
     posttrain("run", "-w", root, "--rounds", "0")
-    chosen = posttrain("select", "-w", root, "--json").json
+    chosen = posttrain("select", "-w", root, "--json").json["records"]
     assert len(chosen) == 12
     assert {(row["uncertainty"], row["predicted"]) for row in chosen} == {(None, None)}
 

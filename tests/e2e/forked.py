@@ -5,12 +5,18 @@ In a module of its own, as such a process has to find it by name.
 
 import multiprocessing
 import os
+import pkgutil
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import posttrain
+
+_NOT_IMPORTED = ("posttrain.__main__", "posttrain.store.migrations.env")
+_OURS = [one.name for one in pkgutil.walk_packages(posttrain.__path__, "posttrain.") if one.name not in _NOT_IMPORTED]
+_THEIRS = ["pyarrow.dataset", "sklearn.cluster", "sklearn.manifold", "transformers.models.llama.modeling_llama"]
+
 _FORKS = multiprocessing.get_context("forkserver")
-_VERBS = [f"posttrain.cli.{verb}" for verb in ("main", "demo", "run", "train", "config", "label", "models", "data.add")]
-_FORKS.set_forkserver_preload(["sklearn.cluster", "transformers.models.llama.modeling_llama", *_VERBS])
+_FORKS.set_forkserver_preload([*_THEIRS, *_OURS])
 
 
 def start(arguments: list[str], folder: Path, log: Path) -> BaseProcess:

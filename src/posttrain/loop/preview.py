@@ -68,7 +68,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
     for row in batch:
         record = records[row["id"]]
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
-        left = batch_size(turn)
+    left = batch_size(turn)
     return Preview(batch, expected, left if left < len(batch) else None)
 
 

@@ -16,10 +16,17 @@ from posttrain.models.task import Turns
 from posttrain.select import uncertainty
 from posttrain.select.config import SelectConfig
 from posttrain.select.sample import sample_pool
-from posttrain.select.scores.answers import answer_group
+from posttrain.select.scores.answers import answer_group, likelihood_group, surprisal
 from posttrain.select.scores.arrays import as_lists, as_matrix
 from posttrain.select.scores.cache import ScoreCache
-from posttrain.select.scores.calibration import Calibration, CalibrationError, at_temperature, calibrate
+from posttrain.select.scores.calibration import (
+    Calibration,
+    CalibrationError,
+    answer_confidence,
+    at_temperature,
+    calibrate,
+    calibrate_answers,
+)
 from posttrain.select.scores.columns import Scoring, labelled_columns, pool_columns
 from posttrain.select.scores.group import Asked, ScoringModel
 from posttrain.select.scores.labels import embedding_group, held_out_group, label_group
@@ -75,8 +82,9 @@ def score_pool(
     With a closed label set the measures come from the labels' probabilities. For free text the model
     answers greedily and its answer y of T tokens is scored: ``entropy`` is -ln P(y | x) / T, the surprisal
     per token (a long answer is not uncertain for its length; A. Malinin and M. Gales, Uncertainty
-    Estimation in Autoregressive Structured Prediction, ICLR 2021), ``confidence`` is exp of its negative,
-    ``least_confidence`` is 1 - P(y | x) (B. Settles and M. Craven, EMNLP 2008), and ``margin`` is NaN.
+    Estimation in Autoregressive Structured Prediction, ICLR 2021), ``confidence`` is exp of its negative over the
+    temperature that `answer_calibration` found, ``least_confidence`` is 1 - P(y | x) (B. Settles and M. Craven,
+    EMNLP 2008), and ``margin`` is NaN.
     The scores that the config names come on top, a column each.
 
     Args:
@@ -153,9 +161,38 @@ def calibration(scoring: Scoring, records: pa.Table, error: CalibrationError) ->
     answers = drawn["completion"].to_pylist()
     asked = [Asked(prompt, (answer,)) for prompt, answer in zip(_prompts(drawn), answers, strict=True)]
     logs = as_matrix(scoring.run(held_out_group(scoring.labels), asked), "log_probabilities")
-    found = calibrate(logs, [place[answer] for answer in answers], error)
+    return _told(calibrate(logs, [place[answer] for answer in answers], error), len(answers))
+
+
+def answer_calibration(
+    scoring: Scoring, records: pa.Table, answers: Sequence[str], scores: Sequence[float], error: CalibrationError
+) -> Calibration | None:
+    """The temperature that makes the champion's confidence in its written answers as high as they are right.
+
+    Args:
+        scoring: the champion, and how many records are taken.
+        records: RECORD table of N records that the champion was not trained on.
+        answers: N that the champion gave.
+        scores: N, in [0, 1], 1 for a right answer.
+        error: the expected calibration error, with 15 equal-width bins.
+
+    Returns:
+        None where there are too few records, or calibration is off.
+    """
+    most = scoring.config.calibration
+    if not most:
+        return None
+    numbered = records.append_column("row", pa.array(range(records.num_rows), pa.int64()))
+    drawn = sample_pool(numbered, most, scoring.seed)
+    rows = drawn["row"].to_pylist()
+    asked = [Asked(prompt, (answers[row],)) for row, prompt in zip(rows, _prompts(drawn), strict=True)]
+    nats = surprisal(scoring.run(likelihood_group(), asked))
+    return _told(calibrate_answers(nats, [scores[row] for row in rows], error), len(rows))
+
+
+def _told(found: Calibration | None, records: int) -> Calibration | None:
     if found is None:
-        log.info("  not calibrated: %d labelled test records are too few", len(answers))
+        log.info("  not calibrated: %d labelled test records are too few", records)
         return None
     log.info(
         "  %s on %d test records: temperature %.3f, ECE %.3f before and %.3f after (15 bins)",
@@ -220,14 +257,13 @@ def _closed(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[n
 
 def _free_text(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
     table = scoring.run(answer_group(), _asked(prompts))
-    sums, counts = table["log_probability"].to_numpy(), table["tokens"].to_numpy()
-    surprisal = np.abs(-sums / np.maximum(counts, 1))
+    nats = surprisal(table)
     columns: Base = {
-        "entropy": surprisal,
-        "least_confidence": -np.expm1(np.minimum(sums, 0.0)),
+        "entropy": nats,
+        "least_confidence": -np.expm1(np.minimum(table["log_probability"].to_numpy(), 0.0)),
         "margin": np.full(len(prompts), np.nan),
         "predicted": table["predicted"],
         "runner_up": [None] * len(prompts),
-        "confidence": np.exp(-surprisal),
+        "confidence": answer_confidence(nats, scoring.temperature),
     }
     return columns, as_matrix(table, "embedding"), table

@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from posttrain.evaluate.metrics import expected_calibration_error
-from posttrain.select.scores.calibration import at_temperature, calibrate, fit_temperature
+from posttrain.select.scores.calibration import (
+    at_temperature,
+    calibrate,
+    calibrate_answers,
+    fit_answer_temperature,
+    fit_temperature,
+)
 from posttrain.select.scores.forgetting import forgetting_events
 
 
@@ -82,3 +88,49 @@ def test_forgetting_is_going_from_right_to_wrong() -> None:
     assert forgetting_events(looks[:1]).tolist() == [np.inf, 0.0, np.inf, 0.0]
     with pytest.raises(ValueError, match="shape"):
         forgetting_events(looks[0])
+
+
+def answered(temperature: float, rows: int = 4000) -> tuple[np.ndarray, np.ndarray]:
+    """Surprisals that say too much of confidence by a temperature, and whether each answer is right."""
+    generator = np.random.default_rng(5)
+    nats = generator.exponential(size=rows)
+    return nats * temperature, (generator.random(rows) < np.exp(-nats)).astype(float)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 1.0, 3.0])
+def test_the_temperature_of_answers_that_was_put_in_is_found(temperature: float) -> None:
+    nats, right = answered(temperature)
+    assert fit_answer_temperature(nats, right) == pytest.approx(temperature, rel=0.06)
+
+
+def test_the_temperature_of_answers_against_gradient_descent() -> None:
+    nats, right = answered(0.3, rows=300)
+    scores = np.where(np.arange(300) % 3, right, 0.5)  # as token F1 gives them
+    inverse = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([inverse], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        confidence = torch.exp(-torch.tensor(nats) * inverse)
+        value = torch.nn.functional.binary_cross_entropy(confidence, torch.tensor(scores))
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    assert fit_answer_temperature(nats, scores) == pytest.approx(1 / float(inverse.detach()), rel=1e-4)
+
+
+def test_answers_that_look_surer_than_they_are_right_are_calibrated() -> None:
+    nats, right = answered(0.1)
+    found = calibrate_answers(nats, right, expected_calibration_error)
+    assert found is not None
+    assert found.ece_before == pytest.approx(expected_calibration_error(np.exp(-nats), right))
+    assert found.ece_before > 0.3
+    assert found.ece_after < 0.05
+    assert calibrate_answers(nats[:29], right[:29], expected_calibration_error) is None
+
+
+@pytest.mark.parametrize("right", [0.0, 1.0])
+def test_answers_that_are_all_alike_keep_the_temperature_finite(right: float) -> None:
+    nats = np.r_[0.0, np.linspace(0.01, 2, 40)]
+    assert 1e-3 <= fit_answer_temperature(nats, np.full(41, right)) <= 20

@@ -47,7 +47,7 @@ def test_a_score_is_refused_on_the_other_kind_of_task(name: str) -> None:
             config.check(has_labels)
 
 
-@pytest.mark.parametrize("name", ["loss", "gradient_norm", "forgetting_events"])
+@pytest.mark.parametrize("name", sorted(name for name, one in SCORES.items() if one.of == "labelled"))
 def test_the_pool_is_not_chosen_from_by_what_needs_its_labels(name: str) -> None:
     with pytest.raises(UserError, match=f"score `{name}` needs the right answer, which no pool record has"):
         SelectConfig(strategy="top", options={"by": name}).check(True)

@@ -58,7 +58,7 @@ def scores_of(store: Workspace, round: int) -> tuple[Artifact, Path]:
 
 
 def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    labelled = ["loss", "gradient_norm", "forgetting_events"]
+    labelled = ["loss", "gradient_norm", "instruction_difficulty", "forgetting_events"]
     choice = {
         "strategy": "top",
         "options": {"by": "bald"},
@@ -94,10 +94,11 @@ def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(table["entropy"], -(p * np.log(p)).sum(axis=1), atol=1e-5)
     # What has a label has the other scores.
     answered = parquet.read_table(folder / "labelled.parquet")
-    assert answered.column_names == ["id", "input_id", "loss", "gradient_norm", "forgetting_events"]
+    assert answered.column_names == ["id", "input_id", *labelled]
     assert answered.num_rows == 12
     assert (answered["loss"].to_numpy() > 0).all()
     assert (answered["gradient_norm"].to_numpy() > 0).all()
+    assert (answered["instruction_difficulty"].to_numpy() > 0).all()
     # The batch is what BALD holds to be worth most.
     (chosen,) = [one for one in store.metadata.runs(stage="select", status="done") if one.round == 2]
     batch = parquet.read_table(store.artifacts.path(str(chosen.output)) / "batch.parquet")
@@ -126,6 +127,7 @@ def test_free_text(small: Any, opened: Any) -> None:
         select={"strategy": "top", "options": {"by": "semantic_entropy"}, "scores": FREE, "scoring": {"samples": 3}},
         evaluate={"suites": {"test": {"scorer": "exact_match"}}, "latency": {"prompts": 0}},
     )
+    small.write(root / "test.csv", small.rows()[60:100])
     for _ in range(2):
         opened(root, until="deploy")
     store = opened(root, until="select")
@@ -138,7 +140,13 @@ def test_free_text(small: Any, opened: Any) -> None:
     assert ((found["self_consistency"] >= 1 / 3) & (found["self_consistency"] <= 1)).all()
     for name in ("semantic_entropy", "semantic_entropy_discrete", "entailment_entropy"):
         assert ((found[name] >= 0) & (found[name] <= np.log(3) + 1e-9)).all()
-    assert "temperature" not in artifact.meta
+    # The tiny model is never right, and its confidence falls to what that is worth.
+    meta = artifact.meta
+    assert meta["calibrated_on"] == 40
+    assert meta["ece_after"] < meta["ece_before"]
+    assert meta["temperature"] < 0.1
+    nats = table["entropy"].to_numpy()
+    np.testing.assert_allclose(table["confidence"], np.exp(-nats / meta["temperature"]), rtol=1e-9)
 
 
 def test_a_wrong_score_is_refused_before_any_work(small: Any, opened: Any) -> None:

@@ -19,6 +19,7 @@ def select(
     """Choose records of the pool that are worth a label, by the present champion; labels nothing."""
     if context.invoked_subcommand is not None:
         return
+    from posttrain.loop.outlook import as_detail
     from posttrain.loop.preview import preview_selection
 
     with opened(workspace, write=True) as (store, config):
@@ -28,7 +29,8 @@ def select(
     if not chosen:
         raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
     if json:
-        print_json(chosen)
+        outlook = None if found.outlook is None else as_detail(found.outlook)
+        print_json({"records": chosen, "outlook": outlook, "labels_left": found.left})
         return
     rows = [[r["rank"], r["reason"], r["predicted"], r["id"], r["input"][:70], r["why"]] for r in chosen]
     print_table("", ["rank", "reason", "predicted", "record", "input", "why"], rows)

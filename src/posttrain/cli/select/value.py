@@ -4,6 +4,7 @@ import csv
 import io
 import json as json_text
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from posttrain.cli.data.stored import ColumnOption, columns_with
 from posttrain.cli.select.record_rows import NAMES, cells
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
 from posttrain.store.errors import UserError
-from posttrain.store.files import check_new, write_atomically
+from posttrain.store.files import check_new, remove_tree, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +58,8 @@ def value(
     """What labelled records are worth for predicting each other, the worst first.
 
     Every part of the records is held out in turn, and the others are valued by it. Test records are not asked: a model
-    whose training set they had shaped could no longer be judged by them.
+    whose training set they had shaped could no longer be judged by them. A run that was killed goes on with the same
+    command, on files only with --out.
     """
     from posttrain.loop.record_values import check_by, value_labelled, value_records
     from posttrain.select.value.methods import OUT_OF_BAG, Method
@@ -74,13 +76,21 @@ def value(
         from posttrain.loop.labelled_records import by_sentences, labelled_records
 
         records = labelled_records(files, columns_with(None, column))
-        found = value_records(records, by_sentences(records, embedder or "minilm"), how, what, parts, seed)
+        kept = replace(how, folder=None if out is None else _unfinished(out))
+        found = value_records(records, by_sentences(records, embedder or "minilm"), kept, what, parts, seed)
     else:
         with opened(workspace, write=True) as (store, config):
             found = value_labelled(store, config, how, what, parts, embedder or "champion", seed)
     if out is not None:
         write_atomically(out, _WRITERS[out.suffix.lower()](found.table))
+    if files and out is not None:
+        remove_tree(_unfinished(out))
     _show(found, how, by, worst, min(parts, found.table.num_rows), out, json)
+
+
+def _unfinished(out: Path) -> Path:
+    """Where finished parts of the work on files lie until their values are written, for a killed run to go on with."""
+    return out.with_name(f"{out.name}.unfinished")
 
 
 def _show(found: "Valued", how: "Method", by: str, worst: int, folds: int, out: Path | None, json: bool) -> None:

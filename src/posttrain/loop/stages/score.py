@@ -40,7 +40,7 @@ def score(
         free = free_records(turn.dataset(pool.id).records, learned)
         if turn.in_round:  # a preview with another config lets go of nothing
             forget_others(turn, scoring)
-        fitted = {} if cold else calibrated(scoring, measured)
+        fitted = {} if cold else calibrated(turn, scoring, measured, evaluation)
         scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
         scores = score_pool(scaled, free, turn.config.task.label_set, select, turn.seed("score"), cold=cold)
         parquet.write_table(scores, out / SCORES)
@@ -59,4 +59,4 @@ def score(
     kinds = {} if cold else {"hard_cases": select.hard_cases}
     settings = scoring_settings(turn, cold=cold)
     config = {"pool_sample": select.pool_sample, "cold": cold, **kinds, **settings, **task_key(turn.config)}
-    return turn.stage("score", "scores", inputs, config, work, version=3)
+    return turn.stage("score", "scores", inputs, config, work, version=4)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from posttrain.evaluate.artifact import read_evaluation
 from posttrain.evaluate.metrics import expected_calibration_error
 from posttrain.loop.history import finished_rounds
 from posttrain.loop.registry import Registry
 from posttrain.loop.turn import Turn
 from posttrain.models.task import TaskConfig
-from posttrain.select.score import calibration
+from posttrain.select.score import answer_calibration, calibration
 from posttrain.select.scores.cache import ScoreCache
 from posttrain.select.scores.columns import Scoring
 from posttrain.select.scores.group import ScoringModel
@@ -62,12 +63,30 @@ def scoring_settings(turn: Turn, *, cold: bool) -> dict[str, Any]:
     config = turn.config.select.scoring.model_dump(mode="json", exclude={"judge"})
     if names:
         return {"scores": names, "scoring": config}
-    return {"calibration": config["calibration"]} if turn.config.task.label_set else {}
+    return {"calibration": config["calibration"]}
 
 
-def calibrated(scoring: Scoring, test: pa.Table) -> dict[str, Any]:
-    """Temperature and errors by name, fitted to test records, as no model is trained on those; empty without labels."""
-    found = calibration(scoring, test, partial(expected_calibration_error, bins=15))
+def calibrated(turn: Turn, scoring: Scoring, test: pa.Table, evaluation: str) -> dict[str, Any]:
+    """Temperature and errors by name, fitted to test records, as no model is trained on those; empty without any.
+
+    Args:
+        turn: the round.
+        scoring: the champion.
+        test: RECORD table.
+        evaluation: id of the champion's, whose first suite says which written answers are right.
+    """
+    error = partial(expected_calibration_error, bins=15)
+    if scoring.labels:
+        found = calibration(scoring, test, error)
+    else:
+        place = {id: row for row, id in enumerate(test["id"].to_pylist())}
+        predictions = next(iter(read_evaluation(turn.path(evaluation)).values())).predictions.to_pylist()
+        judged = [one for one in predictions if one["id"] in place]
+        scores = [one["score"] for one in judged]
+        if not all(0 <= score <= 1 for score in scores):
+            return {}  # no share of rightness that a confidence could be held against
+        records = test.take(pa.array([place[one["id"]] for one in judged], pa.int64()))
+        found = answer_calibration(scoring, records, [one["predicted"] for one in judged], scores, error)
     if found is None:
         return {}
     values = asdict(found)

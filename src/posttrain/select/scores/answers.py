@@ -44,6 +44,25 @@ def answer_group() -> Group:
     return Group("answers", 1, {}, score, _AT_ONCE)
 
 
+def likelihood_group() -> Group:
+    """``log_probability`` of an answer that is given, in nats over ``tokens``."""
+
+    def score(lm: LanguageModel, records: Sequence[Asked]) -> pa.Table:
+        from posttrain.models.likelihood import answer_log_likelihoods
+
+        sums, counts = answer_log_likelihoods(lm, [one.prompt for one in records], [one.answers[0] for one in records])
+        return pa.table({"log_probability": pa.array(sums, pa.float64()), "tokens": pa.array(counts, pa.int64())})
+
+    return Group("likelihood", 1, {}, score, _AT_ONCE)
+
+
+def surprisal(table: pa.Table) -> npt.NDArray[np.float64]:
+    """Nats a token, float64 [N] >= 0, of a table with ``log_probability`` and ``tokens``."""
+    sums, counts = table["log_probability"].to_numpy(), table["tokens"].to_numpy()
+    found: npt.NDArray[np.float64] = np.abs(sums / np.maximum(counts, 1))
+    return found
+
+
 def token_entropy_group() -> Group:
     """``token_entropy``: mean over the answer's tokens of the entropy of the next token, in nats."""
 

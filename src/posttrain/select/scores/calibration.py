@@ -1,4 +1,4 @@
-"""Probabilities that are as high as they are right: one temperature, fitted to held-out answers."""
+"""Confidence that is as high as the answers are right: one temperature, fitted to held-out answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,15 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.bool_]
 
 CalibrationError = Callable[[Floats, Floats], float]
 """Expected calibration error of confidences [N] and whether each answer is right [N]."""
 
 LEAST_RECORDS = 30
 _LOWEST, _HIGHEST = 0.05, 20.0  # of temperatures: answers that are all right would ask for 0
+_LOWEST_OF_ANSWERS = 1e-3  # long answers are wrong though each of their tokens is all but sure
+_LEAST_SURPRISAL = 1e-9
 _FOLDS = 5
 
 
@@ -23,7 +26,8 @@ class Calibration:
     """What calibration found.
 
     Attributes:
-        temperature: by which log-probabilities are divided; 1 where the error would not fall.
+        temperature: by which log-probabilities are divided, of labels or of an answer per token; 1 where the error
+            would not fall.
         ece_before: expected calibration error of the model as it is, 15 equal-width bins.
         ece_after: of the calibrated model, each record with a temperature that was fitted to others.
         records: it was fitted to so many.
@@ -78,15 +82,84 @@ def calibrate(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike, error: Cal
     logs, right = np.asarray(log_probabilities, np.float64), np.asarray(truth, np.int64)
     if len(right) < LEAST_RECORDS:
         return None
-    correct = (logs.argmax(axis=1) == right).astype(np.float64)
+    return _cross_fitted(
+        lambda rows: fit_temperature(logs[rows], right[rows]),
+        lambda rows, temperature: _confidence(at_temperature(logs[rows], temperature)),
+        (logs.argmax(axis=1) == right).astype(np.float64),
+        error,
+    )
+
+
+def answer_confidence(surprisal: npt.ArrayLike, temperature: float) -> Floats:
+    """exp(-surprisal / temperature) of written answers: float64 [N] in [0, 1].
+
+    Args:
+        surprisal: float [N] >= 0, nats a token.
+        temperature: 1 gives the geometric mean of the tokens' probabilities.
+    """
+    found: Floats = np.exp(-np.asarray(surprisal, np.float64) / temperature)
+    return found
+
+
+def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> float:
+    """The temperature at which `answer_confidence` foretells best which answers are right, between 0.001 and 20.
+
+    What is least is the cross-entropy of the answers' scores, -s ln c - (1 - s) ln(1 - c), which is convex in the
+    inverse of the temperature.
+
+    Args:
+        surprisal: float [N], N >= 1, of answers to records that the model was not trained on.
+        score: float [N] in [0, 1], 1 for a right answer.
+    """
+    nats = np.maximum(np.asarray(surprisal, np.float64), _LEAST_SURPRISAL)
+    right = np.asarray(score, np.float64)
+
+    def loss(log_inverse: float) -> float:
+        scaled = nats * np.exp(log_inverse)
+        return float((right * scaled - (1 - right) * np.log(-np.expm1(-scaled))).sum())
+
+    bounds = (-np.log(_HIGHEST), -np.log(_LOWEST_OF_ANSWERS))
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(-found.x))
+
+
+def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: CalibrationError) -> Calibration | None:
+    """The same as `calibrate` for written answers.
+
+    Args:
+        surprisal: float [N] >= 0, nats a token, of answers to held-out records.
+        score: float [N] in [0, 1], 1 for a right answer.
+        error: the expected calibration error with 15 bins.
+
+    Returns:
+        None for fewer than 30 records, which say too little.
+    """
+    nats, right = np.asarray(surprisal, np.float64), np.asarray(score, np.float64)
+    if len(right) < LEAST_RECORDS:
+        return None
+    return _cross_fitted(
+        lambda rows: fit_answer_temperature(nats[rows], right[rows]),
+        lambda rows, temperature: answer_confidence(nats[rows], temperature),
+        right,
+        error,
+    )
+
+
+def _cross_fitted(
+    fit: Callable[[Rows], float],
+    confidence: Callable[[Rows, float], Floats],
+    right: Floats,
+    error: CalibrationError,
+) -> Calibration:
+    """A temperature, and the errors before and after, each record's by a temperature that was fitted to others."""
     fold = np.arange(len(right)) % _FOLDS
     after = np.empty(len(right))
     for number in range(_FOLDS):
-        theirs = fit_temperature(logs[fold != number], right[fold != number])
-        after[fold == number] = _confidence(at_temperature(logs[fold == number], theirs))
-    errors = error(_confidence(logs), correct), error(after, correct)
+        after[fold == number] = confidence(fold == number, fit(fold != number))
+    every = np.ones(len(right), bool)
+    errors = error(confidence(every, 1.0), right), error(after, right)
     # The likelihood is led by the worst answers, and may spread where confidence was right on the whole.
-    temperature = fit_temperature(logs, right) if errors[1] < errors[0] else 1.0
+    temperature = fit(every) if errors[1] < errors[0] else 1.0
     return Calibration(temperature, *errors, len(right))
 
 

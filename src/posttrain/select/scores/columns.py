@@ -20,7 +20,7 @@ from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.forgetting import forgetting_events
 from posttrain.select.scores.group import Asked, Group, ScoringModel
 from posttrain.select.scores.labels import dropout_group, label_group
-from posttrain.select.scores.learning import learning_group
+from posttrain.select.scores.learning import instruction_difficulty_group, learning_group
 from posttrain.select.scores.meanings import embedding_groups, entailment_groups
 from posttrain.select.scores.passes import scored
 from posttrain.select.scores.perplexity import perplexity_group
@@ -45,7 +45,7 @@ class Scoring:
         committee: earlier champions, oldest first, the champion not among them.
         line: the models of the rounds so far, oldest first.
         judge: of entailment; the champion where there is none.
-        temperature: by which the champion's log-probabilities of labels are divided.
+        temperature: by which the champion's log-probabilities are divided, of labels or of its answer per token.
     """
 
     model: ScoringModel
@@ -84,10 +84,11 @@ def labelled_columns(
         answers: N right ones.
     """
     found: dict[str, Floats] = {}
-    if {"loss", "gradient_norm"} & set(names):
-        records = [Asked(prompt, (answer,)) for prompt, answer in zip(prompts, answers, strict=True)]
-        table = scoring.run(learning_group(), records)
-        found |= {name: table[name].to_numpy() for name in ("loss", "gradient_norm") if name in names}
+    records = [Asked(prompt, (answer,)) for prompt, answer in zip(prompts, answers, strict=True)]
+    for of_group, group in _LABELLED.items():
+        if asked := [name for name in of_group if name in names]:
+            table = scoring.run(group(), records)
+            found |= {name: table[name].to_numpy() for name in asked}
     if "forgetting_events" in names:
         line = scoring.line or [scoring.model]
         found["forgetting_events"] = forgetting_events([_correct(scoring, one, prompts, answers) for one in line])
@@ -180,6 +181,11 @@ _COLUMNS: dict[str, Callable[[_Pool], npt.ArrayLike]] = {
     "entailment_entropy_discrete": lambda pool: list(map(semantic.discrete_semantic_entropy, pool.by_entailment)),
     "perplexity": lambda pool: pool.scoring.run(perplexity_group(), pool.records)["perplexity"].to_numpy(),
     "verbalised_confidence": lambda pool: pool.stated(),
+}
+
+_LABELLED: dict[tuple[str, ...], Callable[[], Group]] = {
+    ("loss", "gradient_norm"): learning_group,
+    ("instruction_difficulty",): instruction_difficulty_group,
 }
 
 

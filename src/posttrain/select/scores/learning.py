@@ -33,6 +33,20 @@ def learning_group() -> Group:
     return Group("learning", 1, {}, score, _AT_ONCE)
 
 
+def instruction_difficulty_group() -> Group:
+    """``instruction_difficulty``: by what the prompt divides the perplexity of the right answer, inverted."""
+
+    def score(lm: LanguageModel, records: Sequence[Asked]) -> pa.Table:
+        from posttrain.models.instruction_difficulty import instruction_following_difficulty
+
+        found = instruction_following_difficulty(
+            lm, [one.prompt for one in records], [one.answers[0] for one in records]
+        )
+        return pa.table({"instruction_difficulty": pa.array(found, pa.float64())})
+
+    return Group("instruction_difficulty", 1, {}, score, _AT_ONCE)
+
+
 def loss_and_gradient_norm(lm: LanguageModel, sequence: Encoded) -> tuple[float, float]:
     """Mean negative log-probability of the supervised tokens, in nats, and its gradient's norm in the output layer.
 

@@ -40,6 +40,7 @@ SCORES: dict[str, Score] = {
     "verbalised_confidence": Score("any", -1, "how sure the model says that it is of its answer"),
     "loss": Score("labelled", 1, "nats a token of the right answer"),
     "gradient_norm": Score("labelled", 1, "norm of that loss's gradient in the output layer"),
+    "instruction_difficulty": Score("labelled", 1, "perplexity of the right answer after its prompt over that without"),
     "forgetting_events": Score("labelled", 1, "how often a later model gets wrong what the one before got right"),
 }
 
