@@ -1,12 +1,12 @@
-"""How many labels does the loop need with a language model? Chosen against drawn at random, on the same seeds.
+"""How many labels does the loop need with LoRA on a language model? Chosen against drawn at random, on the same seeds.
 
     python benchmarks/label_efficiency_model.py WORKSPACE FOLDER --data DIR [--seeds 3] [--rounds 3]
 
 ``WORKSPACE`` is an example's folder, such as ``examples/banking77``. For each seed a copy of it is made in ``FOLDER``,
-whose data paths lead to ``DIR``, and ``posttrain run --baseline random`` turns both loops: the same base model, data,
-training, gate and number of labels. A run that is cut off goes on with the same command. ``area`` is the mean accuracy
-under the curve, ``p`` that of the paired difference over seeds by a sign-flip test, and ``labels`` how many reach what
-random reached in the end.
+whose data paths lead to ``DIR``, with `SETTINGS` in place of the example's own, and ``posttrain run --baseline random``
+turns both loops: the same base model, data, training, gate and number of labels. A run that is cut off goes on with the
+same command. ``area`` is the mean accuracy under the curve, ``p`` that of the paired difference over seeds by a
+sign-flip test, and ``labels`` how many reach what random reached in the end.
 """
 
 import argparse
@@ -22,6 +22,12 @@ from posttrain.loop.loop import Loop
 from posttrain.select.compare.summary import area, labels_to, sign_flip
 from posttrain.store.workspace import Workspace
 
+SETTINGS = {
+    "train": {"method": "lora", "epochs": 6, "learning_rate": 2.0e-3, "batch_size": 16},
+    "gate": {"deploy": ["accuracy >= champion.accuracy"]},
+}
+"""LoRA, and a gate that no timing decides."""
+
 
 def workspace_of(example: Path, folder: Path, data: Path, seed: int) -> Path:
     """A copy of an example with a seed of its own."""
@@ -32,8 +38,8 @@ def workspace_of(example: Path, folder: Path, data: Path, seed: int) -> Path:
         for section, names in {"data": ("pool", "test"), "label": ("file",)}.items():
             for name in names:
                 config[section][name] = str(data.absolute() / Path(config[section][name]).name)
-        config["seed"] = seed
-        config.setdefault("evaluate", {})["final"] = False  # no curve shows what all test records say
+        config |= {"seed": seed, **SETTINGS}
+        config["evaluate"] |= {"final": False, "latency": {"prompts": 0}}  # of what no curve shows anything
         (root / "posttrain.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return root
 

@@ -82,6 +82,8 @@ def test_label_likelihood_is_the_models_own(classifier: LanguageModel) -> None:
     right = [want == got for want, got in zip(expected, predicted, strict=True)]
     assert result.scorer == "label_likelihood"
     assert result.predictions["predicted"].to_pylist() == predicted
+    kept = np.array(result.predictions["labels"].to_pylist(), np.float32)
+    np.testing.assert_array_equal(kept, scores.log_probabilities)
     assert result.metrics["accuracy"] == pytest.approx(np.mean(right))
     assert result.metrics["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
     assert result.metrics["log_likelihood_sum"] == pytest.approx(sum(found[row, row % 3] for row in range(12)))

@@ -27,6 +27,7 @@ PREDICTIONS = pa.schema(
         pa.field("valid", pa.bool_()),
         pa.field("confidence", pa.float64()),  # probability of the answer; null where unknown
         pa.field("log_likelihood", pa.float64()),  # ln P(expected | prompt), nats; null where unknown
+        pa.field("labels", pa.list_(pa.float32())),  # ln P(label | prompt) of the task's labels; null where unknown
     ]
 )
 
@@ -148,6 +149,7 @@ def _predictions(found: Examples, scored: Scored) -> pa.Table:
             "valid": scored.valid,
             "confidence": pa.array(scored.confidence, pa.float64(), from_pandas=True),
             "log_likelihood": pa.array(scored.log_likelihood, pa.float64(), from_pandas=True),
+            "labels": [None] * len(found) if scored.labels is None else list(scored.labels),
         },
         schema=PREDICTIONS,
     )

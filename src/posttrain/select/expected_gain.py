@@ -9,6 +9,7 @@ import numpy.typing as npt
 _SCALES = np.geomspace(5, 5000, 25)
 _POWERS = np.array([0.25, 0.5, 0.75, 1.0, 1.5, 2.0])
 _SHARES = np.linspace(0, 1, 41)
+_NOTHING = 1e-12  # of the likeliest curve's weight: all that weigh less, together, move nothing
 _NODES = 7  # of the normal chance that is added to each curve's gain
 _NOISE = 0.02  # an allowance for what another seed of the training would change: standard deviation
 
@@ -74,6 +75,7 @@ def expected_gain(
             weights.append(_log_likelihood(curve[:, :-2], measured, records))
     gain, weight = np.concatenate(gains), np.concatenate(weights)
     weight = np.exp(weight - weight.max())
+    gain, weight = gain[weight > _NOTHING], weight[weight > _NOTHING]
     nodes, shares = np.polynomial.hermite.hermgauss(_NODES)
     chance = np.sqrt(2) * nodes * np.sqrt(2 * _NOISE**2 + measured[-1] * (1 - measured[-1]) / records)
     spread, spread_weight = (gain[:, None] + chance).ravel(), (weight[:, None] * shares).ravel()

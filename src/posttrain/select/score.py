@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,28 +15,19 @@ from posttrain.models.task import Turns
 from posttrain.select import uncertainty
 from posttrain.select.config import SelectConfig
 from posttrain.select.sample import sample_pool
-from posttrain.select.scores.answers import answer_group, likelihood_group, surprisal
+from posttrain.select.scores.answers import answer_group, surprisal
 from posttrain.select.scores.arrays import as_lists, as_matrix
 from posttrain.select.scores.cache import ScoreCache
-from posttrain.select.scores.calibration import (
-    Calibration,
-    CalibrationError,
-    answer_confidence,
-    at_temperature,
-    calibrate,
-    calibrate_answers,
-)
+from posttrain.select.scores.calibration import answer_confidence, at_temperature
 from posttrain.select.scores.columns import Scoring, labelled_columns, pool_columns
 from posttrain.select.scores.group import Asked, ScoringModel
-from posttrain.select.scores.labels import embedding_group, held_out_group, label_group
+from posttrain.select.scores.labels import embedding_group, label_group
 from posttrain.select.scores.names import BASE, SCORES
 from posttrain.select.scores.passes import scored
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
-
-log = logging.getLogger("posttrain")
 
 Base = dict[str, object]
 
@@ -83,7 +73,7 @@ def score_pool(
     answers greedily and its answer y of T tokens is scored: ``entropy`` is -ln P(y | x) / T, the surprisal
     per token (a long answer is not uncertain for its length; A. Malinin and M. Gales, Uncertainty
     Estimation in Autoregressive Structured Prediction, ICLR 2021), ``confidence`` is exp of its negative over the
-    temperature that `answer_calibration` found, ``least_confidence`` is 1 - P(y | x) (B. Settles and M. Craven,
+    temperature that calibration found, ``least_confidence`` is 1 - P(y | x) (B. Settles and M. Craven,
     EMNLP 2008), and ``margin`` is NaN.
     The scores that the config names come on top, a column each.
 
@@ -106,7 +96,7 @@ def score_pool(
     scoring = replace(scoring, labels=labels or ())
     names = [name for name in config.wanted_scores() if SCORES[name].of != "labelled"]
     sample = sample_pool(pool, config.pool_sample, seed)
-    prompts = _prompts(sample)
+    prompts = prompts_of(sample)
     if cold:
         columns, embeddings = _unscored(scoring, prompts)
         columns |= dict.fromkeys(names, np.full(len(prompts), np.nan))
@@ -137,81 +127,22 @@ def score_labelled(scoring: Scoring, records: pa.Table, names: Sequence[str]) ->
         ``id``, ``input_id`` and float64 columns by name, in the order of the records.
     """
     answered = records.filter(pa.array([one is not None for one in records["completion"].to_pylist()], pa.bool_()))
-    columns = labelled_columns(names, scoring, _prompts(answered), answered["completion"].to_pylist())
+    columns = labelled_columns(names, scoring, prompts_of(answered), answered["completion"].to_pylist())
     return pa.table({"id": answered["id"], "input_id": answered["input_id"], **columns})
-
-
-def calibration(scoring: Scoring, records: pa.Table, error: CalibrationError) -> Calibration | None:
-    """The temperature that makes the champion's label probabilities as high as they are right.
-
-    Args:
-        scoring: the champion, the labels and how many records are taken.
-        records: RECORD table of labelled records that the champion was not trained on.
-        error: the expected calibration error, with 15 equal-width bins.
-
-    Returns:
-        None where there are no labels, too few records, or calibration is off.
-    """
-    most = scoring.config.calibration
-    if not most or not scoring.labels:
-        return None
-    place = {label: index for index, label in enumerate(scoring.labels)}
-    usable = records.filter(pa.array([one in place for one in records["completion"].to_pylist()], pa.bool_()))
-    drawn = sample_pool(usable, most, scoring.seed)
-    answers = drawn["completion"].to_pylist()
-    asked = [Asked(prompt, (answer,)) for prompt, answer in zip(_prompts(drawn), answers, strict=True)]
-    logs = as_matrix(scoring.run(held_out_group(scoring.labels), asked), "log_probabilities")
-    return _told(calibrate(logs, [place[answer] for answer in answers], error), len(answers))
-
-
-def answer_calibration(
-    scoring: Scoring, records: pa.Table, answers: Sequence[str], scores: Sequence[float], error: CalibrationError
-) -> Calibration | None:
-    """The temperature that makes the champion's confidence in its written answers as high as they are right.
-
-    Args:
-        scoring: the champion, and how many records are taken.
-        records: RECORD table of N records that the champion was not trained on.
-        answers: N that the champion gave.
-        scores: N, in [0, 1], 1 for a right answer.
-        error: the expected calibration error, with 15 equal-width bins.
-
-    Returns:
-        None where there are too few records, or calibration is off.
-    """
-    most = scoring.config.calibration
-    if not most:
-        return None
-    numbered = records.append_column("row", pa.array(range(records.num_rows), pa.int64()))
-    drawn = sample_pool(numbered, most, scoring.seed)
-    rows = drawn["row"].to_pylist()
-    asked = [Asked(prompt, (answers[row],)) for row, prompt in zip(rows, _prompts(drawn), strict=True)]
-    nats = surprisal(scoring.run(likelihood_group(), asked))
-    return _told(calibrate_answers(nats, [scores[row] for row in rows], error), len(rows))
-
-
-def _told(found: Calibration | None, records: int) -> Calibration | None:
-    if found is None:
-        log.info("  not calibrated: %d labelled test records are too few", records)
-        return None
-    log.info(
-        "  %s on %d test records: temperature %.3f, ECE %.3f before and %.3f after (15 bins)",
-        "calibrated" if found.temperature != 1.0 else "not calibrated, as it would not help",
-        found.records,
-        found.temperature,
-        found.ece_before,
-        found.ece_after,
-    )
-    return found
 
 
 def embed_records(lm: LanguageModel | ScoringModel, records: pa.Table, cache: ScoreCache = ScoreCache()) -> np.ndarray:  # noqa: B008
     """Embeddings of the records' inputs, float32 [N, D], as `score_pool` gives them."""
     model = lm if isinstance(lm, ScoringModel) else ScoringModel.of(lm)
-    return as_matrix(scored(embedding_group(), model, _asked(_prompts(records)), cache), "embedding")
+    return as_matrix(scored(embedding_group(), model, _asked(prompts_of(records)), cache), "embedding")
 
 
-def _prompts(pool: pa.Table) -> list[Turns]:
+def prompts_of(pool: pa.Table) -> list[Turns]:
+    """What the model is asked by each record.
+
+    Raises:
+        UserError: a record has neither a prompt nor a text.
+    """
     prompts: list[Turns] = []
     for row in pool.select(["id", "prompt", "text"]).to_pylist():
         prompt = request(row)

@@ -28,6 +28,7 @@ class Scored:
         confidence: float64 [N], probability of the answer; NaN where it is not known.
         log_likelihood: float64 [N], ln P(expected | prompt) in nats; NaN where it is not known.
         tokens: int64 [N], tokens of the expected answer; zeros where they are not counted.
+        labels: float32 [N, K], ln P(label | prompt) of the label set, normalised over it; None where not asked for.
     """
 
     predicted: Sequence[str]
@@ -36,6 +37,7 @@ class Scored:
     confidence: np.ndarray
     log_likelihood: np.ndarray
     tokens: np.ndarray
+    labels: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

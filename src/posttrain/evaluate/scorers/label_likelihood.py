@@ -32,7 +32,8 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
         if normalised(answer) not in position:
             raise UserError(f"{place}: label `{answer}` is not in task.labels", where=where)
     truth = np.array([position[normalised(answer)] for answer in answers])
-    found = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities.astype(np.float64)
+    scores = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities
+    found = scores.astype(np.float64)
     best = found.argmax(axis=1)
     rows = np.arange(len(truth))
     return Scored(
@@ -42,6 +43,7 @@ def score(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str)
         confidence=np.minimum(np.exp(found[rows, best]), 1.0),
         log_likelihood=found[rows, truth],
         tokens=np.zeros(len(truth), np.int64),
+        labels=scores,
     )
 
 

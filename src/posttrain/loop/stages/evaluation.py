@@ -45,7 +45,7 @@ def evaluate(turn: Turn, model: str, test: Artifact, *, full: bool = False) -> A
     config = {"suites": settings, "full": full, **task_key(turn.config)}
     if digests:
         config["columns"] = turn.config.data.columns
-    return turn.stage("evaluate", "evaluation", inputs, config, work, seeded=False)
+    return turn.stage("evaluate", "evaluation", inputs, config, work, version=2, seeded=False)
 
 
 def measure(turn: Turn, candidate: str, champion: str, test: Artifact) -> Artifact | None:

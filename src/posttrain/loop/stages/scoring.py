@@ -14,7 +14,7 @@ from posttrain.loop.history import finished_rounds
 from posttrain.loop.registry import Registry
 from posttrain.loop.turn import Turn
 from posttrain.models.task import TaskConfig
-from posttrain.select.score import answer_calibration, calibration
+from posttrain.select.held_out_calibration import calibration
 from posttrain.select.scores.cache import ScoreCache
 from posttrain.select.scores.columns import Scoring
 from posttrain.select.scores.group import ScoringModel
@@ -73,20 +73,10 @@ def calibrated(turn: Turn, scoring: Scoring, test: pa.Table, evaluation: str) ->
         turn: the round.
         scoring: the champion.
         test: RECORD table.
-        evaluation: id of the champion's, whose first suite says which written answers are right.
+        evaluation: id of the champion's, whose first suite says which answers are right.
     """
-    error = partial(expected_calibration_error, bins=15)
-    if scoring.labels:
-        found = calibration(scoring, test, error)
-    else:
-        place = {id: row for row, id in enumerate(test["id"].to_pylist())}
-        predictions = next(iter(read_evaluation(turn.path(evaluation)).values())).predictions.to_pylist()
-        judged = [one for one in predictions if one["id"] in place]
-        scores = [one["score"] for one in judged]
-        if not all(0 <= score <= 1 for score in scores):
-            return {}  # no share of rightness that a confidence could be held against
-        records = test.take(pa.array([place[one["id"]] for one in judged], pa.int64()))
-        found = answer_calibration(scoring, records, [one["predicted"] for one in judged], scores, error)
+    predictions = next(iter(read_evaluation(turn.path(evaluation)).values())).predictions
+    found = calibration(scoring, test, predictions, partial(expected_calibration_error, bins=15))
     if found is None:
         return {}
     values = asdict(found)

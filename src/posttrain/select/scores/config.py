@@ -28,7 +28,7 @@ class ScoringConfig(Section):
     calibration: int = Field(
         default=500,
         ge=0,
-        description="At most so many test records set the temperature of probabilities and confidence; 0: none.",
+        description="At most so many answers of the first suite set the temperature of probabilities; 0: none.",
     )
 
     def check_models(self, names: Collection[str], root: Path) -> None:

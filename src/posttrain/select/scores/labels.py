@@ -34,20 +34,6 @@ def label_group(labels: Sequence[str]) -> Group:
     return Group("labels", 1, {"labels": list(labels)}, score, _AT_ONCE)
 
 
-def held_out_group(labels: Sequence[str]) -> Group:
-    """``log_probabilities`` [N, K] of records whose only answer is the right label, which is computed exactly."""
-    place = {label: index for index, label in enumerate(labels)}
-
-    def score(lm: LanguageModel, records: Sequence[Asked]) -> pa.Table:
-        from posttrain.models.likelihood import label_scores
-
-        truth = [place[one.answers[0]] for one in records]
-        found = label_scores(lm, [one.prompt for one in records], labels, exact=truth)
-        return pa.table({"log_probabilities": as_lists(found.log_probabilities)})
-
-    return Group("held_out", 1, {"labels": list(labels)}, score, _AT_ONCE)
-
-
 def dropout_group(labels: Sequence[str], passes: int, share: float, seed: int) -> Group:
     """``log_probabilities`` [N, T * K] of T passes, each by a sub-network of its own (see `sub_network`)."""
 
