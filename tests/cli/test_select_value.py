@@ -54,7 +54,10 @@ def test_sources_and_labels_have_a_value_each(small: Any, posttrain: Call, tmp_p
     small.write(tmp_path / "good.csv", rows[:84])
     small.write(tmp_path / "noise.csv", rows[84:])
     files = [tmp_path / "good.csv", tmp_path / "noise.csv"]
-    found = posttrain("select", "value", *files, *COLUMNS, "--by", "source", "--json").json["worst"]
+    said = posttrain("select", "value", *files, *COLUMNS, "--by", "source", "--json").json
+    assert said["folds"] == 10
+    assert "measured on each of 10 parts of the records in turn" in said["advice"][0]
+    found = said["worst"]
     assert [Path(row["name"]).name for row in found] == ["noise.csv", "good.csv"]
     assert [row["records"] for row in found] == [84, 84]
     assert found[1]["total"] == pytest.approx(84 * found[1]["value"])

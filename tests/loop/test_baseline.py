@@ -1,6 +1,7 @@
 """The random loop beside the loop: what it shares, what it keeps for itself, and what it says."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,78 @@ def _standings(*values: float) -> tuple[Standing, ...]:
 )
 def test_the_conclusion_goes_by_the_interval(low: float, high: float, words: str) -> None:
     gain = Interval((low + high) / 2, low, high, 200)
-    found = Comparison("accuracy", _standings(0.2, 0.6, 0.8), _standings(0.2, 0.4, 0.6), gain, 0.95).conclusion
+    sides = _standings(0.2, 0.6, 0.8), _standings(0.2, 0.4, 0.6)
+    found = Comparison("accuracy", *sides, gain, 0.95, (0.79, 0.61)).conclusion
     assert words in found
+    assert "accuracy 0.790 with 100 labels chosen, 0.610 with 100 drawn at random" in found
     assert "50 chosen labels, 50% of random's" in found
+
+
+def test_the_conclusion_leaves_out_labels_that_both_began_with() -> None:
+    given = [tuple(replace(one, labels=one.labels + 500) for one in _standings(*values)) for values in _TWO]
+    found = Comparison("accuracy", given[0], given[1], Interval(0.2, 0.1, 0.3, 200), 0.95, (0.8, 0.6)).conclusion
+    assert "with 100 labels chosen" in found
+    assert "50 chosen labels, 50% of random's" in found
+
+
+_TWO = ((0.2, 0.6, 0.8), (0.2, 0.4, 0.6))
+
+
+def test_the_random_loop_trains_in_the_same_order(small: Any, turned: Open) -> None:
+    """A curriculum by what the champion said: it is asked in the random loop too, which draws all the same."""
+    curriculum = {"name": "fixed", "difficulty": "entropy"}
+    root = small(rounds=2, label={"per_round": 12}, train={"epochs": 2, "curriculum": curriculum})
+    loop = turned(root)
+    loop.run()
+    assert run_baseline(loop.store, load_config(root)) is not None
+    beside = loop.store.beside("random")
+    last = beside.metadata.rounds()[2].detail
+    scores = parquet.read_table(loop.store.artifacts.path(last["scores"]) / "scores.parquet")
+    assert np.isfinite(scores["entropy"].to_numpy()).all()
+    batch = parquet.read_table(loop.store.artifacts.path(last["selection"]) / "batch.parquet")
+    assert set(batch["reason"].to_pylist()) == {"strategy"}
+    seed = loop.store.metadata.producers(last["selection"])[-1].seed
+    ids = sorted(scores["id"].to_pylist())
+    drawn = select_rows("random", {"loss": np.zeros(len(ids))}, 12, seed)
+    assert batch["id"].to_pylist() == [ids[row] for row in drawn]
+    trained = [run for run in beside.metadata.runs(stage="train", status="done") if run.round == 2]
+    assert any(role.startswith("scores") for role in trained[-1].inputs)
+
+
+def test_all_test_records_count_only_where_both_loops_are_equally_far(small: Any, turned: Open) -> None:
+    suites = {"test": {"sample": 8}}
+    root = small(rounds=1, label={"per_round": 8}, evaluate={"suites": suites, "latency": {"prompts": 0}})
+    loop = turned(root)
+    loop.run()
+    first = run_baseline(loop.store, load_config(root))
+    assert first is not None
+    assert first.gain.n == 20, "both have been measured on all"
+    small.configure(root, rounds=2, label={"per_round": 8}, evaluate={"suites": suites, "latency": {"prompts": 0}})
+    loop.run()
+    later = comparison(loop.store, load_config(root))
+    assert later is not None
+    assert len(later.ours) == 2
+    assert later.gain.n == 8, "the loop's last model is of a round that the random one has not"
+    assert later.reached == (later.ours[-1].value, later.random[-1].value)
+
+
+def test_after_a_roll_back_the_model_before_stands(small: Any, turned: Open) -> None:
+    root = small(rounds=1, label={"per_round": 8})
+    loop = turned(root)
+    loop.run()
+    small.configure(
+        root,
+        rounds=2,
+        label={"per_round": 8},
+        gate={"deploy": ["accuracy > 2"], "rollback": ["accuracy >= 0"]},
+    )
+    loop.run()
+    base, trained, last = loop.metadata.rounds()
+    assert last.decision["action"] == "rollback"
+    assert loop.champion == base.candidate
+    ours = standings(loop.store)
+    assert [one.evaluation for one in ours] == [
+        base.detail["evaluation"],
+        trained.detail["evaluation"],
+        base.detail["evaluation"],
+    ]

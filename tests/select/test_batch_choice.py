@@ -55,10 +55,74 @@ def test_warm_batch_has_its_shares() -> None:
             assert "class 2" in (score["predicted"], score["runner_up"])
 
 
+def unanswered(scores: pa.Table) -> pa.Table:
+    """The table of a pool that no trained champion has answered."""
+    nothing = pa.nulls(scores.num_rows, pa.string())
+    return scores.set_column(scores.column_names.index("predicted"), scores.schema.field("predicted"), nothing)
+
+
 def test_cold_batch_is_the_cold_strategys() -> None:
-    batch = choose(SelectConfig().of_round(1), score_table(100), 20, 1, weakness=Weakness(["class 2"]), cold=True)
+    scores = unanswered(score_table(100))
+    batch = choose(SelectConfig().of_round(1), scores, 20, 1, weakness=Weakness(["class 2"]), cold=True)
     assert set(batch["reason"].to_pylist()) == {"cold_start"}
     assert batch.num_rows == 20
+
+
+def test_a_champion_whose_doubts_mislead_is_looked_at_by_exploration() -> None:
+    batch = choose(SelectConfig().of_round(2), score_table(100), 20, 1, weakness=Weakness(["class 2"]), cold=True)
+    assert Counter(batch["reason"].to_pylist()) == {"cold_start": 18, "explore": 2}
+    assert [row["inclusion"] for row in batch.to_pylist() if row["reason"] == "explore"] == [0.02, 0.02]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exploration_and_focus_may_be_all_of_a_small_batch(seed: int) -> None:
+    config = SelectConfig(explore=0.5, focus=0.5, strategy="entropy")
+    batch = choose(config, score_table(60), 3, seed, weakness=Weakness(LABELS), cold=False)
+    assert batch.num_rows == 3
+
+
+def of_sources(scores: pa.Table, names: list[str]) -> pa.Table:
+    at = scores.column_names.index("source")
+    return scores.set_column(
+        at, scores.schema.field("source"), pa.array(np.resize(names, scores.num_rows), pa.string())
+    )
+
+
+@pytest.mark.parametrize("near_duplicate", [None, 0.9])
+def test_a_budget_is_of_the_whole_batch(near_duplicate: float | None) -> None:
+    scores = score_table(200)
+    cost = dict(zip(scores["id"].to_pylist(), scores["cost"].to_pylist(), strict=True))
+    for shares in ({"explore": 0.0, "focus": 0.0}, {"explore": 0.0, "focus": 0.5}, {"explore": 0.2, "focus": 0.3}):
+        config = SelectConfig(strategy="cost_aware", options={"budget": 300.0}, near_duplicate=near_duplicate, **shares)
+        rows = choose(config, scores, 30, 0, weakness=Weakness(["class 2"]), cold=False).to_pylist()
+        drawn = sum(cost[row["id"]] for row in rows if row["reason"] == "explore")
+        assert sum(cost[row["id"]] for row in rows) <= max(300, drawn)
+        assert drawn > 300 or len(rows) > 6
+
+
+def test_quotas_are_of_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
+    scores = of_sources(score_table(200), ["a", "b", "c"])
+    source = dict(zip(scores["id"].to_pylist(), scores["source"].to_pylist(), strict=True))
+    options = {"quotas": {"a": 0.2, "b": 0.29, "rare": 0.5}}
+    config = SelectConfig(strategy="composite", options=options, explore=0.0, focus=0.5)
+    batch = choose(config, scores, 100, 0, weakness=Weakness(["class 2"]), cold=False)
+    counts = Counter(source[id] for id in batch["id"].to_pylist())
+    assert (counts["a"], counts["b"], counts["c"]) == (20, 29, 51)
+    assert "the quota of `rare` bounds nothing" in caplog.text
+    # A source that no weak record is of ends nothing.
+    first = scores.filter(pa.array(scores["source"].to_numpy(zero_copy_only=False) != "b")).to_pylist()[0]
+    assert choose(config, scores, 4, 0, weakness=Weakness([first["predicted"]]), cold=False).num_rows == 4
+
+
+def test_what_a_cold_strategy_is_told_holds_but_for_doubts() -> None:
+    scores = unanswered(score_table(80))
+    told, untold = (
+        choose(SelectConfig(strategy=["diverse", "margin"], options=options).of_round(1), scores, 8, 0, cold=True)
+        for options in ({"diverse": {"dimensions": 2}}, {})
+    )
+    assert not told.equals(untold)
+    doubtful = SelectConfig(options={"facility_location": {"by": "margin", "ground": 50}}).of_round(1)
+    assert choose(doubtful, scores, 8, 0, cold=True).num_rows == 8
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_it_goes_back_in_its_own_training() -> None:
     [
         ({"batch_size": 5}, "another size or number"),
         ({"first": FIRST[:30]}, "opened other records"),
+        ({"stages": [StageConfig(steps=STEPS, curriculum=paced(every=6))]}, "another size or number"),
         ({"stages": [StageConfig(steps=STEPS, curriculum=paced(duration=1.0))]}, "another size or number"),
         ({"stages": [StageConfig(steps=STEPS, curriculum=paced(every=3))]}, "looked at them 4 times"),
         ({"stages": [StageConfig(steps=STEPS, curriculum=paced(name="adaptive"))]}, "is of another curriculum"),

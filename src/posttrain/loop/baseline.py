@@ -13,6 +13,7 @@ from posttrain.loop.history import finished_rounds
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.loop import Loop
 from posttrain.loop.registry import Registry
+from posttrain.loop.stages.difficulty import goes_by_scores
 from posttrain.loop.standings import Standing, standings
 from posttrain.loop.triggers import TriggerConfig
 from posttrain.select.compare.summary import labels_to
@@ -35,6 +36,7 @@ class Comparison:
         random: likewise.
         gain: of ours over random at the end, paired over the test records: all of them where both were measured so.
         level: coverage of the gain's interval.
+        reached: what ours and random came to on those records.
     """
 
     metric: str
@@ -42,22 +44,24 @@ class Comparison:
     random: tuple[Standing, ...]
     gain: Interval
     level: float
+    reached: tuple[float, float]
 
     @property
     def conclusion(self) -> str:
         """What choosing was worth, in one or two sentences."""
-        end, drawn = self.ours[-1], self.random[-1]
+        given = self.ours[0].labels  # of files, which both loops begin with
+        chosen, drawn = (side[-1].labels - given for side in (self.ours, self.random))
         found = "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "cannot be told from random"
         first = (
-            f"Choosing {found}: {self.metric} {end.value:.3f} with {end.labels} labels, {drawn.value:.3f} with "
-            f"{drawn.labels} drawn at random; gain {self.gain.difference:+.3f} "
+            f"Choosing {found}: {self.metric} {self.reached[0]:.3f} with {chosen} labels chosen, {self.reached[1]:.3f} "
+            f"with {drawn} drawn at random; gain {self.gain.difference:+.3f} "
             f"({self.level:.0%} interval {self.gain.low:+.3f} to {self.gain.high:+.3f}, {self.gain.n} test records)."
         )
-        values = np.array([one.value for one in self.ours])
-        needed = labels_to([one.labels for one in self.ours], values, drawn.value)
-        if needed is None or drawn.value <= self.random[0].value:
+        values, target = np.array([one.value for one in self.ours]), self.random[-1].value
+        needed = labels_to([one.labels - given for one in self.ours], values, target)
+        if needed is None or target <= self.random[0].value or not drawn:
             return first
-        return f"{first} What random reached took {needed:.0f} chosen labels, {needed / drawn.labels:.0%} of random's."
+        return f"{first} What random reached took {needed:.0f} chosen labels, {needed / drawn:.0%} of random's."
 
 
 def check_baseline(config: Config, name: str) -> None:
@@ -95,24 +99,28 @@ def comparison(workspace: Workspace, config: Config) -> Comparison | None:
     if rounds < 2:
         return None
     ours, drawn = (standings(one)[:rounds] for one in (workspace, beside))
-    left, right = (_final(one) for one in (workspace, beside))
+    left, right = (_final(one, rounds) for one in (workspace, beside))
     if left is None or right is None:  # what both have is the sample that rounds are measured on
         left, right = ours[-1].evaluation, drawn[-1].evaluation
     read = [read_evaluation(workspace.artifacts.path(id)) for id in (left, right)]
     bootstrap = config.evaluate.bootstrap
     metric, gain = next(iter(gains(read[0], read[1], bootstrap, config.seed).items()))
-    return Comparison(metric, ours, drawn, gain, bootstrap.level)
+    mains = [next(iter(one.values())).predictions["score"].to_numpy() for one in read]
+    reached = float(np.mean(mains[0])), float(np.mean(mains[1]))
+    return Comparison(metric, ours, drawn, gain, bootstrap.level, reached)
 
 
-def _final(workspace: Workspace) -> str | None:
-    """The evaluation of the model in service on all test records, if there is one."""
-    final = finished_rounds(workspace)[-1].detail.get("final")
+def _final(workspace: Workspace, rounds: int) -> str | None:
+    """The evaluation on all test records of the model that is in service after so many rounds, if there is one."""
+    finished = finished_rounds(workspace)
+    final = finished[-1].detail.get("final") if len(finished) == rounds else None
     return final["evaluation"] if final and final["model"] == Registry(workspace).in_service else None
 
 
 def _drawing_at_random(config: Config) -> Config:
     select = {"strategy": RANDOM, "cold_start": RANDOM, "options": {}, "explore": 0.0, "focus": 0.0}
-    select |= {"near_duplicate": None, "scores": [], "stop": StopConfig()}
+    select |= {"near_duplicate": None, "stop": StopConfig()}
+    select["scores"] = config.select.wanted_scores() if goes_by_scores(config) else []
     return config.model_copy(
         update={
             "select": config.select.model_copy(update=select),

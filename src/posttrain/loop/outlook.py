@@ -1,6 +1,9 @@
 """What the next batch is expected to bring, from the rounds so far."""
 
 import logging
+from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pyarrow.parquet as parquet
@@ -45,7 +48,9 @@ def outlook_of(turn: Turn, champion: str, scores: Artifact, labels: int) -> Outl
         )
         shares = all(0 <= value <= 1 for value in values)
         unknown = "" if shares else f"{main.paired} is no share from 0 to 1, of which a learning curve could be drawn"
-        return outlook(turn.config.select.stop, main.paired, labels, expected, _agreements(turn, scores), unknown)
+        return outlook(
+            turn.config.select.stop, main.paired, labels, expected, _agreements(turn, champion, scores), unknown
+        )
     except DamagedArtifact as error:
         log.warning("%s; what further labels will bring cannot be estimated", error)
         return None
@@ -54,8 +59,14 @@ def outlook_of(turn: Turn, champion: str, scores: Artifact, labels: int) -> Outl
 def as_detail(found: Outlook) -> dict[str, Any]:
     """An outlook as a round's row keeps it."""
     one = found.expected
-    gain = {"metric": found.metric, "gain": one.gain, "low": one.low, "high": one.high} if one else None
-    return {"labels": found.labels, "expected_gain": gain, "agreements": list(found.agreements), "why_stop": found.why}
+    gain = {"metric": found.metric, **asdict(one)} if one else None
+    return {
+        "labels": found.labels,
+        "expected_gain": gain,
+        "unknown": found.unknown or None,
+        "agreements": list(found.agreements),
+        "why_stop": found.why,
+    }
 
 
 def _taught(turn: Turn, champion: str, carried: int) -> int:
@@ -64,12 +75,20 @@ def _taught(turn: Turn, champion: str, carried: int) -> int:
     return learned.get(champion, carried)
 
 
-def _agreements(turn: Turn, scores: Artifact) -> list[float]:
-    """Cohen's kappa of successive champions on pool records that both scored, oldest first."""
-    earlier = [entry.detail["scores"] for entry in finished_rounds(turn.workspace) if "scores" in entry.detail]
+def _agreements(turn: Turn, champion: str, scores: Artifact) -> list[float]:
+    """Cohen's kappa of successive champions on pool records that both scored, oldest first.
+
+    Where a round's candidate was refused, the next one's scores are of the same model, and tell nothing new.
+    """
+    scored = [
+        (entry.champion_before, str(entry.detail["scores"]))
+        for entry in finished_rounds(turn.workspace)
+        if "scores" in entry.detail
+    ]
     found = []
     before: dict[str, str] = {}
-    for id in [*earlier, scores.id]:
+    for _, same in groupby([*scored, (champion, scores.id)], key=itemgetter(0)):
+        *_, (_, id) = same  # the latest of each champion
         table = parquet.read_table(turn.path(id) / SCORES, columns=["id", "predicted"])
         now = {key: answer for key, answer in zip(*table.to_pydict().values(), strict=True) if answer is not None}
         agreed = kappa(before, now)

@@ -15,6 +15,9 @@ from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluation import evaluate
 from posttrain.loop.stages.score import score
 from posttrain.loop.turn import Turn
+from posttrain.select.auto import AUTO
+from posttrain.select.config import asks_a_model
+from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
 from posttrain.select.stopping import Outlook
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
@@ -73,11 +76,14 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
-    changes: dict[str, Any] = {"strategy": strategy, "options": {}}
-    if cold and not isinstance(config.select.strategy, list):
-        changes = {"cold_start": strategy}
-    if strategy == config.select.strategy:
-        changes.pop("options", None)
+    """The config with one strategy in place of what it names for this round; `auto` is what it says in every round."""
+    changes: dict[str, Any] = {}
+    if strategy != config.select.strategy:
+        changes = {"strategy": strategy, "options": {}}
+    if cold and strategy != AUTO:
+        if strategy in STRATEGIES and strategy not in FIT_FOR_COLD_START:
+            raise UserError(asks_a_model(strategy), where="--strategy")
+        changes = {**changes, "cold_start": strategy}
     section = config.select.read({**config.select.model_dump(), **changes}, "--strategy")
     section.check(bool(config.task.label_set), "--strategy")
     return config.model_copy(update={"select": section})

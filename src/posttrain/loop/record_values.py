@@ -36,14 +36,16 @@ class Valued:
             sources and labels ``name, records, total, value, standard_error, harmful``, where value and standard error
             are of one record on average. ``harmful`` says that the value lies `SURE` standard errors below
             ``harmless``; ``weight`` is the probability that it lies above, if it errs as a normal number does, and 1
-            where nothing is known.
+            where nothing is known of its error.
         harmless: the value of a record that changes nothing.
         evaluations: as of `posttrain.select.value.values.Values`.
+        folds: parts of the records that were held out in turn; None where nothing was.
     """
 
     table: pa.Table
     harmless: float
     evaluations: int
+    folds: int | None
 
     @property
     def harmful(self) -> pa.Table:
@@ -90,9 +92,9 @@ def value_labelled(
         settings = {"method": method.name, "learner": method.learner, "draws": method.draws, "seed": method.seed}
         settings |= {"by": by, "folds": folds, "fold seed": seed, "embedder": embedder}
         inputs_of = {"dataset": dataset, "features": _digest(features)}
-        made = turn.stage("value", "values", inputs_of, settings, work, seeded=False)
+        made = turn.stage("value", "values", inputs_of, settings, work, version=2, seeded=False)
         numbers = np.load(turn.path(made.id) / _VALUES, allow_pickle=False)
-    return _valued(records, Values(numbers[0], numbers[1], made.meta["evaluations"]), method, by)
+    return _valued(records, Values(numbers[0], numbers[1], made.meta["evaluations"]), method, by, folds)
 
 
 def value_records(
@@ -103,7 +105,7 @@ def value_records(
     Raises:
         UserError: no two labels stand with two records each.
     """
-    return _valued(records, _values(records, features, method, by, folds, seed), method, by)
+    return _valued(records, _values(records, features, method, by, folds, seed), method, by, folds)
 
 
 def _values(
@@ -142,17 +144,17 @@ def _means(values: Values, groups: npt.NDArray[np.int64]) -> Values:
     return Values(mean, errors, values.evaluations)
 
 
-def _valued(records: pa.Table, values: Values, method: Method, by: By) -> Valued:
+def _valued(records: pa.Table, values: Values, method: Method, by: By, folds: int) -> Valued:
     from scipy.special import ndtr
 
     labels = len(set(records["completion"].to_pylist()))
     harmless = 1 / labels if method.name == OUT_OF_BAG else 0.0
     above = values.values - harmless
     errors = np.where(np.isnan(values.standard_errors), np.inf, values.standard_errors)
-    harmful = np.nan_to_num(above, nan=0.0) + SURE * errors < 0
+    harmful = (errors > 0) & (np.nan_to_num(above, nan=0.0) + SURE * errors < 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         weight = np.where(np.isfinite(errors) & ~np.isnan(above), ndtr(above / errors), 1.0)
-        weight = np.where(errors == 0, above >= 0, weight)
+        weight = np.where(errors == 0, 1.0, weight)  # a few that are alike by chance say nothing of chance
     judged: dict[str, Any] = {
         "value": pa.array(values.values, from_pandas=True),
         "standard_error": pa.array(values.standard_errors, from_pandas=True),
@@ -171,7 +173,8 @@ def _valued(records: pa.Table, values: Values, method: Method, by: By) -> Valued
         total = pa.array(values.values * counts, from_pandas=True)
         table = pa.table({"name": names, "records": counts, "total": total, **judged})
         order = [("value", "ascending"), ("name", "ascending")]
-    return Valued(table.sort_by(order).combine_chunks(), harmless, values.evaluations)
+    parts = None if method.name == OUT_OF_BAG else min(folds, records.num_rows)
+    return Valued(table.sort_by(order).combine_chunks(), harmless, values.evaluations, parts)
 
 
 def _digest(features: npt.NDArray[np.float32]) -> str:

@@ -16,7 +16,7 @@ from posttrain.loop.registry import Registry
 from posttrain.loop.stages.choose import select
 from posttrain.loop.stages.collect import Collected, collect
 from posttrain.loop.stages.decision import decision
-from posttrain.loop.stages.difficulty import check_columns
+from posttrain.loop.stages.difficulty import check_columns, goes_by_scores
 from posttrain.loop.stages.evaluation import evaluate, measure, metrics_of
 from posttrain.loop.stages.fetch import fetch_base
 from posttrain.loop.stages.labelling import check_answers, extend, label
@@ -170,8 +170,9 @@ class RoundStages:
         if chosen and "waits" in detail and self._are_whole(*chosen.values()):
             return chosen
         evaluation = evaluate(turn, champion, collected.test)
-        # A loop that draws at random asks nothing of its champion either.
-        cold = champion == finished_rounds(self.workspace)[0].candidate or bool(self.workspace.metadata.arm)
+        # A loop that draws at random asks nothing of its champion either, unless training goes by it.
+        asks = not self.workspace.metadata.arm or goes_by_scores(self.config)
+        cold = champion == finished_rounds(self.workspace)[0].candidate or not asks
         scores = score(turn, champion, collected.pool, parent, collected.test, evaluation.id, cold)
         log.info("  scored %d of %d pool records", scores.meta["sampled"], scores.meta["pool"])
         self._after("score")

@@ -28,9 +28,16 @@ class Standing:
 def standings(workspace: Workspace) -> tuple[Standing, ...]:
     """The model in service after each finished round."""
     found = []
+    measured: dict[str | None, str] = {}
+    back = {one.round: one.model_id for one in workspace.metadata.deployments() if one.action == "rollback"}
     for entry in finished_rounds(workspace):
-        stays = entry.decision is not None and entry.decision["action"] in ("refuse", "rollback")
-        found.append(entry.detail["champion_evaluation" if stays else "evaluation"])
+        measured[entry.candidate] = entry.detail["evaluation"]
+        action = entry.decision["action"] if entry.decision else None
+        before = entry.detail.get("champion_evaluation", "")
+        if action == "rollback":
+            found.append(measured.get(back.get(entry.number), before))
+        else:
+            found.append(before if action == "refuse" else entry.detail["evaluation"])
     return _standings(workspace, found, labels_given(workspace))
 
 

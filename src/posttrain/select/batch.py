@@ -1,9 +1,11 @@
 """The batch that goes to the annotators: focus, strategy and exploration put together."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,9 @@ from posttrain.select.scores.names import DOUBT
 from posttrain.select.selection import select
 from posttrain.select.selectors.closeness import Floats, Rows
 from posttrain.select.selectors.whitening import whiten
+from posttrain.store.nearest import did_you_mean
+
+log = logging.getLogger("posttrain")
 
 BATCH = pa.schema(
     [
@@ -68,10 +73,11 @@ def choose(
 ) -> pa.Table:
     """Choose the next records to label.
 
-    Cold, the whole batch covers the pool by ``config.cold_start``. Warm, ``config.explore`` of it is drawn uniformly
-    from the whole pool (so that a model that is wrong about what it knows is still corrected, and the drawn part is an
-    unbiased sample of the pool), ``config.focus`` is chosen by the strategy among records near what evaluation found
-    weakest, and the rest by the strategy among all others. What one part cannot fill goes to the strategy. Near
+    Of a pool that a trained champion has answered, ``config.explore`` of the batch is drawn uniformly (so that a model
+    that is wrong about what it knows is still corrected, and the drawn part is an unbiased sample of the pool). Cold,
+    all the rest covers the pool by ``config.cold_start``. Warm, ``config.focus`` is chosen by the strategy among
+    records near what evaluation found weakest, and the rest by the strategy among all others. What one part cannot fill
+    goes to the strategy. Budgets and quotas are of the whole batch; what is drawn counts, and is not refused. Near
     duplicates come last; those that are drawn stay, or the sample would be none.
 
     Args:
@@ -93,15 +99,18 @@ def choose(
     wanted = min(n, count)
     making = _Making(config, columns if labelled is None else with_labelled(columns, labelled), count, seed)
     near = np.full(count, -1, np.int64)
-    if cold:
-        making.take("cold_start", config.cold_start, wanted)
-    else:
+    _warn_of_quotas(config.options, columns)
+    if table["predicted"].null_count < count:
         # Exploration is drawn first, from everything, or it would only sample what the others left.
         making.draw(_drawn(config.explore * wanted, seed))
+    if cold:
+        making.take("cold_start", config.cold_start, wanted - making.chosen)
+    else:
         if weakness.embeddings is not None:
             near = nearest_case(columns["embeddings"], weakness.embeddings)
         weak = of_worst_classes(columns["predicted"], columns["runner_up"], weakness.classes) | (near >= 0)
-        making.take("focus", str(config.strategy), round(config.focus * wanted), weak)
+        focused = min(round(config.focus * wanted), wanted - making.chosen)
+        making.take("focus", str(config.strategy), focused, weak)
         making.take("strategy", str(config.strategy), wanted - making.chosen)
     parts = {reason: making.parts[reason] for reason in _ORDER if reason in making.parts}
     rows = np.concatenate([np.empty(0, np.int64), *parts.values()])
@@ -166,7 +175,7 @@ class _Making:
         among = ~self._taken
         if allowed is not None:
             among[: self.count] &= allowed
-        options = {} if reason == "cold_start" else self.config.options
+        options = _cold_options(self.config) if reason == "cold_start" else self.config.options
         self._add(reason, np.empty(0, np.int64))
         left = among.copy()
         for _ in range(_TRIES if self.config.near_duplicate else 0):
@@ -181,15 +190,33 @@ class _Making:
     def _repeats(self, found: Rows) -> Allowed:
         return near_duplicates(self.points, found, np.flatnonzero(self._taken), self.config.near_duplicate or 1.0)
 
-    def _select(self, strategy: str, count: int, free: Allowed, options: dict[str, object]) -> Rows:
+    def _select(self, strategy: str, count: int, free: Allowed, options: dict[str, Any]) -> Rows:
         rows = np.flatnonzero(self._taken | free)
         some = {name: values[rows] for name, values in self.columns.items()}
-        found: Rows = rows[select(strategy, some, count, self.seed, self._taken[rows], **options)]
+        if isinstance(quotas := options.get("quotas"), dict):
+            there = set(some["source"].tolist())
+            options = {**options, "quotas": {name: share for name, share in quotas.items() if name in there}}
+        batch = np.flatnonzero(np.isin(rows, np.concatenate([np.empty(0, np.int64), *self.parts.values()])))
+        found: Rows = rows[select(strategy, some, count, self.seed, self._taken[rows], batch, **options)]
         return found
 
     def _add(self, reason: str, rows: Rows) -> None:
         self.parts[reason] = np.append(self.parts.get(reason, np.empty(0, np.int64)), rows)
         self._taken[rows] = True
+
+
+def _cold_options(config: SelectConfig) -> dict[str, Any]:
+    """A strategy's options hold in a cold start too, but for the doubt that it goes by, which nobody has yet."""
+    same = config.cold_start == config.strategy
+    return {name: value for name, value in config.options.items() if name != "by"} if same else {}
+
+
+def _warn_of_quotas(options: dict[str, Any], columns: Columns) -> None:
+    sources = sorted(set(columns["source"].tolist()))
+    for name in sorted(set(options.get("quotas") or ()) - set(sources)):
+        log.warning(
+            "  the quota of `%s` bounds nothing: no scored record is of it; %s", name, did_you_mean(name, sources)
+        )
 
 
 def _why(

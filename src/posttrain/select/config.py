@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.select.auto import AUTO, INFORMED, INFORMED_OPTIONS
+from posttrain.select.auto import AUTO, INFORMED, informed_options
 from posttrain.select.hard_cases.kinds import KINDS
 from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.names import BASE, DOUBT, SCORES, check_names, check_task, wanted
@@ -20,6 +20,14 @@ from posttrain.store.section import Section
 
 _TOP = "select.options: {by: entropy}, or another score"
 _FIT_FOR_COLD_START = ", ".join(FIT_FOR_COLD_START[:-1]) + f" or {FIT_FOR_COLD_START[-1]}"
+
+
+def asks_a_model(strategy: str) -> str:
+    """Why a strategy cannot be used before a model is trained."""
+    return (
+        f"strategy `{strategy}` goes by what the champion is unsure of, and none has been trained yet; "
+        f"use {_FIT_FOR_COLD_START}"
+    )
 
 
 class SelectConfig(Section):
@@ -84,10 +92,7 @@ class SelectConfig(Section):
     @classmethod
     def _cold_start_asks_no_model(cls, name: str) -> str:
         if name not in FIT_FOR_COLD_START:
-            raise ValueError(
-                f"strategy `{name}` goes by what the champion is unsure of, and none has been trained yet; "
-                f"use {_FIT_FOR_COLD_START}"
-            )
+            raise ValueError(asks_a_model(name))
         return name
 
     @field_validator("hard_cases")
@@ -124,8 +129,13 @@ class SelectConfig(Section):
         """Whether rounds may have different strategies."""
         return isinstance(self.strategy, list) or self.strategy == AUTO
 
-    def of_round(self, number: int) -> Self:
-        """The section with the one strategy of a round, counted from 1, and its options."""
+    def of_round(self, number: int, has_labels: bool = True) -> Self:
+        """The section with the one strategy of a round, counted from 1, and its options.
+
+        Args:
+            number: of the round.
+            has_labels: whether the task has a closed label set.
+        """
         if isinstance(self.strategy, str):
             name = INFORMED if self.strategy == AUTO else self.strategy
             start = self.cold_start
@@ -134,18 +144,17 @@ class SelectConfig(Section):
             start = name if name in FIT_FOR_COLD_START else self.cold_start
         options = self.options.get(name, {}) if self.several else self.options
         if self.strategy == AUTO:
-            options = INFORMED_OPTIONS | options
+            options = informed_options(has_labels) | options
         return self.model_copy(update={"strategy": name, "options": options, "cold_start": start})
 
     def wanted_scores(self) -> list[str]:
         """The scores that are computed: those of the config, and what the strategies' options go by."""
-        found = [name for one in self._of_all_rounds() for name in wanted(self.scores, one.options)]
+        found = [name for one in self._of_all_rounds(True) for name in wanted(self.scores, one.options)]
         return list(dict.fromkeys(found))
 
-    def _of_all_rounds(self) -> list[Self]:
-        return [
-            self.of_round(number + 1) for number in range(len(self.strategy) if isinstance(self.strategy, list) else 1)
-        ]
+    def _of_all_rounds(self, has_labels: bool) -> list[Self]:
+        count = len(self.strategy) if isinstance(self.strategy, list) else 1
+        return [self.of_round(number + 1, has_labels) for number in range(count)]
 
     def check(self, has_labels: bool, where: str = "select.strategy") -> None:
         """Raise a UserError if the strategy cannot work on this task, or with its options.
@@ -155,7 +164,7 @@ class SelectConfig(Section):
             where: what the error names.
         """
         if self.several:
-            for one in self._of_all_rounds():
+            for one in self._of_all_rounds(has_labels):
                 one.check(has_labels, where)
             return
         if not has_labels and "margin" in (self.strategy, self.options.get("by")):

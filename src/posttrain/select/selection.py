@@ -11,7 +11,13 @@ from posttrain.store.nearest import did_you_mean
 
 
 def select(
-    strategy: str, scores: Scores, n: int, seed: int = 0, labelled: np.ndarray | None = None, **options: Any
+    strategy: str,
+    scores: Scores,
+    n: int,
+    seed: int = 0,
+    labelled: np.ndarray | None = None,
+    batch: np.ndarray | None = None,
+    **options: Any,
 ) -> np.ndarray:
     """Row indices of the records to label next.
 
@@ -25,6 +31,7 @@ def select(
         n: rows wanted; all free rows when there are fewer.
         seed: of whatever the strategy draws.
         labelled: bool [N], rows that are never returned.
+        batch: int [B], those of them that are part of the batch already: budgets and quotas count them.
         options: the strategy's own.
 
     Returns:
@@ -38,7 +45,8 @@ def select(
         raise UserError(f"no strategy `{strategy}`", fix=did_you_mean(strategy, STRATEGIES))
     if n < 0:
         raise UserError(f"cannot select {n} records", fix="ask for none or more")
-    pool = Pool(scores, _labelled(scores, labelled))
+    before = np.empty(0, np.int64) if batch is None else np.asarray(batch, np.int64)
+    pool = Pool(scores, _labelled(scores, labelled), before)
     wanted = min(n, len(pool.free))
     if wanted == 0:
         return np.empty(0, np.int64)

@@ -87,6 +87,7 @@ class SelfPaced:
         return {
             "seen": self._seen,
             "looks": self._seen // self.config.every,
+            "every": self.config.every,
             "until": self.until,
             "batch_size": self._batch_size,
             "rows": _packed(np.concatenate([np.empty(0, np.int64), *self._drawn]).astype("<i8")),
@@ -101,7 +102,7 @@ class SelfPaced:
         """
         rows = np.frombuffer(base64.b64decode(state["rows"]), "<i8").astype(np.int64)
         told = np.frombuffer(base64.b64decode(state["losses"]), "<f4").astype(np.float32)
-        theirs, ours = ((one["until"], one["batch_size"]) for one in (state, self.state()))
+        theirs, ours = ((one["every"], one["until"], one["batch_size"]) for one in (state, self.state()))
         if theirs != ours or not np.isin(rows, self._rows).all():
             what = "the checkpoint's self-paced curriculum opened other records, or in steps of another size or number"
             raise UserError(what, where=where, fix=fix)

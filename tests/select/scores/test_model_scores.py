@@ -12,12 +12,12 @@ from scipy.stats import chisquare
 from posttrain.models.language_model import LanguageModel, load
 from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig
-from posttrain.select.scores.answers import answer_group, encoded, mean_token_entropies
+from posttrain.select.scores.answers import answer_group, encoded, likelihood_group, mean_token_entropies, surprisal
 from posttrain.select.scores.arrays import as_matrix
 from posttrain.select.scores.dropout import sub_network
 from posttrain.select.scores.group import Asked, Group, ScoringModel
-from posttrain.select.scores.labels import dropout_group, held_out_group
-from posttrain.select.scores.learning import loss_and_gradient_norm
+from posttrain.select.scores.labels import dropout_group
+from posttrain.select.scores.learning import instruction_difficulty_group, loss_and_gradient_norm
 from posttrain.select.scores.meanings import embedding_groups, entailment_groups
 from posttrain.select.scores.perplexity import perplexity_group
 from posttrain.select.scores.sampling import sample_answers, sample_group
@@ -143,11 +143,30 @@ def test_dropout_passes_are_those_of_the_sub_networks(lm: LanguageModel) -> None
     np.testing.assert_array_equal(found[:, 2], direct)
 
 
-def test_held_out_labels_are_scored_exactly(lm: LanguageModel) -> None:
+def test_the_likelihood_of_a_given_answer_is_that_of_the_greedy_one_where_it_is_it(lm: LanguageModel) -> None:
+    greedy = answer_group().score(lm, asked("one", "two"))
+    given = [
+        Asked(one.prompt, (answer,))
+        for one, answer in zip(asked("one", "two"), greedy["predicted"].to_pylist(), strict=True)
+    ]
+    assert likelihood_group().score(lm, given).equals(greedy.select(["log_probability", "tokens"]))
+    found = surprisal(greedy)
+    np.testing.assert_allclose(found * greedy["tokens"].to_numpy(), -greedy["log_probability"].to_numpy(), rtol=1e-12)
+
+
+def test_instruction_difficulty_is_the_ratio_of_perplexities(lm: LanguageModel) -> None:
     records = [*asked("one", answers=("refund",)), *asked("two", answers=("top up",))]
-    found = as_matrix(held_out_group(LABELS).score(lm, records), "log_probabilities")
-    whole = label_scores(lm, [one.prompt for one in records], LABELS, tolerance=0).log_probabilities
-    np.testing.assert_allclose(found[[0, 1], [2, 3]], whole[[0, 1], [2, 3]], atol=2e-2)
+    found = instruction_difficulty_group().score(lm, records)["instruction_difficulty"].to_numpy()
+    for value, one in zip(found, records, strict=True):
+        after, alone = (
+            torch.tensor([before + lm.answer_ids(one.answers[0])])
+            for before in (lm.prompt_ids(one.prompt), [lm.tokenizer.bos_token_id or min(lm.chat.stop_ids)])
+        )
+        count = len(lm.answer_ids(one.answers[0]))
+        with torch.inference_mode():
+            logs = [lm.model(ids).logits[0, -count - 1 : -1].float().log_softmax(-1) for ids in (after, alone)]
+        means = [float(one.gather(1, after[0, -count:, None]).mean()) for one in logs]
+        assert value == pytest.approx(math.exp(means[1] - means[0]), rel=1e-4)
 
 
 def test_perplexity_is_of_the_words_alone(lm: LanguageModel) -> None:

@@ -111,7 +111,6 @@ def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPat
     assert {one.name for one in (root / ".posttrain" / "scores").iterdir()} <= {
         entry.candidate for entry in store.metadata.rounds()
     }
-    small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": [*labelled, "perplexity"]})
     small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": ["perplexity"]})
     monkeypatch.setattr(likelihood, "label_scores", None)
     monkeypatch.setattr(likelihood, "embeddings", None)

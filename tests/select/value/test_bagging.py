@@ -24,7 +24,7 @@ def test_it_equals_a_direct_computation() -> None:
             outcomes[row].append(float(tree.predict(features[row : row + 1])[0] == labels[row]))
     assert min(map(len, outcomes)) > 1
     np.testing.assert_allclose(found.values, [np.mean(one) for one in outcomes], rtol=1e-12)
-    errors = [np.std(one, ddof=1) / np.sqrt(len(one)) for one in outcomes]
+    errors = [np.std([*one, 0, 1]) / np.sqrt(len(one) + 2) for one in outcomes]
     np.testing.assert_allclose(found.standard_errors, errors, atol=1e-12)
     assert found.evaluations == 23
     assert 0 < found.standard_errors.max() < 0.5
@@ -35,7 +35,8 @@ def test_a_record_that_every_bag_drew_has_no_value() -> None:
     found = data_oob(features, labels, bags=1)
     inside = np.isin(np.arange(60), np.random.default_rng([0, 0]).integers(0, 60, 60))
     np.testing.assert_array_equal(np.isnan(found.values), inside)
-    assert np.isnan(found.standard_errors).all()
+    np.testing.assert_array_equal(np.isnan(found.standard_errors), inside)
+    np.testing.assert_allclose(found.standard_errors[~inside], np.sqrt(2 / 9 / 3), rtol=1e-12)
 
 
 def test_wrong_labels_are_worth_less() -> None:

@@ -46,8 +46,9 @@ def adversarial(
     if out is not None and outcome.examples:
         rows = [row_of(example, method, found.columns) for example in outcome.examples]
         write_atomically(out, "".join(to_json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    closing = _closing(outcome.counts["kept"], outcome.passes, found.measured, suite, out)
     if json:
-        report = {"champion": found.champion, "measured_on": found.measured, "passes": outcome.passes}
+        report = {"champion": found.champion, "left_out": found.measured, "passes": outcome.passes, "advice": closing}
         print_json({**report, "counts": outcome.counts, "examples": [asdict(one) for one in outcome.examples]})
         return
     for one in outcome.examples:
@@ -58,9 +59,7 @@ def adversarial(
         lines = [change, f"  before  {one.text_before}", f"  now     {one.text}", f"  {numbers}"]
         console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     print_table("", ["what", "records"], [[name.replace("_", " "), count] for name, count in outcome.counts.items()])
-    console.print(
-        _closing(outcome.counts["kept"], outcome.passes, found.measured, suite, out), markup=False, soft_wrap=True
-    )
+    console.print(closing, markup=False, soft_wrap=True)
 
 
 def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path | None) -> str:
@@ -68,6 +67,7 @@ def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path
     if measured:
         line += f" {measured} records were left out: models are measured on them."
     if not kept:
+        line += "" if out is None else f" {out} was not written."
         return line + " Try a lower --similarity, more --swaps, another --method or a larger --budget."
     if suite is not None:
         return line + " They are made of records that models are measured on: look at them, and train on none."

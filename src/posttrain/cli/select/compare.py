@@ -18,7 +18,9 @@ def compare(
         list[Path] | None, typer.Argument(help="Labelled records; those that the loop has labels of by default.")
     ] = None,
     strategies: Annotated[str, typer.Option(help="Names, with commas between them.")] = _COMPARED,
-    seeds: Annotated[int, typer.Option(min=1, help="Learning curves of each strategy.")] = 5,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Learning curves of each strategy; fewer than 6 can be sure of nothing.")
+    ] = 6,
     batch: Annotated[int, typer.Option(min=1, help="Labels asked for at a time.")] = 50,
     labels: Annotated[int, typer.Option(min=1, help="Labels in the end.")] = 500,
     cold_start: Annotated[

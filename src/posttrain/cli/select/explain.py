@@ -77,6 +77,8 @@ def _show_label(found: dict[str, Any]) -> None:
 
 
 def _show_rounds(rounds: list[dict[str, Any]]) -> None:
+    from posttrain.select.scores.names import SCORES
+
     if not rounds:
         _line("no round has scored it")
         return
@@ -89,6 +91,9 @@ def _show_rounds(rounds: list[dict[str, Any]]) -> None:
         why = chosen["why"] if chosen else None
         rows.append([told["round"], choice, label, *(_plain(scores.get(name)) for name in names), why])
     print_table("what the rounds said of it", ["round", "chosen", "label", *names, "why"], rows)
+    for name in names:
+        if name in SCORES:
+            _line(f"{name}: {SCORES[name].meaning}")
 
 
 _KNOWN = ("id", "input_id", "source")

@@ -85,7 +85,7 @@ def value(
         write_atomically(out, _WRITERS[out.suffix.lower()](found.table))
     if files and out is not None:
         remove_tree(_unfinished(out))
-    _show(found, how, by, worst, min(parts, found.table.num_rows), out, json)
+    _show(found, how, by, worst, out, json)
 
 
 def _unfinished(out: Path) -> Path:
@@ -93,14 +93,18 @@ def _unfinished(out: Path) -> Path:
     return out.with_name(f"{out.name}.unfinished")
 
 
-def _show(found: "Valued", how: "Method", by: str, worst: int, folds: int, out: Path | None, json: bool) -> None:
+def _show(found: "Valued", how: "Method", by: str, worst: int, out: Path | None, json: bool) -> None:
     shown = found.table.slice(0, worst).to_pylist()
     harmful = found.harmful.num_rows
-    lines = _lines(found, how, by, folds, out)
+    lines = _lines(found, how, by, out)
     if json:
         print_json(
             {
                 "method": how.name,
+                "learner": how.learner,
+                "draws": how.draws,
+                "seed": how.seed,
+                "folds": found.folds,
                 "by": by,
                 "valued": found.table.num_rows - found.unknown,
                 "without_value": found.unknown,
@@ -126,17 +130,20 @@ def _show(found: "Valued", how: "Method", by: str, worst: int, folds: int, out: 
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(found: "Valued", how: "Method", by: str, folds: int, out: Path | None) -> list[str]:
+def _lines(found: "Valued", how: "Method", by: str, out: Path | None) -> list[str]:
     """What was measured by what, how many do harm, and what to do about them."""
     many = {"record": "records", "source": "sources", "label": "labels"}[by]
     against = (
         "records that a model did not learn from"
-        if how.name == "data_oob"
-        else f"each of {folds} parts of them in turn"
+        if found.folds is None
+        else f"each of {found.folds} parts of the records in turn"
     )
     lines = [f"{how.name} of {found.table.num_rows} {many}, measured on {against}; no test record was asked"]
     if found.unknown:
-        lines.append(f"{found.unknown} have no value: nothing else has their label")
+        reason = (
+            "every bag drew them" if found.folds is None else "nothing else has their label, or too little was drawn"
+        )
+        lines.append(f"{found.unknown} have no value: {reason}")
     harmful = found.harmful.num_rows
     limit = f"{found.harmless:.3g}"
     judged = "predicted worse than by guessing" if how.name == "data_oob" else "surely harmful"

@@ -1,6 +1,7 @@
 """What the rounds said of a record: its scores, whether and why it was chosen, who labelled it."""
 
 import json
+import logging
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from posttrain.loop.history import finished_rounds
+from posttrain.loop.history import finished_rounds, known_inputs
 from posttrain.loop.labelled_records import CHAMPION, embedded, inputs
 from posttrain.loop.registry import Registry
 from posttrain.loop.stages.choose import BATCH, LABELLED_SCORES, SCORES
 from posttrain.loop.stages.labelling import LABELS
 from posttrain.loop.turn import Turn
 from posttrain.select.score import embed_records
+from posttrain.store.errors import DamagedArtifact
+from posttrain.store.records import Round
+
+log = logging.getLogger("posttrain")
 
 
 def told_by_rounds(turn: Turn, input_id: str) -> list[dict[str, Any]]:
@@ -24,41 +29,53 @@ def told_by_rounds(turn: Turn, input_id: str) -> list[dict[str, Any]]:
     the record had a label; ``chosen`` holds ``reason``, ``why`` and ``rank``, ``labelled`` the ``label`` and who gave
     it; None where there is nothing.
     """
-    told = []
+    told: list[dict[str, Any]] = []
     for entry in turn.workspace.metadata.rounds():
         if "selection" not in entry.detail:
             continue
-        pool = turn.dataset(entry.detail["asked"]).records
-        ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
-        if not ids:
-            continue
-        folder = turn.path(entry.detail["scores"])
-        scores = _row(parquet.read_table(folder / SCORES), ids[0])
-        if scores is None and (folder / LABELLED_SCORES).exists():
-            scores = _row(parquet.read_table(folder / LABELLED_SCORES), input_id, "input_id")
-        chosen = _row(parquet.read_table(turn.path(entry.detail["selection"]) / BATCH), ids[0])
-        labelled = None
-        if chosen and (id := entry.detail.get("labelled")):
-            labelled = _row(parquet.read_table(turn.path(id) / LABELS), ids[0])
-        if scores or chosen:
-            told.append(
-                {
-                    "round": entry.number,
-                    "scores": scores,
-                    "chosen": chosen and {name: chosen.get(name) for name in ("reason", "why", "rank")},
-                    "labelled": labelled and {"label": labelled["completion"], **_provenance(labelled)},
-                }
-            )
+        try:
+            told += _told_by(turn, entry, input_id)
+        except DamagedArtifact as error:
+            log.warning("%s; what round %d said of the record is not known", error, entry.number)
     return told
 
 
 def learned_since(turn: Turn, input_id: str) -> int | None:
-    """The first round whose training set holds the input; None where no finished round's does."""
+    """The first round whose training set holds the input; None where no finished round's is known to."""
     for entry in finished_rounds(turn.workspace):
         dataset = entry.detail.get("dataset")
-        if dataset and input_id in turn.dataset(dataset).records["input_id"].to_pylist():
-            return entry.number
+        try:
+            if dataset and input_id in known_inputs(turn, dataset):
+                return entry.number
+        except DamagedArtifact as error:
+            log.warning("%s; what round %d learned from is not known", error, entry.number)
     return None
+
+
+def _told_by(turn: Turn, entry: Round, input_id: str) -> list[dict[str, Any]]:
+    """What one round said of an input, if anything."""
+    pool = turn.dataset(entry.detail["asked"]).records
+    ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
+    if not ids:
+        return []
+    folder = turn.path(entry.detail["scores"])
+    scores = _row(parquet.read_table(folder / SCORES), ids[0])
+    if scores is None and (folder / LABELLED_SCORES).exists():
+        scores = _row(parquet.read_table(folder / LABELLED_SCORES), input_id, "input_id")
+    chosen = _row(parquet.read_table(turn.path(entry.detail["selection"]) / BATCH), ids[0])
+    labelled = None
+    if chosen and (id := entry.detail.get("labelled")):
+        labelled = _row(parquet.read_table(turn.path(id) / LABELS), ids[0])
+    if not scores and not chosen:
+        return []
+    return [
+        {
+            "round": entry.number,
+            "scores": scores,
+            "chosen": chosen and {name: chosen.get(name) for name in ("reason", "why", "rank")},
+            "labelled": labelled and {"label": labelled["completion"], **_provenance(labelled)},
+        }
+    ]
 
 
 def labelled_by(record: dict[str, Any]) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ BATCH, MAP, CASES = "batch.parquet", "map.parquet", "hard_cases.json"
 
 def select(turn: Turn, scores: Artifact, evaluation: str, n: int, cold: bool) -> Artifact:
     """The batch to label, each record with the reason for which it was chosen."""
-    chosen_by = turn.config.select.of_round(turn.number)
+    chosen_by = turn.config.select.of_round(turn.number, bool(turn.config.task.label_set))
     auto = turn.config.select.strategy == AUTO
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:

@@ -24,6 +24,11 @@ _WHERE = "train.curriculum.difficulty"
 _CHOSEN = ("asked", "scores", "selection")
 
 
+def goes_by_scores(config: Config) -> bool:
+    """Whether training's order hangs on what the champion of the day said of the records."""
+    return difficulty_of(stages_of(config.train)) in _computed(config)
+
+
 def check_columns(turn: Turn, collected: Collected) -> None:
     """Find out before any model is loaded whether what training goes by is there: a score, or a column of the data.
 

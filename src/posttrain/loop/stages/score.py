@@ -21,7 +21,7 @@ from posttrain.store.artifacts import Artifact
 
 
 def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
-    """The pool's records that the training set does not hold yet, and that differ from each other."""
+    """The pool's records whose inputs the training set does not hold yet."""
     taken = pa.array(train["input_id"].to_pylist(), pa.string())
     return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=taken)))
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.jobs.engine import cores, open_engine
-from posttrain.select.auto import AUTO, INFORMED, INFORMED_OPTIONS
+from posttrain.select.auto import AUTO, INFORMED, informed_options
 from posttrain.select.compare.curves import Plan, full_accuracy, learning_curve, task_of
 from posttrain.select.compare.summary import Summary, summarise
 from posttrain.select.selectors.registry import STRATEGIES
@@ -43,7 +43,7 @@ def compare(
     labels: Sequence[str],
     strategies: Sequence[str],
     *,
-    seeds: int = 5,
+    seeds: int = 6,
     batch: int = 50,
     most: int = 500,
     cold_start: str = "facility_location",
@@ -105,7 +105,7 @@ def check_names(names: Sequence[str]) -> None:
 
 def _plan(name: str, counts: tuple[int, ...], cold_start: str, options: Mapping[str, Any]) -> Plan:
     if name == AUTO:
-        return Plan(INFORMED, counts, cold_start, {**INFORMED_OPTIONS, **options})
+        return Plan(INFORMED, counts, cold_start, {**informed_options(has_labels=True), **options})
     return Plan(name, counts, cold_start, options)
 
 

@@ -1,9 +1,8 @@
 """What learning curves say: which strategy to use, and how sure that is."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +33,6 @@ class Summary:
     labels: float | None
     gain: float
     p_value: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def summarise(

@@ -53,7 +53,7 @@ def composite(
         difficulty: weight of the column ``hard``; that is not needed for 0.
         by: ``entropy``, ``least_confidence`` or ``margin``.
         hard: the column that says how hard a row is.
-        quotas: by a name in the column ``source`` the greatest share of the batch that may come from it. Where they
+        quotas: by a name in the column ``source`` the greatest share of a batch that may come from it. Where they
             leave too few rows, fewer than ``n`` are chosen.
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
@@ -91,4 +91,6 @@ def _groups(pool: Pool, n: int, quotas: Mapping[str, float]) -> tuple[Rows, Rows
             raise UserError(f"no record is of source `{name}`", where="quotas", fix=did_you_mean(name, names.tolist()))
         if not 0 <= share <= 1:
             raise UserError(f"the share of `{name}` is {share}, and must be from 0 to 1", where="quotas")
-    return groups, np.array([int(quotas.get(name, 1.0) * n) for name in names.tolist()])
+    whole, before = n + len(pool.batch), np.bincount(groups[pool.batch], minlength=len(names))
+    shares = np.array([quotas.get(name, 1.0) for name in names.tolist()])
+    return groups, np.maximum(np.floor(shares * whole + 1e-9).astype(np.int64) - before, 0)

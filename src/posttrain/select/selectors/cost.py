@@ -12,8 +12,8 @@ def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``.
-        budget: what all may cost together; a row that would exceed it is left out, so that fewer than ``n`` may be
-            chosen. None for no bound.
+        budget: what all of a batch may cost together; a row that would exceed it is left out, so that fewer than ``n``
+            may be chosen. None for no bound.
     """
     cost = np.asarray(pool.column("cost", "cost_aware"), np.float64)
     if not (cost[pool.free] > 0).all() or not np.isfinite(cost[pool.free]).all():
@@ -22,7 +22,7 @@ def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float
     if budget is None:
         return order[:n]
     chosen: list[int] = []
-    left = budget
+    left = budget - float(cost[pool.batch].sum())
     for row in order.tolist():
         if len(chosen) < n and cost[row] <= left:
             chosen.append(row)

@@ -1,7 +1,7 @@
 """What a strategy chooses from: the rows of a score table, some of which have a label already."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -35,10 +35,12 @@ class Pool:
     Attributes:
         scores: columns of N entries each.
         labelled: bool [N], rows that are never chosen, and that cover what lies near them.
+        batch: int64 [B], those of them that were chosen before for the same batch: what bounds a batch counts them.
     """
 
     scores: Scores
     labelled: npt.NDArray[np.bool_]
+    batch: Rows = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.labelled)
@@ -95,9 +97,9 @@ class Pool:
 
 
 def normalised(values: npt.NDArray[np.floating], among: Rows) -> npt.NDArray[np.float64]:
-    """Values [N] put between 0, the least ``among`` some rows, and 1, the greatest; 0 for NaN and where all are one."""
+    """Values [N] put between 0, the least ``among`` some rows, and 1, the greatest; 1 where all are one, 0 for NaN."""
     values = np.asarray(values, np.float64)
     known = values[among][np.isfinite(values[among])]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
-    scaled = (values - low) / (high - low) if high > low else np.zeros(len(values))
+    scaled = (values - low) / (high - low) if high > low else np.where(np.isnan(values), 0.0, 1.0)
     return np.clip(np.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)

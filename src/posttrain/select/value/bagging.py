@@ -53,8 +53,9 @@ def data_oob(
         folder: keeps finished blocks, so that a killed run, or one with more bags, goes on.
 
     Returns:
-        Values with standard errors over the bags, NaN for a record that all bags drew; ``evaluations`` is the number
-        of bags.
+        Values with standard errors over the bags, of a share to which one right and one wrong prediction are added (A.
+        Agresti and B. Coull, The American Statistician 52, 1998, with one of each): a record that few bags left out,
+        all alike, is not sure. NaN for a record that all bags drew; ``evaluations`` is the number of bags.
 
     Raises:
         UserError: shapes do not fit, a feature is not finite, or a number is out of its range.
@@ -75,10 +76,18 @@ def data_oob(
         for part, found in blocks:
             moments.merge(Moments.of(found))
             drawn = part.stop
-            if stop.reached(moments.standard_errors()):
+            if stop.reached(_standard_errors(moments)):
                 break
     values = np.where(moments.count > 0, moments.mean, np.nan)
-    return Values(values, moments.standard_errors(), drawn)
+    return Values(values, _standard_errors(moments), drawn)
+
+
+def _standard_errors(moments: Moments) -> Floats:
+    """Of shares of right predictions, float64 [N]; NaN where there were none."""
+    count = moments.count + 2
+    share = (moments.mean * moments.count + 1) / count
+    errors: Floats = np.where(moments.count > 0, np.sqrt(share * (1 - share) / count), np.nan)
+    return errors
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from posttrain.select.value.influence.causal import causal_learner, encode, with
 from posttrain.select.value.influence.checkpoints import AdamMoments, Checkpoint
 from posttrain.select.value.influence.curvature import Curvature
 from posttrain.select.value.influence.functions import influence_functions
-from posttrain.select.value.influence.gradients import batch_losses, record_gradients
+from posttrain.select.value.influence.gradients import record_gradients
 from posttrain.select.value.influence.inverse.conjugate_gradient import ConjugateGradient
 from posttrain.select.value.influence.inverse.ekfac import Ekfac
 from posttrain.select.value.influence.learner import Learner
 from posttrain.select.value.influence.less import less
 from posttrain.select.value.influence.projection import Projection
-from posttrain.select.value.influence.scores import most_influential
 from posttrain.select.value.influence.tracin import tracin
 from posttrain.select.value.influence.trak import trak
 from posttrain.store.errors import UserError
@@ -54,10 +53,15 @@ def whole(learner: Learner, records: list, **settings) -> torch.Tensor:
     return torch.cat([found for _, found in record_gradients(learner, records, **settings)])
 
 
+def losses(learner: Learner, records: list) -> torch.Tensor:
+    return learner.losses_at(learner.parameters, learner.batch(records)).detach().double()
+
+
 def test_losses_are_the_answers_likelihoods(adapted, records) -> None:
     sums, _ = answer_log_likelihoods(adapted, [user(asked) for asked in ASKED], SAID)
     for block in (1, 2, 5):
-        found = batch_losses(causal_learner(adapted), records, block)
+        parts = [records[start : start + block] for start in range(0, len(records), block)]
+        found = torch.cat([losses(causal_learner(adapted), part) for part in parts])
         np.testing.assert_allclose(found.numpy(), -sums, rtol=1e-5)
 
 
@@ -88,7 +92,7 @@ def test_only_the_last_answer_counts_unless_told(adapted) -> None:
     spoken = [i for i, on in zip(all_turns.ids, all_turns.supervised, strict=True) if on]
     assert adapted.tokenizer.decode(spoken) == "hello<|end|>z<|end|>"
     learner = causal_learner(adapted)
-    assert float(batch_losses(learner, [all_turns])[0]) > float(batch_losses(learner, [last])[0]) + 1
+    assert float(losses(learner, [all_turns])[0]) > float(losses(learner, [last])[0]) + 1
 
 
 def test_curvature_products_go_through_the_model(adapted, records) -> None:
@@ -125,7 +129,7 @@ def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_
         assert np.isfinite(scores.scores).all(), name
         assert (scores.scores.diagonal() > 0).all(), name
     for name in ("ekfac", "conjugate gradient", "tracin", "less"):
-        first = [most_influential(found[name].scores, row, 1)[0] for row in range(5)]
+        first = found[name].scores.argmax(axis=0)
         assert sum(int(a == b) for a, b in zip(first, range(5), strict=True)) >= 4, name
     assert found["conjugate gradient"].residuals.max() < 2e-3
     assert tracin(learner, [point], records, records, projection=projection, folder=tmp_path).evaluations == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posttrain.select.value.influence.gradients import batch_gradients, batch_losses, record_gradients
+from posttrain.select.value.influence.gradients import batch_gradients, record_gradients
 from posttrain.select.value.influence.learner import Batch, Learner
 from posttrain.select.value.influence.losses import CrossEntropy
 from posttrain.store.errors import UserError
@@ -85,7 +85,8 @@ def test_an_error_of_the_loss_itself_is_raised(network) -> None:
 
 def test_losses_are_those_of_the_records(network) -> None:
     expected = nn.functional.cross_entropy(network.learner.model(network.x), network.y, reduction="none")
-    torch.testing.assert_close(batch_losses(network.learner, network.train, block=3), expected.detach())
+    found = network.learner.losses_at(network.learner.parameters, network.learner.batch(network.train))
+    torch.testing.assert_close(found.detach(), expected.detach())
 
 
 def test_a_learner_keeps_its_parameters_when_training_goes_on(network) -> None:

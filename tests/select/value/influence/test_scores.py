@@ -1,8 +1,6 @@
 import numpy as np
-import pytest
 
-from posttrain.select.value.influence.scores import Scores, most_influential, values
-from posttrain.store.errors import UserError
+from posttrain.select.value.influence.scores import Scores, values
 
 TABLE = np.array([[0.5, -1.0], [2.0, 0.0], [-3.0, 4.0], [2.0, 0.1]])
 
@@ -20,17 +18,3 @@ def test_values_are_sums_and_their_errors_are_over_the_test_records() -> None:
 
 def test_one_test_record_leaves_the_error_unknown() -> None:
     assert np.isnan(values(Scores(TABLE[:, :1], 1)).standard_errors).all()
-
-
-def test_the_most_influential_come_first_and_ties_keep_their_order() -> None:
-    assert most_influential(TABLE, 0, 3).tolist() == [1, 3, 0]
-    assert most_influential(TABLE, 0, 2, "harmful").tolist() == [2, 0]
-    assert most_influential(TABLE, 0, 9, "either").tolist() == [2, 1, 3, 0]
-    assert most_influential(TABLE, 1, 1).tolist() == [2]
-
-
-def test_mistakes_are_one_line() -> None:
-    with pytest.raises(UserError, match="no test record 2 among 2"):
-        most_influential(TABLE, 2, 1)
-    with pytest.raises(UserError, match="at least one record is to be named, not 0"):
-        most_influential(TABLE, 0, 0)

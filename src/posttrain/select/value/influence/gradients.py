@@ -124,12 +124,3 @@ def _loss_of_one(learner: Learner) -> Any:
         return learner.losses_at(parameters, tuple(part[None] for part in record))[0]
 
     return loss
-
-
-def batch_losses(learner: Learner, records: Sequence[Any], block: int | None = None) -> Tensor:
-    """The records' losses: float64 [N]."""
-    found = [
-        learner.losses_at(learner.parameters, learner.batch(records[rows])).detach().double()
-        for rows in record_blocks(learner, len(records), block)
-    ]
-    return torch.cat(found)

@@ -1,13 +1,11 @@
 """Scores of training records for test records, and what they add up to."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from posttrain.select.value.values import Values
-from posttrain.store.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -51,32 +49,3 @@ def spread_of_sums(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.full(len(scores), np.nan)
     spread: npt.NDArray[np.float64] = np.sqrt(columns) * scores.std(axis=1, ddof=1)
     return spread
-
-
-def most_influential(
-    scores: npt.NDArray[np.float64], test_row: int, k: int, which: Literal["helpful", "harmful", "either"] = "helpful"
-) -> npt.NDArray[np.int64]:
-    """The training records that did most for, or against, one test record.
-
-    A model's own wrong answer, taken as a test record, is explained by its most helpful training records: they made
-    this answer likely.
-
-    Args:
-        scores: float [N, M].
-        test_row: column of ``scores``.
-        k: how many; all when there are fewer.
-        which: ``helpful``: highest scores first; ``harmful``: lowest first; ``either``: farthest from 0 first.
-
-    Returns:
-        int64 [min(k, N)] rows; of equal scores the earlier row comes first.
-
-    Raises:
-        UserError: there is no such test record, or k is less than 1.
-    """
-    if not 0 <= test_row < scores.shape[1]:
-        raise UserError(f"there is no test record {test_row} among {scores.shape[1]}", where="influence")
-    if k < 1:
-        raise UserError(f"at least one record is to be named, not {k}", where="influence")
-    column = scores[:, test_row]
-    rank = {"helpful": -column, "harmful": column, "either": -np.abs(column)}[which]
-    return np.argsort(rank, kind="stable")[:k].astype(np.int64)
