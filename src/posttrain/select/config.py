@@ -51,7 +51,9 @@ class SelectConfig(Section):
         + ".",
     )
     pool_sample: int = Field(default=2000, ge=1, description="At most so many pool records are scored, drawn by seed.")
-    explore: float = Field(default=0.1, ge=0, le=1, description="Share of the batch that is drawn at random.")
+    explore: float = Field(
+        default=0.1, ge=0, le=1, description="Share of the batch drawn at random, once a model is trained."
+    )
     near_duplicate: float | None = Field(
         default=0.9,
         gt=0,
