@@ -76,7 +76,7 @@ def test_what_the_loop_has_labelled_is_valued_once_and_no_test_record(turned_cop
     assert set((turned_copy / ".posttrain" / "artifacts").iterdir()) == before
 
 
-SLOW = ["--method", "tmc_shapley", "--draws", "1500", "--folds", "3", "--worst", "100", "--json"]
+SLOW = ["--method", "tmc_shapley", "--draws", "500", "--folds", "3", "--worst", "100", "--json"]
 
 
 def killed(command: list[str], scratch: Path) -> set[Path]:

@@ -25,18 +25,18 @@ def test_kill_at_a_random_moment(small_loop: Loop, small_reference: dict[str, An
     assert killed_after(moment, small_loop, small_reference) == small_reference
 
 
-@pytest.mark.parametrize("moment", [0.3, 0.8])
+@pytest.mark.parametrize("moment", [0.7])
 def test_kill_the_demo(demo: Loop, demo_reference: dict[str, Any], moment: float) -> None:
     assert killed_after(moment, demo, demo_reference) == demo_reference
     assert (demo.folder / "report.html").stat().st_size > 0
 
 
 def test_kill_again_and_again(small_loop: Loop, small_reference: dict[str, Any]) -> None:
-    """Every second of work; a little more each time, as a machine may need longer to get going at all."""
-    patience, kills = 1.0, 0
+    """Every few seconds of work; more each time, as a machine may need longer to get going at all."""
+    patience, kills = 1.5, 0
     while not small_loop.done_before_a_kill(patience):
         kills += 1
-        patience *= 1.3
+        patience *= 1.5
     assert kills >= 2
     assert {**small_loop.outcome(), "seconds": small_reference["seconds"]} == small_reference
     small_loop.check_the_store()

@@ -83,6 +83,8 @@ def test_twins_are_taken_where_nothing_else_is_left(twins: pa.Table) -> None:
 
 
 def test_what_is_drawn_at_random_is_left_as_it_is(twins: pa.Table) -> None:
-    batch = choose(SelectConfig(explore=1.0, focus=0.0).of_round(2), twins, 40, 0, cold=False)
+    answers = pa.array(["a"] * twins.num_rows, pa.string())
+    answered = twins.set_column(twins.column_names.index("predicted"), "predicted", answers)
+    batch = choose(SelectConfig(explore=1.0, focus=0.0).of_round(2), answered, 40, 0, cold=False)
     assert len(set(_pairs(batch))) < 40, "an unbiased sample of twins holds some"
     assert batch["inclusion"].to_pylist() == [0.5] * 40
