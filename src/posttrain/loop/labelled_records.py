@@ -15,9 +15,8 @@ from posttrain.loop.registry import Registry
 from posttrain.loop.turn import Turn, task_key
 from posttrain.models.request import request
 from posttrain.select.score import embed_records
+from posttrain.select.scores.config import CHAMPION
 from posttrain.store.errors import UserError
-
-CHAMPION = "champion"
 
 _FILE = "embeddings.npy"
 

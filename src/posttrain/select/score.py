@@ -17,13 +17,11 @@ from posttrain.select.config import SelectConfig
 from posttrain.select.sample import sample_pool
 from posttrain.select.scores.answers import answer_group, surprisal
 from posttrain.select.scores.arrays import as_lists, as_matrix
-from posttrain.select.scores.cache import ScoreCache
 from posttrain.select.scores.calibration import answer_confidence, at_temperature
 from posttrain.select.scores.columns import Scoring, labelled_columns, pool_columns
 from posttrain.select.scores.group import Asked, ScoringModel
-from posttrain.select.scores.labels import embedding_group, label_group
+from posttrain.select.scores.labels import label_group
 from posttrain.select.scores.names import BASE, SCORES
-from posttrain.select.scores.passes import scored
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
@@ -131,10 +129,10 @@ def score_labelled(scoring: Scoring, records: pa.Table, names: Sequence[str]) ->
     return pa.table({"id": answered["id"], "input_id": answered["input_id"], **columns})
 
 
-def embed_records(lm: LanguageModel | ScoringModel, records: pa.Table, cache: ScoreCache = ScoreCache()) -> np.ndarray:  # noqa: B008
+def embed_records(lm: LanguageModel | Scoring, records: pa.Table) -> npt.NDArray[np.float32]:
     """Embeddings of the records' inputs, float32 [N, D], as `score_pool` gives them."""
-    model = lm if isinstance(lm, ScoringModel) else ScoringModel.of(lm)
-    return as_matrix(scored(embedding_group(), model, _asked(prompts_of(records)), cache), "embedding")
+    scoring = lm if isinstance(lm, Scoring) else Scoring(ScoringModel.of(lm))
+    return scoring.embeddings(_asked(prompts_of(records)))
 
 
 def prompts_of(pool: pa.Table) -> list[Turns]:
@@ -163,7 +161,7 @@ def _unscored(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
     if labels:
         columns["probabilities"] = as_lists(np.full((len(prompts), labels), np.nan))
-    return columns, as_matrix(scoring.run(embedding_group(), _asked(prompts)), "embedding")
+    return columns, scoring.embeddings(_asked(prompts))
 
 
 def _closed(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
@@ -183,7 +181,7 @@ def _closed(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[n
         "probabilities": as_lists(probabilities),
     }
     base = pa.table({"predicted": pa.array(names[best[:, 0]], pa.string())})
-    return columns, as_matrix(table, "embedding"), base
+    return columns, _embeddings(scoring, prompts, table), base
 
 
 def _free_text(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
@@ -197,4 +195,9 @@ def _free_text(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArra
         "runner_up": [None] * len(prompts),
         "confidence": answer_confidence(nats, scoring.temperature),
     }
-    return columns, as_matrix(table, "embedding"), table
+    return columns, _embeddings(scoring, prompts, table), table
+
+
+def _embeddings(scoring: Scoring, prompts: list[Turns], table: pa.Table) -> npt.NDArray[np.float32]:
+    """The champion's came with its answers; a sentence model has to be asked."""
+    return as_matrix(table, "embedding") if scoring.sentences is None else scoring.embeddings(_asked(prompts))

@@ -13,6 +13,7 @@ import torch
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
 from posttrain.models import likelihood
+from posttrain.models.embedder import Embedder
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
@@ -153,3 +154,35 @@ def test_a_wrong_score_is_refused_before_any_work(small: Any, opened: Any) -> No
     with pytest.raises(UserError, match="score `token_entropy` is of written answers"):
         opened(root)
     assert not (root / ".posttrain").exists()
+
+
+def test_a_sentence_model_says_which_records_are_alike(
+    small: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(likelihood, "embeddings", None)  # the champion is not asked where records lie
+    root = small(select={"scoring": {"embeddings": "minilm"}}, rounds=2)
+    store = opened(root)
+    sentences = Embedder.load("minilm")
+    texts = {row["text"] for row in small.rows()[:60]}
+    for round in (1, 2):
+        _, folder = scores_of(store, round)
+        table = parquet.read_table(folder / "scores.parquet")
+        assert table.schema.field("embedding").type.list_size == sentences.width
+        pool = parquet.read_table(
+            store.artifacts.path(store.metadata.rounds()[round].detail["asked"]) / "records.parquet"
+        )
+        said = {row["id"]: row["prompt"][0]["content"] for row in pool.to_pylist()}
+        asked = [said[id] for id in table["id"].to_pylist()]
+        assert set(asked) <= texts
+        np.testing.assert_allclose(table["embedding"].to_pylist(), sentences.embed(asked), atol=1e-6)
+    labelled = np.load(scores_of(store, 2)[1] / "labelled.npy")
+    assert labelled.shape == (12, sentences.width)
+    kept = {one.name for one in (root / ".posttrain" / "scores").iterdir()}
+    assert sentences.key in kept, "its embeddings hold for every champion"
+
+
+def test_a_sentence_model_that_is_not_there_is_missed_before_any_work(small: Any, opened: Any) -> None:
+    root = small(select={"scoring": {"embeddings": "./nowhere"}})
+    with pytest.raises(UserError, match="nowhere"):
+        opened(root)
+    assert not (root / ".posttrain" / "artifacts").exists() or not any((root / ".posttrain" / "artifacts").iterdir())

@@ -10,12 +10,13 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.loop.history import finished_rounds, known_inputs
-from posttrain.loop.labelled_records import CHAMPION, embedded, inputs
+from posttrain.loop.labelled_records import embedded, inputs
 from posttrain.loop.registry import Registry
 from posttrain.loop.stages.choose import BATCH, LABELLED_SCORES, SCORES
 from posttrain.loop.stages.labelling import LABELS
 from posttrain.loop.turn import Turn
 from posttrain.select.score import embed_records
+from posttrain.select.scores.config import CHAMPION
 from posttrain.store.errors import DamagedArtifact
 from posttrain.store.records import Round
 

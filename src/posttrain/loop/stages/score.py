@@ -45,16 +45,17 @@ def score(
         scores = score_pool(scaled, free, turn.config.task.label_set, select, turn.seed("score"), cold=cold)
         parquet.write_table(scores, out / SCORES)
         if learned.num_rows:
-            np.save(out / LABELLED, embed_records(scoring.model, learned, scoring.cache), allow_pickle=False)
+            np.save(out / LABELLED, embed_records(scoring, learned), allow_pickle=False)
             if of_answers := [name for name in names if SCORE_NAMES[name].of == "labelled"]:
                 parquet.write_table(score_labelled(scoring, learned, of_answers), out / LABELLED_SCORES)
         if not cold:
             cases, hard = hard_test_cases(turn, evaluation, others, measured)
             (out / CASES).write_text(json.dumps(as_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
-            np.save(out / HARD_CASES, embed_records(scoring.model, hard, scoring.cache), allow_pickle=False)
+            np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
         return {**sample_note(scores), "cold": cold, **fitted}
 
     inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation, **others}
+    inputs |= {"sentence model": scoring.sentences.id} if scoring.sentences else {}
     inputs |= {} if cold else {"test": test.id, **scoring_inputs(scoring, names)}
     kinds = {} if cold else {"hard_cases": select.hard_cases}
     settings = scoring_settings(turn, cold=cold)

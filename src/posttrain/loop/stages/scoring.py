@@ -17,6 +17,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.select.held_out_calibration import calibration
 from posttrain.select.scores.cache import ScoreCache
 from posttrain.select.scores.columns import Scoring
+from posttrain.select.scores.config import CHAMPION
 from posttrain.select.scores.group import ScoringModel
 from posttrain.store.hashing import digest, file_states
 
@@ -39,6 +40,7 @@ def scoring_for(turn: Turn, champion: str) -> Scoring:
         committee=_models(turn, committee, champion) if {"vote_entropy", "consensus_kl"} & set(names) else (),
         line=_models(turn, line) if "forgetting_events" in names else (),
         judge=_judge(turn, names),
+        sentences=_sentence_model(turn.config.select.scoring.embeddings),
     )
 
 
@@ -60,7 +62,7 @@ def scoring_settings(turn: Turn, *, cold: bool) -> dict[str, Any]:
     if cold:
         return {}
     names = turn.config.select.wanted_scores()
-    config = turn.config.select.scoring.model_dump(mode="json", exclude={"judge"})
+    config = turn.config.select.scoring.model_dump(mode="json", exclude={"judge", "embeddings"})
     if names:
         return {"scores": names, "scoring": config}
     return {"calibration": config["calibration"]}
@@ -86,7 +88,7 @@ def calibrated(turn: Turn, scoring: Scoring, test: pa.Table, evaluation: str) ->
 def forget_others(turn: Turn, scoring: Scoring) -> None:
     """Keep only scores of models that are of use: the champion, the one before it and those that take part."""
     registry = Registry(turn.workspace)
-    models = {one.id for one in (scoring.model, *scoring.committee, *scoring.line)}
+    models = {one.id for one in (scoring.model, *scoring.committee, *scoring.line, scoring.sentences) if one}
     scoring.cache.keep_only(models | {one for one in (registry.in_service, registry.previous()) if one})
 
 
@@ -112,3 +114,11 @@ def _judge(turn: Turn, names: Sequence[str]) -> ScoringModel | None:
         return load(folder, TaskConfig())
 
     return ScoringModel(digest(file_states(folder)), TaskConfig(), load)
+
+
+def _sentence_model(name: str) -> ScoringModel | None:
+    if name == CHAMPION:
+        return None
+    from posttrain.models.embedder import Embedder, embedder_key
+
+    return ScoringModel(embedder_key(name), TaskConfig(), lambda: Embedder.load(name))

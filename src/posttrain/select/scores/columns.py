@@ -19,7 +19,7 @@ from posttrain.select.scores.cache import ScoreCache
 from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.forgetting import forgetting_events
 from posttrain.select.scores.group import Asked, Group, ScoringModel
-from posttrain.select.scores.labels import dropout_group, label_group
+from posttrain.select.scores.labels import dropout_group, embedding_group, label_group, sentence_group
 from posttrain.select.scores.learning import instruction_difficulty_group, learning_group
 from posttrain.select.scores.meanings import embedding_groups, entailment_groups
 from posttrain.select.scores.passes import scored
@@ -45,6 +45,7 @@ class Scoring:
         committee: earlier champions, oldest first, the champion not among them.
         line: the models of the rounds so far, oldest first.
         judge: of entailment; the champion where there is none.
+        sentences: a sentence model that says which records are alike; the champion where there is none.
         temperature: by which the champion's log-probabilities are divided, of labels or of its answer per token.
     """
 
@@ -56,11 +57,17 @@ class Scoring:
     committee: Sequence[ScoringModel] = ()
     line: Sequence[ScoringModel] = ()
     judge: ScoringModel | None = None
+    sentences: ScoringModel | None = None
     temperature: float = 1.0
 
     def run(self, group: Group, records: Sequence[Asked], model: ScoringModel | None = None) -> pa.Table:
         """One group's scores of records, by the champion or another model."""
         return scored(group, model or self.model, records, self.cache)
+
+    def embeddings(self, records: Sequence[Asked]) -> npt.NDArray[np.float32]:
+        """Where records lie, float32 [N, D]."""
+        group = embedding_group() if self.sentences is None else sentence_group()
+        return as_matrix(self.run(group, records, self.sentences), "embedding")
 
 
 def pool_columns(names: Sequence[str], scoring: Scoring, prompts: Sequence[Turns], base: pa.Table) -> dict[str, Floats]:

@@ -7,9 +7,17 @@ from pydantic import Field
 
 from posttrain.store.section import Section
 
+CHAMPION = "champion"
+
 
 class ScoringConfig(Section):
-    """How the scores that take more than one look at a record are computed."""
+    """How scores are computed, and where records lie."""
+
+    embeddings: str = Field(
+        default=CHAMPION,
+        description="Which records are alike: by the champion's hidden states, or by a sentence model, as a folder, a "
+        "Hub id or `minilm`.",
+    )
 
     passes: int = Field(default=8, ge=2, description="bald: passes with dropout, each over all records.")
     dropout: float = Field(default=0.1, gt=0, lt=1, description="bald: share of each linear layer's inputs left out.")
@@ -41,10 +49,13 @@ class ScoringConfig(Section):
         Raises:
             UserError: one is not there.
         """
-        if any(name.startswith("semantic_entropy") for name in names):
+        asked = [self.embeddings] if self.embeddings != CHAMPION else []
+        asked += [self.embedder] if any(name.startswith("semantic_entropy") for name in names) else []
+        if asked:
             from posttrain.models.embedder import find_embedder
 
-            find_embedder(self.embedder)
+            for one in asked:
+                find_embedder(one)
         if self.judge is not None and any(name.startswith("entailment_entropy") for name in names):
             from posttrain.models.folder import check_folder
 

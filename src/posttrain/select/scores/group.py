@@ -58,15 +58,15 @@ class ScoringModel:
     Attributes:
         id: tells its weights.
         task: what it is asked to do.
-        load: gives it.
+        load: gives it: a language model, or a sentence model for a group that asks one.
     """
 
     id: str
     task: TaskConfig
-    load: Callable[[], "LanguageModel"] = field(repr=False)
+    load: Callable[[], Any] = field(repr=False)
 
     @cached_property
-    def lm(self) -> "LanguageModel":
+    def lm(self) -> Any:
         """The model itself."""
         return self.load()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +52,7 @@ def dropout_group(labels: Sequence[str], passes: int, share: float, seed: int) -
 
 
 def embedding_group() -> Group:
-    """``embedding`` [N, D] alone."""
+    """``embedding`` [N, D] alone: the mean of the hidden states over the input's own tokens."""
 
     def score(lm: LanguageModel, records: Sequence[Asked]) -> pa.Table:
         from posttrain.models.likelihood import embeddings
@@ -60,3 +60,13 @@ def embedding_group() -> Group:
         return pa.table({"embedding": as_lists(embeddings(lm, [one.prompt for one in records]))})
 
     return Group("embeddings", 1, {}, score, _AT_ONCE)
+
+
+def sentence_group() -> Group:
+    """``embedding`` [N, D] of the input's words, by a sentence model in a language model's place."""
+
+    def score(embedder: Any, records: Sequence[Asked]) -> pa.Table:
+        texts = ["\n".join(turn["content"] for turn in one.prompt) for one in records]
+        return pa.table({"embedding": as_lists(embedder.embed(texts))})
+
+    return Group("sentences", 1, {}, score, _AT_ONCE)
