@@ -51,7 +51,7 @@ def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]
     return found
 
 
-@pytest.mark.parametrize("method", ["ekfac", "arnoldi"])
+@pytest.mark.parametrize("method", ["ekfac", "arnoldi", "less"])
 def test_a_near_copy_of_a_test_record_did_most_for_its_answer(
     taught: Path, posttrain: Call, records: Any, method: str
 ) -> None:

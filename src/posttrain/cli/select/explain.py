@@ -13,8 +13,8 @@ def explain(
     method: Annotated[
         str,
         typer.Option(
-            help="How influence is computed: ekfac, conjugate_gradient, lissa, arnoldi, tracin (of the last weights) "
-            "or trak."
+            help="How influence is computed: ekfac, conjugate_gradient, lissa, arnoldi, trak, or of the "
+            "last weights tracin or less."
         ),
     ] = "ekfac",
     among: Annotated[

@@ -28,7 +28,7 @@ _DIMENSIONS = 4096
 _DAMPING = 0.1  # of the mean eigenvalue, as R. Grosse et al. 2023 (arXiv:2308.03296, section 2.1)
 _LOOKED_AT = 16  # records that tell the mean eigenvalue
 
-METHODS = ("ekfac", "conjugate_gradient", "lissa", "arnoldi", "tracin", "trak")
+METHODS = ("ekfac", "conjugate_gradient", "lissa", "arnoldi", "tracin", "trak", "less")
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,9 @@ def influence(
 
     The score of a training record is to first order what leaving it out would take from the log-likelihood of the
     answer, less what it would take from that of the other answer. The unit is nats by the methods that invert the
-    curvature, though the damping decides the size, so that only shares and order mean something; `tracin` is of the
-    trained weights alone, as checkpoints of a finished training are not kept, and `trak` of one model.
+    curvature, though the damping decides the size, so that only shares and order mean something; `tracin` and `less` are
+    of the trained weights alone, as checkpoints of a finished training are not kept, and `trak` of one model. `less`
+    takes Adam's moments that these weights would come to, and of two answers the difference of two cosines.
 
     Args:
         turn: none of a round.
@@ -116,9 +117,10 @@ def _with_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:
 def _scores(
     learner: "Learner", train: "list[Encoded]", test: "list[Encoded]", method: str, trained: Trained, scratch: Path
 ) -> "Scores":
-    from posttrain.select.value.influence.checkpoints import Checkpoint
+    from posttrain.select.value.influence.checkpoints import AdamMoments, Checkpoint
     from posttrain.select.value.influence.curvature import Curvature
     from posttrain.select.value.influence.functions import influence_functions
+    from posttrain.select.value.influence.less import less
     from posttrain.select.value.influence.projection import Projection
     from posttrain.select.value.influence.tracin import tracin
     from posttrain.select.value.influence.trak import trak
@@ -126,6 +128,10 @@ def _scores(
     if method == "tracin":
         point = Checkpoint(learner.parameters, trained.train["learning_rate"])
         return tracin(learner, [point], train, test, projection=Projection(_DIMENSIONS), folder=scratch)
+    if method == "less":
+        settled = AdamMoments.settled(learner, train)
+        point = Checkpoint(learner.parameters, trained.train["learning_rate"], settled)
+        return less(learner, [point], train, test, projection=Projection(_DIMENSIONS), folder=scratch)
     if method == "trak":
         # As many dimensions as records would fit all of them, so fewer.
         narrow = Projection(max(8, min(_DIMENSIONS, len(train) // 2)))

@@ -97,6 +97,21 @@ def test_lengths_of_test_gradients_do_not_count(network, trained) -> None:
     )
 
 
+def test_settled_moments_are_what_adam_comes_to_one_record_at_a_time(network) -> None:
+    # a learning rate of 0 lets the weights stay; the fewer it forgets, the nearer its memory is to the mean
+    model = network.learner.model
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9999, 0.9999))
+    for _ in range(200):
+        for x, y in network.train:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[None]), y[None]).backward()
+            optimizer.step()
+    told, found = AdamMoments.of(network.learner, optimizer), AdamMoments.settled(network.learner, network.train, 7)
+    full = 1 - 0.9999**told.steps
+    torch.testing.assert_close(found.first, told.first / full, rtol=2e-2, atol=1e-4)
+    torch.testing.assert_close(found.second, told.second / full, rtol=2e-2, atol=1e-5)
+
+
 def test_mistakes_are_one_line(network, trained) -> None:
     checkpoints, _ = trained
     learner, train, test = network.learner, network.train, network.test

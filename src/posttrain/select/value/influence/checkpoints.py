@@ -4,13 +4,16 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from posttrain.select.value.influence.gradients import record_gradients
 from posttrain.select.value.influence.learner import Learner
 from posttrain.store.errors import UserError
+
+_LONG = 10**6  # steps after which the moments need no correction for their start
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,23 @@ class AdamMoments:
         if missing := [name for name in learner.parameters if name not in first]:
             raise UserError(f"the optimiser holds no moments of Adam for {missing[0]}", where="influence.checkpoints")
         return cls(learner.flat(first).clone(), learner.flat(second).clone(), steps, **settings)
+
+    @classmethod
+    def settled(cls, learner: Learner, records: Sequence[Any], block: int | None = None) -> Self:
+        """What Adam comes to remember where its batches are these records, one at a time, and the weights stay.
+
+        For a training whose optimiser is gone: the mean of the records' gradients and of their squares.
+
+        Raises:
+            UserError: there are no records, or a gradient is not finite.
+        """
+        first = torch.zeros(learner.size, dtype=torch.float64)
+        second = torch.zeros_like(first)
+        for _, gradients in record_gradients(learner, records, block):
+            first += gradients.sum(0, dtype=torch.float64).cpu()
+            second += gradients.square().sum(0, dtype=torch.float64).cpu()
+        means = ((one / len(records)).to(learner.device, learner.dtype) for one in (first, second))
+        return cls(*means, steps=_LONG)
 
     def __call__(self, gradients: Tensor) -> Tensor:
         """Adam's next step, over the learning rate, if each gradient of [B, P] were a batch's: [B, P].
