@@ -194,6 +194,13 @@ def ours(data: Digits, points: list[Trained]) -> dict[str, Callable[[], np.ndarr
         same = data.y[:, None] == data.test_y
         return torch.where(same, states[0] @ states[1].T, -(states[0] @ states[1].T)).double().numpy()
 
+    def settled() -> np.ndarray:
+        of = [
+            Checkpoint(one.parameters, one.rate, AdamMoments.settled(bare.at(one.parameters), train_rows))
+            for one in checkpoints
+        ]
+        return less(bare, of, train_rows, test_rows, projection=sparse).scores
+
     sparse, dense = Projection(DIMENSION), Projection(DIMENSION, 0, "dense")
     only = models[:1]
     return {
@@ -204,6 +211,7 @@ def ours(data: Digits, points: list[Trained]) -> dict[str, Callable[[], np.ndarr
         ),
         "TracIn, 5 checkpoints": lambda: tracin(bare, checkpoints, train_rows, test_rows).scores,
         "LESS, 5 checkpoints, sparse": lambda: less(bare, checkpoints, train_rows, test_rows, projection=sparse).scores,
+        "LESS, 5 checkpoints, sparse, moments of single records": settled,
         "TRAK, dense": lambda: trak(only, train_rows, test_rows, projection=dense).scores,
         "TRAK, sparse": lambda: trak(only, train_rows, test_rows, projection=sparse).scores,
         "TRAK, dense, 5 models": lambda: trak(models, train_rows, test_rows, projection=dense).scores,
