@@ -1,7 +1,7 @@
 """Activation checkpointing: the same gradients, less kept, the model as it was."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,15 @@ MODES = [{"mode": "full"}, *({"mode": "selective", "budget": f"{share}%"} for sh
 
 def read_config(mode: dict[str, str], **settings: Any) -> TrainConfig:
     return TrainConfig.read({"recompute": mode, "precision": "float32", **settings}, "test")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> Iterator[None]:
+    """What is there already is passed over when objects are listed, or it takes seconds in a long run of tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
