@@ -7,13 +7,15 @@ from posttrain.select.why import by_cover, by_doubt, together, weak_class
 
 def test_doubt_is_placed_within_the_pool() -> None:
     values = np.arange(100) / 100
-    assert by_doubt("entropy", values, np.array([99, 50, 0])) == [
+    assert by_doubt("entropy", values, np.array([99, 50, 0]), np.ones(100, bool)) == [
         "entropy 0.99, in the top 1% of the pool",
         "entropy 0.50, in the top 50% of the pool",
         "entropy 0.00, in the top 100% of the pool",
     ]
-    assert by_doubt("margin", values, np.array([0])) == ["margin 0.00, in the bottom 1% of the pool"]
-    assert by_doubt("entropy", np.array([np.nan, 0.3]), np.array([0, 1])) == [
+    assert by_doubt("margin", values, np.array([0]), np.zeros(100, bool)) == [
+        "margin about 0.00, in the bottom 1% of the pool"
+    ]
+    assert by_doubt("entropy", np.array([np.nan, 0.3]), np.array([0, 1]), np.ones(2, bool)) == [
         None,
         "entropy 0.30, in the top 100% of the pool",
     ]

@@ -64,7 +64,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         train = carried_dataset(workspace)
         scores = score(turn, champion.model_id, collected.pool, train, collected.test, evaluation.id, cold)
         n = config.label.per_round
-        selection = select(turn, scores, evaluation.id, n, cold)
+        selection = select(turn, champion.model_id, collected.pool, scores, evaluation.id, n, cold)
         expected = outlook_of(turn, champion.model_id, scores, selection.meta["records"])
         batch: list[dict[str, Any]] = parquet.read_table(turn.path(selection.id) / BATCH).to_pylist()
         records = {record["id"]: record for record in turn.dataset(collected.pool.id).records.to_pylist()}

@@ -174,12 +174,13 @@ class RoundStages:
         asks = not self.workspace.metadata.arm or goes_by_scores(self.config)
         cold = champion == finished_rounds(self.workspace)[0].candidate or not asks
         scores = score(turn, champion, collected.pool, parent, collected.test, evaluation.id, cold)
-        log.info("  scored %d of %d pool records", scores.meta["sampled"], scores.meta["pool"])
+        beside = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
+        log.info("  scored %d of %d pool records%s", scores.meta["sampled"], scores.meta["pool"], beside)
         self._after("score")
         n = batch_size(turn)
         if not n:
             return f"a larger label.budget: all {turn.config.label.budget} labels have been given"
-        selection = select(turn, scores, evaluation.id, n, cold)
+        selection = select(turn, champion, collected.pool, scores, evaluation.id, n, cold)
         if not selection.meta["records"]:
             return "new inputs: every record of the pool is labelled (posttrain data add FILE)"
         chosen = _ids(asked=collected.pool, scores=scores, selection=selection)

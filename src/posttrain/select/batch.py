@@ -24,6 +24,7 @@ from posttrain.select.scores.names import DOUBT
 from posttrain.select.selection import select
 from posttrain.select.selectors.closeness import Floats, Rows
 from posttrain.select.selectors.whitening import whiten
+from posttrain.select.unasked import told_by_neighbours
 from posttrain.store.nearest import did_you_mean
 
 log = logging.getLogger("posttrain")
@@ -67,6 +68,7 @@ def choose(
     n: int,
     seed: int,
     *,
+    unasked: pa.Table | None = None,
     weakness: Weakness = Weakness(),
     labelled: np.ndarray | None = None,
     cold: bool,
@@ -85,6 +87,8 @@ def choose(
         scores: the table of ``score_pool``; its row order does not matter.
         n: records wanted; all when the table has fewer.
         seed: fixes every draw.
+        unasked: the table of ``embed_unasked``: records to be covered and chosen too, of which the champion's answers
+            are not known. What it would say is taken from the nearest that were asked.
         weakness: what ``config.focus`` goes by.
         labelled: float [L, D] embeddings, by the scoring model, of records that have a label; what lies near them is
             covered already for strategies that ask.
@@ -93,16 +97,20 @@ def choose(
     Returns:
         Table with the schema ``BATCH``, best first within each reason: focus, strategy, explore.
     """
-    table = scores.sort_by("id")
+    table = (scores if unasked is None else pa.concat_tables([scores, unasked])).sort_by("id")
     columns = score_columns(table)
     count = table.num_rows
     wanted = min(n, count)
+    asked = table["predicted"].is_valid().to_numpy(zero_copy_only=False)
+    if asked.any() and not asked.all():
+        columns = told_by_neighbours(columns, asked, whiten(columns["embeddings"]))
     making = _Making(config, columns if labelled is None else with_labelled(columns, labelled), count, seed)
     near = np.full(count, -1, np.int64)
     _warn_of_quotas(config.options, columns)
-    if table["predicted"].null_count < count:
-        # Exploration is drawn first, from everything, or it would only sample what the others left.
-        making.draw(_drawn(config.explore * wanted, seed))
+    if asked.any():
+        # Exploration is drawn first, from everything, or it would only sample what the others left. Those that were
+        # asked are a draw of the pool themselves, and the champion's answers are known of them.
+        making.draw(_drawn(config.explore * wanted, seed), asked)
     if cold:
         making.take("cold_start", config.cold_start, wanted - making.chosen)
     else:
@@ -121,7 +129,7 @@ def choose(
         {
             "id": chosen["id"],
             "reason": reasons,
-            "why": _why(config, weakness, making, rows, reasons, near),
+            "why": _why(config, weakness, making, rows, reasons, near, asked),
             "rank": np.arange(1, len(rows) + 1, dtype=np.int32),
             "inclusion": [share if reason == "explore" else None for reason in reasons],
             "uncertainty": chosen["entropy"],
@@ -166,9 +174,11 @@ class _Making:
         """Whitened embeddings, those of labelled records below."""
         return whiten(self.columns["embeddings"])
 
-    def draw(self, count: int) -> None:
-        """Take rows at random."""
-        self._add("explore", self._select("random", count, ~self._taken, {}))
+    def draw(self, count: int, allowed: Allowed) -> None:
+        """Take rows at random, among those that are allowed."""
+        among = ~self._taken
+        among[: self.count] &= allowed
+        self._add("explore", self._select("random", count, among, {}))
 
     def take(self, reason: str, strategy: str, count: int, allowed: Allowed | None = None) -> None:
         """Take rows by a strategy, among those that are allowed (None: all); near duplicates last."""
@@ -220,12 +230,19 @@ def _warn_of_quotas(options: dict[str, Any], columns: Columns) -> None:
 
 
 def _why(
-    config: SelectConfig, weakness: Weakness, making: _Making, rows: Rows, reasons: list[str], near: Rows
+    config: SelectConfig,
+    weakness: Weakness,
+    making: _Making,
+    rows: Rows,
+    reasons: list[str],
+    near: Rows,
+    asked: Allowed,
 ) -> list[str]:
     """A line for each row."""
     columns = making.columns
-    by = next(name for name in (config.options.get("by"), config.strategy, "entropy") if name in DOUBT)
-    doubts = why.by_doubt(by, columns[by][: making.count], rows) if by in columns else [None] * len(rows)
+    by = next(str(name) for name in (config.options.get("by"), config.strategy, "entropy") if name in DOUBT)
+    known = columns[by][: making.count] if by in columns else np.full(making.count, np.nan)
+    doubts = why.by_doubt(by, known, rows, asked)
     covers = why.by_cover(making.points, rows, making.count) if len(rows) else []
     cases = why_near(near, weakness.cases) if weakness.cases else [None] * making.count
     classes = frozenset(weakness.classes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as compute
 
 from posttrain.models.request import request
 from posttrain.models.task import Turns
@@ -27,7 +28,7 @@ from posttrain.store.errors import UserError
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
-Base = dict[str, object]
+Base = dict[str, Any]
 
 
 def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.Schema:
@@ -64,8 +65,9 @@ def score_pool(
     seed: int,
     *,
     cold: bool = False,
+    embedded: int | None = None,
 ) -> pa.Table:
-    """Score at most ``config.pool_sample`` records of the pool.
+    """Score at most ``config.pool_sample`` records of the pool, or in a cold start embed at most ``embedded``.
 
     With a closed label set the measures come from the labels' probabilities. For free text the model
     answers greedily and its answer y of T tokens is scored: ``entropy`` is -ln P(y | x) / T, the surprisal
@@ -82,6 +84,7 @@ def score_pool(
         config: the config section ``select``.
         seed: of the sample.
         cold: the model does not know the task yet: only embed, leave the measures NaN and the answers null.
+        embedded: see above; None: as many as are scored otherwise.
 
     Returns:
         Table by ``score_schema``, in the order of ``id``. Its schema's metadata holds ``sampled`` and
@@ -92,15 +95,63 @@ def score_pool(
     """
     scoring = lm if isinstance(lm, Scoring) else Scoring(ScoringModel.of(lm), config=config.scoring)
     scoring = replace(scoring, labels=labels or ())
-    names = [name for name in config.wanted_scores() if SCORES[name].of != "labelled"]
+    names = _names(config)
+    if cold:
+        most = config.pool_sample if embedded is None else embedded
+        return _with_counts(_unasked(scoring, sample_pool(pool, most, seed), names), pool)
     sample = sample_pool(pool, config.pool_sample, seed)
     prompts = prompts_of(sample)
-    if cold:
-        columns, embeddings = _unscored(scoring, prompts)
-        columns |= dict.fromkeys(names, np.full(len(prompts), np.nan))
-    else:
-        columns, embeddings, base = _closed(scoring, prompts) if labels else _free_text(scoring, prompts)
-        columns |= pool_columns(names, scoring, prompts, base)
+    columns, embeddings, base = _answered(scoring, prompts)
+    columns |= pool_columns(names, scoring, prompts, base)
+    return _with_counts(_table(sample, prompts, columns, embeddings, scoring, names), pool)
+
+
+def embed_unasked(scoring: Scoring, pool: pa.Table, config: SelectConfig, seed: int, embedded: int) -> pa.Table:
+    """Where records lie that `score_pool` leaves out, as many as make ``embedded`` together with those that it scores.
+
+    Returns:
+        Table by ``score_schema``, in the order of ``id``, measures NaN and answers null.
+    """
+    scored = sample_pool(pool, config.pool_sample, seed)["id"].combine_chunks()
+    more = sample_pool(pool, embedded, seed)
+    rest = more.filter(compute.invert(compute.is_in(more["id"], value_set=scored)))
+    return _unasked(scoring, rest, _names(config))
+
+
+def answered(batch: pa.Table, scoring: Scoring, pool: pa.Table) -> pa.Table:
+    """A batch with what the champion says of the records that it was not asked before.
+
+    Args:
+        batch: of `posttrain.select.batch.choose`.
+        scoring: who is asked.
+        pool: RECORD table that has the batch's records.
+    """
+    missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
+    if not len(missing):
+        return batch
+    records = pool.filter(compute.is_in(pool["id"], value_set=missing))
+    columns, _, _ = _answered(scoring, prompts_of(records))
+    known = zip(records["id"].to_pylist(), list(columns["entropy"]), list(columns["predicted"]), strict=True)
+    said = {id: {"uncertainty": float(doubt), "predicted": str(answer)} for id, doubt, answer in known}
+    return pa.Table.from_pylist([row | said.get(row["id"], {}) for row in batch.to_pylist()], schema=batch.schema)
+
+
+def _names(config: SelectConfig) -> list[str]:
+    return [name for name in config.wanted_scores() if SCORES[name].of != "labelled"]
+
+
+def _with_counts(table: pa.Table, pool: pa.Table) -> pa.Table:
+    return table.replace_schema_metadata({"sampled": str(table.num_rows), "pool": str(pool.num_rows)})
+
+
+def _table(
+    sample: pa.Table,
+    prompts: list[Turns],
+    columns: Base,
+    embeddings: npt.NDArray[np.float32],
+    scoring: Scoring,
+    names: Sequence[str],
+) -> pa.Table:
     columns = {
         "id": sample["id"].combine_chunks(),
         "source": sample["source"].combine_chunks(),
@@ -108,9 +159,7 @@ def score_pool(
         **columns,
         "embedding": as_lists(embeddings),
     }
-    counts = {"sampled": str(sample.num_rows), "pool": str(pool.num_rows)}
-    schema = score_schema(embeddings.shape[1], len(labels or ()), names)
-    return pa.table(columns, schema=schema.with_metadata(counts))
+    return pa.table(columns, schema=score_schema(embeddings.shape[1], len(scoring.labels), names))
 
 
 def score_labelled(scoring: Scoring, records: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -154,14 +203,18 @@ def _asked(prompts: Sequence[Turns]) -> list[Asked]:
     return [Asked(prompt) for prompt in prompts]
 
 
-def _unscored(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32]]:
-    labels = len(scoring.labels)
+def _unasked(scoring: Scoring, records: pa.Table, names: Sequence[str]) -> pa.Table:
+    prompts, labels = prompts_of(records), len(scoring.labels)
     unknown = np.full(len(prompts), np.nan)
-    columns: Base = dict.fromkeys(BASE, unknown)
+    columns: Base = dict.fromkeys((*BASE, *names), unknown)
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
     if labels:
         columns["probabilities"] = as_lists(np.full((len(prompts), labels), np.nan))
-    return columns, scoring.embeddings(_asked(prompts))
+    return _table(records, prompts, columns, scoring.embeddings(_asked(prompts)), scoring, names)
+
+
+def _answered(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
+    return _closed(scoring, prompts) if scoring.labels else _free_text(scoring, prompts)
 
 
 def _closed(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:

@@ -9,13 +9,14 @@ from posttrain.select.scores.names import DOUBT
 from posttrain.select.selectors.closeness import Floats, Rows
 
 
-def by_doubt(name: str, values: npt.NDArray[np.floating], rows: Rows) -> list[str | None]:
+def by_doubt(name: str, values: npt.NDArray[np.floating], rows: Rows, asked: npt.NDArray[np.bool_]) -> list[str | None]:
     """How a score of each row compares with the pool's, such as ``entropy 1.21, in the top 6% of the pool``.
 
     Args:
         name: of the score; where a small one means doubt, it is the bottom.
         values: float [N].
         rows: int64 [M].
+        asked: bool [N], of which rows it is the champion's word, and not its neighbours'.
 
     Returns:
         [M] sentences; None where the score is not known.
@@ -28,7 +29,8 @@ def by_doubt(name: str, values: npt.NDArray[np.floating], rows: Rows) -> list[st
         if np.isfinite(doubt[row]):
             at_least = len(known) - np.searchsorted(known, doubt[row])
             share = math.ceil(100 * at_least / len(known))
-            found.append(f"{name} {values[row]:.2f}, in the {side} {share}% of the pool")
+            about = "" if asked[row] else "about "
+            found.append(f"{name} {about}{values[row]:.2f}, in the {side} {share}% of the pool")
         else:
             found.append(None)
     return found

@@ -137,7 +137,10 @@ def _note(workspace: Workspace, entry: Round) -> str:
     notes = []
     scores = workspace.metadata.artifact(entry.detail.get("scores", ""))
     if scores and scores.meta["sampled"] < scores.meta["pool"]:
-        notes.append(f"Scored a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records.")
+        beside = f", embedded {scores.meta['unasked']} more" if scores.meta.get("unasked") else ""
+        notes.append(
+            f"Scored a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records{beside}."
+        )
     if entry.detail.get("set_aside"):
         notes.append("Its model was refused, and its labels are set aside.")
     return " ".join(notes)

@@ -83,7 +83,8 @@ def _selection(
         inputs, answers = _inputs(workspace, entry, batch["id"]), _answers(workspace, entry)
     except DamagedArtifact as error:
         missing.append(f"The records cannot be read: {error}.")
-    chosen = tuple(_chosen(one, values, inputs, answers) for one in batch.to_pylist())
+    entropy = found.score in ("", "entropy")
+    chosen = tuple(_chosen(one, values, inputs, answers, entropy) for one in batch.to_pylist())
     return replace(found, map=places, chosen=chosen, missing=tuple(missing))
 
 
@@ -146,9 +147,11 @@ def _chosen(
     scores: Mapping[str, float],
     inputs: Mapping[str, tuple[str, str]],
     answers: Mapping[str, str],
+    entropy: bool,
 ) -> ChosenRecord:
+    """``entropy``: whether scores are that, which the batch has of records that were not scored, too."""
     input_id, text = inputs.get(row["id"], ("", ""))
-    score = scores.get(row["id"], row["uncertainty"])
+    score = scores.get(row["id"], row["uncertainty"] if entropy else None)
     return ChosenRecord(
         id=row["id"],
         rank=row["rank"],

@@ -60,9 +60,9 @@ def influence(
 
     The score of a training record is to first order what leaving it out would take from the log-likelihood of the
     answer, less what it would take from that of the other answer. The unit is nats by the methods that invert the
-    curvature, though the damping decides the size, so that only shares and order mean something; `tracin` and `less` are
-    of the trained weights alone, as checkpoints of a finished training are not kept, and `trak` of one model. `less`
-    takes Adam's moments that these weights would come to, and of two answers the difference of two cosines.
+    curvature, though the damping decides the size, so that only shares and order mean something; `tracin` and `less`
+    are of the trained weights alone, as checkpoints of a finished training are not kept, and `trak` of one model.
+    `less` takes Adam's moments that these weights would come to, and of two answers the difference of two cosines.
 
     Args:
         turn: none of a round.

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,44 @@ from posttrain.store.artifacts import Artifact
 log = logging.getLogger("posttrain")
 
 SCORES, HARD_CASES, LABELLED = "scores.parquet", "hard_cases.npy", "labelled.npy"
+UNASKED = "unasked.parquet"  # what was only embedded, by the schema of the scores
 LABELLED_SCORES = "labelled.parquet"  # of records that have a label: their loss and the like
 BATCH, MAP, CASES = "batch.parquet", "map.parquet", "hard_cases.json"
 
 
-def select(turn: Turn, scores: Artifact, evaluation: str, n: int, cold: bool) -> Artifact:
-    """The batch to label, each record with the reason for which it was chosen."""
+def select(
+    turn: Turn, champion: str, pool: Artifact, scores: Artifact, evaluation: str, n: int, cold: bool
+) -> Artifact:
+    """The batch to label, each record with the reason for which it was chosen.
+
+    The champion is asked what it was not asked before and is chosen now.
+    """
     chosen_by = turn.config.select.of_round(turn.number, bool(turn.config.task.label_set))
     auto = turn.config.select.strategy == AUTO
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
+        from posttrain.loop.stages.scoring import scoring_for
+        from posttrain.select.score import answered
+
         folder = turn.path(scores.id)
         main = next(iter(read_evaluation(turn.path(evaluation)).values()))
         covers = cold or (auto and _is_uninformative(main.predictions))
         weakness = Weakness() if covers else _weakness(folder, worst_classes(main.per_class))
         table, labelled = parquet.read_table(folder / SCORES), _array(folder / LABELLED)
-        batch = choose(chosen_by, table, n, turn.seed("select"), weakness=weakness, labelled=labelled, cold=covers)
+        unasked = parquet.read_table(folder / UNASKED) if (folder / UNASKED).exists() else None
+        batch = choose(
+            *(chosen_by, table, n, turn.seed("select")),
+            unasked=unasked,
+            weakness=weakness,
+            labelled=labelled,
+            cold=covers,
+        )
+        if not cold:
+            scaled = replace(scoring_for(turn, champion), temperature=scores.meta.get("temperature", 1.0))
+            batch = answered(batch, replace(scaled, labels=turn.config.task.label_set), turn.dataset(pool.id).records)
         parquet.write_table(batch, out / BATCH)
-        parquet.write_table(pool_map(table, batch, labelled, turn.seed("select")), out / MAP)
+        everything = table if unasked is None else pa.concat_tables([table, unasked])
+        parquet.write_table(pool_map(everything, batch, labelled, turn.seed("select")), out / MAP)
         reasons = compute.value_counts(batch["reason"]).to_pylist()
         return {
             "records": batch.num_rows,
@@ -51,7 +72,7 @@ def select(turn: Turn, scores: Artifact, evaluation: str, n: int, cold: bool) ->
 
     settings = {"select": chosen_by.model_dump(mode="json", exclude={"stop"}), "n": n, "auto": auto}
     inputs = {"scores": scores.id, "evaluation": evaluation}
-    return turn.stage("select", "selection", inputs, settings, work, version=2)
+    return turn.stage("select", "selection", inputs, settings, work, version=3)
 
 
 def _is_uninformative(predictions: pa.Table) -> bool:

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from posttrain.loop.stages.choose import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES
+from posttrain.loop.stages.choose import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNASKED
 from posttrain.loop.stages.hard_cases import as_rows, hard_test_cases, others_evaluated
 from posttrain.loop.stages.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.turn import Turn, task_key
 from posttrain.select.sample import sample_note
-from posttrain.select.score import embed_records, score_labelled, score_pool
+from posttrain.select.score import embed_records, embed_unasked, score_labelled, score_pool
 from posttrain.select.scores.names import SCORES as SCORE_NAMES
 from posttrain.store.artifacts import Artifact
 
@@ -34,6 +34,7 @@ def score(
     select = turn.config.select
     names = [] if cold else select.wanted_scores()
     scoring = scoring_for(turn, champion)
+    labels, embedded = turn.config.task.label_set, select.embedded_in(turn.number, cold)
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         learned, measured = turn.dataset(train).records, turn.dataset(test.id).records
@@ -42,8 +43,13 @@ def score(
             forget_others(turn, scoring)
         fitted = {} if cold else calibrated(turn, scoring, measured, evaluation)
         scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
-        scores = score_pool(scaled, free, turn.config.task.label_set, select, turn.seed("score"), cold=cold)
+        scores = score_pool(scaled, free, labels, select, turn.seed("score"), cold=cold, embedded=embedded)
         parquet.write_table(scores, out / SCORES)
+        unasked = 0
+        if not cold and embedded > select.pool_sample:
+            rest = embed_unasked(replace(scaled, labels=labels), free, select, turn.seed("score"), embedded)
+            parquet.write_table(rest, out / UNASKED)
+            unasked = rest.num_rows
         if learned.num_rows:
             np.save(out / LABELLED, embed_records(scoring, learned), allow_pickle=False)
             if of_answers := [name for name in names if SCORE_NAMES[name].of == "labelled"]:
@@ -52,12 +58,13 @@ def score(
             cases, hard = hard_test_cases(turn, evaluation, others, measured)
             (out / CASES).write_text(json.dumps(as_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
             np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
-        return {**sample_note(scores), "cold": cold, **fitted}
+        return {**sample_note(scores), "unasked": unasked, "cold": cold, **fitted}
 
     inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation, **others}
     inputs |= {"sentence model": scoring.sentences.id} if scoring.sentences else {}
     inputs |= {} if cold else {"test": test.id, **scoring_inputs(scoring, names)}
     kinds = {} if cold else {"hard_cases": select.hard_cases}
     settings = scoring_settings(turn, cold=cold)
-    config = {"pool_sample": select.pool_sample, "cold": cold, **kinds, **settings, **task_key(turn.config)}
-    return turn.stage("score", "scores", inputs, config, work, version=4)
+    sizes = {"pool_sample": select.pool_sample, "embedded": embedded}
+    config = {**sizes, "cold": cold, **kinds, **settings, **task_key(turn.config)}
+    return turn.stage("score", "scores", inputs, config, work, version=5)

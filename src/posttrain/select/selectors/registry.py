@@ -41,5 +41,8 @@ STRATEGIES: dict[str, Strategy] = {
     "cost_aware": cost_aware,
 }
 
+GO_BY_COLUMNS = ("random", "entropy", "least_confidence", "margin", "top", "stratified", "cost_aware")
+"""The strategies to which it does not matter which records are alike."""
+
 FIT_FOR_COLD_START = ("diverse", "random", "typiclust", "prob_cover", "k_center", "facility_location")
 """The strategies that ask nothing of the model's answers, which say nothing before it is trained."""

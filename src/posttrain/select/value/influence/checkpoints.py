@@ -68,8 +68,8 @@ class AdamMoments:
         for _, gradients in record_gradients(learner, records, block):
             first += gradients.sum(0, dtype=torch.float64).cpu()
             second += gradients.square().sum(0, dtype=torch.float64).cpu()
-        means = ((one / len(records)).to(learner.device, learner.dtype) for one in (first, second))
-        return cls(*means, steps=_LONG)
+        first, second = ((one / len(records)).to(learner.device, learner.dtype) for one in (first, second))
+        return cls(first, second, _LONG)
 
     def __call__(self, gradients: Tensor) -> Tensor:
         """Adam's next step, over the learning rate, if each gradient of [B, P] were a batch's: [B, P].

@@ -1,0 +1,126 @@
+"""Records that were embedded and not asked: what is taken from their neighbours, and how they are chosen."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy.spatial.distance import cdist
+
+from posttrain.select.batch import choose
+from posttrain.select.config import SelectConfig
+from posttrain.select.score import score_schema
+from posttrain.select.unasked import NEAREST, told_by_neighbours
+
+WIDTH = 6
+
+
+def points(rows: int, seed: int = 0) -> np.ndarray:
+    found = np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def columns(rows: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(1)
+    return {
+        "entropy": generator.random(rows),
+        "probabilities": generator.dirichlet(np.ones(3), rows).astype(np.float32),
+        "predicted": np.array([f"answer {row}" for row in range(rows)], dtype=object),
+        "source": np.array([f"file {row}" for row in range(rows)], dtype=object),
+        "cost": generator.random(rows),
+        "embeddings": points(rows),
+    }
+
+
+@pytest.mark.parametrize("known", [1, 3, 40])
+def test_neighbours_speak_for_those_that_were_not_asked(known: int) -> None:
+    given, where = columns(60), points(60)
+    asked = np.zeros(60, bool)
+    asked[np.random.default_rng(2).permutation(60)[:known]] = True
+    found = told_by_neighbours(given, asked, where)
+    rows = np.flatnonzero(asked)
+    for row in range(60):
+        order = rows[np.argsort(cdist(where[[row]], where[rows], "cosine")[0])][:NEAREST]
+        if asked[row]:
+            order = np.array([row])
+        assert found["entropy"][row] == pytest.approx(given["entropy"][order].mean())
+        assert found["probabilities"][row] == pytest.approx(given["probabilities"][order].mean(axis=0))
+        assert found["predicted"][row] == given["predicted"][order[0]]
+        assert (found["source"][row], found["cost"][row]) == (given["source"][row], given["cost"][row])
+
+
+def test_of_equally_near_ones_the_earlier_counts() -> None:
+    given = columns(4)
+    found = told_by_neighbours(given, np.array([True, True, True, False]), np.ones((4, 1), np.float32))
+    assert found["predicted"][3] == "answer 0"
+
+
+def table(ids: list[str], where: np.ndarray, doubt: np.ndarray | None) -> pa.Table:
+    """Records of two labels, asked where there is a doubt of each."""
+    p = np.full((len(ids), 2), np.nan) if doubt is None else np.column_stack([1 - doubt, doubt])
+    words: Any = [None] * len(ids) if doubt is None else ["a"] * len(ids)
+    return pa.table(
+        {
+            "id": ids,
+            "source": ["pool.csv"] * len(ids),
+            "cost": [1.0] * len(ids),
+            "entropy": p[:, 1],
+            "least_confidence": p[:, 1],
+            "margin": p[:, 0] - p[:, 1],
+            "predicted": words,
+            "runner_up": words,
+            "confidence": p[:, 0],
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(where.ravel()), WIDTH),
+            "probabilities": pa.FixedSizeListArray.from_arrays(pa.array(p.ravel(), pa.float32()), 2),
+        },
+        schema=score_schema(WIDTH, 2).with_metadata({"sampled": str(len(ids)), "pool": "400"}),
+    )
+
+
+def apart() -> np.ndarray:
+    """Two heaps on both sides of the first axis."""
+    found = points(200)
+    found[:, 0] += 2 * np.sign(found[:, 0])
+    return found
+
+
+@pytest.fixture
+def halves() -> tuple[pa.Table, pa.Table]:
+    """40 asked records of a pool of 400, and 160 that were not; the champion doubts the one heap."""
+    where = apart()
+    doubt = np.where(where[:, 0] > 0, 0.4, 0.01)
+    ids = [f"{row:04d}" for row in range(200)]
+    return table(ids[:40], where[:40], doubt[:40]), table(ids[40:], where[40:], None)
+
+
+def test_what_was_not_asked_is_chosen_where_its_neighbours_are_doubted(halves: tuple[pa.Table, pa.Table]) -> None:
+    asked, unasked = halves
+    config = SelectConfig(strategy="facility_location", options={"by": "least_confidence"}, explore=0.25)
+    batch = choose(config, asked, 40, 3, unasked=unasked, cold=False).to_pylist()
+    known = set(asked["id"].to_pylist())
+    drawn = [row for row in batch if row["reason"] == "explore"]
+    chosen = [row for row in batch if row["reason"] == "strategy"]
+    assert len(drawn) == 10
+    assert {row["id"] for row in drawn} <= known
+    assert {row["inclusion"] for row in drawn} == {10 / 400}
+    beyond = [row for row in chosen if row["id"] not in known]
+    assert len(beyond) > len(chosen) / 2
+    assert all(row["predicted"] is None and "least_confidence about 0." in row["why"] for row in beyond)
+    assert np.mean([apart()[int(row["id"]), 0] > 0 for row in beyond]) > 0.75
+
+
+def test_nothing_beside_changes_nothing(halves: tuple[pa.Table, pa.Table]) -> None:
+    asked, unasked = halves
+    config = SelectConfig().of_round(2)
+    alone = choose(config, asked, 12, 3, cold=False)
+    assert choose(config, asked, 12, 3, unasked=unasked.slice(0, 0), cold=False).equals(alone)
+
+
+def test_a_round_that_goes_by_numbers_embeds_no_more_than_it_asks() -> None:
+    config = SelectConfig(pool_sample=30, pool_embedded=500)
+    assert [config.embedded_in(1, cold) for cold in (True, False)] == [500, 500]
+    ranked = SelectConfig(pool_sample=30, pool_embedded=500, strategy="entropy")
+    assert [ranked.embedded_in(1, cold) for cold in (True, False)] == [500, 30]
+    drawn = SelectConfig(pool_sample=30, pool_embedded=500, strategy="random", cold_start="random")
+    assert [drawn.embedded_in(1, cold) for cold in (True, False)] == [30, 30]
+    assert SelectConfig(pool_sample=30, pool_embedded=0).embedded_in(1, True) == 30
