@@ -102,17 +102,17 @@ def learning_curve(task: Task, plan: Plan, seed: int) -> npt.NDArray[np.float64]
             scores["probabilities"] = probabilities
         draw = int(np.random.default_rng([seed, place]).integers(2**31))
         labelled[select(strategy, scores, count - int(labelled.sum()), draw, labelled, **options)] = True
-        probabilities, accuracy = _head(task, labelled)
+        probabilities, accuracy = linear_head(task, labelled)
         accuracies.append(accuracy)
     return np.array(accuracies)
 
 
 def full_accuracy(task: Task) -> float:
     """Accuracy of a head that has learned from every label."""
-    return _head(task, np.ones(len(task.labels), bool))[1]
+    return linear_head(task, np.ones(len(task.labels), bool))[1]
 
 
-def _head(task: Task, labelled: npt.NDArray[np.bool_]) -> tuple[Floats, float]:
+def linear_head(task: Task, labelled: npt.NDArray[np.bool_]) -> tuple[Floats, float]:
     """Probabilities float32 [N, K] of a logistic regression on the labelled rows, and its accuracy."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
