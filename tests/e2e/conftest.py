@@ -16,7 +16,9 @@ def _demo(base: Path) -> Loop:
 
 
 def _small(base: Path, workspaces: Any) -> Loop:
-    return Loop(base / "small", ["run", "-w", "small"], lambda folder: workspaces(base)(folder.name))
+    # The champion is asked less than the pool, so that all passes over the pool have something to do.
+    select = {"pool_sample": 15}
+    return Loop(base / "small", ["run", "-w", "small"], lambda folder: workspaces(base)(folder.name, select=select))
 
 
 @pytest.fixture

@@ -5,19 +5,30 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as parquet
+import pytest
 
 from posttrain.loop.config import load_config
+from posttrain.loop.explain.choice import told_by_rounds
 from posttrain.loop.preview import preview_selection
+from posttrain.loop.turn import Turn
+from posttrain.web.gather_selection import selections
+from posttrain.web.selection_figures import selections_shown
 
 Open = Callable[[Path], Any]
 
 SELECT = {"pool_sample": 15, "strategy": "facility_location", "options": {"by": "entropy"}, "explore": 0.25}
 
 
+def selection_of(loop: Any, round: int) -> Path:
+    """The folder of what a round chose."""
+    found: Path = loop.store.artifacts.path(loop.metadata.rounds()[round].detail["selection"])
+    return found
+
+
 def parts(loop: Any, round: int) -> tuple[dict[str, Any], Path, list[dict[str, Any]]]:
     """What a round noted of its scores, their folder, and its batch."""
     detail = loop.metadata.rounds()[round].detail
-    batch = parquet.read_table(loop.store.artifacts.path(detail["selection"]) / "batch.parquet").to_pylist()
+    batch = parquet.read_table(selection_of(loop, round) / "batch.parquet").to_pylist()
     scores = loop.store.artifacts
     return scores.get(detail["scores"]).meta, scores.path(detail["scores"]), batch
 
@@ -37,12 +48,59 @@ def test_the_champion_is_asked_some_and_chooses_from_all(small: Any, turned: Ope
     drawn = [row for row in batch if row["reason"] == "explore"]
     assert len(drawn) == 3
     assert {row["id"] for row in drawn} <= set(asked["id"].to_pylist())
-    beyond = [row for row in batch if row["id"] in set(unasked["id"].to_pylist())]
-    assert beyond
-    assert all(row["predicted"] is not None and row["uncertainty"] >= 0 for row in batch)
-    places = parquet.read_table(folder.parent / loop.metadata.rounds()[2].detail["selection"] / "map.parquet")
+    since = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet")
+    assert since.schema.equals(asked.schema)
+    assert set(since["id"].to_pylist()) == {row["id"] for row in batch} & set(unasked["id"].to_pylist()) != set()
+    said = {row["id"]: row for row in [*asked.to_pylist(), *since.to_pylist()]}
+    for row in batch:
+        assert (row["predicted"], row["uncertainty"]) == (said[row["id"]]["predicted"], said[row["id"]]["entropy"])
+    places = parquet.read_table(selection_of(loop, 2) / "map.parquet")
     kinds = places["kind"].to_pylist()
     assert (kinds.count("chosen"), kinds.count("pool"), kinds.count("labelled")) == (12, 36, 12)
+
+
+def test_a_curriculum_knows_what_the_champion_said_of_the_batch(
+    small: Any, turned: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    curriculum = {"name": "fixed", "duration": 0.5, "start": 0.5, "difficulty": "entropy"}
+    loop = turned(small(select=SELECT, train={"curriculum": curriculum}))
+    loop.run()
+    assert "`entropy` is known of 12 of 24 records" in caplog.text
+
+
+def test_the_report_tells_how_many_were_asked(small: Any, turned: Open) -> None:
+    loop = turned(small(select=SELECT))
+    loop.run()
+    cold, warm = selections(loop.store)
+    assert (cold.scored, cold.embedded, cold.pool) == (0, 60, 60)
+    assert (warm.scored, warm.embedded, warm.pool) == (15, 48, 48)
+    assert len(warm.scores) == 15
+    assert all(one.score is not None for one in warm.chosen)
+    scored_before = len({one.id for one in warm.chosen}) - len(warm.scored_since)
+    assert 0 < scored_before < 12
+    said = [one.summary for one in selections_shown([cold, warm]).rounds]
+    assert said == [
+        "12 of 48 embedded, 15 of them scored, by facility_location",
+        "12 of 60 embedded, by facility_location",
+    ]
+
+
+def test_one_records_story_tells_what_was_asked_of_it(small: Any, turned: Open) -> None:
+    loop = turned(small(select=SELECT))
+    loop.run()
+    _, folder, batch = parts(loop, 2)
+    turn = Turn(loop.store, load_config(loop.root), 3, in_round=False)
+    pool = turn.dataset(loop.metadata.rounds()[2].detail["asked"]).records
+    inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
+    since = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet").to_pylist()
+    unasked = set(parquet.read_table(folder / "unasked.parquet")["id"].to_pylist())
+    told = told_by_rounds(turn, inputs[since[0]["id"]])[-1]
+    assert (told["round"], told["chosen"] is not None) == (2, True)
+    assert told["scores"]["entropy"] == since[0]["entropy"]
+    told = told_by_rounds(turn, inputs[min(unasked - {row["id"] for row in batch})])[-1]
+    assert (told["round"], told["chosen"]) == (2, None)
+    assert told["scores"]["predicted"] is None
 
 
 def test_no_more_is_embedded_where_the_config_says_so(small: Any, turned: Open) -> None:

@@ -199,7 +199,7 @@ def test_config_refuses_what_cannot_work() -> None:
         SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
     for strategy in set(STRATEGIES) - set(FIT_FOR_COLD_START):
         with pytest.raises(
-            UserError, match=f"`cold_start`: strategy `{strategy}` .*; use diverse, random, .* or facility_"
+            UserError, match=f"`cold_start`: strategy `{strategy}` .*; use random, diverse, .* or facility_"
         ):
             SelectConfig.read({"cold_start": strategy}, "posttrain.yaml")
     with pytest.raises(UserError, match=r"^--strategy: strategy `margin` .* free text has none; use entropy"):

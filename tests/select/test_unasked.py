@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from scipy.spatial.distance import cdist
 
-from posttrain.select.batch import choose
+from posttrain.select import unasked
+from posttrain.select.batch import Weakness, choose
 from posttrain.select.config import SelectConfig
 from posttrain.select.score import score_schema
 from posttrain.select.unasked import NEAREST, told_by_neighbours
@@ -49,10 +50,22 @@ def test_neighbours_speak_for_those_that_were_not_asked(known: int) -> None:
         assert (found["source"][row], found["cost"][row]) == (given["source"][row], given["cost"][row])
 
 
-def test_of_equally_near_ones_the_earlier_counts() -> None:
-    given = columns(4)
-    found = told_by_neighbours(given, np.array([True, True, True, False]), np.ones((4, 1), np.float32))
-    assert found["predicted"][3] == "answer 0"
+def test_a_neighbour_without_a_number_is_left_out_of_the_mean() -> None:
+    given = columns(8)
+    given["entropy"] = np.array([0.2, np.nan, 0.6, np.nan, 0.1, 0.1, np.nan, np.nan])
+    where = np.array([[0, 1], [0, 1], [0, 1], [0, 1], [0, 1], [1, 0], [0, 1], [1, 0]], np.float32)
+    told = told_by_neighbours(given, np.arange(8) < 5, where)
+    assert told["entropy"][6] == pytest.approx(0.3)
+    given["entropy"][:5] = np.nan
+    assert np.isnan(told_by_neighbours(given, np.arange(8) < 5, where)["entropy"][6])
+
+
+def test_many_are_compared_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, asked = columns(90), np.arange(90) % 3 == 0
+    whole = told_by_neighbours(given, asked, points(90))
+    monkeypatch.setattr(unasked, "_AT_ONCE", 100)
+    parts = told_by_neighbours(given, asked, points(90))
+    assert all((whole[name] == parts[name]).all() for name in whole)
 
 
 def table(ids: list[str], where: np.ndarray, doubt: np.ndarray | None) -> pa.Table:
@@ -109,6 +122,21 @@ def test_what_was_not_asked_is_chosen_where_its_neighbours_are_doubted(halves: t
     assert np.mean([apart()[int(row["id"]), 0] > 0 for row in beyond]) > 0.75
 
 
+def test_no_more_is_drawn_than_was_asked(halves: tuple[pa.Table, pa.Table]) -> None:
+    asked, unasked = halves
+    config = SelectConfig(strategy="facility_location", explore=0.5)
+    batch = choose(config, asked.slice(0, 5), 60, 3, unasked=unasked, cold=False).to_pylist()
+    assert [row["inclusion"] for row in batch if row["reason"] == "explore"] == [5 / 400] * 5
+
+
+def test_what_the_neighbours_say_is_told_as_theirs(halves: tuple[pa.Table, pa.Table]) -> None:
+    asked, unasked = halves
+    config = SelectConfig(strategy="facility_location", explore=0, focus=1)
+    known = set(asked["id"].to_pylist())
+    for row in choose(config, asked, 40, 3, unasked=unasked, weakness=Weakness(["a"]), cold=False).to_pylist():
+        assert row["why"].startswith("may be `a`" if row["id"] in known else "like its neighbours may be `a`")
+
+
 def test_nothing_beside_changes_nothing(halves: tuple[pa.Table, pa.Table]) -> None:
     asked, unasked = halves
     config = SelectConfig().of_round(2)
@@ -116,11 +144,12 @@ def test_nothing_beside_changes_nothing(halves: tuple[pa.Table, pa.Table]) -> No
     assert choose(config, asked, 12, 3, unasked=unasked.slice(0, 0), cold=False).equals(alone)
 
 
-def test_a_round_that_goes_by_numbers_embeds_no_more_than_it_asks() -> None:
+def test_a_round_that_does_not_cover_the_pool_embeds_no_more_than_it_asks() -> None:
     config = SelectConfig(pool_sample=30, pool_embedded=500)
     assert [config.embedded_in(1, cold) for cold in (True, False)] == [500, 500]
-    ranked = SelectConfig(pool_sample=30, pool_embedded=500, strategy="entropy")
-    assert [ranked.embedded_in(1, cold) for cold in (True, False)] == [500, 30]
+    for strategy in ("entropy", "badge", "mmr", "composite", "uncertain_diverse"):
+        ranked = SelectConfig(pool_sample=30, pool_embedded=500, strategy=strategy)
+        assert [ranked.embedded_in(1, cold) for cold in (True, False)] == [500, 30]
     drawn = SelectConfig(pool_sample=30, pool_embedded=500, strategy="random", cold_start="random")
     assert [drawn.embedded_in(1, cold) for cold in (True, False)] == [30, 30]
     assert SelectConfig(pool_sample=30, pool_embedded=0).embedded_in(1, True) == 30

@@ -175,7 +175,8 @@ class RoundStages:
         cold = champion == finished_rounds(self.workspace)[0].candidate or not asks
         scores = score(turn, champion, collected.pool, parent, collected.test, evaluation.id, cold)
         beside = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
-        log.info("  scored %d of %d pool records%s", scores.meta["sampled"], scores.meta["pool"], beside)
+        done = "embedded" if cold else "scored"
+        log.info("  %s %d of %d pool records%s", done, scores.meta["sampled"], scores.meta["pool"], beside)
         self._after("score")
         n = batch_size(turn)
         if not n:

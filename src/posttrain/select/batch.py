@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -87,7 +86,7 @@ def choose(
         scores: the table of ``score_pool``; its row order does not matter.
         n: records wanted; all when the table has fewer.
         seed: fixes every draw.
-        unasked: the table of ``embed_unasked``: records to be covered and chosen too, of which the champion's answers
+        unasked: the table of ``place_records``: records to be covered and chosen too, of which the champion's answers
             are not known. What it would say is taken from the nearest that were asked.
         weakness: what ``config.focus`` goes by.
         labelled: float [L, D] embeddings, by the scoring model, of records that have a label; what lies near them is
@@ -102,15 +101,18 @@ def choose(
     count = table.num_rows
     wanted = min(n, count)
     asked = table["predicted"].is_valid().to_numpy(zero_copy_only=False)
+    places = columns["embeddings"]
+    points = whiten(places if labelled is None else np.concatenate([places, labelled.astype(places.dtype)]))
     if asked.any() and not asked.all():
-        columns = told_by_neighbours(columns, asked, whiten(columns["embeddings"]))
-    making = _Making(config, columns if labelled is None else with_labelled(columns, labelled), count, seed)
+        columns = told_by_neighbours(columns, asked, points[:count])
+    making = _Making(config, columns if labelled is None else with_labelled(columns, labelled), points, count, seed)
     near = np.full(count, -1, np.int64)
+    explored = min(config.explore * wanted, int(asked.sum()))
     _warn_of_quotas(config.options, columns)
     if asked.any():
         # Exploration is drawn first, from everything, or it would only sample what the others left. Those that were
         # asked are a draw of the pool themselves, and the champion's answers are known of them.
-        making.draw(_drawn(config.explore * wanted, seed), asked)
+        making.draw(_drawn(explored, seed), asked)
     if cold:
         making.take("cold_start", config.cold_start, wanted - making.chosen)
     else:
@@ -123,7 +125,7 @@ def choose(
     parts = {reason: making.parts[reason] for reason in _ORDER if reason in making.parts}
     rows = np.concatenate([np.empty(0, np.int64), *parts.values()])
     reasons = [reason for reason, part in parts.items() for _ in part]
-    share = config.explore * wanted / max(sample_note(scores).get("pool", count), 1)
+    share = explored / max(sample_note(scores).get("pool", count), 1)
     chosen = table.take(pa.array(rows))
     return pa.table(
         {
@@ -139,6 +141,18 @@ def choose(
     )
 
 
+def with_answers(batch: pa.Table, said: pa.Table) -> pa.Table:
+    """A batch with what the champion has said since of some of its records.
+
+    Args:
+        batch: of `choose`.
+        said: score table of those records.
+    """
+    known = said.select(["id", "entropy", "predicted"]).rename_columns(["id", "uncertainty", "predicted"]).to_pylist()
+    by_id = {row["id"]: row for row in known}
+    return pa.Table.from_pylist([row | by_id.get(row["id"], {}) for row in batch.to_pylist()], schema=batch.schema)
+
+
 def _drawn(expected: float, seed: int) -> int:
     """A whole number of records that is ``expected`` on average, so that small batches explore now and then too."""
     whole = math.floor(expected + 1e-9)
@@ -151,12 +165,14 @@ class _Making:
 
     Attributes:
         columns: of the score table, with rows for labelled records below.
+        points: their whitened embeddings.
         count: rows of the score table.
         parts: rows by reason, best first.
     """
 
     config: SelectConfig
     columns: Columns
+    points: Floats
     count: int
     seed: int
     parts: dict[str, Rows] = field(default_factory=dict)
@@ -168,11 +184,6 @@ class _Making:
     def chosen(self) -> int:
         """How many rows are chosen."""
         return sum(len(rows) for rows in self.parts.values())
-
-    @cached_property
-    def points(self) -> Floats:
-        """Whitened embeddings, those of labelled records below."""
-        return whiten(self.columns["embeddings"])
 
     def draw(self, count: int, allowed: Allowed) -> None:
         """Take rows at random, among those that are allowed."""
@@ -224,9 +235,7 @@ def _cold_options(config: SelectConfig) -> dict[str, Any]:
 def _warn_of_quotas(options: dict[str, Any], columns: Columns) -> None:
     sources = sorted(set(columns["source"].tolist()))
     for name in sorted(set(options.get("quotas") or ()) - set(sources)):
-        log.warning(
-            "  the quota of `%s` bounds nothing: no scored record is of it; %s", name, did_you_mean(name, sources)
-        )
+        log.warning("  the quota of `%s` bounds nothing: no record is of it; %s", name, did_you_mean(name, sources))
 
 
 def _why(
@@ -251,7 +260,7 @@ def _why(
         if reason == "explore":
             found.append("drawn at random from the whole pool")
             continue
-        weak = why.weak_class(columns["predicted"][row], columns["runner_up"][row], classes)
+        weak = why.weak_class(columns["predicted"][row], columns["runner_up"][row], classes, asked=bool(asked[row]))
         facts = (weak, cases[row]) if reason == "focus" else ()
         found.append(why.together(*facts, None if reason == "cold_start" else doubt, cover))
     return found

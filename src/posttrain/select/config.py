@@ -12,7 +12,7 @@ from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.names import BASE, DOUBT, SCORES, check_names, check_task, wanted
 from posttrain.select.selection import select
 from posttrain.select.selectors.pool import Column
-from posttrain.select.selectors.registry import FIT_FOR_COLD_START, GO_BY_COLUMNS, STRATEGIES
+from posttrain.select.selectors.registry import COVER_THE_POOL, FIT_FOR_COLD_START, STRATEGIES
 from posttrain.select.stopping import StopConfig
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
@@ -51,13 +51,17 @@ class SelectConfig(Section):
         + ".",
     )
     pool_sample: int = Field(
-        default=2000, ge=1, description="The champion is asked at most so many pool records, drawn by seed."
+        default=2000,
+        ge=1,
+        description="The champion is asked about at most so many pool records, drawn by seed, and the batch.",
     )
     pool_embedded: int = Field(
         default=10_000,
         ge=0,
-        description="At most so many are embedded, to be covered and chosen from; the doubt of one that was not asked "
-        "is that of its nearest asked neighbours. 0: no more than are asked.",
+        description="Strategies that cover the pool ("
+        + ", ".join(COVER_THE_POOL)
+        + ") choose from at most so many, which are embedded; of those that the champion was not asked about, the nearest "
+        "asked ones tell the doubt. 0: no more than are asked.",
     )
     explore: float = Field(
         default=0.1, ge=0, le=1, description="Share of the batch drawn at random, once a model is trained."
@@ -158,11 +162,10 @@ class SelectConfig(Section):
         return self.model_copy(update={"strategy": name, "options": options, "cold_start": start})
 
     def embedded_in(self, number: int, cold: bool) -> int:
-        """At most how many pool records a round embeds: more than it asks only if it matters which are alike."""
+        """At most how many pool records a round embeds: more than it asks only where the strategy covers the pool."""
         one = self.of_round(number)
-        if (one.cold_start if cold else one.strategy) in GO_BY_COLUMNS:
-            return self.pool_sample
-        return max(self.pool_sample, self.pool_embedded)
+        covers = (one.cold_start if cold else one.strategy) in COVER_THE_POOL
+        return max(self.pool_sample, self.pool_embedded) if covers else self.pool_sample
 
     def wanted_scores(self) -> list[str]:
         """The scores that are computed: those of the config, and what the strategies' options go by."""

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as compute
 
 from posttrain.models.request import request
 from posttrain.models.task import Turns
 from posttrain.select import uncertainty
 from posttrain.select.config import SelectConfig
-from posttrain.select.sample import sample_pool
+from posttrain.select.sample import sample_pool, with_note
 from posttrain.select.scores.answers import answer_group, surprisal
 from posttrain.select.scores.arrays import as_lists, as_matrix
 from posttrain.select.scores.calibration import answer_confidence, at_temperature
@@ -63,11 +62,8 @@ def score_pool(
     labels: Sequence[str] | None,
     config: SelectConfig,
     seed: int,
-    *,
-    cold: bool = False,
-    embedded: int | None = None,
 ) -> pa.Table:
-    """Score at most ``config.pool_sample`` records of the pool, or in a cold start embed at most ``embedded``.
+    """Ask the champion about at most ``config.pool_sample`` records of the pool.
 
     With a closed label set the measures come from the labels' probabilities. For free text the model
     answers greedily and its answer y of T tokens is scored: ``entropy`` is -ln P(y | x) / T, the surprisal
@@ -83,8 +79,6 @@ def score_pool(
         labels: the closed label set; None or empty for free text.
         config: the config section ``select``.
         seed: of the sample.
-        cold: the model does not know the task yet: only embed, leave the measures NaN and the answers null.
-        embedded: see above; None: as many as are scored otherwise.
 
     Returns:
         Table by ``score_schema``, in the order of ``id``. Its schema's metadata holds ``sampled`` and
@@ -95,57 +89,43 @@ def score_pool(
     """
     scoring = lm if isinstance(lm, Scoring) else Scoring(ScoringModel.of(lm), config=config.scoring)
     scoring = replace(scoring, labels=labels or ())
-    names = _names(config)
-    if cold:
-        most = config.pool_sample if embedded is None else embedded
-        return _with_counts(_unasked(scoring, sample_pool(pool, most, seed), names), pool)
-    sample = sample_pool(pool, config.pool_sample, seed)
-    prompts = prompts_of(sample)
-    columns, embeddings, base = _answered(scoring, prompts)
-    columns |= pool_columns(names, scoring, prompts, base)
-    return _with_counts(_table(sample, prompts, columns, embeddings, scoring, names), pool)
+    return with_note(score_records(scoring, sample_pool(pool, config.pool_sample, seed), config), pool)
 
 
-def embed_unasked(scoring: Scoring, pool: pa.Table, config: SelectConfig, seed: int, embedded: int) -> pa.Table:
-    """Where records lie that `score_pool` leaves out, as many as make ``embedded`` together with those that it scores.
-
-    Returns:
-        Table by ``score_schema``, in the order of ``id``, measures NaN and answers null.
-    """
-    scored = sample_pool(pool, config.pool_sample, seed)["id"].combine_chunks()
-    more = sample_pool(pool, embedded, seed)
-    rest = more.filter(compute.invert(compute.is_in(more["id"], value_set=scored)))
-    return _unasked(scoring, rest, _names(config))
-
-
-def answered(batch: pa.Table, scoring: Scoring, pool: pa.Table) -> pa.Table:
-    """A batch with what the champion says of the records that it was not asked before.
+def score_records(scoring: Scoring, records: pa.Table, config: SelectConfig) -> pa.Table:
+    """What the champion says of records: a table by ``score_schema``, in their order.
 
     Args:
-        batch: of `posttrain.select.batch.choose`.
-        scoring: who is asked.
-        pool: RECORD table that has the batch's records.
+        scoring: who is asked, and what.
+        records: RECORD table.
+        config: the config section ``select``, which may name further scores.
+
+    Raises:
+        UserError: as `score_pool`.
     """
-    missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
-    if not len(missing):
-        return batch
-    records = pool.filter(compute.is_in(pool["id"], value_set=missing))
-    columns, _, _ = _answered(scoring, prompts_of(records))
-    known = zip(records["id"].to_pylist(), list(columns["entropy"]), list(columns["predicted"]), strict=True)
-    said = {id: {"uncertainty": float(doubt), "predicted": str(answer)} for id, doubt, answer in known}
-    return pa.Table.from_pylist([row | said.get(row["id"], {}) for row in batch.to_pylist()], schema=batch.schema)
+    prompts, names = prompts_of(records), _names(config)
+    columns, embeddings, base = _answers(scoring, prompts)
+    columns |= pool_columns(names, scoring, prompts, base)
+    return _table(records, prompts, columns, embeddings, scoring, names)
+
+
+def place_records(scoring: Scoring, records: pa.Table, config: SelectConfig) -> pa.Table:
+    """Where records lie, of which the champion is asked nothing: as `score_records`, measures NaN and answers null."""
+    prompts, names = prompts_of(records), _names(config)
+    unknown = np.full(len(prompts), np.nan)
+    columns: Base = dict.fromkeys((*BASE, *names), unknown)
+    columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
+    if scoring.labels:
+        columns["probabilities"] = as_lists(np.full((len(prompts), len(scoring.labels)), np.nan))
+    return _table(records, prompts, columns, scoring.embeddings(_asked(prompts)), scoring, names)
 
 
 def _names(config: SelectConfig) -> list[str]:
     return [name for name in config.wanted_scores() if SCORES[name].of != "labelled"]
 
 
-def _with_counts(table: pa.Table, pool: pa.Table) -> pa.Table:
-    return table.replace_schema_metadata({"sampled": str(table.num_rows), "pool": str(pool.num_rows)})
-
-
 def _table(
-    sample: pa.Table,
+    records: pa.Table,
     prompts: list[Turns],
     columns: Base,
     embeddings: npt.NDArray[np.float32],
@@ -153,8 +133,8 @@ def _table(
     names: Sequence[str],
 ) -> pa.Table:
     columns = {
-        "id": sample["id"].combine_chunks(),
-        "source": sample["source"].combine_chunks(),
+        "id": records["id"].combine_chunks(),
+        "source": records["source"].combine_chunks(),
         "cost": [float(max(1, sum(len(turn["content"]) for turn in prompt))) for prompt in prompts],
         **columns,
         "embedding": as_lists(embeddings),
@@ -173,9 +153,9 @@ def score_labelled(scoring: Scoring, records: pa.Table, names: Sequence[str]) ->
     Returns:
         ``id``, ``input_id`` and float64 columns by name, in the order of the records.
     """
-    answered = records.filter(pa.array([one is not None for one in records["completion"].to_pylist()], pa.bool_()))
-    columns = labelled_columns(names, scoring, prompts_of(answered), answered["completion"].to_pylist())
-    return pa.table({"id": answered["id"], "input_id": answered["input_id"], **columns})
+    labelled = records.filter(pa.array([one is not None for one in records["completion"].to_pylist()], pa.bool_()))
+    columns = labelled_columns(names, scoring, prompts_of(labelled), labelled["completion"].to_pylist())
+    return pa.table({"id": labelled["id"], "input_id": labelled["input_id"], **columns})
 
 
 def embed_records(lm: LanguageModel | Scoring, records: pa.Table) -> npt.NDArray[np.float32]:
@@ -203,17 +183,7 @@ def _asked(prompts: Sequence[Turns]) -> list[Asked]:
     return [Asked(prompt) for prompt in prompts]
 
 
-def _unasked(scoring: Scoring, records: pa.Table, names: Sequence[str]) -> pa.Table:
-    prompts, labels = prompts_of(records), len(scoring.labels)
-    unknown = np.full(len(prompts), np.nan)
-    columns: Base = dict.fromkeys((*BASE, *names), unknown)
-    columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
-    if labels:
-        columns["probabilities"] = as_lists(np.full((len(prompts), labels), np.nan))
-    return _table(records, prompts, columns, scoring.embeddings(_asked(prompts)), scoring, names)
-
-
-def _answered(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
+def _answers(scoring: Scoring, prompts: list[Turns]) -> tuple[Base, npt.NDArray[np.float32], pa.Table]:
     return _closed(scoring, prompts) if scoring.labels else _free_text(scoring, prompts)
 
 

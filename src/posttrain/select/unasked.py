@@ -14,8 +14,8 @@ NEAREST = 5
 def told_by_neighbours(columns: Columns, asked: npt.NDArray[np.bool_], points: Floats) -> Columns:
     """The columns with what nobody asked filled in.
 
-    A number, or a probability, is the mean over the `NEAREST` asked records by cosine, a word the nearest one's. What
-    is known of every record, such as its source and cost, stays.
+    A number, or a probability, is the mean over those of the `NEAREST` asked records by cosine that have one, a word
+    the nearest one's. What is known of every record, such as its source and cost, stays.
 
     Args:
         columns: of N records.
@@ -29,22 +29,36 @@ def told_by_neighbours(columns: Columns, asked: npt.NDArray[np.bool_], points: F
         filled = values
         if name not in _OF_EVERYBODY:
             filled = values.copy()
-            filled[rows] = values[near[:, 0]] if values.dtype == object else values[near].mean(axis=1)
+            filled[rows] = values[near[:, 0]] if values.dtype == object else _mean(values, near)
         found[name] = filled
     return found
 
 
+_AT_ONCE = 1 << 22  # pairs of records that are compared at a time
 _OF_EVERYBODY = ("embeddings", "source", "cost")
 
 
+def _mean(values: npt.NDArray[np.floating], near: Rows) -> npt.NDArray[np.floating]:
+    """Of each row of ``near`` the mean over those of which a number is known; NaN where it is of none."""
+    total = np.zeros((len(near), *values.shape[1:]), values.dtype)
+    count = np.zeros_like(total)
+    for column in near.T:
+        some = values[column]
+        known = np.isfinite(some)
+        total += np.where(known, some, 0)
+        count += known
+    found: npt.NDArray[np.floating] = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return found
+
+
 def _nearest(points: Floats, rows: Rows, known: Rows) -> Rows:
-    """Of each row the nearest known ones, int64 [M, k], the nearest first; of equal ones the earlier."""
+    """Of each row the nearest known ones, int64 [M, k], the nearest first."""
     count = min(NEAREST, len(known))
-    theirs = points[known].T
+    theirs = -points[known].T
     found = np.empty((len(rows), count), np.int64)
-    for part in blocks(len(rows)):
-        like = points[rows[part]] @ theirs
-        best = np.argpartition(-like, count - 1, axis=1)[:, :count]
-        order = np.lexsort((best, -np.take_along_axis(like, best, axis=1)), axis=1)
+    for part in blocks(len(rows), max(1, _AT_ONCE // len(known))):
+        unlike = points[rows[part]] @ theirs
+        best = np.argpartition(unlike, count - 1, axis=1)[:, :count]
+        order = np.lexsort((best, np.take_along_axis(unlike, best, axis=1)), axis=1)
         found[part] = known[np.take_along_axis(best, order, axis=1)]
     return found

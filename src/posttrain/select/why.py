@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.select.scores.names import DOUBT
-from posttrain.select.selectors.closeness import Floats, Rows
+from posttrain.select.selectors.closeness import Floats, Rows, blocks
 
 
 def by_doubt(name: str, values: npt.NDArray[np.floating], rows: Rows, asked: npt.NDArray[np.bool_]) -> list[str | None]:
@@ -44,7 +44,7 @@ def by_cover(points: Floats, rows: Rows, count: int) -> list[str]:
         rows: int64 [M], the batch.
         count: the first N points are the pool.
     """
-    nearest = (points[:count] @ points[rows].T).argmax(axis=1)
+    nearest = np.concatenate([(points[:count][part] @ points[rows].T).argmax(axis=1) for part in blocks(count)])
     nearest[rows] = np.arange(len(rows))  # each covers itself, whatever its twin
     others = np.bincount(nearest, minlength=len(rows)) - 1
     return [_covering(number) for number in others.tolist()]
@@ -56,10 +56,13 @@ def _covering(number: int) -> str:
     return f"nearest chosen record of {number} other{'' if number == 1 else 's'}"
 
 
-def weak_class(predicted: str | None, runner_up: str | None, worst_classes: frozenset[str]) -> str | None:
-    """Which weak class a record may be of."""
+def weak_class(
+    predicted: str | None, runner_up: str | None, worst_classes: frozenset[str], *, asked: bool
+) -> str | None:
+    """Which weak class a record may be of, by the champion's word or, where it was not asked, by its neighbours'."""
     named = [name for name in (predicted, runner_up) if name in worst_classes]
-    return f"may be `{named[0]}`, a class with poor results" if named else None
+    who = "may" if asked else "like its neighbours may"
+    return f"{who} be `{named[0]}`, a class with poor results" if named else None
 
 
 def together(*facts: str | None) -> str:

@@ -138,8 +138,9 @@ def _note(workspace: Workspace, entry: Round) -> str:
     scores = workspace.metadata.artifact(entry.detail.get("scores", ""))
     if scores and scores.meta["sampled"] < scores.meta["pool"]:
         beside = f", embedded {scores.meta['unasked']} more" if scores.meta.get("unasked") else ""
+        done = "Embedded" if scores.meta["cold"] else "Scored"
         notes.append(
-            f"Scored a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records{beside}."
+            f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records{beside}."
         )
     if entry.detail.get("set_aside"):
         notes.append("Its model was refused, and its labels are set aside.")

@@ -11,13 +11,14 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.versions.stored_version import Version
-from posttrain.loop.stages.choose import BATCH, MAP, SCORES
+from posttrain.loop.stages.choose import ASKED_SINCE, BATCH, MAP, SCORES
 from posttrain.loop.stages.labelling import LABELS
 from posttrain.models.request import request
 from posttrain.store.errors import DamagedArtifact
 from posttrain.store.records import ArtifactRow, Round
 from posttrain.store.workspace import Workspace
 from posttrain.web.charts.scatter import Points
+from posttrain.web.charts.thin import Numbers
 from posttrain.web.selection_data import DRAWN, ChosenRecord, Gain, PoolMap, Selection
 
 _CALIBRATION = ("temperature", "ece_before", "ece_after")
@@ -47,7 +48,8 @@ def _selection(
         round=entry.number,
         strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
         records=row.meta["records"],
-        scored=scores.meta["sampled"],
+        scored=0 if cold else scores.meta["sampled"],
+        embedded=scores.meta["sampled"] + scores.meta.get("unasked", 0),
         pool=scores.meta["pool"],
         reasons=row.meta["reasons"],
         worst_classes=tuple(row.meta.get("worst_classes", ())),
@@ -62,8 +64,8 @@ def _selection(
     try:
         table = parquet.read_table(workspace.artifacts.path(scores.id) / SCORES)
         name = _goes_by(found.strategy, settings.get("options") or {}, table)
-        values = dict(zip(table["id"].to_pylist(), table[name].to_pylist(), strict=True))
-        found = replace(found, score=name, scores=np.array(list(values.values()), np.float64))
+        values = _by_id(table, name)
+        found = replace(found, score=name, scores=_numbers(values))
         if cold:
             missing.append("There are no scores: no model had been trained yet, so what it is unsure of says nothing.")
         elif np.isnan(found.scores).all():
@@ -83,8 +85,11 @@ def _selection(
         inputs, answers = _inputs(workspace, entry, batch["id"]), _answers(workspace, entry)
     except DamagedArtifact as error:
         missing.append(f"The records cannot be read: {error}.")
-    entropy = found.score in ("", "entropy")
-    chosen = tuple(_chosen(one, values, inputs, answers, entropy) for one in batch.to_pylist())
+    if values and (folder / ASKED_SINCE).exists():
+        since = _by_id(parquet.read_table(folder / ASKED_SINCE), found.score)
+        found = replace(found, scored_since=_numbers(since))
+        values |= since
+    chosen = tuple(_chosen(one, values, inputs, answers) for one in batch.to_pylist())
     return replace(found, map=places, chosen=chosen, missing=tuple(missing))
 
 
@@ -102,6 +107,14 @@ def _goes_by(strategy: str, options: Mapping[str, Any], scores: pa.Table) -> str
     """The column of numbers that a strategy goes by; entropy for those that go by none."""
     numbers = [field.name for field in scores.schema if pa.types.is_floating(field.type)]
     return next((name for name in (str(options.get("by")), strategy) if name in numbers), "entropy")
+
+
+def _by_id(scores: pa.Table, name: str) -> dict[str, float]:
+    return dict(zip(scores["id"].to_pylist(), scores[name].to_pylist(), strict=True))
+
+
+def _numbers(values: Mapping[str, float]) -> Numbers:
+    return np.array(list(values.values()), np.float64)
 
 
 def _map(path: Path) -> PoolMap | None:
@@ -147,11 +160,9 @@ def _chosen(
     scores: Mapping[str, float],
     inputs: Mapping[str, tuple[str, str]],
     answers: Mapping[str, str],
-    entropy: bool,
 ) -> ChosenRecord:
-    """``entropy``: whether scores are that, which the batch has of records that were not scored, too."""
     input_id, text = inputs.get(row["id"], ("", ""))
-    score = scores.get(row["id"], row["uncertainty"] if entropy else None)
+    score = scores.get(row["id"])
     return ChosenRecord(
         id=row["id"],
         rank=row["rank"],

@@ -64,14 +64,16 @@ class Selection:
         round: its number.
         strategy: by which it was chosen.
         records: how many were chosen.
-        scored: of how many.
+        scored: of how many the champion was asked, before it was chosen.
+        embedded: of how many it was chosen.
         pool: how many free records the pool had.
         reasons: how many were chosen for each reason.
         worst_classes: what evaluation found weakest.
         chosen: by rank.
         map: where the records lie; None where that is not kept.
         score: name of the score that the strategy goes by.
-        scores: float64 [N] of what was scored, NaN where the model says nothing.
+        scores: float64 [N] of what was scored before it was chosen, NaN where the model says nothing.
+        scored_since: float64 [M] of those that were chosen without that.
         gain: expected and achieved; None without an expectation.
         enough: why labelling more has stopped to pay; empty where it may still.
         calibration: ``temperature`` that the scores were divided by, with ``ece_before`` and ``ece_after``; empty where
@@ -83,6 +85,7 @@ class Selection:
     strategy: str
     records: int
     scored: int
+    embedded: int
     pool: int
     reasons: Mapping[str, int]
     worst_classes: tuple[str, ...] = ()
@@ -90,6 +93,7 @@ class Selection:
     map: PoolMap | None = None
     score: str = "entropy"
     scores: Numbers = field(default_factory=lambda: np.zeros(0))
+    scored_since: Numbers = field(default_factory=lambda: np.zeros(0))
     gain: Gain | None = None
     enough: str = ""
     calibration: Mapping[str, float] = field(default_factory=dict)

@@ -103,7 +103,9 @@ def _shown(one: Selection, among: int) -> SelectionShown:
 
 
 def _summary(one: Selection) -> str:
-    of = f"{one.scored:,} scored" + (f", a sample of {one.pool:,}" if one.scored < one.pool else "")
+    of = f"{one.embedded:,} {'embedded' if one.scored < one.embedded else 'scored'}"
+    of += f", a sample of {one.pool:,}" if one.embedded < one.pool else ""
+    of += f", {one.scored:,} of them scored" if 0 < one.scored < one.embedded else ""
     return f"{one.records:,} of {of}, by {one.strategy}"
 
 
@@ -166,7 +168,8 @@ def _map_sentence(places: PoolMap) -> str:
 
 
 def _histogram(one: Selection, width: int) -> str:
-    values = one.scores[np.isfinite(one.scores)]
+    values = np.concatenate([one.scores, one.scored_since])
+    values = values[np.isfinite(values)]
     if not values.size:
         return ""
     edges = np.unique(ticks(float(values.min()), float(values.max()), _BINS))
@@ -197,7 +200,8 @@ def _histogram_sentence(one: Selection) -> str:
     found = []
     if chosen.size:
         said = f"{number_text(float(np.median(chosen)))} against {number_text(float(np.median(every)))}"
-        found.append(f"Median {reason_text(one.score)} of the chosen records against all that were scored: {said}")
+        sample = "the sample of the pool that was scored" if one.scored < one.pool else "all that were scored"
+        found.append(f"Median {reason_text(one.score)} of the chosen records against {sample}: {said}")
     if {"temperature", "ece_before", "ece_after"} <= one.calibration.keys():
         temperature, before, after = (one.calibration[name] for name in ("temperature", "ece_before", "ece_after"))
         errors = f"{percent_text(before)} before and {percent_text(after)} after"

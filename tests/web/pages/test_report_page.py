@@ -78,7 +78,7 @@ def test_each_rounds_selection_can_be_opened(opened: Any) -> None:
     assert rounds.count() == 4
     assert [one.get_attribute("open") is not None for one in rounds.all()] == [True, False, False, False]
     newest = " ".join(rounds.first.inner_text().split())
-    assert newest.startswith("Round 4 96 of 300 scored, a sample of 1,025, by uncertain_diverse")
+    assert newest.startswith("Round 4 96 of 900 embedded, a sample of 1,025, 300 of them scored, by uncertain_diverse")
     for said in (
         "Expected gain in accuracy, in points: +6.4 (+0.8 to +13.1); achieved: +9.0.",
         "Labelling more may have stopped to pay: the last 3 champions answer the pool alike",

@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 from posttrain.loop.history import finished_rounds, known_inputs
 from posttrain.loop.labelled_records import embedded, inputs
 from posttrain.loop.registry import Registry
-from posttrain.loop.stages.choose import BATCH, LABELLED_SCORES, SCORES
+from posttrain.loop.stages.choose import BATCH, LABELLED_SCORES, UNASKED, said_by_champion
 from posttrain.loop.stages.labelling import LABELS
 from posttrain.loop.turn import Turn
 from posttrain.select.score import embed_records
@@ -24,11 +24,11 @@ log = logging.getLogger("posttrain")
 
 
 def told_by_rounds(turn: Turn, input_id: str) -> list[dict[str, Any]]:
-    """What each round that scored or chose an input said of it: ``round, scores, chosen, labelled``.
+    """What each round that considered an input said of it: ``round, scores, chosen, labelled``.
 
     ``scores`` are the columns of the score table that are one number or word each, or those of `LABELLED_SCORES` where
-    the record had a label; ``chosen`` holds ``reason``, ``why`` and ``rank``, ``labelled`` the ``label`` and who gave
-    it; None where there is nothing.
+    the record had a label, null where the champion was asked nothing; ``chosen`` holds ``reason``, ``why`` and
+    ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
     """
     told: list[dict[str, Any]] = []
     for entry in turn.workspace.metadata.rounds():
@@ -60,10 +60,13 @@ def _told_by(turn: Turn, entry: Round, input_id: str) -> list[dict[str, Any]]:
     if not ids:
         return []
     folder = turn.path(entry.detail["scores"])
-    scores = _row(parquet.read_table(folder / SCORES), ids[0])
+    selection = turn.path(entry.detail["selection"])
+    scores = _row(said_by_champion(folder, selection), ids[0])
+    if scores is None and (folder / UNASKED).exists():
+        scores = _row(parquet.read_table(folder / UNASKED), ids[0])
     if scores is None and (folder / LABELLED_SCORES).exists():
         scores = _row(parquet.read_table(folder / LABELLED_SCORES), input_id, "input_id")
-    chosen = _row(parquet.read_table(turn.path(entry.detail["selection"]) / BATCH), ids[0])
+    chosen = _row(parquet.read_table(selection / BATCH), ids[0])
     labelled = None
     if chosen and (id := entry.detail.get("labelled")):
         labelled = _row(parquet.read_table(turn.path(id) / LABELS), ids[0])

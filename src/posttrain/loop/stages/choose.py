@@ -2,7 +2,6 @@
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from posttrain.evaluate.worst_classes import worst_classes
 from posttrain.loop.stages.hard_cases import from_rows
 from posttrain.loop.turn import Turn
 from posttrain.select.auto import AUTO
-from posttrain.select.batch import Weakness, choose
+from posttrain.select.batch import Weakness, choose, with_answers
 from posttrain.select.informative import informative
 from posttrain.select.pool_map import pool_map
 from posttrain.store.artifacts import Artifact
@@ -25,6 +24,7 @@ log = logging.getLogger("posttrain")
 
 SCORES, HARD_CASES, LABELLED = "scores.parquet", "hard_cases.npy", "labelled.npy"
 UNASKED = "unasked.parquet"  # what was only embedded, by the schema of the scores
+ASKED_SINCE = "asked_since.parquet"  # what of it was chosen and asked then, by the same schema
 LABELLED_SCORES = "labelled.parquet"  # of records that have a label: their loss and the like
 BATCH, MAP, CASES = "batch.parquet", "map.parquet", "hard_cases.json"
 
@@ -40,9 +40,6 @@ def select(
     auto = turn.config.select.strategy == AUTO
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
-        from posttrain.loop.stages.scoring import scoring_for
-        from posttrain.select.score import answered
-
         folder = turn.path(scores.id)
         main = next(iter(read_evaluation(turn.path(evaluation)).values()))
         covers = cold or (auto and _is_uninformative(main.predictions))
@@ -56,9 +53,10 @@ def select(
             labelled=labelled,
             cold=covers,
         )
-        if not cold:
-            scaled = replace(scoring_for(turn, champion), temperature=scores.meta.get("temperature", 1.0))
-            batch = answered(batch, replace(scaled, labels=turn.config.task.label_set), turn.dataset(pool.id).records)
+        if not cold and batch["predicted"].null_count:
+            asked = _asked_since(turn, champion, batch, turn.dataset(pool.id).records, scores)
+            parquet.write_table(asked, out / ASKED_SINCE)
+            batch = with_answers(batch, asked)
         parquet.write_table(batch, out / BATCH)
         everything = table if unasked is None else pa.concat_tables([table, unasked])
         parquet.write_table(pool_map(everything, batch, labelled, turn.seed("select")), out / MAP)
@@ -72,7 +70,29 @@ def select(
 
     settings = {"select": chosen_by.model_dump(mode="json", exclude={"stop"}), "n": n, "auto": auto}
     inputs = {"scores": scores.id, "evaluation": evaluation}
-    return turn.stage("select", "selection", inputs, settings, work, version=3)
+    return turn.stage("select", "selection", inputs, settings, work, version=4)
+
+
+def _asked_since(turn: Turn, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact) -> pa.Table:
+    """What the champion says of those records of a batch that it was not asked about before."""
+    from posttrain.loop.stages.scoring import scoring_for  # pages import this file, and need no model
+    from posttrain.select.score import score_records
+
+    missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
+    scoring = scoring_for(turn, champion, scores.meta.get("temperature", 1.0))
+    return score_records(scoring, pool.filter(compute.is_in(pool["id"], value_set=missing)), turn.config.select)
+
+
+def said_by_champion(scores: Path, selection: Path, columns: list[str] | None = None) -> pa.Table:
+    """What the champion of a round said of records: the sample that it was asked about, and what was chosen beside it.
+
+    Args:
+        scores: folder of the round's scores.
+        selection: folder of its selection.
+        columns: of the score table; None for all.
+    """
+    files = [scores / SCORES] + ([selection / ASKED_SINCE] if (selection / ASKED_SINCE).exists() else [])
+    return pa.concat_tables([parquet.read_table(file, columns=columns) for file in files])
 
 
 def _is_uninformative(predictions: pa.Table) -> bool:

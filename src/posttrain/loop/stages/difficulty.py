@@ -8,7 +8,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
-from posttrain.loop.stages.choose import BATCH, SCORES
+from posttrain.loop.stages.choose import BATCH, SCORES, said_by_champion
 from posttrain.loop.stages.collect import Collected
 from posttrain.loop.turn import Turn
 from posttrain.select.scores.names import BASE, DOUBT
@@ -117,11 +117,11 @@ def _said(turn: Turn, name: str) -> tuple[dict[str, float], dict[str, str]]:
 
 def _of_round(turn: Turn, name: str, asked: str, scores: str, selection: str) -> dict[str, float]:
     chosen = set(parquet.read_table(turn.path(selection) / BATCH, columns=["id"])["id"].to_pylist())
-    file = turn.path(scores) / SCORES
-    if name not in parquet.read_schema(file).names:  # it was not computed then
+    folder = turn.path(scores)
+    if name not in parquet.read_schema(folder / SCORES).names:  # it was not computed then
         return {}
     pool = turn.dataset(asked).records
     inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
-    table = parquet.read_table(file, columns=["id", name])
+    table = said_by_champion(folder, turn.path(selection), ["id", name])
     said = zip(table["id"].to_pylist(), table[name].to_pylist(), strict=True)
     return {inputs[id]: value for id, value in said if id in chosen and value is not None}

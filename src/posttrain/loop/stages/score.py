@@ -14,8 +14,8 @@ from posttrain.loop.stages.choose import CASES, HARD_CASES, LABELLED, LABELLED_S
 from posttrain.loop.stages.hard_cases import as_rows, hard_test_cases, others_evaluated
 from posttrain.loop.stages.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.turn import Turn, task_key
-from posttrain.select.sample import sample_note
-from posttrain.select.score import embed_records, embed_unasked, score_labelled, score_pool
+from posttrain.select.sample import sample_note, sample_pool, with_note
+from posttrain.select.score import embed_records, place_records, score_labelled, score_pool
 from posttrain.select.scores.names import SCORES as SCORE_NAMES
 from posttrain.store.artifacts import Artifact
 
@@ -34,7 +34,7 @@ def score(
     select = turn.config.select
     names = [] if cold else select.wanted_scores()
     scoring = scoring_for(turn, champion)
-    labels, embedded = turn.config.task.label_set, select.embedded_in(turn.number, cold)
+    embedded = select.embedded_in(turn.number, cold)
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         learned, measured = turn.dataset(train).records, turn.dataset(test.id).records
@@ -43,13 +43,15 @@ def score(
             forget_others(turn, scoring)
         fitted = {} if cold else calibrated(turn, scoring, measured, evaluation)
         scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
-        scores = score_pool(scaled, free, labels, select, turn.seed("score"), cold=cold, embedded=embedded)
+        asked, seed = 0 if cold else select.pool_sample, turn.seed("score")
+        beside = sample_pool(free, embedded - asked, seed, after=asked)
+        if cold:
+            scores = with_note(place_records(scaled, beside, select), free)
+        else:
+            scores = score_pool(scaled, free, scaled.labels, select, seed)
+            if beside.num_rows:
+                parquet.write_table(place_records(scaled, beside, select), out / UNASKED)
         parquet.write_table(scores, out / SCORES)
-        unasked = 0
-        if not cold and embedded > select.pool_sample:
-            rest = embed_unasked(replace(scaled, labels=labels), free, select, turn.seed("score"), embedded)
-            parquet.write_table(rest, out / UNASKED)
-            unasked = rest.num_rows
         if learned.num_rows:
             np.save(out / LABELLED, embed_records(scoring, learned), allow_pickle=False)
             if of_answers := [name for name in names if SCORE_NAMES[name].of == "labelled"]:
@@ -58,7 +60,7 @@ def score(
             cases, hard = hard_test_cases(turn, evaluation, others, measured)
             (out / CASES).write_text(json.dumps(as_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
             np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
-        return {**sample_note(scores), "unasked": unasked, "cold": cold, **fitted}
+        return {**sample_note(scores), "unasked": 0 if cold else beside.num_rows, "cold": cold, **fitted}
 
     inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation, **others}
     inputs |= {"sentence model": scoring.sentences.id} if scoring.sentences else {}

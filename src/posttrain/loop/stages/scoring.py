@@ -22,10 +22,15 @@ from posttrain.select.scores.group import ScoringModel
 from posttrain.store.hashing import digest, file_states
 
 
-def scoring_for(turn: Turn, champion: str) -> Scoring:
+def scoring_for(turn: Turn, champion: str, temperature: float = 1.0) -> Scoring:
     """The champion, and what the scores that the config names take besides it.
 
     The others follow from rounds that are done, so that a killed round finds the same.
+
+    Args:
+        turn: the round.
+        champion: id of the model that is asked.
+        temperature: as calibration found it.
     """
     names = turn.config.select.wanted_scores()
     rounds = finished_rounds(turn.workspace)
@@ -41,6 +46,7 @@ def scoring_for(turn: Turn, champion: str) -> Scoring:
         line=_models(turn, line) if "forgetting_events" in names else (),
         judge=_judge(turn, names),
         sentences=_sentence_model(turn.config.select.scoring.embeddings),
+        temperature=temperature,
     )
 
 

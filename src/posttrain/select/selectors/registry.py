@@ -41,8 +41,11 @@ STRATEGIES: dict[str, Strategy] = {
     "cost_aware": cost_aware,
 }
 
-GO_BY_COLUMNS = ("random", "entropy", "least_confidence", "margin", "top", "stratified", "cost_aware")
-"""The strategies to which it does not matter which records are alike."""
+COVER_THE_POOL = ("diverse", "typiclust", "prob_cover", "k_center", "facility_location")
+"""The strategies that go by where records lie, and by doubts at most for how much a neighbourhood is worth.
 
-FIT_FOR_COLD_START = ("diverse", "random", "typiclust", "prob_cover", "k_center", "facility_location")
+They choose as well where neighbours speak for most records (see `posttrain.select.unasked`). Those that rank records
+by doubt do not: a mean of several doubts is seldom a great one, so that hardly any of those would be chosen."""
+
+FIT_FOR_COLD_START = ("random", *COVER_THE_POOL)
 """The strategies that ask nothing of the model's answers, which say nothing before it is trained."""
