@@ -60,8 +60,8 @@ class SelectConfig(Section):
         ge=0,
         description="Strategies that cover the pool ("
         + ", ".join(COVER_THE_POOL)
-        + ") choose from at most so many, which are embedded; of those that the champion was not asked about, the nearest "
-        "asked ones tell the doubt. 0: no more than are asked.",
+        + ") choose from at most so many, which are embedded; of those that the champion was not asked about, the "
+        "nearest asked ones tell the doubt. 0: no more than are asked.",
     )
     explore: float = Field(
         default=0.1, ge=0, le=1, description="Share of the batch drawn at random, once a model is trained."
