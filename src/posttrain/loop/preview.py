@@ -12,6 +12,7 @@ from posttrain.loop.outlook import batch_size, outlook_of
 from posttrain.loop.registry import Registry
 from posttrain.loop.stages.choose import BATCH, select
 from posttrain.loop.stages.collect import collect
+from posttrain.loop.stages.costs import check_costs
 from posttrain.loop.stages.evaluation import evaluate
 from posttrain.loop.stages.score import score
 from posttrain.loop.turn import Turn
@@ -60,6 +61,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
     with workspace.lock():
         turn = Turn(workspace, config, len(rounds), in_round=False)
         collected = collect(turn)
+        check_costs(turn, collected.pool.id)
         evaluation = evaluate(turn, champion.model_id, collected.test)
         train = carried_dataset(workspace)
         scores = score(turn, champion.model_id, collected.pool, train, collected.test, evaluation.id, cold)

@@ -15,6 +15,7 @@ from posttrain.loop.pool_agreement import pool_agreement
 from posttrain.loop.registry import Registry
 from posttrain.loop.stages.choose import select
 from posttrain.loop.stages.collect import Collected, collect
+from posttrain.loop.stages.costs import check_costs
 from posttrain.loop.stages.decision import decision
 from posttrain.loop.stages.difficulty import check_columns, goes_by_scores
 from posttrain.loop.stages.evaluation import evaluate, measure, metrics_of
@@ -230,6 +231,7 @@ class RoundStages:
         check_answers(self.config, self.workspace.root)
         collected = collect(turn)
         check_columns(turn, collected)
+        check_costs(turn, collected.pool.id)
         log.info("round %d%s", turn.number, "" if turn.number else ": baseline")
         if turn.number == 0:
             for artifact in (collected.pool, collected.test):

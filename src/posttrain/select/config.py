@@ -63,6 +63,11 @@ class SelectConfig(Section):
         + ") choose from at most so many, which are embedded; of those that the champion was not asked about, the "
         "nearest asked ones tell the doubt. 0: no more than are asked.",
     )
+    cost: str | None = Field(
+        default=None,
+        description="Column of the data with what labelling a record costs, in any unit, which cost_aware goes by; "
+        "null: the letters of its input.",
+    )
     explore: float = Field(
         default=0.1, ge=0, le=1, description="Share of the batch drawn at random, once a model is trained."
     )

@@ -42,7 +42,7 @@ def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.S
         [
             pa.field("id", pa.string()),
             pa.field("source", pa.string()),  # the file that the record is of
-            pa.field("cost", pa.float64()),  # characters of the input, which somebody has to read
+            pa.field("cost", pa.float64()),  # in letters of the input, which somebody has to read, or as the data says
             pa.field("entropy", pa.float64()),  # nats
             pa.field("least_confidence", pa.float64()),
             pa.field("margin", pa.float64()),  # NaN for free text

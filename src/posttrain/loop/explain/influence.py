@@ -140,7 +140,7 @@ def _scores(
     mean = mean_eigenvalue(Curvature(learner, [train[row] for row in spread]))
     # Where the model is sure of everything the curvature is next to nothing, but no damping would divide by it.
     damping = max(_DAMPING * mean, float(np.finfo(np.float32).tiny))
-    return influence_functions(learner, train, test, damping=damping, solver=_SOLVERS[method]())
+    return influence_functions(learner, train, test, damping=damping, solver=_SOLVERS[method](), folder=scratch)
 
 
 def mean_eigenvalue(curvature: Any, seed: int = 0) -> float:

@@ -75,12 +75,15 @@ def select(
 
 def _asked_since(turn: Turn, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact) -> pa.Table:
     """What the champion says of those records of a batch that it was not asked about before."""
-    from posttrain.loop.stages.scoring import scoring_for  # pages import this file, and need no model
+    # Pages import this file, and need no model.
+    from posttrain.loop.stages.costs import with_costs
+    from posttrain.loop.stages.scoring import scoring_for
     from posttrain.select.score import score_records
 
     missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
     scoring = scoring_for(turn, champion, scores.meta.get("temperature", 1.0))
-    return score_records(scoring, pool.filter(compute.is_in(pool["id"], value_set=missing)), turn.config.select)
+    records = pool.filter(compute.is_in(pool["id"], value_set=missing))
+    return with_costs(score_records(scoring, records, turn.config.select), records, turn.config.select.cost)
 
 
 def said_by_champion(scores: Path, selection: Path, columns: list[str] | None = None) -> pa.Table:

@@ -11,6 +11,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.loop.stages.choose import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNASKED
+from posttrain.loop.stages.costs import with_costs
 from posttrain.loop.stages.hard_cases import as_rows, hard_test_cases, others_evaluated
 from posttrain.loop.stages.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.turn import Turn, task_key
@@ -45,12 +46,11 @@ def score(
         scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
         asked, seed = 0 if cold else select.pool_sample, turn.seed("score")
         beside = sample_pool(free, embedded - asked, seed, after=asked)
-        if cold:
-            scores = with_note(place_records(scaled, beside, select), free)
-        else:
-            scores = score_pool(scaled, free, scaled.labels, select, seed)
-            if beside.num_rows:
-                parquet.write_table(place_records(scaled, beside, select), out / UNASKED)
+        placed = place_records(scaled, beside, select) if cold or beside.num_rows else None
+        scores = with_note(placed, free) if cold else score_pool(scaled, free, scaled.labels, select, seed)
+        if placed is not None and not cold:
+            parquet.write_table(with_costs(placed, free, select.cost), out / UNASKED)
+        scores = with_costs(scores, free, select.cost)
         parquet.write_table(scores, out / SCORES)
         if learned.num_rows:
             np.save(out / LABELLED, embed_records(scoring, learned), allow_pickle=False)
@@ -67,6 +67,7 @@ def score(
     inputs |= {} if cold else {"test": test.id, **scoring_inputs(scoring, names)}
     kinds = {} if cold else {"hard_cases": select.hard_cases}
     settings = scoring_settings(turn, cold=cold)
-    sizes = {"pool_sample": select.pool_sample, "embedded": embedded}
+    sizes: dict[str, Any] = {"pool_sample": select.pool_sample, "embedded": embedded}
+    sizes |= {"cost": select.cost} if select.cost else {}
     config = {**sizes, "cold": cold, **kinds, **settings, **task_key(turn.config)}
     return turn.stage("score", "scores", inputs, config, work, version=5)

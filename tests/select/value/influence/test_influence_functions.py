@@ -1,10 +1,16 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from posttrain.select.value.influence.functions import influence_functions
 from posttrain.select.value.influence.gradients import record_gradients
+from posttrain.select.value.influence.inverse.arnoldi import Arnoldi
+from posttrain.select.value.influence.inverse.conjugate_gradient import ConjugateGradient
+from posttrain.select.value.influence.inverse.ekfac import Ekfac
 from posttrain.select.value.influence.inverse.exact import Exact
+from posttrain.select.value.influence.inverse.solution import Solver
 from posttrain.store.errors import UserError
 
 
@@ -106,3 +112,21 @@ def test_mistakes_are_one_line_before_any_work(network) -> None:
         influence_functions(learner, [], test, damping=0.1)
     with pytest.raises(UserError, match="no test records"):
         influence_functions(learner, train, [], damping=0.1)
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(), Arnoldi(steps=8), Ekfac()], ids=lambda one: type(one).__name__)
+def test_what_a_folder_keeps_is_not_computed_again(network, tmp_path: Path, solver: Solver) -> None:
+    settings = {"damping": 0.1, "solver": solver, "block": 5}
+    alone = influence_functions(network.learner, network.train, network.test, **settings)
+    first = influence_functions(network.learner, network.train, network.test, **settings, folder=tmp_path)
+    assert first.evaluations == alone.evaluations
+    next(tmp_path.glob("*.block")).unlink()
+    again = influence_functions(network.learner, network.train, network.test, **settings, folder=tmp_path)
+    assert again.evaluations == 5, "one block of training records, and no solving"
+    for found in (first, again):
+        np.testing.assert_array_equal(found.scores, alone.scores)
+        assert (found.residuals is None) == (alone.residuals is None)
+    other = influence_functions(
+        network.learner, network.train, network.test, **settings | {"damping": 1.0}, folder=tmp_path
+    )
+    assert np.abs(other.scores - alone.scores).max() > 0

@@ -83,7 +83,7 @@ def begin(script: Path, folder: Path, counter: Path, pause: str) -> subprocess.P
 def test_a_killed_pass_goes_on_without_computing_a_finished_block_again(script, tmp_path, here) -> None:
     folder, counter = tmp_path / "kept", tmp_path / "counter"
     killed = begin(script, folder, counter, "stop")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not counter.exists() or len(counter.read_text()) < 8:  # it sleeps within its third block
         assert killed.poll() is None
         assert time.monotonic() < deadline

@@ -5,8 +5,8 @@ import torch
 from posttrain.select.value.influence.checkpoints import Checkpoint
 from posttrain.select.value.influence.functions import influence_functions
 from posttrain.select.value.influence.projection import Projection
-from posttrain.select.value.influence.scores import values
 from posttrain.select.value.influence.tracin import tracin
+from posttrain.select.value.values import Values
 from posttrain.store.errors import UserError
 
 
@@ -78,10 +78,10 @@ def test_with_the_identity_as_curvature_influence_is_tracin(network) -> None:
 
 def test_values_add_up_over_the_test_records(network) -> None:
     found = tracin(network.learner, [Checkpoint(network.learner.parameters, 1.0)], network.train, network.test)
-    worth = values(found)
-    np.testing.assert_allclose(worth.values, found.scores.sum(1))
-    np.testing.assert_allclose(worth.standard_errors, 2 * found.scores.std(1, ddof=1))
-    assert worth.evaluations == 24
+    assert isinstance(found, Values)
+    np.testing.assert_allclose(found.values, found.scores.sum(1))
+    np.testing.assert_allclose(found.standard_errors, 2 * found.scores.std(1, ddof=1))
+    assert found.evaluations == 24
 
 
 def test_mistakes_are_one_line(network) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 from posttrain.select.value.influence.learner import Learner
 from posttrain.select.value.influence.losses import IGNORED, CrossEntropy, SquaredError
 from posttrain.select.value.influence.projection import Projection
-from posttrain.select.value.influence.scores import values
+from posttrain.select.value.influence.scores import spread_of_sums
 from posttrain.select.value.influence.trak import Margin, trak
 from posttrain.store.errors import UserError
 
@@ -52,7 +52,7 @@ def test_without_projection_it_is_the_closed_form(binary) -> None:
     expected = f[:40] @ torch.linalg.inv(f[:40].T @ f[:40]) @ f[40:].T * (1 - p[:40])[:, None]
     np.testing.assert_allclose(found.scores, expected.numpy(), rtol=1e-9)
     assert found.evaluations == 50
-    assert found.by_model is None
+    np.testing.assert_allclose(found.standard_errors, spread_of_sums(found.scores))
 
 
 def test_newton_is_one_newton_step_from_the_whole_to_each_leave_one_out_solution(binary) -> None:
@@ -99,10 +99,8 @@ def test_several_models_are_averaged_each_with_a_projection_of_its_own(binary) -
     doubt = (doubts[0] + doubts[1])[:, None] / 2
     np.testing.assert_allclose(found.scores, ((kernels[0] + kernels[1]) / 2 * doubt).numpy(), rtol=1e-8)
     by_model = torch.stack([(kernel * doubt).sum(1) for kernel in kernels])
-    np.testing.assert_allclose(found.by_model, by_model.numpy(), rtol=1e-8)
-    worth = values(found)
-    np.testing.assert_allclose(worth.values, by_model.mean(0))
-    np.testing.assert_allclose(worth.standard_errors, (by_model[0] - by_model[1]).abs().numpy() / 2)
+    np.testing.assert_allclose(found.values, by_model.mean(0))
+    np.testing.assert_allclose(found.standard_errors, (by_model[0] - by_model[1]).abs().numpy() / 2)
 
 
 def test_gradients_are_kept(binary, tmp_path) -> None:

@@ -1,29 +1,39 @@
 """Projected gradients of records, which a folder can keep."""
 
-import hashlib
-import io
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from posttrain.select.value.influence.gradients import Way, batch_gradients, check_finite, record_blocks
+from posttrain.select.value.influence.kept import content_key, kept
 from posttrain.select.value.influence.learner import Batch, Learner
-from posttrain.select.value.influence.projection import Projection
-from posttrain.store.files import make_folder, write_atomically, writing
+from posttrain.store.files import make_folder
 from posttrain.store.hashing import digest
 from posttrain.store.progress import task
 
-log = logging.getLogger("posttrain")
-
 _VERSION = 1  # raised when the same key would stand for other numbers
-_SUM = 32  # bytes of SHA-256
+
+
+class Narrowing(Protocol):
+    """A linear map to fewer numbers, such as `posttrain.select.value.influence.projection.Projection`."""
+
+    @property
+    def dimension(self) -> int:
+        """K."""
+        ...
+
+    def __repr__(self) -> str:
+        """Tells two maps apart."""
+        ...
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """[B, P] to [B, K]."""
+        ...
 
 
 class Change(Protocol):
@@ -55,7 +65,7 @@ class Features:
 def features(
     learner: Learner,
     records: Sequence[Any],
-    projection: Projection | None = None,
+    projection: Narrowing | None = None,
     *,
     change: Change | None = None,
     folder: Path | None = None,
@@ -107,9 +117,9 @@ def features(
             left = []
             for part in parts:
                 batch = learner.batch(records[part])
-                file = folder / f"{digest([*settings, _content(batch)])}.block"
+                file = folder / f"{digest([*settings, content_key(batch)])}.block"
                 shape = (part.stop - part.start, width)
-                found = _kept(file, shape, lambda part=part, batch=batch: compute(part, batch), wait)  # type: ignore[misc]
+                found = kept(file, shape, lambda part=part, batch=batch: compute(part, batch), wait)  # type: ignore[misc]
                 if found is None:
                     left.append(part)
                     continue
@@ -117,50 +127,3 @@ def features(
                 advance(part.stop - part.start)
             parts = left
     return Features(rows, computed)
-
-
-def _kept(file: Path, shape: tuple[int, int], make: Callable[[], np.ndarray], wait: bool) -> np.ndarray | None:
-    """What the file holds, made and written first where it is missing or damaged; None if another process is at it."""
-    if (found := _read(file, shape)) is not None:
-        return found
-    lock = FileLock(file.with_suffix(".lock"), timeout=-1 if wait else 0, thread_local=False)
-    try:
-        with writing(file):
-            lock.acquire()
-    except Timeout:
-        return None
-    try:
-        found = _read(file, shape)  # another process may have made it just now
-        if found is None:
-            found = make()
-            stream = io.BytesIO()
-            np.save(stream, found, allow_pickle=False)
-            content = stream.getvalue()
-            write_atomically(file, hashlib.sha256(content).digest() + content)
-        return found
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
-
-
-def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """The file's rows; None if it is missing or, with a warning, damaged."""
-    try:
-        whole = file.read_bytes()
-    except FileNotFoundError:
-        return None
-    content = whole[_SUM:]
-    if hashlib.sha256(content).digest() == whole[:_SUM]:
-        found: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-        if found.shape == shape:
-            return found
-    log.warning("%s is damaged: its gradients are computed again", file)
-    return None
-
-
-def _content(batch: Batch) -> str:
-    made = hashlib.sha256()
-    for part in batch:
-        made.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
-        made.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return made.hexdigest()

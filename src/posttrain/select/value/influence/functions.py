@@ -1,18 +1,27 @@
 """Influence functions: what leaving a training record out does to a test record's loss."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from posttrain.select.value.influence.curvature import Curvature, Kind
+from posttrain.select.value.influence.features import features
 from posttrain.select.value.influence.gradients import Way, check_records, record_gradients
 from posttrain.select.value.influence.inverse.conjugate_gradient import ConjugateGradient
 from posttrain.select.value.influence.inverse.solution import Solver, check_damping
+from posttrain.select.value.influence.kept import content_key, kept
 from posttrain.select.value.influence.learner import Learner
 from posttrain.select.value.influence.scores import Scores
-from posttrain.store.progress import task
+from posttrain.store.files import make_folder
+from posttrain.store.hashing import digest
+
+_VERSION = 1  # raised when the same key would stand for other numbers
 
 
 def influence_functions(
@@ -23,6 +32,7 @@ def influence_functions(
     damping: float,
     solver: Solver | None = None,
     curvature: Kind = "gauss_newton",
+    folder: Path | None = None,
     block: int | None = None,
     way: Way = "auto",
 ) -> Scores:
@@ -42,6 +52,9 @@ def influence_functions(
         damping: what is added to H's diagonal, in units of the mean loss's curvature; 0 or more.
         solver: a way to invert; conjugate gradient by default.
         curvature: ``gauss_newton`` or ``hessian``, see `posttrain.select.value.influence.curvature.Curvature`.
+        folder: keeps the solutions once they are found, and the training records' products with them block by block, so
+            that what was killed goes on, and several processes share the products out among themselves; made if
+            missing. None keeps nothing.
         block: records at a time.
         way: as `posttrain.select.value.influence.gradients.batch_gradients` takes it.
 
@@ -53,16 +66,53 @@ def influence_functions(
     """
     check_damping(damping)
     check_records(train, test)
+    solver = solver or ConjugateGradient()
     matrix = Curvature(learner, train, curvature, block)
-    wanted = torch.empty(learner.size, len(test), dtype=learner.dtype, device=learner.device)
-    for rows, found in record_gradients(learner, test, block, way):
-        wanted[:, rows] = found.T
-    solution = (solver or ConjugateGradient()).solve(matrix, wanted, damping)
-    x = solution.x.to(learner.dtype)
-    scores = np.empty((len(train), len(test)))
-    with task("taking gradients", len(train), "records") as advance:
-        for rows, found in record_gradients(learner, train, block, way):
-            scores[rows] = (found @ x).double().cpu().numpy()
-            advance(len(found))
-    evaluations = matrix.evaluations + len(train) + len(test)
-    return Scores(scores / len(train), evaluations, solution.residuals)
+    taken = 0
+
+    def solved() -> np.ndarray:
+        """The solutions [P, M], and a last row with their residuals, NaN where there are none."""
+        nonlocal taken
+        wanted = torch.empty(learner.size, len(test), dtype=learner.dtype, device=learner.device)
+        for rows, found in record_gradients(learner, test, block, way):
+            wanted[:, rows] = found.T
+        solution = solver.solve(matrix, wanted, damping)
+        taken = len(test) + matrix.evaluations
+        left = np.full(len(test), np.nan) if solution.residuals is None else solution.residuals
+        x = solution.x.to(learner.dtype).cpu().numpy()
+        return np.concatenate([x, left[None].astype(x.dtype)])
+
+    if folder is None:
+        both = solved()
+    else:
+        make_folder(folder)
+        settings = [_VERSION, learner.key, str(learner.dtype), repr(solver), curvature, damping]
+        batches = [content_key(learner.batch(records)) for records in (train, test)]
+        found = kept(folder / f"{digest([*settings, *batches])}.solution", (learner.size + 1, len(test)), solved)
+        assert found is not None
+        both = found
+    x, residuals = torch.from_numpy(both[:-1]).to(learner.device), both[-1].astype(np.float64)
+    products = features(learner, train, _Onto(x), folder=folder, block=block, way=way)
+    scores = products.rows.double().numpy() / len(train)
+    return Scores.of(scores, taken + products.evaluations, residuals=None if np.isnan(residuals).all() else residuals)
+
+
+@dataclass(frozen=True, eq=False)
+class _Onto:
+    """Products with each of K directions, [P, K]."""
+
+    directions: Tensor
+
+    @property
+    def dimension(self) -> int:
+        return self.directions.shape[1]
+
+    @cached_property
+    def _key(self) -> str:
+        return content_key((self.directions,))
+
+    def __repr__(self) -> str:
+        return f"onto {self._key}"
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        return vectors @ self.directions

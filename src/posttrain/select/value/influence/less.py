@@ -65,7 +65,7 @@ def less(
         targets = rows if mean is None else mean @ rows
         scores += one.rate * (_unit(steps.rows.double()) @ _unit(targets).T).numpy()
         evaluations += steps.evaluations + wanted.evaluations
-    return Scores(scores, evaluations)
+    return Scores.of(scores, evaluations)
 
 
 def _mean_of_groups(groups: Sequence[int] | None, count: int) -> torch.Tensor | None:

@@ -55,4 +55,4 @@ def tracin(
         )
         scores += one.rate * (ours.rows @ theirs.rows.T).double().numpy()
         evaluations += ours.evaluations + theirs.evaluations
-    return Scores(scores, evaluations)
+    return Scores.of(scores, evaluations)

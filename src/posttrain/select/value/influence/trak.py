@@ -92,7 +92,7 @@ def trak(
     doubt_of_all = torch.stack(doubts).mean(0)[:, None]
     by_model = torch.stack([(one * doubt_of_all).sum(1) for one in kernels])
     scores = torch.stack(kernels).mean(0) * doubt_of_all
-    return Scores(scores.numpy(), evaluations, by_model=by_model.numpy() if len(models) > 1 else None)
+    return Scores.of(scores.numpy(), evaluations, by_model=by_model.numpy())
 
 
 def _kernel(ours: Tensor, theirs: Tensor, doubt: Tensor, damping: float, newton: bool) -> Tensor:

@@ -1,0 +1,71 @@
+"""What labelling a record costs, as a column of the data tells."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from posttrain.loop.config import load_config
+from posttrain.loop.preview import preview_selection
+from posttrain.store.errors import UserError
+
+Open = Callable[[Path], Any]
+SELECT = {"strategy": "cost_aware", "cost": "minutes", "explore": 0, "focus": 0, "near_duplicate": None}
+
+
+def with_minutes(small: Any, minutes: Callable[[int], object], **select: Any) -> Path:
+    root: Path = small(select={**SELECT, **select})
+    rows = [{**row, "minutes": str(minutes(number))} for number, row in enumerate(small.rows()[:60])]
+    small.write(root / "pool.csv", rows, ["text", "minutes"])
+    return root
+
+
+def chosen_lines(loop: Any) -> set[int]:
+    """The lines of the file that the second batch is from."""
+    detail = loop.metadata.rounds()[2].detail
+    batch = parquet.read_table(loop.store.artifacts.path(detail["selection"]) / "batch.parquet")["id"].to_pylist()
+    pool = parquet.read_table(loop.store.artifacts.path(detail["asked"]) / "records.parquet").to_pylist()
+    return {row["line"] for row in pool if row["id"] in batch}
+
+
+def test_a_batch_that_is_bounded_by_the_datas_own_costs(small: Any, turned: Open) -> None:
+    root = with_minutes(small, lambda row: 1 if row % 2 else 1000, options={"budget": 50})
+    loop = turned(root)
+    loop.run()
+    assert len(chosen_lines(loop)) == 12
+    assert {line % 2 for line in chosen_lines(loop)} == {1}, "the first record is on line 2, and dear"
+    scores = loop.store.artifacts.path(loop.metadata.rounds()[2].detail["scores"]) / "scores.parquet"
+    assert set(parquet.read_table(scores)["cost"].to_pylist()) == {1.0, 1000.0}
+    assert loop.metadata.artifact(loop.metadata.rounds()[2].detail["scores"]).meta["pool"] == 48
+
+
+@pytest.mark.parametrize(
+    ("minutes", "column", "says"),
+    [
+        (
+            lambda row: 1,
+            "hours",
+            r"pool\.csv:2: .*it has no number `hours` but `None`; .*select\.cost, such as `minutes`",
+        ),
+        (lambda row: row - 1, "minutes", r"pool\.csv:2: .*its cost `minutes` is -1; give it a finite one above 0"),
+    ],
+)
+def test_a_cost_that_is_none_is_said_before_a_model_is_loaded(
+    small: Any, turned: Open, minutes: Callable[[int], object], column: str, says: str
+) -> None:
+    root = with_minutes(small, minutes, cost=column)
+    loop = turned(root)
+    with pytest.raises(UserError, match=says):
+        loop.run()
+    assert [run.stage for run in loop.metadata.runs()] == ["collect pool", "collect test", "collect labelled"]
+
+
+def test_a_batch_that_is_looked_at_knows_the_costs(small: Any, turned: Open) -> None:
+    root = with_minutes(small, lambda row: 1, cost=None)
+    loop = turned(root)
+    loop.run(1)
+    small.configure(root, select={**SELECT, "cost": "hours"})
+    with pytest.raises(UserError, match="it has no number `hours`"):
+        preview_selection(loop.store, load_config(root))
