@@ -35,7 +35,8 @@ from posttrain.select.selectors.closeness import Cosine, Euclidean, OuterProduct
 PEER = Path(__file__).parent / "peers" / "active_selection.py"
 METHODS = {
     "k_center": ["k_center_small_text", "k_center_scikit_activeml"],
-    "diverse": ["k_means_scikit_learn", "k_means_mini_batch"],
+    "diverse": ["k_means_scikit_learn"],
+    "diverse by mini-batches": ["k_means_mini_batch"],
     "facility_location": ["facility_location_apricot"],
     "mmr": ["mmr_loop"],
     "badge": ["badge_scikit_activeml"],
@@ -59,8 +60,10 @@ def made(folder: Path, rows: int) -> None:
 def ours(method: str, folder: Path, n: int) -> dict[str, Any]:
     embeddings, probabilities = np.load(folder / "embeddings.npy"), np.load(folder / "probabilities.npy")
     scores = {"embeddings": embeddings, "probabilities": probabilities}
+    name, _, way = method.partition(" by ")
+    options = {"mini_batch": 8_192} if way else {}
     start = time.perf_counter()
-    chosen = select(method, scores, n, dimensions=None)
+    chosen = select(name, scores, n, dimensions=None, **options)
     seconds = time.perf_counter() - start
     memory = peak_megabytes()
     return {"seconds": seconds, "megabytes": memory, "rows": chosen.tolist()}

@@ -33,6 +33,6 @@ def test_cover_counts_the_others_that_are_nearest() -> None:
 
 
 def test_facts_are_put_together() -> None:
-    assert weak_class("card", "loan", frozenset({"loan"})) == "may be `loan`, a class with poor results"
-    assert weak_class(None, None, frozenset({"loan"})) is None
+    assert weak_class("card", "loan", frozenset({"loan"}), asked=True) == "may be `loan`, a class with poor results"
+    assert weak_class(None, None, frozenset({"loan"}), asked=True) is None
     assert together(None, "one", None, "two") == "one; two"

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, MiniBatchKMeans
 
+from posttrain.select.selection import select
 from posttrain.select.selectors import k_means as module
 from posttrain.select.selectors.k_means import k_means
+from posttrain.store.errors import UserError
 
 
 def cloud(rows: int, seed: int) -> np.ndarray:
@@ -55,3 +57,45 @@ def test_rows_that_weigh_nothing_pull_no_centre() -> None:
     points = np.array([[0.0], [1.0], [100.0], [101.0], [50.0]], np.float32)
     found = k_means(points, np.arange(5), 2, 0, np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
     assert sorted(found.centres.ravel().tolist()) == [0.5, 100.5]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_mini_batches_come_near_to_it(weighted: bool) -> None:
+    points = cloud(6000, 4)
+    weights = np.random.default_rng(1).exponential(size=6000) if weighted else np.ones(6000)
+    rows = np.arange(6000)
+    ours = [float(weights @ k_means(points, rows, 25, seed, weights, 500).distances) for seed in range(24)]
+    theirs = [
+        MiniBatchKMeans(25, n_init=1, batch_size=500, random_state=seed).fit(points, sample_weight=weights).inertia_
+        for seed in range(24)
+    ]
+    assert np.mean(ours) < 1.02 * np.mean(theirs)
+    assert np.mean(ours) < 1.05 * np.mean(inertia(points, weights, 25))
+
+
+def test_a_centre_is_the_mean_of_all_rows_that_were_nearest_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sculley's algorithm 1 row by row, from the same first centres and batches."""
+    points = cloud(400, 5)
+    monkeypatch.setattr(module, "_STEPS", 4)
+    started: list[np.ndarray] = []
+    first = module._first_centres
+    monkeypatch.setattr(
+        module,
+        "_first_centres",
+        lambda *given: started.append(first(*given)) or started[-1],  # type: ignore[func-returns-value]
+    )
+    found = k_means(points, np.arange(400), 6, 0, mini_batch=100)
+    sample = points[np.random.default_rng(0).permutation(400)].astype(np.float64)
+    centres, seen = started[0].astype(np.float64), np.zeros(6)
+    for batch in np.split(sample, 4):
+        nearest = ((batch[:, None] - centres) ** 2).sum(axis=-1).argmin(axis=1)
+        for row, centre in zip(batch, nearest, strict=True):
+            seen[centre] += 1
+            centres[centre] += (row - centres[centre]) / seen[centre]
+    np.testing.assert_allclose(found.centres, centres, rtol=1e-4, atol=1e-5)
+
+
+def test_mini_batches_of_a_size_that_makes_no_sense() -> None:
+    with pytest.raises(UserError, match="`mini_batch` is a number of rows, 1 or more"):
+        select("diverse", {"embeddings": cloud(50, 6)}, 5, mini_batch=0)
+    assert len(set(select("diverse", {"embeddings": cloud(50, 6)}, 50, mini_batch=7).tolist())) == 50

@@ -9,11 +9,12 @@ from posttrain.select.selectors.closeness import Euclidean, Floats, Rows, blocks
 from posttrain.select.selectors.seeding import Weights
 
 _ROWS_A_CENTRE = 128
-_ROWS_TO_START = 16
+_ROWS_TO_START, _FEW_TO_START = 16, 4
 _SURELY = 4096
 _ITERATIONS = 50
 _TOLERANCE = 1e-3
 _SMALL = 2**15
+_STEPS, _WINDOW = 100, 5
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,18 @@ class Clusters:
     distances: Floats
 
 
-def k_means(points: Floats, rows: Rows, count: int, seed: int, weights: Weights | None = None) -> Clusters:
+def k_means(
+    points: Floats, rows: Rows, count: int, seed: int, weights: Weights | None = None, mini_batch: int | None = None
+) -> Clusters:
     """Lloyd's algorithm (S. Lloyd, 1982) from the centres of greedy k-means++.
 
     Centres are those of at most 128 rows each, drawn by the seed, and start from at most 16 each, or 4,096: more rows
     move them by less than their own sampling does. It ends when the sum of squared distances falls by less than 0.1%.
+
+    With ``mini_batch`` each step looks at so many rows of the sample, and a centre is the mean of all rows that were
+    nearest to it when they were looked at (D. Sculley, Web-scale k-means clustering, WWW 2010, algorithm 1, all rows of
+    a step at once). First centres are those of 4 rows each. It ends when five steps together are not 0.1% nearer than
+    the five before, or after 100.
 
     Args:
         points: float32 [N, D].
@@ -43,6 +51,7 @@ def k_means(points: Floats, rows: Rows, count: int, seed: int, weights: Weights 
         count: centres, at most M.
         seed: of the sample and of the first centres.
         weights: float64 [M], non-negative, how much each row counts; None for all alike.
+        mini_batch: see above; None for Lloyd's.
     """
     from threadpoolctl import threadpool_limits
 
@@ -52,17 +61,44 @@ def k_means(points: Floats, rows: Rows, count: int, seed: int, weights: Weights 
     if np.count_nonzero(counts) < count:
         counts = np.maximum(counts, np.finfo(np.float32).tiny)
     with threadpool_limits(limits=1 if len(rows) < _SMALL else None):  # the same bits on any number of cores
-        few = slice(max(count * _ROWS_TO_START, _SURELY))
+        few = slice(max(count * (_ROWS_TO_START if mini_batch is None else _FEW_TO_START), _SURELY))
         centres = _first_centres(sample[few], count, counts[few], seed)
-        before = np.inf
-        for _ in range(_ITERATIONS):
-            found = _assigned(sample, np.arange(len(sample)), centres)
-            total = float(found.distances @ counts)
-            if total >= before * (1 - _TOLERANCE):
-                break
-            before = total
-            centres = _means(sample, counts, found)
+        centres = (
+            _settled(sample, counts, centres) if mini_batch is None else _drifted(sample, counts, centres, mini_batch)
+        )
         return _assigned(points, rows, centres)
+
+
+def _settled(sample: Floats, weights: Weights, centres: Floats) -> Floats:
+    """Lloyd's algorithm."""
+    before = np.inf
+    for _ in range(_ITERATIONS):
+        found = _assigned(sample, np.arange(len(sample)), centres)
+        total = float(found.distances @ weights)
+        if total >= before * (1 - _TOLERANCE):
+            break
+        before = total
+        centres = _means(sample, weights, found)
+    return centres
+
+
+def _drifted(sample: Floats, weights: Weights, centres: Floats, size: int) -> Floats:
+    """Mini-batches, one after another through the sample, which is in random order, and again from its beginning."""
+    looked = np.zeros(len(centres))
+    costs: list[float] = []
+    for step in range(_STEPS):
+        rows = (np.arange(step * size, step * size + min(size, len(sample)))) % len(sample)
+        found = _assigned(sample, rows, centres)
+        some = weights[rows]
+        costs.append(float(found.distances @ some) / max(float(some.sum()), np.finfo(np.float64).tiny))
+        recent = np.mean(costs[-_WINDOW:])
+        if len(costs) >= 2 * _WINDOW and recent >= np.mean(costs[-2 * _WINDOW : -_WINDOW]) * (1 - _TOLERANCE):
+            break
+        sums, totals = _sums(sample[rows], some, found)
+        whole = np.where(looked + totals > 0, looked + totals, 1)[:, None]
+        centres = np.where(totals[:, None] > 0, (looked[:, None] * centres + sums) / whole, centres).astype(np.float32)
+        looked += totals
+    return centres
 
 
 def _first_centres(points: Floats, count: int, weights: Weights, seed: int) -> Floats:
@@ -106,13 +142,18 @@ def _assigned(points: Floats, rows: Rows, centres: Floats) -> Clusters:
 
 def _means(points: Floats, weights: npt.NDArray[np.float64], found: Clusters) -> Floats:
     """The mean of each cluster; where nothing is left of one, a row that lies farthest from its centre."""
-    from scipy.sparse import csc_array
-
-    count = len(found.centres)
-    totals = np.bincount(found.cluster, weights, minlength=count)
-    members = csc_array((weights.astype(np.float32), found.cluster, np.arange(len(points) + 1)), (count, len(points)))
-    sums = members @ points
+    sums, totals = _sums(points, weights, found)
     centres: Floats = np.divide(sums, totals[:, None], out=np.zeros_like(sums), where=totals[:, None] > 0)
     empty = np.flatnonzero(totals == 0)
     centres[empty] = points[np.argsort(-found.distances * (weights > 0), kind="stable")[: len(empty)]]
     return centres
+
+
+def _sums(points: Floats, weights: Weights, found: Clusters) -> tuple[Floats, Weights]:
+    """Of each cluster the weighted sum of its rows, float32 [K, D], and of the weights, float64 [K]."""
+    from scipy.sparse import csc_array
+
+    count = len(found.centres)
+    totals = np.bincount(found.cluster, weights, minlength=count).astype(np.float64, copy=False)
+    members = csc_array((weights.astype(np.float32), found.cluster, np.arange(len(points) + 1)), (count, len(points)))
+    return members @ points, totals
