@@ -227,7 +227,7 @@ def test_select_goes_by_what_the_champion_knows(small: Any, posttrain: Call) -> 
         ended = posttrain("select", "-w", root, "--strategy", strategy)
         assert ended.mistake.startswith(f"--strategy: strategy `{strategy}` goes by what the champion is")
         assert ended.mistake.endswith(
-            "none has been trained yet; use diverse, random, typiclust, prob_cover, k_center or facility_location"
+            "none has been trained yet; use random, diverse, typiclust, prob_cover, k_center or facility_location"
         )
     assert len(posttrain("select", "-w", root, "--strategy", "random", "--json").json["records"]) == 12
 
