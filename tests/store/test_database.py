@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect, text
+from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from posttrain.store.artifacts import Artifact, FileEntry
@@ -141,6 +141,23 @@ class TestSQLite(DatabaseContract):
                 connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "foreign_keys", "synchronous")
             ]
         assert values == ["wal", 1, 2]
+
+    def test_many_connect_to_an_empty_file_at_once(self, tmp_path: Path) -> None:
+        """Each changes it to a write-ahead log, and SQLite refuses some of those at once, about one file in sixteen."""
+
+        def connect(engine: Engine) -> str:
+            gate.wait()
+            with engine.connect().execution_options(writes=True) as connection, connection.begin():
+                connection.execute(text("CREATE TABLE IF NOT EXISTS a (b)"))
+                return str(connection.scalar(text("PRAGMA journal_mode")))
+
+        gate = threading.Barrier(6)
+        with ThreadPoolExecutor(6) as threads:
+            for number in range(30):
+                engines = [_engine(_parse(f"sqlite:///{tmp_path}/{number}.db")) for _ in range(6)]
+                assert set(threads.map(connect, engines)) == {"wal"}
+                for engine in engines:
+                    engine.dispose()
 
     def test_the_file_itself_is_not_locked(self, connect: Callable[..., Metadata]) -> None:
         """The lock of the workspace's folder guards it; here a second process may read and write."""

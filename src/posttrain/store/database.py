@@ -3,8 +3,10 @@
 import os
 import platform
 import shutil
+import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -21,8 +23,8 @@ REVISIONS = ("0001", "0002", "0003")  # every file of migrations/versions, oldes
 
 # Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks.
 _MIGRATION_LOCK = 0x706F7374
-# Waiting for others comes first, as the change to a write-ahead log may have to.
-_PRAGMAS = ("busy_timeout = 30000", "foreign_keys = ON", "journal_mode = WAL", "synchronous = FULL")
+_PATIENCE = 30  # seconds to wait for others
+_PRAGMAS = (f"busy_timeout = {_PATIENCE * 1000}", "foreign_keys = ON", "synchronous = FULL")
 _WORK_LOCK = 0x74726169
 _HOLDER = f"""
     SELECT application_name || ' since ' || to_char(backend_start, 'YYYY-MM-DD HH24:MI:SS TZ')
@@ -262,9 +264,23 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     try:
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
+        _log_ahead(connection)
     except Exception:
         connection.close()  # SQLAlchemy would leave it open
         raise
+
+
+def _log_ahead(connection: Any) -> None:
+    """Change to a write-ahead log; SQLite does not always wait itself, but refuses some of those that do so at once."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def _begin_sqlite(connection: Connection) -> None:
