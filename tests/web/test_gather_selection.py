@@ -161,6 +161,7 @@ def test_what_is_damaged_is_named_and_the_rest_is_shown(
     assert [sentence.startswith(said) for sentence in second.missing] == [True]
     assert f"{file} differs from its checksum" in second.missing[0]
     assert len(getattr(second, left)) > 0
+    assert all(one.score is not None for one in second.chosen), "the batch has the entropy too"
     assert (second.round, second.records) == (2, 16)
     assert len(first.chosen) == 16
     assert said in page

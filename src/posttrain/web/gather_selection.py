@@ -85,7 +85,9 @@ def _selection(
         inputs, answers = _inputs(workspace, entry, batch["id"]), _answers(workspace, entry)
     except DamagedArtifact as error:
         missing.append(f"The records cannot be read: {error}.")
-    if values and (folder / ASKED_SINCE).exists():
+    if not values:  # of the scores the batch has the entropy, whatever became of the rest
+        values = _by_id(batch, "uncertainty")
+    elif (folder / ASKED_SINCE).exists():
         since = _by_id(parquet.read_table(folder / ASKED_SINCE), found.score)
         found = replace(found, scored_since=_numbers(since))
         values |= since

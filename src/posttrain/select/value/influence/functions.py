@@ -87,8 +87,8 @@ def influence_functions(
     else:
         make_folder(folder)
         settings = [_VERSION, learner.key, str(learner.dtype), repr(solver), curvature, damping]
-        batches = [content_key(learner.batch(records)) for records in (train, test)]
-        found = kept(folder / f"{digest([*settings, *batches])}.solution", (learner.size + 1, len(test)), solved)
+        contents = [[content_key(learner.batch([record])) for record in records] for records in (train, test)]
+        found = kept(folder / f"{digest([*settings, *contents])}.solution", (learner.size + 1, len(test)), solved)
         assert found is not None
         both = found
     x, residuals = torch.from_numpy(both[:-1]).to(learner.device), both[-1].astype(np.float64)
