@@ -165,6 +165,14 @@ def test_a_damaged_block_is_named_and_made_again(network, tmp_path, caplog, harm
     assert features(network.learner, network.train, folder=tmp_path, block=10).evaluations == 0
 
 
+def test_the_lock_of_a_process_killed_once_its_block_was_written_is_removed(network, tmp_path) -> None:
+    features(network.learner, network.train, folder=tmp_path, block=10)
+    for file in list(tmp_path.glob("*.block")):
+        file.with_suffix(".lock").touch()
+    assert features(network.learner, network.train, folder=tmp_path, block=10).evaluations == 0
+    assert {file.suffix for file in tmp_path.iterdir()} == {".block"}
+
+
 def test_gradients_are_changed_before_they_are_projected(network) -> None:
     class Doubled:
         key = "doubled"

@@ -27,9 +27,11 @@ def kept(file: Path, shape: tuple[int, int], make: Callable[[], np.ndarray], wai
         make: gives it.
         wait: for another process that is at it; otherwise None is returned.
     """
+    locked = file.with_suffix(".lock")
     if (found := _read(file, shape)) is not None:
+        locked.unlink(missing_ok=True)  # of a process that was killed as soon as it had written the file
         return found
-    lock = FileLock(file.with_suffix(".lock"), timeout=-1 if wait else 0, thread_local=False)
+    lock = FileLock(locked, timeout=-1 if wait else 0, thread_local=False)
     try:
         with writing(file):
             lock.acquire()
@@ -45,7 +47,7 @@ def kept(file: Path, shape: tuple[int, int], make: Callable[[], np.ndarray], wai
             write_atomically(file, hashlib.sha256(content).digest() + content)
         return found
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
+        locked.unlink(missing_ok=True)
         lock.release()
 
 
