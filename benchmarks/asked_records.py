@@ -45,9 +45,9 @@ def accuracies(task: Task, embedded: int, asked: int, seed: int) -> list[float]:
             covered = np.arange(len(columns["embeddings"])) >= len(rows)
             chosen = rows[select("facility_location", columns, PER_ROUND, seed, covered, **options)]
         labelled[chosen] = True
-        probabilities, accuracy = linear_head(task, labelled)
-        doubts = uncertainty.least_confidence(probabilities)
-        found.append(accuracy)
+        head = linear_head(task, labelled)
+        doubts = uncertainty.least_confidence(head.probabilities)
+        found.append(head.accuracy)
     return found
 
 

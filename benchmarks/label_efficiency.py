@@ -42,6 +42,7 @@ PEERS = (
 )
 AS_THEY_ARE = {"dimensions": None}
 OURS = {
+    "auto": Plan("auto", (), "auto", AS_THEY_ARE, AS_THEY_ARE),
     "random": Plan("random", ()),
     "margin": Plan("margin", ()),
     "entropy": Plan("entropy", ()),

@@ -9,7 +9,10 @@ import pytest
 
 from posttrain.loop.config import load_config
 from posttrain.loop.label_batches import label_reports
+from posttrain.select.neighbours import Agreement
 from posttrain.store.errors import UserError
+from posttrain.web.gather_selection import selections
+from posttrain.web.selection_figures import selections_shown
 
 Open = Callable[[Path], Any]
 
@@ -43,6 +46,22 @@ def test_auto_covers_while_no_answer_is_right(small: Any, turned: Open) -> None:
     first, second = (set(one["reasons"]) for one in _selections(loop))
     assert first == {"cold_start"}
     assert second <= {"cold_start", "explore"}
+
+
+def test_auto_covers_nothing_where_neighbours_do_not_share_labels(
+    small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posttrain.loop.stages.choose.informative", lambda confidence, right: True)
+    monkeypatch.setattr("posttrain.loop.stages.score.neighbour_agreement", lambda *_: Agreement(0.01, 0.02, 500))
+    loop = turned(small(select={"strategy": "auto"}))
+    loop.run()
+    assert [one["strategy"] for one in _selections(loop)] == ["random", "margin"]
+    scores = [loop.store.artifacts.get(entry.detail["scores"]).meta for entry in loop.metadata.rounds()[1:]]
+    assert [one["neighbours_kappa"] for one in scores] == [0.01, 0.01]
+    assert all(one["unasked"] == 0 for one in scores)
+    last, first = (one.summary for one in selections_shown(selections(loop.store)).rounds)
+    assert first.endswith("by random, as neighbours hardly share labels (kappa 0.01)")
+    assert last.endswith("by margin, as neighbours hardly share labels (kappa 0.01)")
 
 
 def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:

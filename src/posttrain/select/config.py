@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.select.auto import AUTO, INFORMED, informed_options
+from posttrain.select.auto import AUTO, BY_DOUBT_ALONE, INFORMED, cold, informed, informed_options
 from posttrain.select.hard_cases.kinds import KINDS
 from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.names import BASE, DOUBT, SCORES, check_names, check_task, wanted
@@ -37,7 +37,7 @@ class SelectConfig(Section):
         default=AUTO,
         description="How records are chosen: " + ", ".join(sorted(STRATEGIES)) + "; a list names one a round, the last "
         f"for all that follow; {AUTO}: cold_start until what the champion is unsure of says where it errs, then "
-        f"{INFORMED}, covering what it is unsure of.",
+        f"{INFORMED}, covering what it is unsure of, or {BY_DOUBT_ALONE} where neighbours do not share labels.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -45,10 +45,10 @@ class SelectConfig(Section):
         "strategy, by its name.",
     )
     cold_start: str = Field(
-        default="facility_location",
+        default=AUTO,
         description="Strategy while no champion has been trained, so its probabilities say nothing: "
         + _FIT_FOR_COLD_START
-        + ".",
+        + f"; {AUTO}: {cold()}, or random where test records that lie near each other do not share labels.",
     )
     pool_sample: int = Field(
         default=2000,
@@ -110,7 +110,7 @@ class SelectConfig(Section):
     @field_validator("cold_start")
     @classmethod
     def _cold_start_asks_no_model(cls, name: str) -> str:
-        if name not in FIT_FOR_COLD_START:
+        if name not in (*FIT_FOR_COLD_START, AUTO):
             raise ValueError(asks_a_model(name))
         return name
 
@@ -136,7 +136,7 @@ class SelectConfig(Section):
 
     @model_validator(mode="after")
     def _options_are_by_strategy(self) -> Self:
-        names = {AUTO: [INFORMED]}.get(str(self.strategy), self.strategy)
+        names = {AUTO: [INFORMED, BY_DOUBT_ALONE]}.get(str(self.strategy), self.strategy)
         if isinstance(names, list):
             for name, options in self.options.items():
                 if name not in names or not isinstance(options, dict):
@@ -148,29 +148,37 @@ class SelectConfig(Section):
         """Whether rounds may have different strategies."""
         return isinstance(self.strategy, list) or self.strategy == AUTO
 
-    def of_round(self, number: int, has_labels: bool = True) -> Self:
-        """The section with the one strategy of a round, counted from 1, and its options.
+    def of_round(self, number: int, has_labels: bool = True, shared: bool = True) -> Self:
+        """The section with the one strategy of a round, counted from 1, that of its cold start, and its options.
 
         Args:
             number: of the round.
             has_labels: whether the task has a closed label set.
+            shared: whether records that lie near each other share labels, which ``auto`` goes by.
         """
+        start = cold(shared) if self.cold_start == AUTO else self.cold_start
         if isinstance(self.strategy, str):
-            name = INFORMED if self.strategy == AUTO else self.strategy
-            start = self.cold_start
+            name = informed(shared) if self.strategy == AUTO else self.strategy
         else:
             name = self.strategy[min(max(number, 1), len(self.strategy)) - 1]
-            start = name if name in FIT_FOR_COLD_START else self.cold_start
+            start = name if name in FIT_FOR_COLD_START else start
         options = self.options.get(name, {}) if self.several else self.options
-        if self.strategy == AUTO:
+        if self.strategy == AUTO and name == INFORMED:
             options = informed_options(has_labels) | options
         return self.model_copy(update={"strategy": name, "options": options, "cold_start": start})
 
-    def embedded_in(self, number: int, cold: bool) -> int:
+    def embedded_in(self, number: int, cold: bool, shared: bool = True) -> int:
         """At most how many pool records a round embeds: more than it asks only where the strategy covers the pool."""
-        one = self.of_round(number)
-        covers = (one.cold_start if cold else one.strategy) in COVER_THE_POOL
+        covers = self._used_in(number, cold, shared) in COVER_THE_POOL
         return max(self.pool_sample, self.pool_embedded) if covers else self.pool_sample
+
+    def goes_by_neighbours(self, number: int, cold: bool) -> bool:
+        """Whether a round's strategy hangs on whether neighbours share labels."""
+        return self._used_in(number, cold, shared=True) != self._used_in(number, cold, shared=False)
+
+    def _used_in(self, number: int, cold: bool, shared: bool) -> str:
+        one = self.of_round(number, shared=shared)
+        return one.cold_start if cold else str(one.strategy)
 
     def wanted_scores(self) -> list[str]:
         """The scores that are computed: those of the config, and what the strategies' options go by."""
@@ -179,7 +187,8 @@ class SelectConfig(Section):
 
     def _of_all_rounds(self, has_labels: bool) -> list[Self]:
         count = len(self.strategy) if isinstance(self.strategy, list) else 1
-        return [self.of_round(number + 1, has_labels) for number in range(count)]
+        either = (True, False) if self.strategy == AUTO and has_labels else (True,)
+        return [self.of_round(number + 1, has_labels, shared) for number in range(count) for shared in either]
 
     def check(self, has_labels: bool, where: str = "select.strategy") -> None:
         """Raise a UserError if the strategy cannot work on this task, or with its options.

@@ -78,6 +78,7 @@ class Selection:
         enough: why labelling more has stopped to pay; empty where it may still.
         calibration: ``temperature`` that the scores were divided by, with ``ece_before`` and ``ece_after``; empty where
             they are as the model gave them.
+        unshared: kappa of neighbours' labels where it was too small for `auto` to cover the pool; None otherwise.
         missing: sentences on what cannot be shown, and why.
     """
 
@@ -97,4 +98,5 @@ class Selection:
     gain: Gain | None = None
     enough: str = ""
     calibration: Mapping[str, float] = field(default_factory=dict)
+    unshared: float | None = None
     missing: tuple[str, ...] = ()

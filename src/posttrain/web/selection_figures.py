@@ -106,7 +106,8 @@ def _summary(one: Selection) -> str:
     of = f"{one.embedded:,} {'embedded' if one.scored < one.embedded else 'scored'}"
     of += f", a sample of {one.pool:,}" if one.embedded < one.pool else ""
     of += f", {one.scored:,} of them scored" if 0 < one.scored < one.embedded else ""
-    return f"{one.records:,} of {of}, by {one.strategy}"
+    why = "" if one.unshared is None else f", as neighbours hardly share labels (kappa {one.unshared:.2f})"
+    return f"{one.records:,} of {of}, by {one.strategy}{why}"
 
 
 def _in_order(reasons: Iterable[str]) -> list[str]:

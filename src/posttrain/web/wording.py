@@ -24,6 +24,7 @@ _CHOSEN = {
     "explore": "drawn at random from the whole pool, whatever the model says",
     "cold_start": "chosen by {} to cover the pool, as what the model is unsure of said nothing yet",
 }
+_DRAWN_COLD = "drawn at random, as what the model is unsure of said nothing yet"
 _SHARES = ("accuracy", "f1", "rate", "precision", "recall")
 
 
@@ -118,4 +119,6 @@ def action_text(action: str) -> str:
 
 def chosen_text(reason: str, strategy: str) -> str:
     """Why a record was chosen, in a sentence; empty for a reason that is not known here."""
+    if (reason, strategy) == ("cold_start", "random"):
+        return _DRAWN_COLD
     return _CHOSEN.get(reason, "").format(strategy)

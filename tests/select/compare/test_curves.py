@@ -1,5 +1,7 @@
 """Learning curves on a task with many small classes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,17 @@ def test_a_strategy_that_needs_no_model_starts_by_itself() -> None:
     task = task_of(*records(), seed=0)
     alone = learning_curve(task, Plan("typiclust", (12,), cold_start="random"), 1)
     assert alone == learning_curve(task, Plan("margin", (12,), cold_start="typiclust"), 1)
+
+
+def test_auto_covers_what_is_alike_and_draws_where_nothing_is() -> None:
+    task = task_of(*records(), seed=0)
+    alike = learning_curve(task, Plan("auto", (12,), "auto"), 1)
+    assert alike == learning_curve(task, Plan("facility_location", (12,)), 1)
+    shuffled = [np.random.default_rng(2).permutation(labels) for labels in (task.labels, task.test_labels)]
+    task = replace(task, labels=shuffled[0], test_labels=shuffled[1])
+    counts = (12, 24, 36)
+    drawn = learning_curve(task, Plan("auto", counts, "auto", {"power": 2.0}), 1)
+    np.testing.assert_array_equal(drawn, learning_curve(task, Plan("random", counts), 1))
 
 
 def test_one_class_only_is_always_predicted() -> None:

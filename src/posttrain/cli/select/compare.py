@@ -8,6 +8,7 @@ import typer
 
 from posttrain.cli.data.stored import ColumnOption, columns_with
 from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.select.auto import AUTO
 from posttrain.store.errors import UserError
 
 _COMPARED = "auto,random,margin,uncertain_diverse,typiclust,facility_location,badge"
@@ -25,7 +26,7 @@ def compare(
     labels: Annotated[int, typer.Option(min=1, help="Labels in the end.")] = 500,
     cold_start: Annotated[
         str, typer.Option(help="For the first labels of a strategy that goes by what a model predicts.")
-    ] = "facility_location",
+    ] = AUTO,
     embedder: Annotated[
         str, typer.Option(help="For files: minilm, a folder or a name in sentence-transformers' layout.")
     ] = "minilm",

@@ -36,7 +36,8 @@ def select(
 
     The champion is asked what it was not asked before and is chosen now.
     """
-    chosen_by = turn.config.select.of_round(turn.number, bool(turn.config.task.label_set))
+    shared = scores.meta.get("neighbours_share", True)
+    chosen_by = turn.config.select.of_round(turn.number, bool(turn.config.task.label_set), shared)
     auto = turn.config.select.strategy == AUTO
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _is_uninformative(predictions: pa.Table) -> bool:
     right = score == 1 if right_or_wrong else score > np.median(score)
     found = informative(confidence, right) is False or (right_or_wrong and right.sum() < 2)
     if found:
-        log.info("  the champion's doubts do not tell where it errs yet: choosing for coverage")
+        log.info("  the champion's doubts do not tell where it errs yet: choosing as in a cold start")
     return bool(found)
 
 

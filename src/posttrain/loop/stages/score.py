@@ -1,6 +1,7 @@
 """Score: how unsure the champion is of the pool, and what is known of the records around it."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ from posttrain.loop.stages.costs import with_costs
 from posttrain.loop.stages.hard_cases import as_rows, hard_test_cases, others_evaluated
 from posttrain.loop.stages.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.turn import Turn, task_key
+from posttrain.select.neighbours import MOST, neighbour_agreement
 from posttrain.select.sample import sample_note, sample_pool, with_note
 from posttrain.select.score import embed_records, place_records, score_labelled, score_pool
+from posttrain.select.scores.columns import Scoring
 from posttrain.select.scores.names import SCORES as SCORE_NAMES
 from posttrain.store.artifacts import Artifact
+
+log = logging.getLogger("posttrain")
 
 
 def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
@@ -35,7 +40,8 @@ def score(
     select = turn.config.select
     names = [] if cold else select.wanted_scores()
     scoring = scoring_for(turn, champion)
-    embedded = select.embedded_in(turn.number, cold)
+    labels = turn.config.task.label_set
+    by_neighbours = bool(labels) and select.goes_by_neighbours(turn.number, cold)
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         learned, measured = turn.dataset(train).records, turn.dataset(test.id).records
@@ -44,6 +50,8 @@ def score(
             forget_others(turn, scoring)
         fitted = {} if cold else calibrated(turn, scoring, measured, evaluation)
         scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
+        told = _neighbours(turn, scoring, measured) if by_neighbours else {}
+        embedded = select.embedded_in(turn.number, cold, told.get("neighbours_share", True))
         asked, seed = 0 if cold else select.pool_sample, turn.seed("score")
         beside = sample_pool(free, embedded - asked, seed, after=asked)
         placed = place_records(scaled, beside, select) if cold or beside.num_rows else None
@@ -60,14 +68,31 @@ def score(
             cases, hard = hard_test_cases(turn, evaluation, others, measured)
             (out / CASES).write_text(json.dumps(as_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
             np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
-        return {**sample_note(scores), "unasked": 0 if cold else beside.num_rows, "cold": cold, **fitted}
+        return {**sample_note(scores), "unasked": 0 if cold else beside.num_rows, "cold": cold, **fitted, **told}
 
     inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation, **others}
     inputs |= {"sentence model": scoring.sentences.id} if scoring.sentences else {}
-    inputs |= {} if cold else {"test": test.id, **scoring_inputs(scoring, names)}
+    inputs |= {"test": test.id} if by_neighbours or not cold else {}
+    inputs |= {} if cold else scoring_inputs(scoring, names)
     kinds = {} if cold else {"hard_cases": select.hard_cases}
     settings = scoring_settings(turn, cold=cold)
-    sizes: dict[str, Any] = {"pool_sample": select.pool_sample, "embedded": embedded}
+    sizes: dict[str, Any] = {"pool_sample": select.pool_sample, "embedded": select.embedded_in(turn.number, cold)}
+    sizes |= {"by_neighbours": by_neighbours}
     sizes |= {"cost": select.cost} if select.cost else {}
     config = {**sizes, "cold": cold, **kinds, **settings, **task_key(turn.config)}
-    return turn.stage("score", "scores", inputs, config, work, version=5)
+    return turn.stage("score", "scores", inputs, config, work, version=6)
+
+
+def _neighbours(turn: Turn, scoring: Scoring, test: pa.Table) -> dict[str, Any]:
+    """Whether test records that lie near each other share labels, which says whether covering the pool is worth it."""
+    drawn = sample_pool(
+        test, MOST, turn.config.seed
+    )  # the same in all rounds, so that a sentence model embeds them once
+    found = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist())
+    if not found.shared:
+        log.info(
+            "  of %d test records, neighbours share labels hardly more than by chance (kappa %.2f): "
+            "the pool is not covered by nearness",
+            *(found.records, found.kappa),
+        )
+    return {"neighbours_share": found.shared, "neighbours_kappa": found.kappa if found.records else None}

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.jobs.engine import cores, open_engine
-from posttrain.select.auto import AUTO, INFORMED, informed_options
+from posttrain.select.auto import AUTO, informed
 from posttrain.select.compare.curves import Plan, full_accuracy, learning_curve, task_of
 from posttrain.select.compare.summary import Summary, summarise
 from posttrain.select.selectors.registry import STRATEGIES
@@ -46,7 +46,7 @@ def compare(
     seeds: int = 6,
     batch: int = 50,
     most: int = 500,
-    cold_start: str = "facility_location",
+    cold_start: str = AUTO,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     workers: int | None = None,
 ) -> Comparison:
@@ -58,12 +58,12 @@ def compare(
     Args:
         features: float [N, D] embeddings.
         labels: [N].
-        strategies: names in ``STRATEGIES``, or ``auto``, which goes by doubt from the second batch on here.
+        strategies: names in ``STRATEGIES``, or ``auto``.
         seeds: curves of each strategy, seeds 0, 1 and so on.
         batch: labels asked for at a time.
         most: labels in the end, or all that are not held out where these are fewer.
         cold_start: for the first batch of strategies that go by what a model predicts; random starts at random.
-        options: by strategy.
+        options: by strategy; of ``auto`` those of coverage.
         workers: processes; as many as there are cores when None.
 
     Raises:
@@ -78,7 +78,7 @@ def compare(
     counts = tuple(range(batch, most + 1, batch))
     if not counts:
         raise UserError(f"{most:,} records to choose from make no batch of {batch}", fix="give a smaller --batch")
-    plans = {name: _plan(name, counts, cold_start, (options or {}).get(name, {})) for name in names}
+    plans = {name: Plan(name, counts, cold_start, (options or {}).get(name, {})) for name in names}
     _try(plans, tasks[0].features)
     work = [(name, plans[name], seed) for seed in range(seeds) for name in names]
     workers = cores() if workers is None else workers
@@ -103,12 +103,6 @@ def check_names(names: Sequence[str]) -> None:
             raise UserError(f"no strategy `{name}`", where="--strategies", fix=did_you_mean(name, [*STRATEGIES, AUTO]))
 
 
-def _plan(name: str, counts: tuple[int, ...], cold_start: str, options: Mapping[str, Any]) -> Plan:
-    if name == AUTO:
-        return Plan(INFORMED, counts, cold_start, {**informed_options(has_labels=True), **options})
-    return Plan(name, counts, cold_start, options)
-
-
 def _curve(
     features: npt.NDArray[np.floating], labels: Sequence[str], work: tuple[str, Plan, int]
 ) -> npt.NDArray[np.float64]:
@@ -123,4 +117,4 @@ def _try(plans: Mapping[str, Plan], features: npt.NDArray[np.float32]) -> None:
     few = features[:8]
     scores = {"embeddings": few, "probabilities": np.full((len(few), 2), 0.5)}
     for plan in plans.values():
-        select(plan.strategy, scores, 1, **(plan.options or {}))
+        select(informed() if plan.strategy == AUTO else plan.strategy, scores, 1, **plan.options)

@@ -2,12 +2,15 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.select.auto import AUTO, cold, informed, informed_options
+from posttrain.select.informative import informative
+from posttrain.select.neighbours import MOST, neighbour_agreement
 from posttrain.select.selection import select
 from posttrain.select.selectors.closeness import Floats
 from posttrain.select.selectors.registry import FIT_FOR_COLD_START
@@ -43,11 +46,11 @@ class Plan:
     """How a strategy is tried.
 
     Attributes:
-        strategy: a name in ``STRATEGIES``.
+        strategy: a name in ``STRATEGIES``, or ``auto``.
         counts: labels at which the head is measured, ascending; the strategy asks for what lies between.
-        cold_start: the strategy for the first labels where ``strategy`` goes by what a model predicts.
-        options: the strategy's own.
-        cold_options: those of ``cold_start``.
+        cold_start: the strategy for the first labels where ``strategy`` goes by what a model predicts, or ``auto``.
+        options: the strategy's own; of ``auto`` those of coverage.
+        cold_options: those of ``cold_start``; of ``auto`` those of coverage.
     """
 
     strategy: str
@@ -89,31 +92,71 @@ def task_of(features: Floats, labels: Sequence[str], seed: int, held_out: float 
 def learning_curve(task: Task, plan: Plan, seed: int) -> npt.NDArray[np.float64]:
     """Accuracy on the held-out records after each count of labels, float64 [counts].
 
-    The first labels are chosen by ``plan.cold_start`` unless the strategy needs no model.
+    The first labels are chosen by ``plan.cold_start`` unless the strategy needs no model. What ``auto`` has to know it
+    is told by the held-out records, as the loop is by its test records.
     """
+    auto, plan = plan.strategy == AUTO, _settled(plan, task)
     labelled = np.zeros(len(task.labels), bool)
-    probabilities: Floats | None = None
+    head: Head | None = None
     accuracies = []
     for place, count in enumerate(plan.counts):
-        cold = probabilities is None and plan.needs_model
-        strategy, options = (plan.cold_start, plan.cold_options) if cold else (plan.strategy, plan.options)
+        covers = plan.needs_model and (head is None or (auto and not head.tells_errors))
+        strategy, options = (plan.cold_start, plan.cold_options) if covers else (plan.strategy, plan.options)
         scores = {"embeddings": task.features}
-        if probabilities is not None:
-            scores["probabilities"] = probabilities
+        if head is not None:
+            scores["probabilities"] = head.probabilities
         draw = int(np.random.default_rng([seed, place]).integers(2**31))
         labelled[select(strategy, scores, count - int(labelled.sum()), draw, labelled, **options)] = True
-        probabilities, accuracy = linear_head(task, labelled)
-        accuracies.append(accuracy)
+        head = linear_head(task, labelled)
+        accuracies.append(head.accuracy)
     return np.array(accuracies)
 
 
 def full_accuracy(task: Task) -> float:
     """Accuracy of a head that has learned from every label."""
-    return linear_head(task, np.ones(len(task.labels), bool))[1]
+    return linear_head(task, np.ones(len(task.labels), bool)).accuracy
 
 
-def linear_head(task: Task, labelled: npt.NDArray[np.bool_]) -> tuple[Floats, float]:
-    """Probabilities float32 [N, K] of a logistic regression on the labelled rows, and its accuracy."""
+def _settled(plan: Plan, task: Task) -> Plan:
+    """The plan with strategies for what ``auto`` stands for."""
+    if AUTO not in (plan.strategy, plan.cold_start):
+        return plan
+    rows = np.random.default_rng(0).permutation(len(task.test_labels))[:MOST]
+    shared = neighbour_agreement(task.test_features[rows], task.test_labels[rows]).shared
+    if plan.cold_start == AUTO:
+        plan = replace(plan, cold_start=cold(shared), cold_options=plan.cold_options if shared else {})
+    if plan.strategy != AUTO:
+        return plan
+    options = informed_options(has_labels=True) | dict(plan.options) if shared else {}
+    return replace(plan, strategy=informed(shared), options=options)
+
+
+class Head(NamedTuple):
+    """What a logistic regression has learned.
+
+    Attributes:
+        probabilities: float32 [N, K].
+        confidence: float [M] in its answers to the held-out records.
+        right: bool [M], whether those are right.
+    """
+
+    probabilities: Floats
+    confidence: npt.NDArray[np.floating]
+    right: npt.NDArray[np.bool_]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the held-out records that it gets right."""
+        return float(self.right.mean())
+
+    @property
+    def tells_errors(self) -> bool:
+        """Whether it is surer of its right answers than of its wrong ones; so said, too, where that cannot be known."""
+        return informative(self.confidence, self.right) is not False
+
+
+def linear_head(task: Task, labelled: npt.NDArray[np.bool_]) -> Head:
+    """A logistic regression on the labelled rows."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
@@ -122,7 +165,7 @@ def linear_head(task: Task, labelled: npt.NDArray[np.bool_]) -> tuple[Floats, fl
     probabilities = np.full((len(task.labels), task.classes), _FLOOR, np.float32)
     if len(known) == 1:
         probabilities[:, known] = 1
-        return probabilities, float((task.test_labels == known[0]).mean())
+        return Head(probabilities, np.ones(len(task.test_labels)), task.test_labels == known[0])
     with warnings.catch_warnings(), threadpool_limits(limits=1):
         warnings.simplefilter("ignore", ConvergenceWarning)  # 200 steps are near enough for a comparison
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)  # few labels of many classes
@@ -130,4 +173,6 @@ def linear_head(task: Task, labelled: npt.NDArray[np.bool_]) -> tuple[Floats, fl
         head.fit(task.features[labelled], task.labels[labelled])
     probabilities[:, head.classes_] = np.maximum(head.predict_proba(task.features), _FLOOR)
     probabilities /= probabilities.sum(axis=1, keepdims=True)
-    return probabilities, float((head.predict(task.test_features) == task.test_labels).mean())
+    held_out = head.predict_proba(task.test_features)
+    right = head.classes_[held_out.argmax(axis=1)] == task.test_labels
+    return Head(probabilities, held_out.max(axis=1), right)
