@@ -88,6 +88,8 @@ def test_mistakes() -> None:
     features, labels = records()
     with pytest.raises(UserError, match="--strategies: no strategy `margn`; did you mean `margin`"):
         compare(features, labels, ["margn"])
+    with pytest.raises(UserError, match="--cold-start: no strategy for a cold start: `margin`; did you mean `random`"):
+        compare(features, labels, ["margin"], cold_start="margin")
     with pytest.raises(UserError, match="needs the score column `loss`"):
         compare(features, labels, ["top"])
     with pytest.raises(UserError, match="two classes or more"):

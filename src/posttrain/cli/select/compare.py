@@ -36,14 +36,15 @@ def compare(
 ) -> None:
     """Learning curves of strategies on labelled records, and which of them to use."""
     from posttrain.loop.strategy_comparison import labelled_in, labelled_so_far
-    from posttrain.select.compare.compare import BASELINE, TARGET, check_names
+    from posttrain.select.compare.compare import BASELINE, TARGET, check_cold_start, check_names
     from posttrain.select.compare.compare import compare as compared
     from posttrain.select.compare.summary import advice
 
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     if not names:
         raise UserError("no strategy is named", where="--strategies", fix="such as auto,margin")
-    check_names([*names, cold_start])
+    check_names(names)
+    check_cold_start(cold_start)
     if files:
         features, answers = labelled_in(files, columns_with(None, column), embedder)
     else:

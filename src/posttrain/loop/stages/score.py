@@ -40,8 +40,7 @@ def score(
     select = turn.config.select
     names = [] if cold else select.wanted_scores()
     scoring = scoring_for(turn, champion)
-    labels = turn.config.task.label_set
-    by_neighbours = bool(labels) and select.goes_by_neighbours(turn.number, cold)
+    by_neighbours = bool(turn.config.task.label_set) and select.goes_by_neighbours(turn.number, cold)
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         learned, measured = turn.dataset(train).records, turn.dataset(test.id).records
@@ -85,9 +84,8 @@ def score(
 
 def _neighbours(turn: Turn, scoring: Scoring, test: pa.Table) -> dict[str, Any]:
     """Whether test records that lie near each other share labels, which says whether covering the pool is worth it."""
-    drawn = sample_pool(
-        test, MOST, turn.config.seed
-    )  # the same in all rounds, so that a sentence model embeds them once
+    # The same in all rounds, so that a sentence model embeds them once.
+    drawn = sample_pool(test, MOST, turn.config.seed)
     found = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist())
     if not found.shared:
         log.info(

@@ -12,7 +12,7 @@ from posttrain.jobs.engine import cores, open_engine
 from posttrain.select.auto import AUTO, informed
 from posttrain.select.compare.curves import Plan, full_accuracy, learning_curve, task_of
 from posttrain.select.compare.summary import Summary, summarise
-from posttrain.select.selectors.registry import STRATEGIES
+from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
 from posttrain.store.progress import task as progress
@@ -69,7 +69,8 @@ def compare(
     Raises:
         UserError: an unknown strategy, one that cannot work from embeddings and probabilities, or too few records.
     """
-    check_names([*strategies, cold_start])
+    check_names(strategies)
+    check_cold_start(cold_start)
     if len(features) != len(labels):
         raise UserError(f"{len(features):,} embeddings are not of {len(labels):,} labels")
     names = list(dict.fromkeys([BASELINE, *strategies]))
@@ -101,6 +102,13 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in (*STRATEGIES, AUTO):
             raise UserError(f"no strategy `{name}`", where="--strategies", fix=did_you_mean(name, [*STRATEGIES, AUTO]))
+
+
+def check_cold_start(name: str) -> None:
+    """Raise a UserError if a strategy is none for a cold start."""
+    if name not in (*FIT_FOR_COLD_START, AUTO):
+        fix = did_you_mean(name, [*FIT_FOR_COLD_START, AUTO])
+        raise UserError(f"no strategy for a cold start: `{name}`", where="--cold-start", fix=fix)
 
 
 def _curve(
