@@ -78,5 +78,7 @@ def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
     SelectConfig(scoring={"judge": "judge"}).check_models(tmp_path)  # nobody asks it
     with pytest.raises(UserError, match=r"judge: is no model: it holds no config\.json"):
         SelectConfig(scores=["entailment_entropy"], scoring={"judge": "judge"}).check_models(tmp_path)
-    with pytest.raises(UserError, match="`nothing` is no embedder"):
+    with pytest.raises(UserError, match=r"select\.scoring\.embedder: `nothing` is no embedder"):
         SelectConfig(scores=["semantic_entropy"], scoring={"embedder": "nothing"}).check_models(tmp_path)
+    with pytest.raises(UserError, match=r"select\.scoring\.embeddings: `nothing` is no embedder"):
+        SelectConfig(scoring={"embeddings": "nothing"}).check_models(tmp_path)

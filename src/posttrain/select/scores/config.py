@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 
 CHAMPION = "champion"
@@ -49,13 +50,16 @@ class ScoringConfig(Section):
         Raises:
             UserError: one is not there.
         """
-        asked = [self.embeddings] if self.embeddings != CHAMPION else []
-        asked += [self.embedder] if any(name.startswith("semantic_entropy") for name in names) else []
+        asked = {"embeddings": self.embeddings} if self.embeddings != CHAMPION else {}
+        asked |= {"embedder": self.embedder} if any(name.startswith("semantic_entropy") for name in names) else {}
         if asked:
             from posttrain.models.embedder import find_embedder
 
-            for one in asked:
-                find_embedder(one)
+            for key, one in asked.items():
+                try:
+                    find_embedder(one)
+                except UserError as error:
+                    raise UserError(str(error), where=f"select.scoring.{key}") from None
         if self.judge is not None and any(name.startswith("entailment_entropy") for name in names):
             from posttrain.models.folder import check_folder
 
