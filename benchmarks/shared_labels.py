@@ -82,7 +82,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: |")
     for name, (train, test) in settings(*tasks):
         rows = np.random.default_rng(0).permutation(len(test[1]))[:MOST]
-        kappa = neighbour_agreement(test[0][rows], test[1][rows]).kappa
+        kappa = neighbour_agreement(test[0][rows], test[1][rows], train[0]).kappa
         gain = gains(train, test, arguments.seeds)
         error = gain.std(ddof=1) / gain.size**0.5
         print(f"| {name} | {kappa:.2f} | {gain.mean():+.3f} | {error:.3f} |", flush=True)

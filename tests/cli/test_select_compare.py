@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 Call = Callable[..., Any]
 
@@ -29,7 +30,23 @@ def test_on_what_the_loop_has_labelled(small: Any, posttrain: Call) -> None:
     assert posttrain("run", "-w", root, "--rounds", "0").code == 0
     assert "nothing has been labelled here yet" in posttrain(*compare).mistake
     assert posttrain("run", "-w", root).code == 0
-    assert posttrain(*compare, "--strategies", "margin").json["counts"] == [4, 8]
+    ours = posttrain(*compare, "--strategies", "margin").json
+    assert ours["counts"] == [4, 8]
+    named = posttrain(*compare, "--strategies", "margin", "--embedder", "champion").json
+    assert named == ours
+    sentences = posttrain(*compare, "--strategies", "margin", "--embedder", "minilm").json
+    assert sentences["full_accuracy"] != ours["full_accuracy"]
+    config = root / "posttrain.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings.setdefault("select", {})["scoring"] = {"embeddings": "minilm"}
+    config.write_text(yaml.safe_dump(settings))
+    assert posttrain(*compare, "--strategies", "margin").json == sentences
+    assert "--column: there is no file" in posttrain(*compare, "--column", "prompt=text").mistake
+
+
+def test_options_before_the_verb_are_not_dropped(posttrain: Call) -> None:
+    says = posttrain("select", "--n", "3", "compare").mistake
+    assert says == "`--n` stands before `compare`, which does not see it; put it behind `compare`"
 
 
 @pytest.mark.parametrize(

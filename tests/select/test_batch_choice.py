@@ -223,7 +223,7 @@ def test_every_strategy_works_in_the_loop(strategy: str) -> None:
         ({"strategy": "mmr", "options": {"relevance": 2}}, True, "relevance is 2, and must be from 0 to 1"),
         ({"strategy": "mmr", "options": {"by": "margin"}}, False, "free text has none"),
         ({"strategy": "composite", "options": {"quotas": {"web": 2}}}, True, "the share of `web` is 2"),
-        ({"strategy": "cost_aware", "options": {"budget": "much"}}, True, "cannot work with these options"),
+        ({"strategy": "cost_aware", "options": {"budget": "much"}}, True, "`budget` is 'much', and must be a number"),
     ],
 )
 def test_options_are_tried_before_any_work(section: dict[str, Any], has_labels: bool, says: str) -> None:

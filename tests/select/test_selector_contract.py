@@ -1,5 +1,8 @@
 """What every selector promises, whatever its strategy."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,3 +156,28 @@ def test_wrong_calls_are_user_errors() -> None:
         select("diverse", pool(9), 2, radius=3)
     with pytest.raises(UserError, match="no uncertainty measure"):
         select("uncertain_diverse", pool(9), 2, by="doubt")
+
+
+@every_strategy
+@pytest.mark.parametrize("value", [0, -1, 0.5, float("nan"), "x", True])
+def test_a_number_out_of_range_is_said_in_one_line(strategy: str, value: object) -> None:
+    """Each option that is a number is obeyed or refused; nothing breaks halfway, and no warning is left."""
+    for option in inspect.signature(STRATEGIES[strategy]).parameters.values():
+        if option.default is option.empty or not {"int", "float"} & set(re.findall(r"\w+", str(option.annotation))):
+            continue
+        error = ""
+        try:
+            chosen = select(strategy, pool(60), 7, **{option.name: value})
+        except UserError as refused:
+            error = str(refused)
+        if error:
+            assert f"strategy `{strategy}`" in error
+        else:
+            assert value in (0, 0.5)
+            assert len(set(chosen.tolist())) == (7 if option.name != "budget" else 0)
+
+
+@pytest.mark.parametrize("strategy", ["top", "stratified"])
+def test_a_column_of_rows_is_no_score(strategy: str) -> None:
+    with pytest.raises(UserError, match=f"strategy `{strategy}` takes .*`embeddings`"):
+        select(strategy, pool(20), 3, by="embeddings")

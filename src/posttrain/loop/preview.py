@@ -30,11 +30,13 @@ class Preview:
 
     Attributes:
         records: one entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
+        strategy: by which they were chosen.
         outlook: None where earlier rounds cannot be read.
         left: labels that ``label.budget`` leaves for a round, if fewer than the batch has.
     """
 
     records: list[dict[str, Any]]
+    strategy: str
     outlook: Outlook | None
     left: int | None
 
@@ -74,7 +76,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         record = records[row["id"]]
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
     left = batch_size(turn)
-    return Preview(batch, expected, left if left < len(batch) else None)
+    return Preview(batch, selection.meta["strategy"], expected, left if left < len(batch) else None)
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:

@@ -11,20 +11,31 @@ from posttrain.loop.labelled_records import by_sentences, labelled_dataset, labe
 from posttrain.loop.registry import Registry
 from posttrain.loop.turn import Turn
 from posttrain.select.score import embed_records
+from posttrain.select.scores.config import CHAMPION
 from posttrain.store.workspace import Workspace
 
 Embedded = tuple[npt.NDArray[np.float32], list[str]]
 
 
-def labelled_so_far(workspace: Workspace, config: Config) -> Embedded:
-    """Embeddings by the champion, float32 [N, D], and the answers of the records that the loop has labels of.
+def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None = None) -> Embedded:
+    """Embeddings, float32 [N, D], and the answers of the records that the loop has labels of.
+
+    Args:
+        workspace: the workspace.
+        config: its config.
+        embedder: ``champion`` or a sentence model; None for what the loop goes by (``select.scoring.embeddings``).
 
     Raises:
-        UserError: nothing has been labelled yet.
+        UserError: nothing has been labelled yet, or there is no such model.
     """
     turn = Turn(workspace, config, 0, in_round=False)
     records = turn.dataset(labelled_dataset(turn)).records
-    return embed_records(turn.model(Registry(workspace).in_service), records), records["completion"].to_pylist()
+    embedder = config.select.scoring.embeddings if embedder is None else embedder
+    if embedder == CHAMPION:
+        found = embed_records(turn.model(Registry(workspace).in_service), records)
+    else:
+        found = by_sentences(records, embedder)
+    return found, records["completion"].to_pylist()
 
 
 def labelled_in(files: Sequence[Path], columns: Mapping[str, str] | None, embedder: str) -> Embedded:

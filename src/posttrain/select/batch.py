@@ -71,6 +71,7 @@ def choose(
     weakness: Weakness = Weakness(),
     labelled: np.ndarray | None = None,
     cold: bool,
+    because: str = "",
 ) -> pa.Table:
     """Choose the next records to label.
 
@@ -92,6 +93,7 @@ def choose(
         labelled: float [L, D] embeddings, by the scoring model, of records that have a label; what lies near them is
             covered already for strategies that ask.
         cold: whether the champion's answers say nothing yet.
+        because: why records are drawn at random where they are.
 
     Returns:
         Table with the schema ``BATCH``, best first within each reason: focus, strategy, explore.
@@ -131,7 +133,7 @@ def choose(
         {
             "id": chosen["id"],
             "reason": reasons,
-            "why": _why(config, weakness, making, rows, reasons, near, asked),
+            "why": _why(config, weakness, making, rows, reasons, near, asked, because),
             "rank": np.arange(1, len(rows) + 1, dtype=np.int32),
             "inclusion": [share if reason == "explore" else None for reason in reasons],
             "uncertainty": chosen["entropy"],
@@ -246,6 +248,7 @@ def _why(
     reasons: list[str],
     near: Rows,
     asked: Allowed,
+    because: str,
 ) -> list[str]:
     """A line for each row."""
     columns = making.columns
@@ -262,5 +265,8 @@ def _why(
             continue
         weak = why.weak_class(columns["predicted"][row], columns["runner_up"][row], classes, asked=bool(asked[row]))
         facts = (weak, cases[row]) if reason == "focus" else ()
+        if (config.cold_start if reason == "cold_start" else config.strategy) == "random":
+            found.append(why.together(*facts, f"drawn at random, as {because}" if because else "drawn at random"))
+            continue
         found.append(why.together(*facts, None if reason == "cold_start" else doubt, cover))
     return found

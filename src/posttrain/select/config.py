@@ -169,7 +169,10 @@ class SelectConfig(Section):
 
     def embedded_in(self, number: int, cold: bool, shared: bool = True) -> int:
         """At most how many pool records a round embeds: more than it asks only where the strategy covers the pool."""
-        covers = self._used_in(number, cold, shared) in COVER_THE_POOL
+        used = {self._used_in(number, cold, shared)}
+        if self.strategy == AUTO:  # what the champion is unsure of may say nothing yet
+            used.add(self._used_in(number, True, shared))
+        covers = not used.isdisjoint(COVER_THE_POOL)
         return max(self.pool_sample, self.pool_embedded) if covers else self.pool_sample
 
     def goes_by_neighbours(self, number: int, cold: bool) -> bool:

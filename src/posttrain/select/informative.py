@@ -25,6 +25,16 @@ def informative(confidence: Floats, right: npt.NDArray[np.bool_]) -> bool | None
     return None if np.isnan(area) else bool(area - _ONE_SIDED * error > 0.5)
 
 
+def tells_errors(confidence: Floats, right: npt.NDArray[np.bool_]) -> bool:
+    """Whether doubts may be chosen by: they are not known to be no guide to errors, and more than one answer is right.
+
+    Args:
+        confidence: float [N], NaN where it is not known.
+        right: bool [N].
+    """
+    return informative(confidence, right) is not False and int(np.sum(right)) >= 2
+
+
 def area_under_roc(confidence: Floats, right: npt.NDArray[np.bool_]) -> tuple[float, float]:
     """Probability that a right answer has more confidence than a wrong one, and its standard error.
 

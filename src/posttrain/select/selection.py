@@ -1,5 +1,6 @@
 """Choose which rows of a score table are worth a label."""
 
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,9 @@ from posttrain.select.selectors.pool import Pool, Scores
 from posttrain.select.selectors.registry import STRATEGIES
 from posttrain.store.errors import UserError
 from posttrain.store.nearest import did_you_mean
+
+_COUNTS = ("dimensions", "mini_batch", "pool_factor", "ground", "candidates", "classes")
+_NUMBERS = ("power", "weight", "relevance", "radius", "budget", "uncertainty", "diversity", "difficulty")
 
 
 def select(
@@ -38,8 +42,8 @@ def select(
         int64 [min(n, free rows)] distinct row indices, best first.
 
     Raises:
-        UserError: for an unknown strategy or option, a missing column, columns of different lengths, or n <
-            0.
+        UserError: for an unknown strategy or option, a number that is out of an option's range, a missing column,
+            columns of different lengths, or n < 0.
     """
     if strategy not in STRATEGIES:
         raise UserError(f"no strategy `{strategy}`", fix=did_you_mean(strategy, STRATEGIES))
@@ -48,6 +52,7 @@ def select(
     before = np.empty(0, np.int64) if batch is None else np.asarray(batch, np.int64)
     pool = Pool(scores, _labelled(scores, labelled), before)
     wanted = min(n, len(pool.free))
+    _check(strategy, options)
     if wanted == 0:
         return np.empty(0, np.int64)
     try:
@@ -57,6 +62,17 @@ def select(
             raise
         raise UserError(f"strategy `{strategy}`: {str(error).split(') ')[-1]}") from None
     return np.asarray(chosen, np.int64)
+
+
+def _check(strategy: str, options: dict[str, Any]) -> None:
+    """Raise a UserError for a number that no strategy can work with."""
+    for name, value in options.items():
+        if value is None or name not in _COUNTS + _NUMBERS:
+            continue
+        kind, least = (Integral, 1) if name in _COUNTS else (Real, 0)
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= float(value) < np.inf:
+            what = "a whole number, 1 or more" if name in _COUNTS else "a number, 0 or more"
+            raise UserError(f"strategy `{strategy}`: `{name}` is {value!r}, and must be {what}")
 
 
 def _labelled(scores: Scores, labelled: np.ndarray | None) -> np.ndarray:

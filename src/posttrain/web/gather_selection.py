@@ -56,7 +56,7 @@ def _selection(
         gain=_gain(entry),
         enough=entry.detail.get("outlook", {}).get("why_stop") or "",
         calibration={name: scores.meta[name] for name in _CALIBRATION if scores.meta.get(name) is not None},
-        unshared=None if scores.meta.get("neighbours_share", True) else scores.meta["neighbours_kappa"],
+        unshared=row.meta.get("unshared"),
     )
     if not detailed:
         return found

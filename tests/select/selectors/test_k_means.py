@@ -96,6 +96,6 @@ def test_a_centre_is_the_mean_of_all_rows_that_were_nearest_to_it(monkeypatch: p
 
 
 def test_mini_batches_of_a_size_that_makes_no_sense() -> None:
-    with pytest.raises(UserError, match="`mini_batch` is a number of rows, 1 or more"):
+    with pytest.raises(UserError, match="`mini_batch` is 0, and must be a whole number, 1 or more"):
         select("diverse", {"embeddings": cloud(50, 6)}, 5, mini_batch=0)
     assert len(set(select("diverse", {"embeddings": cloud(50, 6)}, 50, mini_batch=7).tolist())) == 50

@@ -28,8 +28,12 @@ def compare(
         str, typer.Option(help="For the first labels of a strategy that goes by what a model predicts.")
     ] = AUTO,
     embedder: Annotated[
-        str, typer.Option(help="For files: minilm, a folder or a name in sentence-transformers' layout.")
-    ] = "minilm",
+        str | None,
+        typer.Option(
+            help="champion (in a workspace), minilm, a folder or a Hub id in that layout; minilm of files, and in a "
+            "workspace what select.scoring.embeddings names, by default."
+        ),
+    ] = None,
     column: ColumnOption = None,
     workspace: WorkspaceOption = HERE,
     json: JsonOption = False,
@@ -45,11 +49,13 @@ def compare(
         raise UserError("no strategy is named", where="--strategies", fix="such as auto,margin")
     check_names(names)
     check_cold_start(cold_start)
+    if column and not files:
+        raise UserError("there is no file to map columns of", where="--column", fix="name the file")
     if files:
-        features, answers = labelled_in(files, columns_with(None, column), embedder)
+        features, answers = labelled_in(files, columns_with(None, column), embedder or "minilm")
     else:
         with opened(workspace) as (store, config):
-            features, answers = labelled_so_far(store, config)
+            features, answers = labelled_so_far(store, config, embedder)
     found = compared(features, answers, names, seeds=seeds, batch=batch, most=labels, cold_start=cold_start)
     line = advice(found.summaries, BASELINE)
     if json:

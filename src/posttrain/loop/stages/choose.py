@@ -16,7 +16,7 @@ from posttrain.loop.stages.hard_cases import from_rows
 from posttrain.loop.turn import Turn
 from posttrain.select.auto import AUTO
 from posttrain.select.batch import Weakness, choose, with_answers
-from posttrain.select.informative import informative
+from posttrain.select.informative import tells_errors
 from posttrain.select.pool_map import pool_map
 from posttrain.store.artifacts import Artifact
 
@@ -36,14 +36,20 @@ def select(
 
     The champion is asked what it was not asked before and is chosen now.
     """
-    shared = scores.meta.get("neighbours_share", True)
-    chosen_by = turn.config.select.of_round(turn.number, bool(turn.config.task.label_set), shared)
+    has_labels = bool(turn.config.task.label_set)
+    chosen_by = turn.config.select.of_round(turn.number, has_labels, scores.meta.get("neighbours_share", True))
+    covering = turn.config.select.of_round(turn.number, has_labels)
     auto = turn.config.select.strategy == AUTO
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         folder = turn.path(scores.id)
         main = next(iter(read_evaluation(turn.path(evaluation)).values()))
         covers = cold or (auto and _is_uninformative(main.predictions))
+        strategy, other = (one.cold_start if covers else str(one.strategy) for one in (chosen_by, covering))
+        kappa = scores.meta["neighbours_kappa"] if strategy != other else None
+        because = "" if kappa is None else f"neighbours hardly share labels (kappa {kappa:.2f})"
+        if because:
+            log.info("  %s: choosing by %s, not by %s", because, strategy, other)
         weakness = Weakness() if covers else _weakness(folder, worst_classes(main.per_class))
         table, labelled = parquet.read_table(folder / SCORES), _array(folder / LABELLED)
         unasked = parquet.read_table(folder / UNASKED) if (folder / UNASKED).exists() else None
@@ -53,6 +59,7 @@ def select(
             weakness=weakness,
             labelled=labelled,
             cold=covers,
+            because=because,
         )
         if not cold and batch["predicted"].null_count:
             asked = _asked_since(turn, champion, batch, turn.dataset(pool.id).records, scores)
@@ -66,12 +73,13 @@ def select(
             "records": batch.num_rows,
             "reasons": {entry["values"]: entry["counts"] for entry in reasons},
             "worst_classes": list(weakness.classes),
-            "strategy": chosen_by.cold_start if covers else chosen_by.strategy,
+            "strategy": strategy,
+            **({} if kappa is None else {"unshared": kappa}),
         }
 
     settings = {"select": chosen_by.model_dump(mode="json", exclude={"stop"}), "n": n, "auto": auto}
     inputs = {"scores": scores.id, "evaluation": evaluation}
-    return turn.stage("select", "selection", inputs, settings, work, version=4)
+    return turn.stage("select", "selection", inputs, settings, work, version=5)
 
 
 def _asked_since(turn: Turn, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact) -> pa.Table:
@@ -105,10 +113,10 @@ def _is_uninformative(predictions: pa.Table) -> bool:
     score = predictions["score"].to_numpy()
     right_or_wrong = bool(np.isin(score, (0.0, 1.0)).all())
     right = score == 1 if right_or_wrong else score > np.median(score)
-    found = informative(confidence, right) is False or (right_or_wrong and right.sum() < 2)
+    found = not tells_errors(confidence, right)
     if found:
         log.info("  the champion's doubts do not tell where it errs yet: choosing as in a cold start")
-    return bool(found)
+    return found
 
 
 def _weakness(folder: Path, worst: list[str]) -> Weakness:

@@ -1,7 +1,6 @@
 """Score: how unsure the champion is of the pool, and what is known of the records around it."""
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from posttrain.loop.turn import Turn, task_key
 from posttrain.select.neighbours import MOST, neighbour_agreement
 from posttrain.select.sample import sample_note, sample_pool, with_note
 from posttrain.select.score import embed_records, place_records, score_labelled, score_pool
+from posttrain.select.scores.arrays import as_matrix
 from posttrain.select.scores.columns import Scoring
 from posttrain.select.scores.names import SCORES as SCORE_NAMES
 from posttrain.store.artifacts import Artifact
-
-log = logging.getLogger("posttrain")
 
 
 def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
@@ -49,12 +47,19 @@ def score(
             forget_others(turn, scoring)
         fitted = {} if cold else calibrated(turn, scoring, measured, evaluation)
         scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
-        told = _neighbours(turn, scoring, measured) if by_neighbours else {}
-        embedded = select.embedded_in(turn.number, cold, told.get("neighbours_share", True))
         asked, seed = 0 if cold else select.pool_sample, turn.seed("score")
+        answered = None if cold else score_pool(scaled, free, scaled.labels, select, seed)
+        told: dict[str, Any] = {}
+        if by_neighbours:
+            if answered is None:
+                places = embed_records(scoring, sample_pool(free, select.pool_sample, seed))
+            else:
+                places = as_matrix(answered, "embedding")
+            told = _neighbours(turn, scoring, measured, places)
+        embedded = select.embedded_in(turn.number, cold, told.get("neighbours_share", True))
         beside = sample_pool(free, embedded - asked, seed, after=asked)
-        placed = place_records(scaled, beside, select) if cold or beside.num_rows else None
-        scores = with_note(placed, free) if cold else score_pool(scaled, free, scaled.labels, select, seed)
+        placed = place_records(scaled, beside, select) if answered is None or beside.num_rows else None
+        scores = with_note(placed, free) if answered is None else answered
         if placed is not None and not cold:
             parquet.write_table(with_costs(placed, free, select.cost), out / UNASKED)
         scores = with_costs(scores, free, select.cost)
@@ -82,15 +87,9 @@ def score(
     return turn.stage("score", "scores", inputs, config, work, version=6)
 
 
-def _neighbours(turn: Turn, scoring: Scoring, test: pa.Table) -> dict[str, Any]:
+def _neighbours(turn: Turn, scoring: Scoring, test: pa.Table, pool: np.ndarray) -> dict[str, Any]:
     """Whether test records that lie near each other share labels, which says whether covering the pool is worth it."""
     # The same in all rounds, so that a sentence model embeds them once.
     drawn = sample_pool(test, MOST, turn.config.seed)
-    found = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist())
-    if not found.shared:
-        log.info(
-            "  of %d test records, neighbours share labels hardly more than by chance (kappa %.2f): "
-            "the pool is not covered by nearness",
-            *(found.records, found.kappa),
-        )
+    found = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist(), pool)
     return {"neighbours_share": found.shared, "neighbours_kappa": found.kappa if found.records else None}

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.select.auto import AUTO, cold, informed, informed_options
-from posttrain.select.informative import informative
+from posttrain.select.informative import tells_errors
 from posttrain.select.neighbours import MOST, neighbour_agreement
 from posttrain.select.selection import select
 from posttrain.select.selectors.closeness import Floats
@@ -100,7 +100,7 @@ def learning_curve(task: Task, plan: Plan, seed: int) -> npt.NDArray[np.float64]
     head: Head | None = None
     accuracies = []
     for place, count in enumerate(plan.counts):
-        covers = plan.needs_model and (head is None or (auto and not head.tells_errors))
+        covers = plan.needs_model and (head is None or (auto and not tells_errors(head.confidence, head.right)))
         strategy, options = (plan.cold_start, plan.cold_options) if covers else (plan.strategy, plan.options)
         scores = {"embeddings": task.features}
         if head is not None:
@@ -122,7 +122,7 @@ def _settled(plan: Plan, task: Task) -> Plan:
     if AUTO not in (plan.strategy, plan.cold_start):
         return plan
     rows = np.random.default_rng(0).permutation(len(task.test_labels))[:MOST]
-    shared = neighbour_agreement(task.test_features[rows], task.test_labels[rows]).shared
+    shared = neighbour_agreement(task.test_features[rows], task.test_labels[rows], task.features).shared
     if plan.cold_start == AUTO:
         plan = replace(plan, cold_start=cold(shared), cold_options=plan.cold_options if shared else {})
     if plan.strategy != AUTO:
@@ -148,11 +148,6 @@ class Head(NamedTuple):
     def accuracy(self) -> float:
         """Share of the held-out records that it gets right."""
         return float(self.right.mean())
-
-    @property
-    def tells_errors(self) -> bool:
-        """Whether it is surer of its right answers than of its wrong ones; so said, too, where that cannot be known."""
-        return informative(self.confidence, self.right) is not False
 
 
 def linear_head(task: Task, labelled: npt.NDArray[np.bool_]) -> Head:

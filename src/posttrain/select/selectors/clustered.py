@@ -6,7 +6,6 @@ from posttrain.select.selectors.closeness import Rows
 from posttrain.select.selectors.diversity import nearest_to_centres
 from posttrain.select.selectors.pool import Pool
 from posttrain.select.selectors.whitening import DIMENSIONS
-from posttrain.store.errors import UserError
 
 
 def diverse(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS, mini_batch: int | None = None) -> Rows:
@@ -16,8 +15,6 @@ def diverse(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS, 
         dimensions: principal components that are kept; None for the embeddings as they are.
         mini_batch: rows that k-means looks at in a step, such as 8,192, for a large pool in less time; None for all.
     """
-    if mini_batch is not None and mini_batch < 1:
-        raise UserError("strategy `diverse`: `mini_batch` is a number of rows, 1 or more")
     return nearest_to_centres(pool.points("diverse", dimensions), n, seed, pool.free, mini_batch=mini_batch)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from posttrain.select.selectors.closeness import Rows
 from posttrain.select.selectors.pool import Pool
+from posttrain.store.errors import UserError
 
 
 def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str | None = None) -> Rows:
@@ -17,6 +18,8 @@ def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str
         strata = np.asarray(pool.column("probabilities", "stratified")).argmax(axis=1)
     else:
         strata = np.asarray(pool.column(by, "stratified")).astype(str)
+    if strata.ndim != 1:
+        raise UserError(f"strategy `stratified` takes strata of one value a record, and `{by}` has several")
     order = (
         np.random.default_rng(seed).permutation(pool.free)
         if within is None

@@ -4,6 +4,7 @@ import numpy as np
 
 from posttrain.select.selectors.closeness import Rows
 from posttrain.select.selectors.pool import Pool
+from posttrain.store.errors import UserError
 
 
 def random(pool: Pool, n: int, seed: int) -> Rows:
@@ -33,5 +34,8 @@ def top(pool: Pool, n: int, seed: int, by: str = "loss", lowest: bool = False) -
         by: a column of one number a row.
         lowest: whether small scores come first.
     """
-    values = np.asarray(pool.column(by, "top"), np.float64)
+    values = pool.column(by, "top")
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise UserError(f"strategy `top` takes the greatest of one number a record, and `{by}` is something else")
+    values = values.astype(np.float64)
     return pool.greatest(-values if lowest else values, n)
