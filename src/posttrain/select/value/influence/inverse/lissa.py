@@ -16,6 +16,8 @@ from posttrain.select.value.influence.inverse.solution import (
     warn_above,
 )
 from posttrain.store.errors import UserError
+from posttrain.store.progress import Advance
+from posttrain.store.progress import task as progress
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,12 @@ class Lissa:
         if self.scale is not None and not 0 < self.scale < math.inf:
             raise UserError(f"the scale must be above 0, not {self.scale}", where="influence.lissa.scale")
         scale = self.scale or 1.1 * (largest_eigenvalue(curvature, b, self.seed) + damping)
+        repeats = self.repeats if self.batch is not None else 1
         total = torch.zeros_like(b)
-        for repeat in range(self.repeats if self.batch is not None else 1):
-            total += self._series(curvature, b, damping, scale, repeat)
-        x = total / (self.repeats if self.batch is not None else 1)
+        with progress("LiSSA", repeats * self.steps, "step") as advance:
+            for repeat in range(repeats):
+                total += self._series(curvature, b, damping, scale, repeat, advance)
+        x = total / repeats
         found = residuals(curvature, x, b, damping)
         # Of all records, the residuals of a series that converges never grow; those of mini-batches are noisy.
         if not np.isfinite(found).all() or (self.batch is None and found.max(initial=0.0) > 1):
@@ -66,7 +70,9 @@ class Lissa:
         warn_above("LiSSA", found, self.tolerance, "allow more steps, larger batches or more repeats")
         return Solution(x, found)
 
-    def _series(self, curvature: Curvature, b: Tensor, damping: float, scale: float, repeat: int) -> Tensor:
+    def _series(
+        self, curvature: Curvature, b: Tensor, damping: float, scale: float, repeat: int, advance: Advance
+    ) -> Tensor:
         generator = np.random.default_rng([self.seed, repeat])
         count = len(curvature.records)
         x = b / scale
@@ -78,6 +84,7 @@ class Lissa:
             # The sum of k terms that do not grow is at most k + 1 times the first.
             if step % 10 == 9 and not bool((lengths(x) <= 100 * (step + 2) * lengths(b) / scale).all()):
                 raise _diverged(scale)
+            advance(1)
         return x
 
 
