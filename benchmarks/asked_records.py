@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from label_efficiency import AS_THEY_ARE, embedded, records
+from label_efficiency import AS_THEY_ARE, task_part
 
 from posttrain.select import uncertainty
 from posttrain.select.compare.curves import Task, linear_head
@@ -58,12 +58,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--features", type=Path, help="where the embeddings are kept")
     arguments = parser.parse_args()
-    arrays = []
-    for part in ("train", "test"):
-        texts, labels = records("banking77", arguments.data, part)
-        cache = arguments.features / f"banking77_{part}.npy" if arguments.features else None
-        arrays += [embedded(texts, cache), labels]
-    task = Task(*arrays, classes=int(arrays[1].max()) + 1)
+    train, test = (task_part("banking77", part, arguments.data, arguments.features) for part in ("train", "test"))
+    task = Task(*train, *test, classes=int(train[1].max()) + 1)
     counts = [PER_ROUND * turn for turn in range(1, ROUNDS + 1)]
     print("| embedded | asked | " + " | ".join(map(str, counts)) + " | area |")
     print("| ---: | ---: |" + " ---: |" * (ROUNDS + 1))

@@ -86,17 +86,19 @@ def embedded(texts: list[str], cache: Path | None) -> np.ndarray:
     return made
 
 
+def task_part(task: str, part: str, data: Path, features: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings and labels of a task's part; the embeddings are kept in ``features`` if that is given."""
+    texts, labels = records(task, data, part)
+    return embedded(texts, features / f"{task}_{part}.npy" if features else None), labels
+
+
 def tasks_of(name: str, arguments: argparse.Namespace) -> list[Task]:
-    arrays = {}
-    for part in ("train", "test"):
-        texts, labels = records(name, arguments.data, part)
-        cache = arguments.features / f"{name}_{part}.npy" if arguments.features else None
-        arrays[part] = embedded(texts, cache), labels
-    features, labels = arrays["train"]
+    features, labels = task_part(name, "train", arguments.data, arguments.features)
+    test = task_part(name, "test", arguments.data, arguments.features)
     found = []
     for seed in range(arguments.seeds):
         rows = np.random.default_rng(seed).permutation(len(labels))[:RECORDS]
-        found.append(Task(features[rows], labels[rows], *arrays["test"], int(labels.max()) + 1))
+        found.append(Task(features[rows], labels[rows], *test, int(labels.max()) + 1))
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from label_efficiency import AS_THEY_ARE, RECORDS, embedded, records
+from label_efficiency import AS_THEY_ARE, RECORDS, task_part
 
 from posttrain.select.compare.curves import Plan, Task, learning_curve
 from posttrain.select.neighbours import MOST, neighbour_agreement
@@ -86,13 +86,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--features", type=Path, help="where the embeddings are kept")
     arguments = parser.parse_args()
-
-    def read(task: str, part: str) -> Rows:
-        texts, labels = records(task, arguments.data, part)
-        cache = arguments.features / f"{task}_{part}.npy" if arguments.features else None
-        return embedded(texts, cache), labels
-
-    tasks = [(read(task, "train"), read(task, "test")) for task in ("banking77", "gsm8k")]
+    tasks = [
+        (
+            task_part(task, "train", arguments.data, arguments.features),
+            task_part(task, "test", arguments.data, arguments.features),
+        )
+        for task in ("banking77", "gsm8k")
+    ]
     print("| task | kappa | gain | error |")
     print("| --- | ---: | ---: | ---: |")
     for name, (train, test) in settings(*tasks):

@@ -15,7 +15,7 @@ BY_DOUBT_ALONE = "margin"
 """The best of all on GSM8K's classes, of which MiniLM's embeddings tell next to nothing; see BENCHMARKS.md."""
 
 
-def informed(shared: bool = True) -> str:
+def informed_strategy(shared: bool = True) -> str:
     """The strategy once doubts tell errors.
 
     Args:
@@ -24,9 +24,13 @@ def informed(shared: bool = True) -> str:
     return INFORMED if shared else BY_DOUBT_ALONE
 
 
-def cold(shared: bool = True) -> str:
-    """The strategy before that, by the same."""
-    return "facility_location" if shared else "random"
+def cold_strategy(shared: bool = True) -> str:
+    """The strategy before that: the same coverage without doubts, or none.
+
+    Args:
+        shared: whether neighbours share labels.
+    """
+    return INFORMED if shared else "random"
 
 
 def informed_options(has_labels: bool) -> dict[str, Any]:

@@ -6,7 +6,14 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.select.auto import AUTO, BY_DOUBT_ALONE, INFORMED, cold, informed, informed_options
+from posttrain.select.auto import (
+    AUTO,
+    BY_DOUBT_ALONE,
+    INFORMED,
+    cold_strategy,
+    informed_options,
+    informed_strategy,
+)
 from posttrain.select.hard_cases.kinds import KINDS
 from posttrain.select.scores.config import ScoringConfig
 from posttrain.select.scores.names import BASE, DOUBT, SCORES, check_names, check_task, wanted
@@ -48,7 +55,7 @@ class SelectConfig(Section):
         default=AUTO,
         description="Strategy while no champion has been trained, so its probabilities say nothing: "
         + _FIT_FOR_COLD_START
-        + f"; {AUTO}: {cold()}, or random where test records that lie near each other do not share labels.",
+        + f"; {AUTO}: {cold_strategy()}, or random where test records that lie near each other do not share labels.",
     )
     pool_sample: int = Field(
         default=2000,
@@ -156,9 +163,9 @@ class SelectConfig(Section):
             has_labels: whether the task has a closed label set.
             shared: whether records that lie near each other share labels, which ``auto`` goes by.
         """
-        start = cold(shared) if self.cold_start == AUTO else self.cold_start
+        start = cold_strategy(shared) if self.cold_start == AUTO else self.cold_start
         if isinstance(self.strategy, str):
-            name = informed(shared) if self.strategy == AUTO else self.strategy
+            name = informed_strategy(shared) if self.strategy == AUTO else self.strategy
         else:
             name = self.strategy[min(max(number, 1), len(self.strategy)) - 1]
             start = name if name in FIT_FOR_COLD_START else start

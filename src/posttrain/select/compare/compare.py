@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain.jobs.engine import cores, open_engine
-from posttrain.select.auto import AUTO, informed
+from posttrain.select.auto import AUTO, informed_strategy
 from posttrain.select.compare.curves import Plan, full_accuracy, learning_curve, task_of
 from posttrain.select.compare.summary import Summary, summarise
 from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
@@ -125,4 +125,4 @@ def _try(plans: Mapping[str, Plan], features: npt.NDArray[np.float32]) -> None:
     few = features[:8]
     scores = {"embeddings": few, "probabilities": np.full((len(few), 2), 0.5)}
     for plan in plans.values():
-        select(informed() if plan.strategy == AUTO else plan.strategy, scores, 1, **plan.options)
+        select(informed_strategy() if plan.strategy == AUTO else plan.strategy, scores, 1, **plan.options)

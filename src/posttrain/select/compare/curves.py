@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.select.auto import AUTO, cold, informed, informed_options
+from posttrain.select.auto import AUTO, cold_strategy, informed_options, informed_strategy
 from posttrain.select.informative import tells_errors
 from posttrain.select.neighbours import MOST, neighbour_agreement
 from posttrain.select.selection import select
@@ -124,11 +124,11 @@ def _settled(plan: Plan, task: Task) -> Plan:
     rows = np.random.default_rng(0).permutation(len(task.test_labels))[:MOST]
     shared = neighbour_agreement(task.test_features[rows], task.test_labels[rows], task.features).shared
     if plan.cold_start == AUTO:
-        plan = replace(plan, cold_start=cold(shared), cold_options=plan.cold_options if shared else {})
+        plan = replace(plan, cold_start=cold_strategy(shared), cold_options=plan.cold_options if shared else {})
     if plan.strategy != AUTO:
         return plan
     options = informed_options(has_labels=True) | dict(plan.options) if shared else {}
-    return replace(plan, strategy=informed(shared), options=options)
+    return replace(plan, strategy=informed_strategy(shared), options=options)
 
 
 class Head(NamedTuple):
