@@ -26,10 +26,10 @@ def ours(model: str, data: str, steps: str, pairs: str) -> None:
     """Train with this program's trainer; one line of JSON a step."""
     import torch
 
-    from posttrain.models.language_model import load
+    from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
-    from posttrain.train.lessons.pairs import ReferencePairs
+    from posttrain.train.objectives.pair_objectives import ReferencePairObjective
     from posttrain.train.trainer import Trainer
 
     torch.set_num_threads(2)
@@ -44,7 +44,7 @@ def ours(model: str, data: str, steps: str, pairs: str) -> None:
         "benchmark",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        lm, lesson = load(Path(model), TaskConfig()), ReferencePairs(units(rows), config)
+        lm, lesson = load_language_model(Path(model), TaskConfig()), ReferencePairObjective(units(rows), config)
         sys.stdin.readline()
         Trainer(lm, lesson, config, 0, Path(scratch), OnDemand()).fit()
 

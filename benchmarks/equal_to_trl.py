@@ -31,10 +31,10 @@ SETTINGS: dict[str, Row] = {
 
 def batches(model: str, gsm8k: str, hh: str, pairs: int, longest: int) -> dict[str, list[Row]]:
     """What each objective reads, as TRL's collators take it."""
-    from posttrain.models.language_model import load
+    from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
-    lm, taught = load(Path(model), TaskConfig()), []
+    lm, taught = load_language_model(Path(model), TaskConfig()), []
     with open(gsm8k, encoding="utf-8") as file:
         for _ in range(pairs):
             row = json.loads(next(file))
@@ -54,38 +54,37 @@ def write_models(model: str, folder: Path) -> None:
     import torch
 
     from posttrain.models.classifier import REWARD, load_classifier
-    from posttrain.models.language_model import load, save
+    from posttrain.models.language_model import load_language_model, save_language_model
     from posttrain.models.task import TaskConfig
 
     torch.manual_seed(0)
-    save(load_classifier(Path(model), TaskConfig(), "float32", REWARD), folder / "reward", "float32")
-    lm = load(Path(model), TaskConfig(), "float32")
+    save_language_model(load_classifier(Path(model), TaskConfig(), "float32", REWARD), folder / "reward", "float32")
+    lm = load_language_model(Path(model), TaskConfig(), "float32")
     with torch.no_grad():
         for weight in lm.model.parameters():
             weight += NOISE * torch.randn_like(weight)
-    save(lm, folder / "reference", "float32")
+    save_language_model(lm, folder / "reference", "float32")
 
 
 def ours(objective: str, model: str, reference: str, batch: str, out: str) -> None:
     """Write this program's loss and gradients into a folder."""
     from safetensors.torch import save_file
 
-    from posttrain.models.chat import Encoded
-    from posttrain.models.language_model import load
-    from posttrain.models.packing import micro_batches, pack
-    from posttrain.models.reading import packing
+    from posttrain.models.chat import TokenizedExample
+    from posttrain.models.language_model import load_language_model
+    from posttrain.models.packing import micro_batches, pack, packed_attention
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
-    from posttrain.train.lessons.make import Given, lesson_for, model_for
+    from posttrain.train.objectives.build import ObjectiveInputs, build_objective, load_model
 
     rows = json.loads(Path(batch).read_text(encoding="utf-8"))
     given: list[Any] = []
     if objective == "sft":
-        given = [[Encoded(row["input_ids"], [label != -100 for label in row["labels"]])] for row in rows]
+        given = [[TokenizedExample(row["input_ids"], [label != -100 for label in row["labels"]])] for row in rows]
     elif objective == "kto":
         for row in rows:
             asked, said = row["prompt_ids"], row["completion_ids"]
-            given.append([Encoded(asked + said, [False] * len(asked) + [True] * len(said))])
+            given.append([TokenizedExample(asked + said, [False] * len(asked) + [True] * len(said))])
     else:
         given = units(rows)
     config = TrainConfig.read(
@@ -93,16 +92,16 @@ def ours(objective: str, model: str, reference: str, batch: str, out: str) -> No
         | ({objective: SETTINGS[objective]} if objective != "sft" else {}),
         "benchmark",
     )
-    lm = model_for(config, Path(model), TaskConfig(), "float32")
+    lm = load_model(config, Path(model), TaskConfig(), "float32")
     targets = [int(row["label"]) for row in rows] if objective == "kto" else []
-    lesson = lesson_for(Given(given, config, lm, targets, [0.0] * len(rows)))
+    lesson = build_objective(ObjectiveInputs(given, config, lm, targets, [0.0] * len(rows)))
     longest = max(len(sequence.ids) for unit in lesson.units for sequence in unit)
     if objective in ("dpo", "ipo", "kto"):
-        before = load(Path(reference), TaskConfig(), "float32")
-        with packing(before, longest):
+        before = load_language_model(Path(reference), TaskConfig(), "float32")
+        with packed_attention(before, longest):
             lesson.prepare(before, Path(out), padded=False)
         del before
-    with packing(lm, longest) as packs:
+    with packed_attention(lm, longest) as packs:
         parts, places = list(micro_batches(list(lesson.units), TOKENS)), iter(range(len(lesson.units)))
         numbers = [[next(places) for _ in part] for part in parts]
         whole, total = lesson.begin(lm, numbers), 0.0

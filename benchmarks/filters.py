@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data.records.normalise import identify
+from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.schema import RECORD, records
 from posttrain.data.steps.registry import STEPS
 
@@ -89,7 +89,7 @@ def pages(folder: Path, count: int, seed: int = 0) -> list[str]:
 def ours(texts: Sequence[str]) -> Found:
     """What our steps decide, in the form of what the peer prints."""
     blank = {**dict.fromkeys(RECORD.names), "source": "pages", "meta": "{}"}
-    table = identify(records([{**blank, "text": text, "line": number} for number, text in enumerate(texts)]))
+    table = assign_ids(records([{**blank, "text": text, "line": number} for number, text in enumerate(texts)]))
     found: Found = {}
     for name in FILTERS:
         step = STEPS[name]()

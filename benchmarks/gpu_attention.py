@@ -10,10 +10,10 @@ import sys
 
 import torch
 
-from posttrain.models.attention import attend
-from posttrain.models.row_plan import Piece, plan
+from posttrain.models.attention import packed_attention_forward
+from posttrain.models.attention_plan import Segment, plan_attention
 
-PIECES = [Piece(0, 40), Piece(40, 300, 0), Piece(340, 7, 0), Piece(347, 129), Piece(476, 1, 3)]
+PIECES = [Segment(0, 40), Segment(40, 300, 0), Segment(340, 7, 0), Segment(347, 129), Segment(476, 1, 3)]
 NEAR = 5e-2
 
 
@@ -37,7 +37,7 @@ def largest_difference(heads: int, shared: int) -> float:
     ours, theirs = (
         [one.to("cuda", dtype).requires_grad_() for one in drawn] for dtype in (torch.bfloat16, torch.float32)
     )
-    found, _ = attend(None, *ours, None, pieces=plan(PIECES, "cuda"))
+    found, _ = packed_attention_forward(None, *ours, None, pieces=plan_attention(PIECES, "cuda"))
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=seen, enable_gqa=True).transpose(
         1, 2
     )

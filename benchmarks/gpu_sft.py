@@ -12,7 +12,7 @@ sequences an optimiser step. TRL runs padding-free on these steps, and packed ("
   100 GB; TRL keeps nothing but bfloat16, 8 bytes a weight.
 
 Reported are tokens a second (the median step, the first four left out), the FLOPs that the model's own work needs
-(``posttrain.train.watch.throughput.training_flops``) as a share of the measured matrix-product peak, and the most bytes
+(``posttrain.train.monitor.meter.training_flops``) as a share of the measured matrix-product peak, and the most bytes
 that were allocated. ``--json`` gets one line a step. A contender that runs out of memory has a row that says so.
 """
 
@@ -67,14 +67,14 @@ def ours(shape: str, data: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from posttrain.models.chat import Encoded
+    from posttrain.models.chat import TokenizedExample
     from posttrain.models.language_model import LanguageModel
     from posttrain.models.task import TaskConfig
     from posttrain.models.tiny import byte_tokenizer
     from posttrain.train.config import TrainConfig
-    from posttrain.train.lessons.log_probabilities import Supervised
+    from posttrain.train.monitor.meter import matmul_peak
+    from posttrain.train.objectives.log_probs import SftObjective
     from posttrain.train.trainer import Trainer
-    from posttrain.train.watch.throughput import matmul_peak
 
     settings = SETTINGS[shape]
     torch.manual_seed(0)
@@ -90,11 +90,11 @@ def ours(shape: str, data: Path) -> None:
         "benchmark",
     )  # fmt: skip
     rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
-    units = [[Encoded(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
+    units = [[TokenizedExample(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
     lm = LanguageModel(model, byte_tokenizer(), TaskConfig())
     print(json.dumps({"peak": matmul_peak("cuda", torch.bfloat16)}))
     with tempfile.TemporaryDirectory() as scratch:
-        for step in Trainer(lm, Supervised(units, config), config, 0, Path(scratch)).fit():
+        for step in Trainer(lm, SftObjective(units, config), config, 0, Path(scratch)).fit():
             print(
                 json.dumps(
                     {"loss": step.loss, "tokens": step.tokens, "seconds": step.seconds, "bytes": step.memory_bytes}
@@ -179,9 +179,9 @@ def flops_per_token(shape: str, data: Path) -> float:
     """The model's own work on all sequences, by their tokens."""
     from transformers import LlamaConfig
 
-    from posttrain.train.watch.throughput import Decoder, training_flops
+    from posttrain.train.monitor.meter import DecoderSize, training_flops
 
-    decoder = Decoder.of(LlamaConfig(**SHAPES[shape]))
+    decoder = DecoderSize.of(LlamaConfig(**SHAPES[shape]))
     assert decoder is not None
     rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
     lengths = [len(row["input_ids"]) for row in rows]

@@ -35,19 +35,19 @@ from scipy.stats import rankdata
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from posttrain.select.value.influence.checkpoints import AdamMoments, Checkpoint
-from posttrain.select.value.influence.functions import influence_functions
-from posttrain.select.value.influence.inverse.arnoldi import Arnoldi
-from posttrain.select.value.influence.inverse.conjugate_gradient import ConjugateGradient
-from posttrain.select.value.influence.inverse.ekfac import Ekfac
-from posttrain.select.value.influence.inverse.exact import Exact
-from posttrain.select.value.influence.inverse.lissa import Lissa
-from posttrain.select.value.influence.learner import Batch, Learner
-from posttrain.select.value.influence.less import less
-from posttrain.select.value.influence.losses import CrossEntropy
-from posttrain.select.value.influence.projection import Projection
-from posttrain.select.value.influence.tracin import tracin
-from posttrain.select.value.influence.trak import trak
+from posttrain.attribution.influence.checkpoints import AdamMoments, Checkpoint
+from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
+from posttrain.attribution.influence.ihvp.arnoldi import Arnoldi
+from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
+from posttrain.attribution.influence.ihvp.ekfac import Ekfac
+from posttrain.attribution.influence.ihvp.exact import Exact
+from posttrain.attribution.influence.ihvp.lissa import Lissa
+from posttrain.attribution.influence.influence_functions import influence_functions
+from posttrain.attribution.influence.less import less
+from posttrain.attribution.influence.losses import CrossEntropy
+from posttrain.attribution.influence.projection import Projection
+from posttrain.attribution.influence.tracin import tracin
+from posttrain.attribution.influence.trak import trak
 from posttrain.store.errors import UserError
 
 TRAIN, TEST, HIDDEN, CLASSES = 1000, 200, 32, 10
@@ -169,7 +169,7 @@ def run(model: nn.Module, batch: Batch) -> Tensor:
 def ours(data: Digits, points: list[Trained]) -> dict[str, Callable[[], np.ndarray]]:
     """Each method as a function that computes its scores [N, M]."""
     model = nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-    bare = Learner(model, run, CrossEntropy())
+    bare = FunctionalModel(model, run, CrossEntropy())
     models = [bare.at(one_model(points[-1].parameters, row)) for row in range(MODELS)]
     train_rows = list(zip(data.x, data.y, strict=True))
     test_rows = list(zip(data.test_x, data.test_y, strict=True))
@@ -180,7 +180,7 @@ def ours(data: Digits, points: list[Trained]) -> dict[str, Callable[[], np.ndarr
         moments = AdamMoments(bare.flat(one_model(point.first, 0)), bare.flat(one_model(point.second, 0)), point.step)
         checkpoints.append(Checkpoint(one_model(point.parameters, 0), rates[-1], moments))
 
-    def functions(of: list[Learner], damping: float = PENALTY, **settings: Any) -> Callable[[], np.ndarray]:
+    def functions(of: list[FunctionalModel], damping: float = PENALTY, **settings: Any) -> Callable[[], np.ndarray]:
         def compute() -> np.ndarray:
             found = [influence_functions(one, train_rows, test_rows, damping=damping, **settings).scores for one in of]
             averaged: np.ndarray = np.mean(found, axis=0)
@@ -232,7 +232,7 @@ def one_model(values: dict[str, Tensor], row: int) -> dict[str, Tensor]:
     return {name: value[row] for name, value in values.items()}
 
 
-def model_states(learner: Learner, x: Tensor) -> Tensor:
+def model_states(learner: FunctionalModel, x: Tensor) -> Tensor:
     """Hidden states [N, 32]."""
     values = learner.parameters
     return (x @ values["0.weight"].T + values["0.bias"]).relu()

@@ -9,7 +9,7 @@ question of GSM8K takes (up to two, three, four, five, six or more). Labels are 
 sees the same 5,000 records of each seed, and is measured on all test records.
 
 Strategies that go by a model's predictions start from 50 labels drawn at random, both ours and the peers'; those that
-need none start by themselves. ``area`` is the mean accuracy under the curve; ``labels`` is how many it takes to reach
+need none start by themselves. ``area_under_curve`` is the mean accuracy under the curve; ``labels`` is how many it takes to reach
 80% of the accuracy with all 5,000; ``p`` is that of the paired difference of areas to random over seeds, by a sign-flip
 test.
 """
@@ -27,9 +27,9 @@ from pathlib import Path
 import numpy as np
 from curve_pictures import draw
 
-from posttrain.jobs.engine import open_engine
-from posttrain.select.compare.curves import Plan, Task, full_accuracy, learning_curve
-from posttrain.select.compare.summary import summarise
+from posttrain.jobs.engines import open_engine
+from posttrain.select.learning_curve import CurvePlan, CurveTask, full_accuracy, learning_curve
+from posttrain.select.strategy_comparison import summarise
 
 PEER = Path(__file__).parent / "peers" / "active_learning.py"
 RECORDS = 5000
@@ -42,20 +42,20 @@ PEERS = (
 )
 AS_THEY_ARE = {"dimensions": None}
 OURS = {
-    "auto": Plan("auto", (), "auto", AS_THEY_ARE, AS_THEY_ARE),
-    "random": Plan("random", ()),
-    "margin": Plan("margin", ()),
-    "entropy": Plan("entropy", ()),
-    "badge": Plan("badge", ()),
-    "uncertain_diverse": Plan("uncertain_diverse", (), options=AS_THEY_ARE | {"by": "margin"}),
-    "composite": Plan("composite", (), options=AS_THEY_ARE | {"by": "margin"}),
-    "diverse": Plan("diverse", (), options=AS_THEY_ARE),
-    "k_center": Plan("k_center", (), options=AS_THEY_ARE),
-    "prob_cover": Plan("prob_cover", (), options=AS_THEY_ARE),
-    "typiclust": Plan("typiclust", (), options=AS_THEY_ARE),
-    "facility_location": Plan("facility_location", (), options=AS_THEY_ARE),
-    "margin after facility_location": Plan("margin", (), "facility_location", cold_options=AS_THEY_ARE),
-    "facility_location by margin": Plan(
+    "auto": CurvePlan("auto", (), "auto", AS_THEY_ARE, AS_THEY_ARE),
+    "random": CurvePlan("random", ()),
+    "margin": CurvePlan("margin", ()),
+    "entropy": CurvePlan("entropy", ()),
+    "badge": CurvePlan("badge", ()),
+    "uncertain_diverse": CurvePlan("uncertain_diverse", (), options=AS_THEY_ARE | {"by": "margin"}),
+    "composite": CurvePlan("composite", (), options=AS_THEY_ARE | {"by": "margin"}),
+    "diverse": CurvePlan("diverse", (), options=AS_THEY_ARE),
+    "k_center": CurvePlan("k_center", (), options=AS_THEY_ARE),
+    "prob_cover": CurvePlan("prob_cover", (), options=AS_THEY_ARE),
+    "typiclust": CurvePlan("typiclust", (), options=AS_THEY_ARE),
+    "facility_location": CurvePlan("facility_location", (), options=AS_THEY_ARE),
+    "margin after facility_location": CurvePlan("margin", (), "facility_location", cold_options=AS_THEY_ARE),
+    "facility_location by margin": CurvePlan(
         "facility_location", (), "facility_location", AS_THEY_ARE | {"by": "margin"}, AS_THEY_ARE
     ),
 }
@@ -92,13 +92,13 @@ def task_part(task: str, part: str, data: Path, features: Path | None) -> tuple[
     return embedded(texts, features / f"{task}_{part}.npy" if features else None), labels
 
 
-def tasks_of(name: str, arguments: argparse.Namespace) -> list[Task]:
+def tasks_of(name: str, arguments: argparse.Namespace) -> list[CurveTask]:
     features, labels = task_part(name, "train", arguments.data, arguments.features)
     test = task_part(name, "test", arguments.data, arguments.features)
     found = []
     for seed in range(arguments.seeds):
         rows = np.random.default_rng(seed).permutation(len(labels))[:RECORDS]
-        found.append(Task(features[rows], labels[rows], *test, int(labels.max()) + 1))
+        found.append(CurveTask(features[rows], labels[rows], *test, int(labels.max()) + 1))
     return found
 
 
@@ -124,13 +124,13 @@ class Curves:
         return np.array([self.known[task, strategy, seed] for seed in range(seeds)])
 
 
-def curve(work: tuple[str, Task, Plan, int]) -> tuple[str, int, list[float]]:
+def curve(work: tuple[str, CurveTask, CurvePlan, int]) -> tuple[str, int, list[float]]:
     label, task, plan, seed = work
     found = [full_accuracy(task)] if label == FULL else learning_curve(task, plan, seed).tolist()
     return label, seed, found
 
 
-def peers(work: tuple[Task, tuple[int, ...], int, list[str]], python: str) -> Iterator[tuple[str, list[float]]]:
+def peers(work: tuple[CurveTask, tuple[int, ...], int, list[str]], python: str) -> Iterator[tuple[str, list[float]]]:
     """Curves of peers for one seed, each as soon as it is there, in a process of their own."""
     task, counts, seed, names = work
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +174,7 @@ def main() -> None:
         theirs = PEERS if arguments.peer_python else ()
         left = [(task, counts, seed, kept.missing(name, theirs, seed)) for seed, task in enumerate(tasks)]
 
-        def run(one: tuple[Task, tuple[int, ...], int, list[str]], name: str = name) -> None:
+        def run(one: tuple[CurveTask, tuple[int, ...], int, list[str]], name: str = name) -> None:
             for label, found in peers(one, arguments.peer_python):
                 kept.add(name, label, one[2], found)
 

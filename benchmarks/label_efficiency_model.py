@@ -5,7 +5,7 @@
 ``WORKSPACE`` is an example's folder, such as ``examples/banking77``. For each seed a copy of it is made in ``FOLDER``,
 whose data paths lead to ``DIR``, with `SETTINGS` in place of the example's own, and ``posttrain run --baseline random``
 turns both loops: the same base model, data, training, gate and number of labels. A run that is cut off goes on with the
-same command. ``area`` is the mean accuracy under the curve, ``p`` that of the paired difference over seeds by a
+same command. ``area_under_curve`` is the mean accuracy under the curve, ``p`` that of the paired difference over seeds by a
 sign-flip test, and ``labels`` how many reach what random reached in the end.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from posttrain.loop.baseline import Comparison, run_baseline
+from posttrain.inspect.baseline import Comparison, run_baseline
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
-from posttrain.select.compare.summary import area, labels_to, sign_flip
+from posttrain.select.strategy_comparison import area_under_curve, labels_to_target, sign_flip_test
 from posttrain.store.workspace import Workspace
 
 SETTINGS = {
@@ -70,10 +70,11 @@ def main() -> None:
     counts = [one.labels for one in found[0].ours]
     sides = {"chosen": [one.ours for one in found], "at random": [one.random for one in found]}
     curves = {name: np.array([[at.value for at in curve] for curve in side]) for name, side in sides.items()}
-    areas = {name: area(counts, values) for name, values in curves.items()}
-    p = sign_flip(areas["chosen"] - areas["at random"])
+    areas = {name: area_under_curve(counts, values) for name, values in curves.items()}
+    p = sign_flip_test(areas["chosen"] - areas["at random"])
     needed = [
-        labels_to(counts, ours, drawn[-1]) for ours, drawn in zip(curves["chosen"], curves["at random"], strict=True)
+        labels_to_target(counts, ours, drawn[-1])
+        for ours, drawn in zip(curves["chosen"], curves["at random"], strict=True)
     ]
     print("\n| labels | " + " | ".join(map(str, counts)) + " | area |")
     print("| --- |" + " ---: |" * (len(counts) + 1))

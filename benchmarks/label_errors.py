@@ -30,10 +30,8 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from posttrain.data.labels.audit import audit
-from posttrain.data.labels.confident_learning import issues, self_confidence
-from posttrain.data.labels.noise import fit
-from posttrain.data.labels.out_of_fold import folds, predictions
+from posttrain.data.labels.confident_learning import find_label_issues, self_confidence
+from posttrain.data.labels.label_noise import assign_folds, audit_labels, fit_noise_channel, predict_out_of_fold
 
 SHARE = 0.1
 NEAR = 5
@@ -122,16 +120,16 @@ def one_planting(
     texts: list[str], features: np.ndarray, given: np.ndarray, wrong: np.ndarray, peer: Any
 ) -> dict[str, list[float]]:
     """All ways on one planting."""
-    probabilities = predictions(features, given, folds(texts, given, 5))
+    probabilities = predict_out_of_fold(features, given, assign_folds(texts, given, 5))
     found = {}
     start = time.perf_counter()
-    channel = fit(given, probabilities)
+    channel = fit_noise_channel(given, probabilities)
     seconds = time.perf_counter() - start
     flagged = np.flatnonzero(channel.correct < 0.5)
     found["same predictions: ours, likelihood (default)"] = measured(wrong, flagged, channel.correct, seconds)
     for rule in ("noise rate", "class", "both", "confident"):
         start = time.perf_counter()
-        flagged = np.flatnonzero(issues(given, probabilities, rule))  # type: ignore[arg-type]
+        flagged = np.flatnonzero(find_label_issues(given, probabilities, rule))  # type: ignore[arg-type]
         seconds = time.perf_counter() - start
         scores = self_confidence(given, probabilities)
         found[f"same predictions: ours, {rule}"] = measured(wrong, flagged, scores, seconds)
@@ -150,7 +148,7 @@ def one_planting(
         ranked = measured(wrong, [], theirs["rankings"][name], nothing)
         found[f"same predictions: cleanlab, ranked by {name}"] = [nothing, nothing, nothing, ranked[3], nothing]
     start = time.perf_counter()
-    own = audit(features, given, texts)
+    own = audit_labels(features, given, texts)
     seconds = time.perf_counter() - start
     flagged = np.flatnonzero(own.channel.correct < 0.5)
     found["own predictions: ours"] = measured(wrong, flagged, own.channel.correct, seconds)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig, Turns
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tolerance", type=float, default=1e-2, help="of `label_scores`; 0: every label to its end")
     arguments = parser.parse_args()
-    lm = load(arguments.model, TaskConfig(system=arguments.system), arguments.dtype)
+    lm = load_language_model(arguments.model, TaskConfig(system=arguments.system), arguments.dtype)
     with arguments.data.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     step = max(1, len(rows) // arguments.records)

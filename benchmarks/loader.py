@@ -14,7 +14,7 @@ over the rows after a first one; the last token of each row is looked at. Each c
 one core, all one after the other in each repeat; seconds are of processor time, which other work on the machine hardly
 changes, and all of it is the contender's own, as nothing waits for a disk.
 
-ours: posttrain's `RowLoader`, without a thread and with one. The training's own batches (`Loader`), which come with a
+ours: posttrain's `RowLoader`, without a thread and with one. The training's own batches (`BatchLoader`), which come with a
 plan of the attention in rows whose beginnings are shared, are there to compare, and so are tokens gathered without
 being packed. datasets + flattening: a memory-mapped Hugging Face data set, torch's DataLoader and transformers'
 DataCollatorWithFlattening, which packs as it loads. The other two are given rows that were packed before the time is
@@ -64,9 +64,8 @@ def write_set(found: dict[str, np.ndarray], folder: Path, shard_tokens: int) -> 
     """The sequences as a set of ours."""
     import pyarrow as pa
 
-    from posttrain.store.local_artifacts import LocalArtifacts
-    from posttrain.train.tokens.blocks import Block
-    from posttrain.train.tokens.write import write_shards
+    from posttrain.store.artifacts import LocalArtifacts
+    from posttrain.train.data.token_writer import Block, write_shards
 
     count = len(found["lengths"])
     one = np.ones(count, np.int64)
@@ -81,14 +80,14 @@ def write_set(found: dict[str, np.ndarray], folder: Path, shard_tokens: int) -> 
 
 def ours(kind: str, source: Path, row: int, batch: int) -> None:
     """Print the tokens a second of each of two passes, the first being there to warm up."""
-    from posttrain.train.loader import Loader
-    from posttrain.train.order import Order, StageConfig
-    from posttrain.train.row_loader import RowLoader
-    from posttrain.train.tokens.config import LoaderConfig
-    from posttrain.train.tokens.token_set import TokenSet
+    from posttrain.train.data.batch_sampler import BatchSampler
+    from posttrain.train.data.config import LoaderConfig, PhaseConfig
+    from posttrain.train.data.loader import BatchLoader
+    from posttrain.train.data.row_loader import RowLoader
+    from posttrain.train.data.token_set import TokenSet
 
     units = TokenSet(source)
-    order = Order(len(units), batch, 0, [StageConfig(epochs=2)])
+    order = BatchSampler(len(units), batch, 0, [PhaseConfig(epochs=2)])
     config = LoaderConfig(workers=1 if kind in ("ahead", "training") else 0)
 
     def taken() -> Iterator[int]:
@@ -97,7 +96,7 @@ def ours(kind: str, source: Path, row: int, batch: int) -> None:
                 found = units.take(order.rows(step))
                 yield len(found.ids)
         elif kind == "training":
-            with Loader(units, order, row, config=config) as training:
+            with BatchLoader(units, order, row, config=config) as training:
                 for made in training:
                     yield sum(one.tokens for one in made.packed)
         else:

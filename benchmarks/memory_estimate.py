@@ -119,10 +119,10 @@ def measure(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
     from posttrain.models.shape import read_config
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
-    from posttrain.train.memory.available import peak_bytes, process_bytes
-    from posttrain.train.memory.batch import MicroBatch
-    from posttrain.train.memory.estimate import estimate
-    from posttrain.train.memory.weights import Blueprint
+    from posttrain.train.memory.estimate import estimate_memory
+    from posttrain.train.memory.micro_batch import MicroBatch
+    from posttrain.train.memory.weights import ModelSpec
+    from posttrain.train.monitor.meter import peak_bytes, process_bytes
     from posttrain.train.stage import train
 
     tokens, length = setting["tokens"], setting["length"]
@@ -156,8 +156,8 @@ def measure(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
     read = rows * (length - 1)
     pairs, scores = rows * length * (length - 1) // 2, rows * (length - 1) ** 2
     batch = MicroBatch(read, read if whole else rows * answer, pairs, read, read, scores, length - 1)
-    blueprint = Blueprint.of(read_config(str(folder)), config)
-    found = estimate(blueprint, config, batch, process=process_bytes())
+    blueprint = ModelSpec.of(read_config(str(folder)), config)
+    found = estimate_memory(blueprint, config, batch, process=process_bytes())
     with tempfile.TemporaryDirectory() as scratch:
         train(folder, records, config, TaskConfig(), seed=0, out=Path(scratch) / "out", scratch=Path(scratch) / "kept")
     return {"estimate": found.total, "phase": found.peak, "parts": found.parts, "measured": peak_bytes()}

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.records.normalise import comparable
+from posttrain.data.records.identity import fold_case
 
 NGRAM = 5
 _ROWS_A_BLOCK = 250
@@ -58,7 +58,7 @@ def real_texts(folder: Path) -> list[str]:
 
 
 def planted(texts: Sequence[str], count: int, seed: int = 0) -> list[str]:
-    """``count`` records, shuffled: three in five are ``texts``, the others copies with edits."""
+    """``count`` records, shuffled: three in five are ``record_texts``, the others copies with edits."""
     draws = np.random.default_rng(seed)
     originals = [texts[row] for row in draws.permutation(len(texts))[: count * 3 // 5]]
     words = " ".join(originals).split()
@@ -92,7 +92,7 @@ def truth(texts: Sequence[str], threshold: float) -> Labels:
     numbers: dict[str, int] = {}
     members: list[int] = []
     starts = [0]
-    for text in map(comparable, texts):
+    for text in map(fold_case, texts):
         runs = {text[start : start + NGRAM] for start in range(max(1, len(text) - NGRAM + 1))}
         members += [numbers.setdefault(run, len(numbers)) for run in runs]
         starts.append(len(members))
@@ -158,7 +158,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         raw, folded, target = (Path(folder, name) for name in ("raw.json", "folded.json", "clusters.json"))
         raw.write_text(json.dumps(texts), encoding="utf-8")
-        folded.write_text(json.dumps([comparable(text) for text in texts]), encoding="utf-8")
+        folded.write_text(json.dumps([fold_case(text) for text in texts]), encoding="utf-8")
         commands = {"ours": [sys.executable, __file__, "--ours", str(raw), str(arguments.threshold), str(target)]}
         for name, script in _PEERS.items():
             place = str(Path(__file__).parent / "peers" / script)

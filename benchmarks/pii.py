@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from posttrain.data.pii.checksums import is_card, is_iban, is_resident_id
 from posttrain.data.pii.detect import KINDS, detect
-from posttrain.data.records.normalise import identify
+from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.schema import RECORD, records
 from posttrain.data.steps.pii import PersonalData
 
@@ -154,7 +154,7 @@ def _nothing(draw: random.Random) -> str:
 
 def _table(texts: list[str]) -> pa.Table:
     rows = [{**dict.fromkeys(RECORD.names), "text": text, "source": "f", "line": 1, "meta": "{}"} for text in texts]
-    return identify(records(rows))
+    return assign_ids(records(rows))
 
 
 def scores(found: list[Finding], truth: list[Finding]) -> dict[str, tuple[float, float, int, int]]:

@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 
-from posttrain.models.language_model import LanguageModel, load
-from posttrain.models.packing import Unit, micro_batches, pack
-from posttrain.models.reading import packing
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.packing import Unit, micro_batches, pack, packed_attention
 from posttrain.models.task import TaskConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.base import Lesson
-from posttrain.train.lessons.make import Given, lesson_for
+from posttrain.train.objectives.base import Objective
+from posttrain.train.objectives.build import ObjectiveInputs, build_objective
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.trainer import Trainer
 
@@ -50,7 +49,7 @@ FAULTS: dict[str, Callable[[Loss], Loss]] = {
 }
 
 
-def plant(lesson: Lesson, fault: Callable[[Loss], Loss], step: int) -> None:
+def plant(lesson: Objective, fault: Callable[[Loss], Loss], step: int) -> None:
     """Have the first loss of a step go wrong, once."""
     loss, begin, left = lesson.loss, lesson.begin, step + 1
 
@@ -73,9 +72,9 @@ def plant(lesson: Lesson, fault: Callable[[Loss], Loss], step: int) -> None:
 @torch.no_grad()
 def held_out_loss(lm: LanguageModel, units: list[Unit], config: TrainConfig) -> float:
     """Nats a supervised token."""
-    lesson, total, count = lesson_for(Given(units, config, lm)), 0.0, 0.0
+    lesson, total, count = build_objective(ObjectiveInputs(units, config, lm)), 0.0, 0.0
     first = 0
-    with packing(lm, max(len(sequence.ids) for unit in units for sequence in unit)) as packs:
+    with packed_attention(lm, max(len(sequence.ids) for unit in units for sequence in unit)) as packs:
         for part in micro_batches(units, TOKENS):
             rows = list(range(first, first := first + len(part)))
             loss = lesson.loss(lm, pack(part, lm.device, padded=not packs), rows)
@@ -85,8 +84,8 @@ def held_out_loss(lm: LanguageModel, units: list[Unit], config: TrainConfig) -> 
 
 def train(model: Path, units: list[Unit], config: TrainConfig, seed: int, fault: str | None) -> dict[str, Any]:
     """One training: its final loss and what was decided."""
-    lm = load(model, TaskConfig())
-    lesson = lesson_for(Given(units[HELD_OUT:], config, lm))
+    lm = load_language_model(model, TaskConfig())
+    lesson = build_objective(ObjectiveInputs(units[HELD_OUT:], config, lm))
     if fault:
         plant(lesson, FAULTS[fault], len(lesson.units) // ROWS // 2)
     with tempfile.TemporaryDirectory() as scratch:
@@ -108,7 +107,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    lm = load(arguments.model, TaskConfig())
+    lm = load_language_model(arguments.model, TaskConfig())
     with open(arguments.data, encoding="utf-8") as file:
         rows = [json.loads(next(file)) for _ in range(HELD_OUT + ROWS * arguments.steps)]
     units: list[Unit] = [[lm.encode([{"role": "user", "content": row["question"]}], row["answer"])] for row in rows]

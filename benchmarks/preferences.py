@@ -24,10 +24,10 @@ def hh_pairs(model: str, data: str, count: int, longest: int) -> list[Row]:
         count: how many.
         longest: tokens of prompt and answer at most.
     """
-    from posttrain.models.language_model import load
+    from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
-    lm, found = load(Path(model), TaskConfig()), []
+    lm, found = load_language_model(Path(model), TaskConfig()), []
     for prompt, chosen, rejected in _conversations(data):
         asked = lm.prompt_ids(prompt)
         row = {"prompt_ids": asked, "chosen_ids": lm.answer_ids(chosen), "rejected_ids": lm.answer_ids(rejected)}
@@ -40,11 +40,11 @@ def hh_pairs(model: str, data: str, count: int, longest: int) -> list[Row]:
 
 def units(rows: list[Row]) -> list[Any]:
     """The pairs as the trainer takes them."""
-    from posttrain.models.chat import Encoded
+    from posttrain.models.chat import TokenizedExample
 
     return [
         [
-            Encoded(row["prompt_ids"] + row[side], [False] * len(row["prompt_ids"]) + [True] * len(row[side]))
+            TokenizedExample(row["prompt_ids"] + row[side], [False] * len(row["prompt_ids"]) + [True] * len(row[side]))
             for side in ("chosen_ids", "rejected_ids")
         ]
         for row in rows

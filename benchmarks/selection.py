@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.select.selection import select
-from posttrain.select.selectors.closeness import Cosine, Euclidean, OuterProducts, closest
+from posttrain.select.selectors.registry import select
+from posttrain.select.selectors.similarity import Cosine, Euclidean, OuterProducts, max_similarity
 
 PEER = Path(__file__).parent / "peers" / "active_selection.py"
 METHODS = {
@@ -97,12 +97,12 @@ def worth(method: str, folder: Path, chosen: list[int], plain: list[int]) -> flo
     if method == "mmr":
         return len(set(chosen) & set(plain)) / len(plain)
     if method == "facility_location":
-        return float(closest(Cosine.between_rows_of(points), all_others, few).mean())
+        return float(max_similarity(Cosine.from_rows(points), all_others, few).mean())
     if method == "badge":
         probabilities = np.load(folder / "probabilities.npy")[np.concatenate([rows, some])]
         probabilities[np.arange(len(points)), probabilities.argmax(axis=1)] -= 1
-        return float(-2 * closest(OuterProducts.between_rows_of(probabilities, points), all_others, few).mean())
-    squares = -2 * closest(Euclidean.between_rows_of(points), all_others, few)
+        return float(-2 * max_similarity(OuterProducts.from_rows(probabilities, points), all_others, few).mean())
+    squares = -2 * max_similarity(Euclidean.from_rows(points), all_others, few)
     return float(np.sqrt(squares.max())) if method == "k_center" else float(squares.mean())
 
 

@@ -28,10 +28,10 @@ PACKED = 4, 512
 
 def examples(model: str, data: str, length: int | None) -> Iterator[tuple[list[int], list[bool]]]:
     """Examples as token ids with their mask, so that all train on the same."""
-    from posttrain.models.language_model import load
+    from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
-    lm = load(Path(model), TaskConfig())
+    lm = load_language_model(Path(model), TaskConfig())
     ids: list[int] = []
     mask: list[bool] = []
     with open(data, encoding="utf-8") as file:
@@ -47,17 +47,17 @@ def ours(model: str, data: str, method: str, way: str) -> None:
     """Train with this program's trainer."""
     import torch
 
-    from posttrain.models.chat import Encoded
-    from posttrain.models.language_model import load
+    from posttrain.models.chat import TokenizedExample
+    from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
-    from posttrain.train.lessons.log_probabilities import Supervised
-    from posttrain.train.lora import adapt
+    from posttrain.train.lora import add_adapter
+    from posttrain.train.objectives.log_probs import SftObjective
     from posttrain.train.trainer import Trainer
 
     torch.set_num_threads(2)
     rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]
-    units = [[Encoded(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
+    units = [[TokenizedExample(row["input_ids"], [bool(on) for on in row["completion_mask"]])] for row in rows]
     config = TrainConfig.read(
         {
             "epochs": 1, "batch_size": ROWS, "micro_batch_tokens": 4096, "shuffle": False, "learning_rate": 2e-5,
@@ -67,12 +67,12 @@ def ours(model: str, data: str, method: str, way: str) -> None:
         },
         "benchmark",
     )  # fmt: skip
-    lm = load(Path(model), TaskConfig())
+    lm = load_language_model(Path(model), TaskConfig())
     if method == "lora":
-        lm = adapt(lm, config.lora)
+        lm = add_adapter(lm, config.lora)
     with tempfile.TemporaryDirectory() as scratch:
         sys.stdin.readline()
-        Trainer(lm, Supervised(units, config), config, 0, Path(scratch), OnDemand()).fit()
+        Trainer(lm, SftObjective(units, config), config, 0, Path(scratch), OnDemand()).fit()
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python benchmarks/shared_labels.py --data DIR [--seeds 3] [--features FOLDER]
 
 ``DIR`` as for label_efficiency.py. Banking77 with ever more noise on MiniLM's embeddings, or on the labels, its intents
-in five groups, and GSM8K's classes. ``kappa`` is that of 500 test records, by which ``auto`` decides; ``gain`` is how
+in five groups, and GSM8K's classes. ``cohen_kappa`` is that of 500 test records, by which ``auto`` decides; ``gain`` is how
 much more accurate a logistic regression is on labels that facility location chose than on as many drawn at random, the
 mean over seeds, and ``error`` its standard error over them and all counts. A second table says in how many of 20
 samples of test records kappa was too small for ``auto`` to cover, were there no least number of them.
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from label_efficiency import AS_THEY_ARE, RECORDS, task_part
 
-from posttrain.select.compare.curves import Plan, Task, learning_curve
-from posttrain.select.neighbours import MOST, neighbour_agreement
+from posttrain.select.learning_curve import CurvePlan, CurveTask, learning_curve
+from posttrain.select.strategy import MAX_AGREEMENT_RECORDS, neighbour_agreement
 
 COUNTS = (50, 100, 200, 400)
 SIZES = (50, 100, 150, 200, 500)
@@ -61,8 +61,8 @@ def gains(train: Rows, test: Rows, seeds: int) -> np.ndarray:
     found = []
     for seed in range(seeds):
         rows = np.random.default_rng(seed).permutation(len(train[1]))[:RECORDS]
-        task = Task(train[0][rows], train[1][rows], *test, classes=int(train[1].max()) + 1)
-        plans = Plan("facility_location", COUNTS, options=AS_THEY_ARE), Plan("random", COUNTS)
+        task = CurveTask(train[0][rows], train[1][rows], *test, classes=int(train[1].max()) + 1)
+        plans = CurvePlan("facility_location", COUNTS, options=AS_THEY_ARE), CurvePlan("random", COUNTS)
         chosen, drawn = (learning_curve(task, plan, seed) for plan in plans)
         found.append(chosen - drawn)
     return np.array(found)
@@ -75,7 +75,7 @@ def refused(train: Rows, test: Rows, size: int) -> int:
         generator = np.random.default_rng(seed)
         rows, pool = generator.permutation(len(test[1]))[:size], generator.permutation(len(train[1]))[:POOL]
         agreement = neighbour_agreement(test[0][rows], test[1][rows], train[0][pool])
-        found += not replace(agreement, records=MOST).shared
+        found += not replace(agreement, records=MAX_AGREEMENT_RECORDS).shared
     return found
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     print("| task | kappa | gain | error |")
     print("| --- | ---: | ---: | ---: |")
     for name, (train, test) in settings(*tasks):
-        rows = np.random.default_rng(0).permutation(len(test[1]))[:MOST]
+        rows = np.random.default_rng(0).permutation(len(test[1]))[:MAX_AGREEMENT_RECORDS]
         kappa = neighbour_agreement(test[0][rows], test[1][rows], train[0]).kappa
         gain = gains(train, test, arguments.seeds)
         error = gain.std(ddof=1) / gain.size**0.5

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from posttrain.data.steps.registry import STEPS
+from posttrain.inspect.config_reference import reference
 from posttrain.loop.config import Config
-from posttrain.loop.config_reference import reference
 
 FOLDER = Path(__file__).parent
 _BEGIN, _END = "<!-- steps: written by docs/update.py -->\n", "<!-- end of steps -->\n"

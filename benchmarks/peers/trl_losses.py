@@ -2,7 +2,7 @@
 
     python trl_losses.py OBJECTIVE MODEL REFERENCE BATCH OUT
 
-``BATCH`` is JSON as ``equal_to_trl.py`` writes it; ``OUT`` gets ``loss.json`` and ``gradients.safetensors``. The
+``BATCH`` is JSON as ``equal_to_trl.py`` writes it; ``EXCLUDED`` gets ``loss.json`` and ``gradients.safetensors``. The
 trainers are made with a text that is never used: only their collators and their losses are.
 """
 

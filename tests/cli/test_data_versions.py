@@ -283,7 +283,7 @@ def test_a_build_that_failed_leaves_no_scratch_behind_gc(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.data.versions.builder.write_version", defect)
+        patch.setattr("posttrain.data.versions.build_version.write_version", defect)
         assert posttrain("data", "add", root / "first.jsonl", "--name", "first", "-w", root, *INLINE).code == 1
     assert posttrain("data", "gc", "-w", root).code == 0
     assert list((root / ".posttrain" / "scratch").iterdir()) == []

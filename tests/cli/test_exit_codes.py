@@ -108,7 +108,7 @@ def test_work_that_fails(posttrain: Call, small: Any, monkeypatch: pytest.Monkey
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.round_stages.train_candidate", fails)
+        patch.setattr("posttrain.loop.round.train_candidate", fails)
         ended = posttrain("run", "-w", root)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.splitlines()[-1] == "posttrain: training diverged at step 3"
@@ -119,7 +119,7 @@ def test_a_defect(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) 
     def breaks(*arguments: Any) -> Any:
         raise ZeroDivisionError("one [red]over[/] nothing")
 
-    monkeypatch.setattr("posttrain.cli.status.loop_status", breaks)
+    monkeypatch.setattr("posttrain.cli.run.loop_status", breaks)
     root = small()
     posttrain("init", root)
     (root / ".posttrain").mkdir()
@@ -146,7 +146,7 @@ def test_ctrl_c(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.round_stages.train_candidate", stopped)
+        patch.setattr("posttrain.loop.round.train_candidate", stopped)
         ended = posttrain("run", "-w", root)
     assert ended.code == 130
     assert ended.err.splitlines()[-1] == "stopped; the same command goes on from here"

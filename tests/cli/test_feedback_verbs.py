@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.data.collecting.feedback import Feedback
-from posttrain.data.collecting.inbox import Inbox
+from posttrain.data.feedback.entries import Feedback
+from posttrain.data.feedback.inbox import Inbox
 
 Call = Callable[..., Any]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.cli import forecast
 from posttrain.models import language_model
+from posttrain.train import plan as forecast
 from posttrain.train.config import TrainConfig
-from posttrain.train.memory import decide
+from posttrain.train.memory import token_budget
 
 Call = Callable[..., Any]
 
@@ -27,7 +27,7 @@ def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(language_model, "load", refuse)
+    monkeypatch.setattr(language_model, "load_language_model", refuse)
 
 
 @pytest.fixture(scope="module")
@@ -114,20 +114,20 @@ def test_auto_is_what_training_takes(
 
     # The process itself takes as much in both: nothing.
     monkeypatch.setattr(forecast, "process_bytes", lambda: 0)
-    monkeypatch.setattr(decide, "process_bytes", lambda: 0)
-    monkeypatch.setattr(decide, "available_bytes", lambda device: int(memory * 2**30))
+    monkeypatch.setattr(token_budget, "process_bytes", lambda: 0)
+    monkeypatch.setattr(token_budget, "available_bytes", lambda device: int(memory * 2**30))
     options = ("--data", answers, "--set", "train.batch_size=64", "--device", "cpu", "--peak", "1", "--json")
     found = posttrain("plan", "--model", tiny_model, *options, "--device-memory", str(memory)).json
     lm: Any = SimpleNamespace(model=AutoModelForCausalLM.from_pretrained(tiny_model), device=torch.device("cpu"))
     longest = 15 * 8 + 3 + 10
-    config = decide.decided(TrainConfig(batch_size=64), lm, longest, tmp_path / "scratch")
+    config = token_budget.resolve_token_budget(TrainConfig(batch_size=64), lm, longest, tmp_path / "scratch")
     assert found["micro_batch"]["budget"] == config.micro_batch_tokens
 
 
 def test_the_stage_that_needs_the_most_is_planned_for(
     bones: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.cli.forecast.process_bytes", lambda: 1 << 28)  # or it grows from call to call
+    monkeypatch.setattr("posttrain.train.plan.process_bytes", lambda: 1 << 28)  # or it grows from call to call
 
     def plan(stages: str, *options: str) -> dict[str, Any]:
         ended = posttrain("plan", "--model", bones, *FIXED, "--json", "--set", f"train.stages={stages}", *options)

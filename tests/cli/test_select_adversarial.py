@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.data.reading.tables import read
+from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
 from posttrain.loop.config import load_config
 from posttrain.models.embedder import Embedder
-from posttrain.models.language_model import load
+from posttrain.models.language_model import load_language_model
 from posttrain.models.likelihood import label_scores
-from posttrain.models.request import request
+from posttrain.models.task import record_turns
 
 Call = Callable[..., Any]
 LOOSE = ["--similarity", "0.2", "--swaps", "6", "--n", "2", "--budget", "2000"]
@@ -36,10 +36,10 @@ def test_the_written_file_fools_the_model_again(turned: Path, posttrain: Call, t
     config = load_config(turned)
     records = concat(list(read(out, config.data.columns)))
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    lm = load((turned / ".posttrain" / "champion").resolve(), config.task)
+    lm = load_language_model((turned / ".posttrain" / "champion").resolve(), config.task)
     labels = config.task.label_set
     rows = records.to_pylist()
-    scores = label_scores(lm, [request(row) for row in rows], labels).log_probabilities
+    scores = label_scores(lm, [record_turns(row) for row in rows], labels).log_probabilities
     embedded = Embedder.load("minilm").embed([line["text"] for line in lines] + [one["original_text"] for one in lines])
     for row, (record, line) in enumerate(zip(rows, lines, strict=True)):
         assert labels[scores[row].argmax()] == line["answer_after"] != line["answer_before"]

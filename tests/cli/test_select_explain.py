@@ -136,7 +136,7 @@ def test_mistakes_end_in_one_line(turned_copy: Path, small: Any, posttrain: Call
 def test_a_beginning_that_names_several_is_refused(
     turned_copy: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.loop.explain.found._SHORTEST", 1)
+    monkeypatch.setattr("posttrain.inspect.explanation._MIN_PREFIX", 1)
     said = [posttrain("select", "explain", "-w", turned_copy, digit) for digit in "0123456789abcdef"]
     assert any("could be records of" in one.mistake for one in said if one.code == 2)
 
@@ -145,7 +145,7 @@ def test_the_mean_eigenvalue_is_the_trace_over_the_size() -> None:
     """Against a matrix whose trace is known: with random signs it is exact where the matrix is diagonal."""
     import torch
 
-    from posttrain.loop.explain.influence import mean_eigenvalue
+    from posttrain.inspect.answer_influence import mean_eigenvalue
 
     class Diagonal:
         class learner:

@@ -97,7 +97,7 @@ def killed(command: list[str], scratch: Path) -> set[Path]:
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The blocks that this process writes."""
-    from posttrain.select.value import blocks
+    from posttrain.attribution import block_runner as blocks
 
     paths: list[Path] = []
     real = blocks.write_atomically

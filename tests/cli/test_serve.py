@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from posttrain.cli.serve import add_to, serve
-from posttrain.data.collecting.drain import drain
+from posttrain.data.feedback.ingest import ingest
 from posttrain.store.errors import UserError
 
 _FORKS = multiprocessing.get_context("fork")  # a fresh interpreter would spend seconds on imports
@@ -46,7 +46,7 @@ def test_it_says_where_it_listens_takes_feedback_and_ends_cleanly(small: Any, tm
             assert (answer.status, json.load(answer)) == (201, {"id": "a", "repeated": False})
         with pytest.raises(UserError, match="another posttrain collects into this inbox"):
             serve(port=0, workspace=root)
-        [batch] = drain(root / ".posttrain" / "inbox")  # beside the server
+        [batch] = ingest(root / ".posttrain" / "inbox")  # beside the server
         assert batch.counts["pool"] == 1
         process.terminate()
         process.join(20)

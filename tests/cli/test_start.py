@@ -67,7 +67,7 @@ def test_a_wrong_name_gets_the_nearest() -> None:
 def test_functions_of_data_keep_their_names() -> None:
     import posttrain.data
     import posttrain.data.duplicates.near_duplicates
-    import posttrain.data.versions.builder
+    import posttrain.data.versions.build_version
 
     assert posttrain.data.near_duplicates(["a text", "a text"]).tolist() == [0, 0]
     with pytest.raises(AttributeError, match="nothing"):

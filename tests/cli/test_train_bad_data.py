@@ -70,7 +70,9 @@ def test_a_bad_record_is_found_before_any_weight_is_loaded_and_can_be_mended(
     data, out = write(tmp_path / "data.jsonl", GOOD, {"prompt": "hi", "completion": "x" * 50}), tmp_path / "out"
     arguments = ("train", "--model", "tiny", "--data", data, "--out", out, "--set", "train.max_length=40")
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.train.lessons.make.load", lambda *_: pytest.fail("weights were loaded"))
+        patch.setattr(
+            "posttrain.train.objectives.build.load_language_model", lambda *_: pytest.fail("weights were loaded")
+        )
         assert "its answer leaves no room" in posttrain(*arguments).mistake
         assert list(tmp_path.iterdir()) == [data]
     write(data, GOOD)

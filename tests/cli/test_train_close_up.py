@@ -38,7 +38,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
             rate = 1e3 if settings["micro_batch_tokens"] == 4096 and not settings["compile"] else 1e2
             return Trial(settings, (rate, rate), 6000, memory_bytes=10)
 
-    monkeypatch.setattr("posttrain.train.autotune.Trials", Machine)
+    monkeypatch.setattr("posttrain.train.autotune.TrialRunner", Machine)
     return asked
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.cli.settings import read_settings
+from posttrain.cli.train_options import read_settings
 
 Call = Callable[..., Any]
 

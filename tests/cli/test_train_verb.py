@@ -12,7 +12,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from posttrain.models.language_model import load
+from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.train.trainer import Trainer
@@ -141,7 +141,7 @@ def test_inspecting_stops_where_training_does(answers: Path, tiny_model: Path, t
     stop = byte_tokenizer().convert_tokens_to_ids("r")
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": stop}), encoding="utf-8")
     ended = posttrain("train", "--data", answers, "--inspect", "1", "--model", model)
-    lm = load(model, TaskConfig())
+    lm = load_language_model(model, TaskConfig())
     assert lm.tokenizer.decode(lm.answer_ids("card lost")) == "car"
     assert ended.out.splitlines()[-2] == "[trained] car"
 

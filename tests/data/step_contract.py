@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.alone import apply
-from posttrain.data.records.normalise import identify
+from posttrain.data.records.identity import assign_ids
+from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.schema import CHANGED, RECORD, REJECTED, concat, records
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.registry import STEPS
-from posttrain.data.steps.step import Outcome, RowStep, Step
+from posttrain.data.steps.step import RowStep, Step
 
 
 def table_of(*rows: dict[str, Any] | str) -> pa.Table:
@@ -23,7 +24,7 @@ def table_of(*rows: dict[str, Any] | str) -> pa.Table:
         if isinstance(values.get("prompt"), str):
             values["prompt"] = [{"role": "user", "content": values["prompt"]}]
         made.append({**dict.fromkeys(RECORD.names), "source": "f", "line": line, "meta": "{}", **values})
-    return identify(records(made))
+    return assign_ids(records(made))
 
 
 def lines(table: pa.Table) -> list[int]:
@@ -58,7 +59,7 @@ class StepContract:
         assert type(step).__doc__
 
     def test_it_tells_what_becomes_of_every_row(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
-        kept, rejected, changed, facts = apply(step, table, evaluation)
+        kept, rejected, changed, facts = apply_step(step, table, evaluation)
         assert kept.schema == RECORD
         assert rejected.schema == REJECTED
         assert changed.schema == CHANGED
@@ -75,15 +76,15 @@ class StepContract:
             assert row["reason"]
             assert row["id"] in given
         assert all(len(values) == table.num_rows for values in facts.values())
-        assert kept.equals(identify(kept)), "ids are those of the content"
+        assert kept.equals(assign_ids(kept)), "ids are those of the content"
 
     def test_it_does_the_same_again_after_a_journey(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
         again = pickle.loads(pickle.dumps(step))  # noqa: S301
         assert again == step
-        assert _as_json(apply(again, table, evaluation)) == _as_json(apply(step, table, evaluation))
+        assert _as_json(apply_step(again, table, evaluation)) == _as_json(apply_step(step, table, evaluation))
 
     def test_an_empty_table_passes(self, step: Step, evaluation: pa.Table) -> None:
-        kept, rejected, changed, _ = apply(step, RECORD.empty_table(), evaluation)
+        kept, rejected, changed, _ = apply_step(step, RECORD.empty_table(), evaluation)
         assert (kept.num_rows, rejected.num_rows, changed.num_rows) == (0, 0, 0)
 
     def test_its_key_is_json_and_tells_settings_apart(self, step: Step) -> None:

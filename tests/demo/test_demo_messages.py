@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
-from posttrain.data.augment.typing_mistakes import add_typo, neighbours
-from posttrain.demo.grammar import Choice, Phrase
-from posttrain.demo.messages import Generated, generate, similarity, write
-from posttrain.demo.phrases import load_phrases, words
+from posttrain.data.augment.typos import add_typo, adjacent_keys
+from posttrain.demo.messages import DemoData, generate, similarity, write_demo_data
+from posttrain.demo.phrases import Choice, Phrase, load_phrases, words
 from posttrain.store.errors import UserError
 
 
 @pytest.fixture(scope="module", params=[17, 4])
-def task(request: pytest.FixtureRequest) -> Generated:
+def task(request: pytest.FixtureRequest) -> DemoData:
     return generate(seed=request.param)
 
 
-def _rows(task: Generated, *faults: str) -> set[int]:
+def _rows(task: DemoData, *faults: str) -> set[int]:
     return set(itertools.chain.from_iterable(task.planted_rows[fault] for fault in faults))
 
 
@@ -41,7 +40,7 @@ def test_same_seed_same_task_other_seed_another() -> None:
     assert first.pool != generate(seed=4, pool=200, test=60).pool
 
 
-def test_sizes_and_counts(task: Generated) -> None:
+def test_sizes_and_counts(task: DemoData) -> None:
     assert (len(task.pool), len(task.test)) == (1500, 300)
     planted = task.planted
     assert 200 <= planted.pop("typos") <= 340
@@ -56,7 +55,7 @@ def test_sizes_and_counts(task: Generated) -> None:
     assert sum(task.planted[fault] for fault in copies) == len(_rows(task, *copies))
 
 
-def test_exact_copies_are_exactly_those_planted(task: Generated) -> None:
+def test_exact_copies_are_exactly_those_planted(task: DemoData) -> None:
     texts = Counter(row["text"] for row in task.pool)
     assert sum(count - 1 for count in texts.values()) == task.planted["exact_duplicates"]
     assert all(texts[task.pool[at]["text"]] == 2 for at in task.planted_rows["exact_duplicates"])
@@ -66,7 +65,7 @@ def test_exact_copies_are_exactly_those_planted(task: Generated) -> None:
     assert leaked == task.planted_rows["leaked_exact"]
 
 
-def test_near_copies_are_exactly_those_planted(task: Generated) -> None:
+def test_near_copies_are_exactly_those_planted(task: DemoData) -> None:
     texts = [row["text"] for row in [*task.pool, *task.test]]
     alike = np.triu(_similarities(texts), 1)
     copies = _rows(task, "exact_duplicates", "near_duplicates", "leaked_exact", "leaked_near")
@@ -82,7 +81,7 @@ def test_near_copies_are_exactly_those_planted(task: Generated) -> None:
     assert all(copies & {int(left), int(right)} for left, right in pairs)
 
 
-def test_copies_keep_the_customer_and_splits_share_no_other(task: Generated) -> None:
+def test_copies_keep_the_customer_and_splits_share_no_other(task: DemoData) -> None:
     leaks = _rows(task, "leaked_exact", "leaked_near")
     in_test = {row["customer"] for row in task.test}
     assert {at for at, row in enumerate(task.pool) if row["customer"] in in_test} == leaks
@@ -108,7 +107,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[,.?!]", "", re.sub(r"\ban (?=[aeiou])", "a ", text.casefold()))
 
 
-def test_wrong_labels_are_exactly_those_planted(task: Generated) -> None:
+def test_wrong_labels_are_exactly_those_planted(task: DemoData) -> None:
     """Without a typo, the phrases that a message matches tell its intent."""
     phrases = load_phrases().intents
     patterns = {intent: [re.compile(_pattern(core)) for core in cores] for intent, cores in phrases.items()}
@@ -124,14 +123,14 @@ def test_wrong_labels_are_exactly_those_planted(task: Generated) -> None:
     assert len(clear) > len(task.pool) / 2
 
 
-def test_typos_are_exactly_those_planted(task: Generated) -> None:
+def test_typos_are_exactly_those_planted(task: DemoData) -> None:
     known = load_phrases().vocabulary()
     copies = _rows(task, "exact_duplicates", "near_duplicates", "leaked_exact", "leaked_near")
     mistyped = [at for at, row in enumerate(task.pool) if at not in copies and not known.issuperset(words(row["text"]))]
     assert mistyped == task.planted_rows["typos"]
 
 
-def test_intents_are_many_imbalanced_and_in_both_splits(task: Generated) -> None:
+def test_intents_are_many_imbalanced_and_in_both_splits(task: DemoData) -> None:
     assert len(task.labels) == 28
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+){1,3}", label) for label in task.labels)
     for rows, at_least in ((task.pool, 15), (task.test, 4)):
@@ -141,7 +140,7 @@ def test_intents_are_many_imbalanced_and_in_both_splits(task: Generated) -> None
         assert counts[-1][1] >= at_least
 
 
-def test_messages_have_the_stated_length_and_no_open_slot(task: Generated) -> None:
+def test_messages_have_the_stated_length_and_no_open_slot(task: DemoData) -> None:
     copies = _rows(task, "near_duplicates", "leaked_near")
     for at, row in enumerate(task.pool):
         assert 8 <= len(row["text"].split()) <= 25 + (at in copies)
@@ -158,7 +157,7 @@ def test_the_phrases_give_a_hundred_thousand_messages() -> None:
 
 def test_the_files_hold_the_task_and_hide_the_answers(tmp_path: Path) -> None:
     task = generate(pool=200, test=60)
-    write(tmp_path / "task", task)
+    write_demo_data(tmp_path / "task", task)
 
     def read(name: str) -> list[dict[str, str]]:
         with (tmp_path / "task" / name).open(encoding="utf-8", newline="") as file:
@@ -178,7 +177,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         generate(pool=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
-        write(tmp_path / "file", generate(pool=30, test=10))
+        write_demo_data(tmp_path / "file", generate(pool=30, test=10))
 
 
 def test_a_typo_changes_one_word_and_never_into_a_known_one() -> None:
@@ -198,7 +197,7 @@ def test_a_typo_changes_one_word_and_never_into_a_known_one() -> None:
 
 
 def test_neighbours_lie_beside_the_letter() -> None:
-    assert (neighbours("q"), neighbours("g"), neighbours("m")) == ("w", "fh", "n")
+    assert (adjacent_keys("q"), adjacent_keys("g"), adjacent_keys("m")) == ("w", "fh", "n")
 
 
 def test_similarity_ignores_case_and_punctuation() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from posttrain.demo.workspace import prepare
+from posttrain.demo.workspace import prepare_workspace
 
 Rows = list[dict[str, str]]
 
@@ -62,7 +62,7 @@ def test_text_and_label_are_found_in_every_format(tmp_path: Path, name: str, wri
     words = ["alder", "birch", "cedar", "elm", "fir", "hazel", "juniper", "larch", "maple", "oak", "pine", "rowan"]
     rows = [{"text": f"the {a} beside the {b}", "label": "near" if a < b else "far"} for a in words for b in words[:4]]
     (tmp_path / name).write_bytes(written(rows))
-    prepare(tmp_path / "demo", quick=True, data=tmp_path / name)
+    prepare_workspace(tmp_path / "demo", quick=True, data=tmp_path / name)
     assert (tmp_path / "demo" / "labels.txt").read_text() == "far\nnear\n"
     with (tmp_path / "demo" / "answers.csv").open(newline="") as file:
         answers = {row["text"]: row["intent"] for row in csv.DictReader(file)}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.select.scores.names import SCORES
-from posttrain.select.selectors.registry import STRATEGIES
+from posttrain.select.scores.registry import SCORES
+from posttrain.select.selectors.registry import SELECTORS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "select.md").read_text(encoding="utf-8")
@@ -42,5 +42,5 @@ def _named(heading: str) -> set[str]:
 
 
 def test_the_tables_name_every_strategy_and_score() -> None:
-    assert _named("Strategy") == set(STRATEGIES)
+    assert _named("Strategy") == set(SELECTORS)
     assert _named("Score") == set(SCORES)

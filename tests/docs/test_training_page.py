@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.cli.settings import read_settings
+from posttrain.cli.train_options import read_settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,8 +12,8 @@ from typing import Any
 import forked
 import pyarrow.parquet as parquet
 
+from posttrain.inspect.status import status
 from posttrain.loop.config import load_config
-from posttrain.loop.status import status
 from posttrain.store.workspace import Workspace
 
 _TIMED = ("latency", "decision")

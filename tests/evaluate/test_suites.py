@@ -10,21 +10,19 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from posttrain.evaluate.artifact import read_evaluation, write_evaluation
 from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
-from posttrain.evaluate.examples import sample_records
-from posttrain.evaluate.latency import answer_of, measure_latency, pick_label, write_answer
-from posttrain.evaluate.names import flat_gains, flat_metrics, gains, metric_names
-from posttrain.evaluate.scorers.python_function import load_function
-from posttrain.evaluate.scorers.token_f1 import token_f1
-from posttrain.evaluate.suite import SuiteResult, run_suite
+from posttrain.evaluate.latency import answer_function, generate_answer, measure_latency, predict_label
+from posttrain.evaluate.metric_names import flat_gains, flat_metrics, metric_names, paired_gains
+from posttrain.evaluate.scorers.base import sample_records
+from posttrain.evaluate.scorers.generation import token_f1
+from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
 from posttrain.models.generate import Generation
-from posttrain.models.language_model import LanguageModel, load
-from posttrain.models.likelihood import answer_log_likelihoods, label_scores
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.likelihood import answer_log_likelihoods, label_scores, text_log_likelihoods
 from posttrain.models.task import TaskConfig
-from posttrain.models.text_likelihood import text_log_likelihoods
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError, WorkError
+from posttrain.store.extensions import load_object
 
 LABELS = ["lost card", "refund", "top up"]
 Answers = Callable[[list[tuple[str, bool]]], None]
@@ -37,12 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def classifier(folder: Path) -> LanguageModel:
-    return load(folder, TaskConfig(labels=LABELS, max_new_tokens=3), dtype="float32")
+    return load_language_model(folder, TaskConfig(labels=LABELS, max_new_tokens=3), dtype="float32")
 
 
 @pytest.fixture(scope="module")
 def writer(folder: Path) -> LanguageModel:
-    return load(folder, TaskConfig(max_new_tokens=3), dtype="float32")
+    return load_language_model(folder, TaskConfig(max_new_tokens=3), dtype="float32")
 
 
 @pytest.fixture
@@ -233,7 +231,7 @@ def test_a_module_that_fails_is_the_users_mistake_with_its_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "broken_scores.py").write_text(content)
     with pytest.raises(UserError) as caught:
-        load_function("broken_scores:score", "evaluate.suites.mine.function")
+        load_object("broken_scores:score", "evaluate.suites.mine.function")
     assert str(caught.value).startswith("evaluate.suites.mine.function: cannot import `broken_scores`: ")
     assert says.format(file=tmp_path / "broken_scores.py") in str(caught.value)
 
@@ -244,11 +242,11 @@ def test_modules_are_looked_for_in_the_given_folder_last(tmp_path: Path, monkeyp
     (tmp_path / "statistics.py").write_text("raise ImportError")
     monkeypatch.delitem(sys.modules, "statistics", raising=False)
     with pytest.raises(UserError, match="put it in the workspace's folder or on PYTHONPATH"):
-        load_function("scores_of_this_test:score", "evaluate.suites.mine.function")
+        load_object("scores_of_this_test:score", "evaluate.suites.mine.function")
     for _ in range(2):
-        assert load_function("scores_of_this_test:score", "evaluate.suites.mine.function", tmp_path)("", "", []) == 1
+        assert load_object("scores_of_this_test:score", "evaluate.suites.mine.function", tmp_path)("", "", []) == 1
     assert sys.path.count(str(tmp_path)) == 1
-    assert load_function("statistics:mean", "evaluate.suites.mine.function", tmp_path)([1, 3]) == 2
+    assert load_object("statistics:mean", "evaluate.suites.mine.function", tmp_path)([1, 3]) == 2
 
 
 def test_bad_records_are_named(classifier: LanguageModel, writer: LanguageModel) -> None:
@@ -325,7 +323,7 @@ def test_gate_names_are_known_before_anything_is_run(
     flat = flat_metrics(results)
     assert flat["safety"] == flat["safety.accuracy"]
     assert flat["fluency"] == flat["fluency.perplexity"]
-    gained = flat_gains(gains(results, results, config.bootstrap, seed=0))
+    gained = flat_gains(paired_gains(results, results, config.bootstrap, seed=0))
     assert set(gained.values()) == {0.0}
     latency = {"latency_p50", "latency_p90", "latency_p99"}
     own = set(flat) | latency
@@ -362,14 +360,14 @@ def test_config_mistakes(values: dict[str, Any], message: str) -> None:
 def test_latency_of_a_real_model(kind: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(kind)
     prompts = [[{"role": "user", "content": "hello " * size}] for size in (1, 3)]
-    answer = pick_label if kind == "classifier" else write_answer
+    answer = predict_label if kind == "classifier" else generate_answer
     found = measure_latency({"candidate": model, "champion": model}, prompts, 2, answer=answer)
     for times in found.values():
         assert 0 < times["latency_p50"] <= times["latency_p90"] <= times["latency_p99"]
 
 
 def test_latency_is_that_of_the_suites_way_to_answer() -> None:
-    assert answer_of(SuiteConfig(), True) is pick_label
-    assert answer_of(SuiteConfig(), False) is write_answer
-    assert answer_of(SuiteConfig(scorer="exact_match"), True) is write_answer
-    assert answer_of(SuiteConfig(scorer="perplexity"), True) is write_answer
+    assert answer_function(SuiteConfig(), True) is predict_label
+    assert answer_function(SuiteConfig(), False) is generate_answer
+    assert answer_function(SuiteConfig(scorer="exact_match"), True) is generate_answer
+    assert answer_function(SuiteConfig(scorer="perplexity"), True) is generate_answer

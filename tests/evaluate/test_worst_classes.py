@@ -1,9 +1,8 @@
-from posttrain.evaluate.metrics import ClassRow
-from posttrain.evaluate.worst_classes import worst_classes
+from posttrain.evaluate.metrics import ClassMetrics, worst_classes
 
 
 def rows(*counts: tuple[str, int, int, int]) -> list[dict[str, object]]:
-    return [ClassRow(*count).as_dict() for count in counts]
+    return [ClassMetrics(*count).as_dict() for count in counts]
 
 
 def test_worst_first_and_only_below_the_average() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["posttrain.data"]):
-    from posttrain.data.reading.check import problems
-    from posttrain.data.reading.tables import read
+    from posttrain.data.reading.reader import find_problems, read
 from posttrain.store.errors import UserError
 
 NAMES = ("a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.jsonl.gz", "a.jsonl.zst", "a.csv.gz")
@@ -31,7 +30,7 @@ def one_file(content: bytes) -> None:
     except UserError as error:
         if not str(error).isprintable():
             raise AssertionError(f"more than one line: {str(error)!r}") from error
-    for _ in problems(path, labels=["a"], name=path.name):
+    for _ in find_problems(path, labels=["a"], name=path.name):
         pass
 
 

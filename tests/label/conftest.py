@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from posttrain.data.records.normalise import identify
+from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.schema import records
 
 
@@ -29,6 +29,6 @@ def batch() -> Callable[..., pa.Table]:
             }
             for line, prompt in enumerate(prompts, 1)
         ]
-        return identify(records(made))
+        return assign_ids(records(made))
 
     return table

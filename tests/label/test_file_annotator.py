@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.reading.tables import read
-from posttrain.label.annotator import Annotator, Request
-from posttrain.label.batch_file import export_labels, import_labels
-from posttrain.label.config import LabelConfig
-from posttrain.label.registry import annotator
+from posttrain.data.reading.reader import read
+from posttrain.label.annotator import AnnotationRequest, Annotator
+from posttrain.label.config import LabelConfig, build_annotator
+from posttrain.label.file_annotator import export_labels, import_labels
 from posttrain.store.errors import UserError, Waiting
 
 Batch = Callable[..., pa.Table]
@@ -23,7 +22,7 @@ LABELS = ["card", "cash"]
 
 @pytest.fixture
 def people(tmp_path: Path) -> Annotator:
-    return annotator(LabelConfig(), tmp_path, read)
+    return build_annotator(LabelConfig(), tmp_path, read)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -41,7 +40,7 @@ def fill(path: Path, labels: list[str]) -> None:
 
 def test_a_round_goes_out_waits_and_comes_back(tmp_path: Path, batch: Batch, people: Annotator) -> None:
     asked = batch("one, please", 'two\n"lines"')
-    request = Request(2, 0, tmp_path, LABELS, ["card", "cash"])
+    request = AnnotationRequest(2, 0, tmp_path, LABELS, ["card", "cash"])
     path = tmp_path / "labels" / "round-2.csv"
     with pytest.raises(Waiting) as waiting:
         people.annotate(asked, request)
@@ -76,7 +75,7 @@ def test_a_file_that_is_already_there_is_read_and_never_written(
     path.parent.mkdir()
     path.write_text("my notes")
     with pytest.raises(UserError, match=r"^labels/round-1\.csv:1: there is no column `id`"):
-        people.annotate(batch("one"), Request(1, 0, tmp_path))
+        people.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
     assert path.read_text() == "my notes"
 
 
@@ -92,14 +91,14 @@ def test_a_kill_before_the_rename_leaves_no_batch_behind(
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", kill)
         with pytest.raises(Killed):
-            people.annotate(batch("one"), Request(1, 0, tmp_path))
+            people.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
     assert not (tmp_path / "labels" / "round-1.csv").exists()
     with pytest.raises(Waiting, match="labels for round 1: fill"):
-        people.annotate(batch("one"), Request(1, 0, tmp_path))
+        people.annotate(batch("one"), AnnotationRequest(1, 0, tmp_path))
 
 
 def test_nothing_to_label_waits_for_nobody(tmp_path: Path, batch: Batch, people: Annotator) -> None:
-    assert people.annotate(batch(), Request(1, 0, tmp_path)).num_rows == 0
+    assert people.annotate(batch(), AnnotationRequest(1, 0, tmp_path)).num_rows == 0
     assert list(tmp_path.iterdir()) == []
 
 

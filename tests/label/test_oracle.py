@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.reading.tables import read
+from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import RECORD
-from posttrain.label.annotator import Annotator, Request
-from posttrain.label.config import LabelConfig
-from posttrain.label.registry import annotator
+from posttrain.label.annotator import AnnotationRequest, Annotator
+from posttrain.label.config import LabelConfig, build_annotator
 from posttrain.store.errors import UserError
 
 Batch = Callable[..., pa.Table]
@@ -32,11 +31,11 @@ def root(tmp_path: Path) -> Path:
 
 def oracle(root: Path, **values: Any) -> Annotator:
     config = LabelConfig.read({"annotator": "oracle", "file": "answers.csv", **values}, "posttrain.yaml")
-    return annotator(config, root, read, COLUMNS)
+    return build_annotator(config, root, read, COLUMNS)
 
 
-def request(root: Path, round: int = 1, seed: int = 0, labels: list[str] | None = LABELS) -> Request:
-    return Request(round, seed, root, labels)
+def request(root: Path, round: int = 1, seed: int = 0, labels: list[str] | None = LABELS) -> AnnotationRequest:
+    return AnnotationRequest(round, seed, root, labels)
 
 
 def test_answers_are_those_of_the_file(root: Path, batch: Batch) -> None:

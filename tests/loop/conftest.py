@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain.inspect.status import status
 from posttrain.loop.config import load_config
 from posttrain.loop.loop import Loop
 from posttrain.loop.registry import Registry
-from posttrain.loop.status import status
 from posttrain.store.workspace import Workspace
 
 
@@ -44,7 +44,7 @@ class Turned:
         return status(self.store, load_config(self.root))
 
     def stages(self, status: str = "done", after: int = 0) -> list[str]:
-        """``round stage`` of all runs of a status in the order of their start, without the first ``after``."""
+        """``round stage`` of all runs of a status in the order of their start, without the first ``without_prefix``."""
         return [f"{run.round} {run.stage}" for run in self.metadata.runs(status=status)][after:]
 
     def asked(self, round: int) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+from posttrain.inspect.preview import preview_selection
 from posttrain.loop.config import load_config
-from posttrain.loop.preview import preview_selection
 from posttrain.store.errors import UserError
 
 Open = Callable[[Path], Any]

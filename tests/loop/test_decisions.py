@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posttrain.loop.registry import Registry
-from posttrain.loop.stages.evaluation import measure
+from posttrain.loop.stages.evaluate import measure
 
 Open = Callable[[Path], Any]
 # Enough for the tiny model to learn the four labels by heart.
@@ -157,7 +157,7 @@ def test_a_roll_back_during_the_judgement_counts(after_two: Any, monkeypatch: py
             Registry(loop.store).rollback("found bad in service")
         return measure(turn, candidate, champion, test)
 
-    monkeypatch.setattr("posttrain.loop.round_stages.measure", timed)
+    monkeypatch.setattr("posttrain.loop.round.measure", timed)
     loop.run(3)
     assert opponents == [second, first]
     assert loop.metadata.rounds()[3].detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from posttrain.loop.stages import training
+from posttrain.loop.stages import train as training
 from posttrain.store.errors import UserError
 
 Open = Callable[[Path], Any]

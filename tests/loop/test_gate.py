@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.evaluate.config import EvaluateConfig
-from posttrain.evaluate.names import metric_names
+from posttrain.evaluate.metric_names import metric_names
 from posttrain.loop.gate import Decision, GateConfig, decide
 from posttrain.store.errors import UserError
 

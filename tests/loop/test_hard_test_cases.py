@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.evaluate.artifact import read_evaluation
+from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.config import load_config
+from posttrain.loop.context import RoundContext
 from posttrain.loop.loop import Loop
-from posttrain.loop.stages.choose import CASES, HARD_CASES
-from posttrain.loop.stages.hard_cases import from_rows, hard_test_cases, others_evaluated
-from posttrain.loop.turn import Turn
-from posttrain.select.hard_cases.kinds import KINDS
+from posttrain.loop.score_files import CASES, HARD_CASES, cases_from_rows
+from posttrain.loop.stages.score import hard_test_cases, others_evaluated
+from posttrain.select.hard_cases import HARD_CASE_KINDS
 from posttrain.store.workspace import Workspace
 
 
@@ -23,7 +23,7 @@ def predictions_by_id(store: Workspace, evaluation: str) -> dict[str, dict[str, 
 
 
 def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., Path]) -> None:
-    root = small(select={"hard_cases": list(KINDS)})
+    root = small(select={"hard_cases": list(HARD_CASE_KINDS)})
     config = load_config(root)
     with Workspace.create(root) as store:
         Loop(store, config).run()
@@ -31,10 +31,10 @@ def test_a_round_compares_the_champion_with_the_one_before(small: Callable[..., 
         [scored] = [one for one in store.metadata.runs(stage="score") if one.output == detail["scores"]]
         assert {"previous", "other"} <= set(scored.inputs)
         folder = store.artifacts.path(detail["scores"])
-        cases = from_rows(json.loads((folder / CASES).read_text(encoding="utf-8")))
+        cases = cases_from_rows(json.loads((folder / CASES).read_text(encoding="utf-8")))
         now = predictions_by_id(store, scored.inputs["evaluation"])
         before = predictions_by_id(store, scored.inputs["previous"])
-        by_kind = {kind: {case.id for case in cases if kind in case.kinds} for kind in KINDS}
+        by_kind = {kind: {case.id for case in cases if kind in case.kinds} for kind in HARD_CASE_KINDS}
         assert by_kind["wrong"] == {id for id, row in now.items() if row["score"] < 1}
         assert by_kind["regressions"] == {id for id in by_kind["wrong"] if before[id]["score"] == 1}
         assert by_kind["disagreement"] == {id for id in now if now[id]["predicted"] != before[id]["predicted"]}
@@ -64,7 +64,7 @@ def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> N
         done = store.metadata.round(1)
         assert done is not None
         test = store.artifacts.get(done.detail["test"])
-        turn = Turn(store, config, 2, in_round=False)
+        turn = RoundContext(store, config, 2, in_round=False)
         others = others_evaluated(turn, str(done.champion_before), test)
         assert others == {"other": done.detail["evaluation"]}
         records = turn.dataset(test.id).records

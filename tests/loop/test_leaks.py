@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.data.sets.version import Dataset, read_dataset
+from posttrain.data.versions.version import Dataset, read_dataset
 from posttrain.store.errors import UserError
 
 Open = Callable[[Path], Any]

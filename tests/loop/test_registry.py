@@ -15,7 +15,7 @@ import pytest
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.registry import Registry
 from posttrain.store.errors import UserError, WorkError
-from posttrain.store.stages import run_stage
+from posttrain.store.stage_runner import run_stage
 from posttrain.store.workspace import Workspace
 
 A, B, C = "abc"

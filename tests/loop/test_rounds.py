@@ -257,22 +257,22 @@ def test_an_interrupted_round_goes_on_with_the_stage_it_was_in(
     small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception at each stage's end in turn, as a kill would be; no finished work is done again."""
-    from posttrain.loop.turn import Turn
+    from posttrain.loop.context import RoundContext
 
     reference = turned(small("reference", rounds=1))
     reference.run()
     loop = turned(small("broken", rounds=1))
-    stage = Turn.stage
+    stage = RoundContext.stage
     seen: set[str] = set()
 
-    def fragile(self: Turn, name: str, *arguments: Any, **options: Any) -> Any:
+    def fragile(self: RoundContext, name: str, *arguments: Any, **options: Any) -> Any:
         artifact = stage(self, name, *arguments, **options)
         if (place := f"{self.number} {name}") not in seen:
             seen.add(place)
             raise KeyboardInterrupt(place)
         return artifact
 
-    monkeypatch.setattr(Turn, "stage", fragile)
+    monkeypatch.setattr(RoundContext, "stage", fragile)
     interruptions = 0
     while True:
         try:

@@ -9,11 +9,11 @@ import pytest
 
 from posttrain.loop.config import load_config
 from posttrain.loop.label_batches import label_reports
-from posttrain.loop.stages.choose import BATCH
-from posttrain.select.neighbours import Agreement
+from posttrain.loop.score_files import BATCH
+from posttrain.select.strategy import NeighbourAgreement
 from posttrain.store.errors import UserError
-from posttrain.web.gather_selection import selections
-from posttrain.web.selection_figures import selections_shown
+from posttrain.web.selection import read_selections
+from posttrain.web.selection_view import selections_view
 
 Open = Callable[[Path], Any]
 
@@ -52,8 +52,10 @@ def test_auto_covers_while_no_answer_is_right(small: Any, turned: Open) -> None:
 def test_auto_covers_nothing_where_neighbours_do_not_share_labels(
     small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.loop.stages.choose.tells_errors", lambda confidence, right: True)
-    monkeypatch.setattr("posttrain.loop.stages.score.neighbour_agreement", lambda *_: Agreement(0.01, 0.05, 500))
+    monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
+    monkeypatch.setattr(
+        "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
+    )
     loop = turned(small(select={"strategy": "auto"}))
     loop.run()
     assert [one["strategy"] for one in _selections(loop)] == ["random", "margin"]
@@ -65,7 +67,7 @@ def test_auto_covers_nothing_where_neighbours_do_not_share_labels(
         for entry in loop.metadata.rounds()[1:]
     ]
     assert set(batches[0]["why"].to_pylist()) == {"drawn at random, as neighbours hardly share labels (kappa 0.01)"}
-    last, first = (one.summary for one in selections_shown(selections(loop.store)).rounds)
+    last, first = (one.summary for one in selections_view(read_selections(loop.store)).rounds)
     assert first.endswith("by random, as neighbours hardly share labels (kappa 0.01)")
     assert last.endswith("by margin, as neighbours hardly share labels (kappa 0.01)")
 
@@ -73,16 +75,18 @@ def test_auto_covers_nothing_where_neighbours_do_not_share_labels(
 def test_a_cold_start_that_is_named_stays_where_neighbours_do_not_share_labels(
     small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("posttrain.loop.stages.choose.tells_errors", lambda confidence, right: False)
-    monkeypatch.setattr("posttrain.loop.stages.score.neighbour_agreement", lambda *_: Agreement(0.01, 0.05, 500))
+    monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: False)
+    monkeypatch.setattr(
+        "posttrain.loop.stages.score.neighbour_agreement", lambda *_: NeighbourAgreement(0.01, 0.05, 500)
+    )
     loop = turned(small(select={"strategy": "auto", "cold_start": "typiclust"}))
     loop.run()
     assert [one["strategy"] for one in _selections(loop)] == ["typiclust", "typiclust"]
-    assert all(one.summary.endswith("by typiclust") for one in selections_shown(selections(loop.store)).rounds)
+    assert all(one.summary.endswith("by typiclust") for one in selections_view(read_selections(loop.store)).rounds)
 
 
 def test_auto_goes_by_doubt_once_it_tells_errors(small: Any, turned: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.loop.stages.choose.tells_errors", lambda confidence, right: True)
+    monkeypatch.setattr("posttrain.loop.stages.select.confidence_predicts_errors", lambda confidence, right: True)
     loop = turned(
         small(select={"strategy": "auto", "cold_start": "k_center", "options": {"facility_location": {"power": 2.0}}})
     )

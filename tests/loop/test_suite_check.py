@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.loop.check import check_suites
 from posttrain.loop.config import load_config
+from posttrain.loop.suites import check_suites
 from posttrain.store.errors import UserError
 
 Check = Callable[..., None]

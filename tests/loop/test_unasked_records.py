@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+from posttrain.inspect.preview import preview_selection
+from posttrain.inspect.record_rounds import record_rounds
 from posttrain.loop.config import load_config
-from posttrain.loop.explain.choice import told_by_rounds
-from posttrain.loop.preview import preview_selection
-from posttrain.loop.turn import Turn
-from posttrain.web.gather_selection import selections
-from posttrain.web.selection_figures import selections_shown
+from posttrain.loop.context import RoundContext
+from posttrain.web.selection import read_selections
+from posttrain.web.selection_view import selections_view
 
 Open = Callable[[Path], Any]
 
@@ -72,14 +72,14 @@ def test_a_curriculum_knows_what_the_champion_said_of_the_batch(
 def test_the_report_tells_how_many_were_asked(small: Any, turned: Open) -> None:
     loop = turned(small(select=SELECT))
     loop.run()
-    cold, warm = selections(loop.store)
+    cold, warm = read_selections(loop.store)
     assert (cold.scored, cold.embedded, cold.pool) == (0, 60, 60)
     assert (warm.scored, warm.embedded, warm.pool) == (15, 48, 48)
     assert len(warm.scores) == 15
     assert all(one.score is not None for one in warm.chosen)
     scored_before = len({one.id for one in warm.chosen}) - len(warm.scored_since)
     assert 0 < scored_before < 12
-    said = [one.summary for one in selections_shown([cold, warm]).rounds]
+    said = [one.summary for one in selections_view([cold, warm]).rounds]
     assert said == [
         "12 of 48 embedded, 15 of them scored, by facility_location",
         "12 of 60 embedded, by facility_location",
@@ -90,15 +90,15 @@ def test_one_records_story_tells_what_was_asked_of_it(small: Any, turned: Open) 
     loop = turned(small(select=SELECT))
     loop.run()
     _, folder, batch = parts(loop, 2)
-    turn = Turn(loop.store, load_config(loop.root), 3, in_round=False)
+    turn = RoundContext(loop.store, load_config(loop.root), 3, in_round=False)
     pool = turn.dataset(loop.metadata.rounds()[2].detail["asked"]).records
     inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
     since = parquet.read_table(selection_of(loop, 2) / "asked_since.parquet").to_pylist()
     unasked = set(parquet.read_table(folder / "unasked.parquet")["id"].to_pylist())
-    told = told_by_rounds(turn, inputs[since[0]["id"]])[-1]
+    told = record_rounds(turn, inputs[since[0]["id"]])[-1]
     assert (told["round"], told["chosen"] is not None) == (2, True)
     assert told["scores"]["entropy"] == since[0]["entropy"]
-    told = told_by_rounds(turn, inputs[min(unasked - {row["id"] for row in batch})])[-1]
+    told = record_rounds(turn, inputs[min(unasked - {row["id"] for row in batch})])[-1]
     assert (told["round"], told["chosen"]) == (2, None)
     assert told["scores"]["predicted"] is None
 

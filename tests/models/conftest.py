@@ -8,7 +8,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 
 CORPUS = [
@@ -64,7 +64,7 @@ def make_tokenizer() -> MakeTokenizer:
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path) -> LanguageModel:
     """The tiny model in float32."""
-    return load(tiny_model, TaskConfig(max_new_tokens=8), "float32")
+    return load_language_model(tiny_model, TaskConfig(max_new_tokens=8), "float32")
 
 
 TAUGHT = {"hi": "ax a", "my card is gone": "by b", "where?": "cz c", "": "du d", "hi there": "ev e", "my card": "fw f"}
@@ -73,7 +73,7 @@ TAUGHT = {"hi": "ax a", "my card is gone": "by b", "where?": "cz c", "": "du d",
 @pytest.fixture(scope="session")
 def taught(tiny_model: Path) -> tuple[LanguageModel, dict[str, str]]:
     """The tiny model after a few steps of plain gradient descent, and the answers by prompt that it has learnt."""
-    lm = load(tiny_model, TaskConfig(max_new_tokens=8), "float32")
+    lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=8), "float32")
     examples = [lm.encode([{"role": "user", "content": asked}], said) for asked, said in TAUGHT.items()]
     optimizer = torch.optim.Adam(lm.model.parameters(), lr=3e-3)
     for _ in range(30):
@@ -89,7 +89,7 @@ def taught(tiny_model: Path) -> tuple[LanguageModel, dict[str, str]]:
 @pytest.fixture(scope="session")
 def real(smollm2: Path) -> LanguageModel:
     """SmolLM2-135M-Instruct in float32."""
-    return load(smollm2, TaskConfig(max_new_tokens=12), "float32")
+    return load_language_model(smollm2, TaskConfig(max_new_tokens=12), "float32")
 
 
 @pytest.fixture(scope="session")

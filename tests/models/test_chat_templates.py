@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.models.chat import Chat
+from posttrain.models.chat import ChatTemplate
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError
@@ -241,7 +241,7 @@ def test_the_mask_agrees_with_generation_marks(make_tokenizer: MakeTokenizer) ->
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     tokenizer = make_tokenizer(marked, "<|im_end|>", "<|im_start|>")
-    chat = Chat(tokenizer, frozenset([tokenizer.eos_token_id]))
+    chat = ChatTemplate(tokenizer, frozenset([tokenizer.eos_token_id]))
     turns = [{"role": "system", "content": "Be brief."}, *LONGER]
     reference = tokenizer.apply_chat_template(
         [*turns, {"role": "assistant", "content": ANSWER}], return_dict=True, return_assistant_tokens_mask=True

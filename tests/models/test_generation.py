@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posttrain.models import generate as generate_module
-from posttrain.models.chat import Chat
+from posttrain.models.chat import ChatTemplate
 from posttrain.models.generate import generate
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
@@ -92,7 +92,7 @@ def test_every_stop_token_ends_an_answer(taught: Taught) -> None:
     lm, answers = taught
     space = lm.tokenizer(" ")["input_ids"][0]
     other = LanguageModel(lm.model, lm.tokenizer, lm.task)
-    other.chat = Chat(lm.tokenizer, lm.chat.stop_ids | {space})
+    other.chat = ChatTemplate(lm.tokenizer, lm.chat.stop_ids | {space})
     found = generate(other, [ask(text) for text in answers])
     assert [(answer.text, answer.finished) for answer in found] == [
         (said.split(" ")[0], True) for said in answers.values()

@@ -8,13 +8,13 @@ import torch
 
 from posttrain.models import head
 from posttrain.models.head import token_and_mean_log_probabilities, token_log_probabilities
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 
 
 @pytest.fixture
 def lm(tiny_model: Path) -> LanguageModel:
-    return load(tiny_model, TaskConfig(), "float32")
+    return load_language_model(tiny_model, TaskConfig(), "float32")
 
 
 def whole(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def whole(lm: LanguageModel, states: torch.Tensor, targets: torch.Tensor) -> tor
 @pytest.mark.parametrize("words", [7, 64, 100_000])
 @pytest.mark.parametrize("scale", [1.0, 80.0])
 def test_values_and_gradients(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, words: int, scale: float) -> None:
-    monkeypatch.setattr(head, "_WORDS", words)
+    monkeypatch.setattr(head, "_VOCABULARY_CHUNK", words)
     size = lm.model.config.vocab_size
     weight = lm.model.get_output_embeddings().weight
     targets = torch.tensor([0, 1, size - 1, 5, 5, 100])
@@ -58,7 +58,7 @@ def test_under_autocast_it_is_as_near_as_torch(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, ways: Any, dtype: torch.dtype, inside: bool
 ) -> None:
     """Against float64, whether gradients are computed inside of autocast or, as in training, outside."""
-    monkeypatch.setattr(head, "_WORDS", 64)
+    monkeypatch.setattr(head, "_VOCABULARY_CHUNK", 64)
     weight = lm.model.get_output_embeddings().weight
     generator = torch.Generator().manual_seed(0)
     torch.nn.init.normal_(weight, std=0.5, generator=generator)
@@ -89,7 +89,7 @@ def test_under_autocast_it_is_as_near_as_torch(
 @pytest.mark.parametrize(("name", "value"), [("final_logit_softcapping", 5.0), ("logits_scaling", 4.0)])
 def test_heads_that_change_their_logits(lm: LanguageModel, name: str, value: float, monkeypatch: Any) -> None:
     setattr(lm.model.config, name, value)
-    monkeypatch.setattr(head, "_ROWS", 4)
+    monkeypatch.setattr(head, "_ROW_CHUNK", 4)
     states = torch.randn(6, lm.model.config.hidden_size, requires_grad=True)
     targets = torch.arange(6)
     found = token_log_probabilities(lm, states, targets)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.models import label_walk, likelihood
-from posttrain.models.label_trie import LabelTrie
-from posttrain.models.language_model import LanguageModel, load
-from posttrain.models.likelihood import answer_log_likelihoods, embeddings, label_scores
+from posttrain.models import label_tree, likelihood
+from posttrain.models.label_tree import LabelTree
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.likelihood import answer_log_likelihoods, label_scores, prompt_embeddings
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError
 
@@ -63,8 +63,8 @@ def test_scores_do_not_depend_on_batches_or_order(
 ) -> None:
     expected = normalised(reference(tiny, PROMPTS, LABELS))
     monkeypatch.setattr(likelihood, "_BATCH_TOKENS", batch_tokens)
-    monkeypatch.setattr(label_walk, "_WAVE_TOKENS", wave_tokens)
-    monkeypatch.setattr(label_walk, "_HEAD_ROWS", 3)
+    monkeypatch.setattr(label_tree, "_WAVE_TOKENS", wave_tokens)
+    monkeypatch.setattr(label_tree, "_HEAD_ROWS", 3)
     rows, columns = np.random.default_rng(batch_tokens).permutation(6), np.random.default_rng(0).permutation(10)
     found = label_scores(tiny, [PROMPTS[row] for row in rows], [LABELS[column] for column in columns], tolerance=EXACT)
     np.testing.assert_allclose(found.log_probabilities, expected[rows][:, columns], atol=1e-4)
@@ -89,7 +89,7 @@ def test_no_prompts(tiny: LanguageModel) -> None:
     found = label_scores(tiny, [], LABELS, embeddings=True)
     assert found.log_probabilities.shape == (0, len(LABELS))
     assert found.embeddings is not None
-    assert found.embeddings.shape == embeddings(tiny, []).shape == (0, 96)
+    assert found.embeddings.shape == prompt_embeddings(tiny, []).shape == (0, 96)
 
 
 @pytest.mark.parametrize(("tolerance", "share"), [(0.9, 0.3), (0.1, 0.4), (1e-2, 0.5), (1e-4, 0.9)])
@@ -100,20 +100,20 @@ def test_labels_that_are_not_walked_hold_no_more_than_the_tolerance(
     labels = [f"{first}{second} {first}" for first in "abcdefgh" for second in "xyzuvw"]
     prompts = [ask(asked) for asked in answers] + PROMPTS
     walked: list[int] = []
-    follow = label_walk._Walker.follow
+    follow = label_tree._TreeWalker.follow
 
-    def counted(walker: label_walk._Walker, wave: dict[int, list[label_walk._Open]]) -> None:
+    def counted(walker: label_tree._TreeWalker, wave: dict[int, list[label_tree._Branch]]) -> None:
         walked.extend(len(due) for due in wave.values())
         follow(walker, wave)
 
-    monkeypatch.setattr(label_walk._Walker, "follow", counted)
+    monkeypatch.setattr(label_tree._TreeWalker, "follow", counted)
     found = np.exp(label_scores(lm, prompts, labels, tolerance=tolerance).log_probabilities.astype(np.float64))
     exact = np.exp(normalised(reference(lm, prompts, labels)))
     assert (np.abs(found - exact).sum(axis=1) / 2 <= tolerance + 1e-4).all()
     assert [labels[column] for column in found[: len(answers)].argmax(axis=1)] == list(answers.values())
     walked.clear()
     label_scores(lm, prompts[: len(answers)], labels, tolerance=tolerance)
-    everything = len(answers) * len(LabelTrie([lm.answer_ids(label) for label in labels]).edges)
+    everything = len(answers) * len(LabelTree([lm.answer_ids(label) for label in labels]).edges)
     assert 0 < sum(walked) < everything * share, "a model that knows the task leaves most branches alone"
 
 
@@ -151,7 +151,7 @@ def test_a_named_label_is_exact_however_improbable(taught: tuple[LanguageModel, 
 
 
 def test_bfloat16_is_close(tiny_model: Path, tiny: LanguageModel) -> None:
-    low = load(tiny_model, TaskConfig())
+    low = load_language_model(tiny_model, TaskConfig())
     assert low.model.dtype == torch.bfloat16
     found = label_scores(low, PROMPTS, LABELS).log_probabilities
     exact = normalised(reference(tiny, PROMPTS, LABELS))
@@ -207,20 +207,20 @@ def mean_states(lm: LanguageModel, prompts: Sequence[Turns]) -> np.ndarray:
 def test_embeddings_do_not_depend_on_the_prompts_beside(tiny: LanguageModel) -> None:
     """Those of hard cases are compared with those of the pool, which another call made."""
     prompts = [ask(text) for text in ("my card is gone", "my card is lost", "my card", "hello")]
-    together = embeddings(tiny, prompts)
-    np.testing.assert_allclose(embeddings(tiny, prompts[:2]), together[:2], atol=1e-5)
+    together = prompt_embeddings(tiny, prompts)
+    np.testing.assert_allclose(prompt_embeddings(tiny, prompts[:2]), together[:2], atol=1e-5)
     for row, prompt in enumerate(prompts):
-        np.testing.assert_allclose(embeddings(tiny, [prompt])[0], together[row], atol=1e-5)
-    np.testing.assert_allclose(embeddings(tiny, [prompts[0]] * 3), together[[0, 0, 0]], atol=1e-5)
+        np.testing.assert_allclose(prompt_embeddings(tiny, [prompt])[0], together[row], atol=1e-5)
+    np.testing.assert_allclose(prompt_embeddings(tiny, [prompts[0]] * 3), together[[0, 0, 0]], atol=1e-5)
 
 
 def test_embeddings_are_mean_hidden_states(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = mean_states(tiny, PROMPTS)
     for batch_tokens in (1, 50, 2048):
         monkeypatch.setattr(likelihood, "_BATCH_TOKENS", batch_tokens)
-        np.testing.assert_allclose(embeddings(tiny, PROMPTS), expected, atol=1e-4)
+        np.testing.assert_allclose(prompt_embeddings(tiny, PROMPTS), expected, atol=1e-4)
     scored = label_scores(tiny, PROMPTS, LABELS, embeddings=True).embeddings
-    np.testing.assert_array_equal(scored, embeddings(tiny, PROMPTS))
+    np.testing.assert_array_equal(scored, prompt_embeddings(tiny, PROMPTS))
     assert label_scores(tiny, PROMPTS, LABELS).embeddings is None
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 
 from posttrain.models import head
 from posttrain.models.head import token_and_mean_log_probabilities, token_log_probabilities
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 
 WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0, 1.0])
@@ -17,7 +17,7 @@ WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0, 1.0])
 
 @pytest.fixture
 def lm(tiny_model: Path) -> LanguageModel:
-    return load(tiny_model, TaskConfig(), "float32")
+    return load_language_model(tiny_model, TaskConfig(), "float32")
 
 
 def states_and_targets(lm: LanguageModel, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +32,7 @@ def states_and_targets(lm: LanguageModel, scale: float) -> tuple[torch.Tensor, t
 def test_loss_and_gradient_are_torchs(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch, words: int, scale: float, smoothing: float
 ) -> None:
-    monkeypatch.setattr(head, "_WORDS", words)
+    monkeypatch.setattr(head, "_VOCABULARY_CHUNK", words)
     weight = lm.model.get_output_embeddings().weight
     states, targets = states_and_targets(lm, scale)
     found, mean = token_and_mean_log_probabilities(lm, states, targets)
@@ -66,7 +66,7 @@ def test_the_first_is_what_it_is_alone(lm: LanguageModel) -> None:
 @pytest.mark.parametrize(("name", "value"), [("final_logit_softcapping", 5.0), ("logits_scaling", 4.0)])
 def test_heads_that_change_their_logits(lm: LanguageModel, name: str, value: float, monkeypatch: Any) -> None:
     setattr(lm.model.config, name, value)
-    monkeypatch.setattr(head, "_ROWS", 4)
+    monkeypatch.setattr(head, "_ROW_CHUNK", 4)
     states, targets = states_and_targets(lm, 1.0)
     found, mean = token_and_mean_log_probabilities(lm, states, targets)
     expected = functional.cross_entropy(lm.logits(states), targets, reduction="none", label_smoothing=0.3)

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.shape import Shape, read_chat, read_config, shape, skeleton
+from posttrain.models.shape import ModelShape, meta_model, model_shape, read_chat, read_config
 from posttrain.models.sources import DEMO_MODEL, locate
 from posttrain.store.errors import UserError
 
@@ -20,11 +20,11 @@ def sizes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def test_the_skeleton_has_the_weights_of_the_model(tiny: LanguageModel, tiny_model: Path) -> None:
     config = read_config(str(tiny_model))
-    bones = skeleton(config)
+    bones = meta_model(config)
     assert all(weight.is_meta for weight in bones.parameters())
     assert sizes(bones) == sizes(tiny.model)
-    assert shape(bones) == shape(tiny.model)
-    assert shape(skeleton(read_config("tiny"))) == shape(bones)
+    assert model_shape(bones) == model_shape(tiny.model)
+    assert model_shape(meta_model(read_config("tiny"))) == model_shape(bones)
 
 
 def test_the_tokenizer_without_the_model(tiny: LanguageModel, tiny_model: Path) -> None:
@@ -36,13 +36,13 @@ def test_the_tokenizer_without_the_model(tiny: LanguageModel, tiny_model: Path) 
 
 def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
-    found = shape(skeleton(read_config(str(tmp_path))))
-    assert found == Shape(
+    found = model_shape(meta_model(read_config(str(tmp_path))))
+    assert found == ModelShape(
         family="llama",
         hidden=96,
         layers=2,
         heads=3,
-        shared_heads=1,
+        kv_heads=1,
         head_size=32,
         inner=288,
         vocabulary=261,
@@ -58,8 +58,8 @@ def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> Non
 
 def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
     source = locate(DEMO_MODEL, tmp_path)
-    model = skeleton(read_config(source))
-    found = shape(model)
+    model = meta_model(read_config(source))
+    found = model_shape(model)
     assert sum(weight.numel() for weight in model.parameters()) == 134_515_008
     assert (found.hidden, found.layers, found.queries, found.keys, found.inner) == (576, 30, 576, 192, 1536)
     assert (found.vocabulary, found.tied) == (49152, True)
@@ -82,14 +82,14 @@ def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
 )
 def test_families(family: Callable[..., LanguageModel], kind: str, settings: dict[str, Any], expected: Any) -> None:
     lm = family(kind, **settings)
-    found = shape(skeleton(lm.model.config))
-    assert found == shape(lm.model)
+    found = model_shape(meta_model(lm.model.config))
+    assert found == model_shape(lm.model)
     assert {name: getattr(found, name) for name in expected} == expected
     assert (found.layers, found.hidden, found.heads) == (2, 64, 2)
 
 
 def test_a_classifier_has_no_vocabulary(tiny_model: Path) -> None:
-    found = shape(skeleton(read_config(str(tiny_model)), classifier=True))
+    found = model_shape(meta_model(read_config(str(tiny_model)), classifier=True))
     assert (found.vocabulary, found.tied) == (0, False)
 
 
@@ -98,7 +98,7 @@ def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
     for call in (
         lambda: read_config(str(tmp_path)),
         lambda: read_config("nobody/nothing-of-this-name"),
-        lambda: skeleton(AutoConfig.for_model("vit")),
+        lambda: meta_model(AutoConfig.for_model("vit")),
     ):
         with pytest.raises(UserError) as caught:
             call()

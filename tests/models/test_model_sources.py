@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from posttrain.models import sources
 from posttrain.models.generate import generate
-from posttrain.models.language_model import LanguageModel, load, save
+from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.sources import fetch, fetch_once, locate
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer, write_tiny_model
@@ -60,7 +60,9 @@ def test_a_local_folder(copy: Path, tmp_path: Path, tiny: LanguageModel) -> None
     fetch(str(copy), tmp_path / "fetched")
     assert {file.suffix for file in (tmp_path / "fetched").iterdir()} == {".json", ".safetensors", ".jinja"}
     ids = torch.tensor([[1, 2, 3]])
-    assert torch.equal(load(tmp_path / "fetched", TaskConfig(), "float32").model(ids).logits, tiny.model(ids).logits)
+    assert torch.equal(
+        load_language_model(tmp_path / "fetched", TaskConfig(), "float32").model(ids).logits, tiny.model(ids).logits
+    )
 
 
 def test_a_model_is_fetched_once_and_whole(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,13 +99,13 @@ def test_a_model_that_lies_here_is_not_copied(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 def test_what_is_saved_is_what_was(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
-    lm = load(tiny_model, TaskConfig(), dtype)
+    lm = load_language_model(tiny_model, TaskConfig(), dtype)
     assert str(lm.model.dtype) == f"torch.{dtype}"
     assert not lm.model.training
     ids = torch.tensor([[5, 6, 7]])
     logits = lm.model(ids).logits
-    save(lm, tmp_path, dtype)
-    again = load(tmp_path, TaskConfig(), dtype)
+    save_language_model(lm, tmp_path, dtype)
+    again = load_language_model(tmp_path, TaskConfig(), dtype)
     assert torch.equal(again.model(ids).logits, logits)
     assert again.prompt_ids([{"role": "user", "content": "x"}]) == lm.prompt_ids([{"role": "user", "content": "x"}])
     assert not [file for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".pkl")]
@@ -111,8 +113,8 @@ def test_what_is_saved_is_what_was(tiny_model: Path, tmp_path: Path, dtype: str)
 
 def test_a_saved_model_carries_the_template_that_it_was_trained_with(copy: Path, tmp_path: Path) -> None:
     (copy / "chat_template.jinja").unlink()
-    lm = load(copy, TaskConfig(), "float32")
-    save(lm, tmp_path / "out")
+    lm = load_language_model(copy, TaskConfig(), "float32")
+    save_language_model(lm, tmp_path / "out")
     from transformers import AutoTokenizer
 
     served = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -169,7 +171,7 @@ def test_where_there_is_no_model(tmp_path: Path, copy: Path) -> None:
 def test_a_config_that_says_nothing(copy: Path, config: str, words: str) -> None:
     (copy / "config.json").write_text(config)
     expect_one_line(lambda: locate(str(copy), Path("/")), words)
-    expect_one_line(lambda: load(copy, TaskConfig()), words)
+    expect_one_line(lambda: load_language_model(copy, TaskConfig()), words)
 
 
 def test_pickles_are_not_loaded(copy: Path, tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_pickles_are_not_loaded(copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").unlink()
     (copy / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
     expect_one_line(lambda: locate(str(copy), Path("/")), "no safetensors", "pickles are not loaded")
-    expect_one_line(lambda: load(copy, TaskConfig()), "no safetensors")
+    expect_one_line(lambda: load_language_model(copy, TaskConfig()), "no safetensors")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -189,7 +191,7 @@ def test_code_in_a_model_folder_is_not_run(copy: Path, tmp_path: Path) -> None:
     config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
     (copy / "config.json").write_text(json.dumps(config))
     (copy / "own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'sprung')!r}).touch()\n")
-    expect_one_line(lambda: load(copy, TaskConfig()), "no causal language model")
+    expect_one_line(lambda: load_language_model(copy, TaskConfig()), "no causal language model")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -204,24 +206,26 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
     }
     for content in damaged.values():
         file.write_bytes(content)
-        expect_one_line(lambda: load(copy, TaskConfig()), str(copy))
+        expect_one_line(lambda: load_language_model(copy, TaskConfig()), str(copy))
     lost = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.up_proj" not in name}
     save_file(lost, file, metadata={"format": "pt"})
-    expect_one_line(lambda: load(copy, TaskConfig()), "1 weights are missing", "layers.1.mlp.up_proj.weight")
+    expect_one_line(
+        lambda: load_language_model(copy, TaskConfig()), "1 weights are missing", "layers.1.mlp.up_proj.weight"
+    )
     save_file(weights | {"model.norm.weight": torch.ones(5)}, file, metadata={"format": "pt"})
-    expect_one_line(lambda: load(copy, TaskConfig()), str(copy))
+    expect_one_line(lambda: load_language_model(copy, TaskConfig()), str(copy))
 
 
 def test_a_folder_without_a_tokenizer(copy: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copy / name).unlink()
-    expect_one_line(lambda: load(copy, TaskConfig()), str(copy))
+    expect_one_line(lambda: load_language_model(copy, TaskConfig()), str(copy))
 
 
 def test_a_model_that_generates_no_text(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 96} | {"dtype": config["dtype"]}))
-    expect_one_line(lambda: load(copy, TaskConfig()), "no causal language model")
+    expect_one_line(lambda: load_language_model(copy, TaskConfig()), "no causal language model")
 
 
 @pytest.mark.parametrize("kept", [8, 2000, 1_000_000])

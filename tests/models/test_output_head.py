@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.models.language_model import LanguageModel, load, save
+from posttrain.models.language_model import LanguageModel, load_language_model, save_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 
@@ -41,14 +41,14 @@ def test_known_heads_load(
     family: Callable[..., LanguageModel], tmp_path: Any, kind: str, settings: dict[str, Any]
 ) -> None:
     lm = family(kind, **settings)
-    save(lm, tmp_path, "float32")
-    loaded = load(tmp_path, TaskConfig(), "float32")
+    save_language_model(lm, tmp_path, "float32")
+    loaded = load_language_model(tmp_path, TaskConfig(), "float32")
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(loaded.model(ids).logits, lm.model(ids).logits)
 
 
 def test_a_head_that_is_not_known_is_refused(family: Callable[..., LanguageModel], tmp_path: Any) -> None:
     """HyperCLOVA X multiplies by what Granite divides by, under one name."""
-    save(family("hyperclovax", logits_scaling=8.0), tmp_path, "float32")
+    save_language_model(family("hyperclovax", logits_scaling=8.0), tmp_path, "float32")
     with pytest.raises(UserError, match="models of type hyperclovax are not supported"):
-        load(tmp_path, TaskConfig(), "float32")
+        load_language_model(tmp_path, TaskConfig(), "float32")

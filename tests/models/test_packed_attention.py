@@ -8,23 +8,23 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from posttrain.models import causal, varlen
-from posttrain.models.attention import attend
-from posttrain.models.row_plan import Piece, Plan, _places_before, plan
+from posttrain.models import attention, attention_plan
+from posttrain.models.attention import packed_attention_forward
+from posttrain.models.attention_plan import AttentionPlan, Segment, _prefix_positions, plan_attention
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6)
 
 
-def pieces_of(drawn: list[tuple[int, int]]) -> list[Piece]:
+def pieces_of(drawn: list[tuple[int, int]]) -> list[Segment]:
     """Pieces one after another; each goes on from an earlier one or from none."""
-    pieces: list[Piece] = []
+    pieces: list[Segment] = []
     for length, back in drawn:
         start = pieces[-1].start + pieces[-1].length if pieces else 0
-        pieces.append(Piece(start, length, len(pieces) - back if 0 < back <= len(pieces) else None))
+        pieces.append(Segment(start, length, len(pieces) - back if 0 < back <= len(pieces) else None))
     return pieces
 
 
-def sees(pieces: list[Piece]) -> torch.Tensor:
+def sees(pieces: list[Segment]) -> torch.Tensor:
     total = pieces[-1].start + pieces[-1].length
     mask = torch.zeros(total, total, dtype=torch.bool)
     for piece in pieces:
@@ -46,11 +46,11 @@ def states(total: int, heads: int, shared: int) -> list[torch.Tensor]:
     ]
 
 
-def check(pieces: list[Piece], row: Plan, heads: tuple[int, int], scale: float | None = None) -> None:
+def check(pieces: list[Segment], row: AttentionPlan, heads: tuple[int, int], scale: float | None = None) -> None:
     """Values and gradients are those of torch's masked attention."""
     mask = sees(pieces)
     ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
-    found, _ = attend(None, *ours, None, scaling=scale, pieces=row)
+    found, _ = packed_attention_forward(None, *ours, None, scaling=scale, pieces=row)
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=scale, enable_gqa=True)
     expected = expected.transpose(1, 2)
     torch.testing.assert_close(found, expected)
@@ -66,65 +66,67 @@ def check(pieces: list[Piece], row: Plan, heads: tuple[int, int], scale: float |
 @example(drawn=[(5, 0)], heads=(4, 2), one_group=False)  # its queries lie in memory in another order than in the row
 def test_it_is_masked_attention(drawn: list[tuple[int, int]], heads: tuple[int, int], one_group: bool) -> None:
     pieces = pieces_of(drawn)
-    check(pieces, plan(pieces, one_group=one_group), heads, 0.3)
+    check(pieces, plan_attention(pieces, one_group=one_group), heads, 0.3)
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
 def test_sequences_longer_than_a_tile(length: int) -> None:
-    pieces = [Piece(0, length), Piece(length, 3, 0)]
-    check(pieces, plan(pieces), (2, 1))
+    pieces = [Segment(0, length), Segment(length, 3, 0)]
+    check(pieces, plan_attention(pieces), (2, 1))
 
 
 def test_long_sequences_with_beginnings_of_other_lengths() -> None:
     """Tiles in which some see fewer keys than others."""
-    pieces = [Piece(0, 5), Piece(5, 2), Piece(7, 300, 0), Piece(307, 297, 1)]
-    row = plan(pieces)
+    pieces = [Segment(0, 5), Segment(5, 2), Segment(7, 300, 0), Segment(307, 297, 1)]
+    row = plan_attention(pieces)
     assert any(group.hidden is not None and group.queries.shape[1] == 300 for group in row.groups)
     check(pieces, row, (4, 2))
 
 
 def test_what_is_kept_does_not_grow_with_lengths() -> None:
-    causal._later.cache_clear()
+    attention._causal_mask.cache_clear()
     for own in (2, 9, 270):
         for before in (0, 1, 30):
             query, keys = torch.randn(1, own, 3, 4), torch.randn(1, before + own, 4)
-            causal.causal_attention(query, keys, keys, 0.5)
-    assert causal._later.cache_info().currsize == 1
+            attention.causal_attention(query, keys, keys, 0.5)
+    assert attention._causal_mask.cache_info().currsize == 1
 
 
 def test_the_way_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout takes torch's kernel too; with next to none of it both ways can be compared."""
-    pieces = [Piece(0, 5), Piece(5, 3, 0), Piece(8, 7, 0), Piece(15, 2)]
+    pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
     one = states(17, 4, 2)
-    ours, _ = attend(None, *one, None, pieces=plan(pieces))
-    theirs, _ = attend(None, *one, None, dropout=1e-12, pieces=plan(pieces))
+    ours, _ = packed_attention_forward(None, *one, None, pieces=plan_attention(pieces))
+    theirs, _ = packed_attention_forward(None, *one, None, dropout=1e-12, pieces=plan_attention(pieces))
     torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(("name", "value"), [("softcap", 30.0), ("s_aux", torch.zeros(2))])
 def test_scores_that_are_capped_or_have_sinks_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        attend(None, *states(3, 1, 1), None, pieces=plan([Piece(0, 3)]), **{name: value})
+        packed_attention_forward(None, *states(3, 1, 1), None, pieces=plan_attention([Segment(0, 3)]), **{name: value})
 
 
 def test_values_of_another_width_are_refused() -> None:
     query, key, value = states(3, 1, 1)
     with pytest.raises(ValueError, match="wide"):
-        attend(None, query, key, value[..., :8], None, pieces=plan([Piece(0, 3)]))
+        packed_attention_forward(None, query, key, value[..., :8], None, pieces=plan_attention([Segment(0, 3)]))
 
 
 def test_pieces_without_tokens() -> None:
     """A sequence of one token, which is only predicted."""
     for lengths in ([0], [4, 0, 3]):
         starts = [sum(lengths[:number]) for number in range(len(lengths))]
-        pieces = [Piece(start, length) for start, length in zip(starts, lengths, strict=True)]
-        check(pieces, plan(pieces), (4, 2))
+        pieces = [Segment(start, length) for start, length in zip(starts, lengths, strict=True)]
+        check(pieces, plan_attention(pieces), (4, 2))
 
 
-def as_spans(pieces: list[Piece], device: str = "cpu") -> Plan:
+def as_spans(pieces: list[Segment], device: str = "cpu") -> AttentionPlan:
     """The plan that a CUDA device gets, here."""
-    found = plan(pieces)
-    return replace(found, spans=varlen.spans([piece.places for piece in pieces], _places_before(pieces), device))
+    found = plan_attention(pieces)
+    return replace(
+        found, spans=attention_plan.varlen_spans([piece.places for piece in pieces], _prefix_positions(pieces), device)
+    )
 
 
 def one_by_one(
@@ -165,8 +167,8 @@ def test_the_spans_of_a_row_are_masked_attention(drawn: list[tuple[int, int]], h
     ours, theirs = states(len(mask), *heads), states(len(mask), *heads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.nn.attention.varlen.varlen_attn", one_by_one)
-        patch.setattr(varlen, "runs_on", lambda query, dropout: True)
-        found, _ = attend(None, *ours, None, scaling=0.3, pieces=as_spans(pieces))
+        patch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
+        found, _ = packed_attention_forward(None, *ours, None, scaling=0.3, pieces=as_spans(pieces))
     expected = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(found, expected.transpose(1, 2))
     weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
@@ -177,17 +179,17 @@ def test_the_spans_of_a_row_are_masked_attention(drawn: list[tuple[int, int]], h
 
 
 def test_a_row_of_whole_sequences_is_taken_as_it_is() -> None:
-    assert as_spans([Piece(0, 5), Piece(5, 3)]).spans.keys is None
-    assert as_spans([Piece(0, 2), Piece(2, 3, 0)]).spans.keys.tolist() == [[0, 1, 0, 1, 2, 3, 4]]
+    assert as_spans([Segment(0, 5), Segment(5, 3)]).spans.keys is None
+    assert as_spans([Segment(0, 2), Segment(2, 3, 0)]).spans.keys.tolist() == [[0, 1, 0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2)])
 def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int]) -> None:
     """Its own signature and shapes, forwards and backwards, without a device."""
-    pieces = [Piece(0, 5), Piece(5, 3, 0), Piece(8, 7, 0), Piece(15, 2)]
+    pieces = [Segment(0, 5), Segment(5, 3, 0), Segment(8, 7, 0), Segment(15, 2)]
     given = [one.detach().to("meta", torch.bfloat16).requires_grad_() for one in states(17, *heads)]
-    monkeypatch.setattr(varlen, "runs_on", lambda query, dropout: True)
-    found, _ = attend(None, *given, None, pieces=as_spans(pieces, "meta"))
+    monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, dropout: True)
+    found, _ = packed_attention_forward(None, *given, None, pieces=as_spans(pieces, "meta"))
     assert found.shape == (1, 17, heads[0], 16)
     found.float().sum().backward()
     assert all(one.grad is not None and one.grad.shape == one.shape for one in given)
@@ -195,8 +197,8 @@ def test_the_kernel_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, head
 
 def test_what_the_kernel_cannot_do_goes_the_other_way() -> None:
     query = torch.zeros(3, 2, 16)
-    assert not varlen.runs_on(query, 0.0), "it is on the CPU"
-    pieces = [Piece(0, 5), Piece(5, 3, 0)]
-    found, _ = attend(None, *states(8, 4, 2), None, pieces=as_spans(pieces))
-    expected, _ = attend(None, *states(8, 4, 2), None, pieces=plan(pieces))
+    assert not attention.has_varlen_kernel(query, 0.0), "it is on the CPU"
+    pieces = [Segment(0, 5), Segment(5, 3, 0)]
+    found, _ = packed_attention_forward(None, *states(8, 4, 2), None, pieces=as_spans(pieces))
+    expected, _ = packed_attention_forward(None, *states(8, 4, 2), None, pieces=plan_attention(pieces))
     assert torch.equal(found, expected)

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.models.chat import Encoded
+from posttrain.models.attention_plan import AttentionPlan
+from posttrain.models.chat import TokenizedExample
 from posttrain.models.packing import Packed, Unit, micro_batches, pack, packs
-from posttrain.models.row_plan import Plan
 
 SEQUENCES = st.integers(2, 7).flatmap(
     lambda length: st.builds(
-        Encoded,
+        TokenizedExample,
         st.lists(st.integers(0, 2), min_size=length, max_size=length),
         st.lists(st.booleans(), min_size=length, max_size=length),
     )
@@ -22,7 +22,7 @@ UNITS = st.lists(st.lists(SEQUENCES, min_size=1, max_size=3), min_size=1, max_si
 def seen(row: Packed) -> list[set[int]]:
     """The places in the row that each token of it attends to."""
     found: list[set[int]] = [set() for _ in range(row.ids.shape[1])]
-    plan: Plan = row.pieces
+    plan: AttentionPlan = row.pieces
     done = 0
     for group in plan.groups:
         for number, queries in enumerate(group.queries.tolist()):
@@ -87,8 +87,8 @@ def test_micro_batches_hold_every_unit_once_within_their_limit(units: list[Unit]
 
 @pytest.mark.parametrize("answer", [[4], [4, 5, 6]])
 def test_what_is_shared_stands_once(answer: list[int]) -> None:
-    def asked(*ids: int) -> Encoded:
-        return Encoded([*ids, *answer], [False] * len(ids) + [True] * len(answer))
+    def asked(*ids: int) -> TokenizedExample:
+        return TokenizedExample([*ids, *answer], [False] * len(ids) + [True] * len(answer))
 
     system, first, second = [9, 9, 9], [1, 2], [3, 2]
     pairs = [[asked(*system, *first), asked(*system, *first)], [asked(*system, *second), asked(*system, *second)]]

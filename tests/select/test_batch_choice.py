@@ -5,12 +5,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.select.batch import BATCH, Weakness, choose
+from posttrain.select.batch import BATCH_SCHEMA, choose_batch
 from posttrain.select.config import SelectConfig
-from posttrain.select.focus import of_worst_classes
-from posttrain.select.hard_cases.neighbours import nearest_case
-from posttrain.select.score import score_schema
-from posttrain.select.selectors.registry import FIT_FOR_COLD_START, STRATEGIES
+from posttrain.select.hard_cases import FocusTargets, in_weak_classes, nearest_hard_case
+from posttrain.select.scores.table import score_schema
+from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS
 from posttrain.store.errors import UserError
 
 LABELS = [f"class {number}" for number in range(5)]
@@ -42,8 +41,8 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
 
 def test_warm_batch_has_its_shares() -> None:
     scores = score_table(300)
-    batch = choose(SelectConfig().of_round(1), scores, 40, 1, weakness=Weakness(["class 2"]), cold=False)
-    assert batch.schema == BATCH
+    batch = choose_batch(SelectConfig().of_round(1), scores, 40, 1, weakness=FocusTargets(["class 2"]), cold=False)
+    assert batch.schema == BATCH_SCHEMA
     assert Counter(batch["reason"].to_pylist()) == {"focus": 10, "strategy": 26, "explore": 4}
     assert len(set(batch["id"].to_pylist())) == 40
     assert batch["rank"].to_pylist() == list(range(1, 41))
@@ -63,13 +62,15 @@ def unanswered(scores: pa.Table) -> pa.Table:
 
 def test_cold_batch_is_the_cold_strategys() -> None:
     scores = unanswered(score_table(100))
-    batch = choose(SelectConfig().of_round(1), scores, 20, 1, weakness=Weakness(["class 2"]), cold=True)
+    batch = choose_batch(SelectConfig().of_round(1), scores, 20, 1, weakness=FocusTargets(["class 2"]), cold=True)
     assert set(batch["reason"].to_pylist()) == {"cold_start"}
     assert batch.num_rows == 20
 
 
 def test_a_champion_whose_doubts_mislead_is_looked_at_by_exploration() -> None:
-    batch = choose(SelectConfig().of_round(2), score_table(100), 20, 1, weakness=Weakness(["class 2"]), cold=True)
+    batch = choose_batch(
+        SelectConfig().of_round(2), score_table(100), 20, 1, weakness=FocusTargets(["class 2"]), cold=True
+    )
     assert Counter(batch["reason"].to_pylist()) == {"cold_start": 18, "explore": 2}
     assert [row["inclusion"] for row in batch.to_pylist() if row["reason"] == "explore"] == [0.02, 0.02]
 
@@ -77,7 +78,7 @@ def test_a_champion_whose_doubts_mislead_is_looked_at_by_exploration() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_exploration_and_focus_may_be_all_of_a_small_batch(seed: int) -> None:
     config = SelectConfig(explore=0.5, focus=0.5, strategy="entropy")
-    batch = choose(config, score_table(60), 3, seed, weakness=Weakness(LABELS), cold=False)
+    batch = choose_batch(config, score_table(60), 3, seed, weakness=FocusTargets(LABELS), cold=False)
     assert batch.num_rows == 3
 
 
@@ -94,7 +95,7 @@ def test_a_budget_is_of_the_whole_batch(near_duplicate: float | None) -> None:
     cost = dict(zip(scores["id"].to_pylist(), scores["cost"].to_pylist(), strict=True))
     for shares in ({"explore": 0.0, "focus": 0.0}, {"explore": 0.0, "focus": 0.5}, {"explore": 0.2, "focus": 0.3}):
         config = SelectConfig(strategy="cost_aware", options={"budget": 300.0}, near_duplicate=near_duplicate, **shares)
-        rows = choose(config, scores, 30, 0, weakness=Weakness(["class 2"]), cold=False).to_pylist()
+        rows = choose_batch(config, scores, 30, 0, weakness=FocusTargets(["class 2"]), cold=False).to_pylist()
         drawn = sum(cost[row["id"]] for row in rows if row["reason"] == "explore")
         assert sum(cost[row["id"]] for row in rows) <= max(300, drawn)
         assert drawn > 300 or len(rows) > 6
@@ -105,29 +106,29 @@ def test_quotas_are_of_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None
     source = dict(zip(scores["id"].to_pylist(), scores["source"].to_pylist(), strict=True))
     options = {"quotas": {"a": 0.2, "b": 0.29, "rare": 0.5}}
     config = SelectConfig(strategy="composite", options=options, explore=0.0, focus=0.5)
-    batch = choose(config, scores, 100, 0, weakness=Weakness(["class 2"]), cold=False)
+    batch = choose_batch(config, scores, 100, 0, weakness=FocusTargets(["class 2"]), cold=False)
     counts = Counter(source[id] for id in batch["id"].to_pylist())
     assert (counts["a"], counts["b"], counts["c"]) == (20, 29, 51)
     assert "the quota of `rare` bounds nothing" in caplog.text
     # A source that no weak record is of ends nothing.
     first = scores.filter(pa.array(scores["source"].to_numpy(zero_copy_only=False) != "b")).to_pylist()[0]
-    assert choose(config, scores, 4, 0, weakness=Weakness([first["predicted"]]), cold=False).num_rows == 4
+    assert choose_batch(config, scores, 4, 0, weakness=FocusTargets([first["predicted"]]), cold=False).num_rows == 4
 
 
 def test_what_a_cold_strategy_is_told_holds_but_for_doubts() -> None:
     scores = unanswered(score_table(80))
     told, untold = (
-        choose(SelectConfig(strategy=["diverse", "margin"], options=options).of_round(1), scores, 8, 0, cold=True)
+        choose_batch(SelectConfig(strategy=["diverse", "margin"], options=options).of_round(1), scores, 8, 0, cold=True)
         for options in ({"diverse": {"dimensions": 2}}, {})
     )
     assert not told.equals(untold)
     doubtful = SelectConfig(options={"facility_location": {"by": "margin", "ground": 50}}).of_round(1)
-    assert choose(doubtful, scores, 8, 0, cold=True).num_rows == 8
+    assert choose_batch(doubtful, scores, 8, 0, cold=True).num_rows == 8
 
 
 @pytest.mark.parametrize(
     ("strategy", "cold"),
-    [*((name, False) for name in sorted(STRATEGIES)), *((name, True) for name in FIT_FOR_COLD_START)],
+    [*((name, False) for name in sorted(SELECTORS)), *((name, True) for name in COLD_START_SELECTORS)],
 )
 def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> None:
     options = {"by": "confidence", "lowest": True} if strategy == "top" else {}
@@ -135,23 +136,24 @@ def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> No
     scores = score_table(80)
     shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
     first, second = (
-        choose(config, table, 16, 3, weakness=Weakness(["class 1"]), cold=cold) for table in (scores, shuffled)
+        choose_batch(config, table, 16, 3, weakness=FocusTargets(["class 1"]), cold=cold)
+        for table in (scores, shuffled)
     )
     assert first.equals(second)
 
 
 def test_without_findings_the_strategy_fills_the_batch() -> None:
-    batch = choose(SelectConfig(explore=0.0).of_round(1), score_table(50), 10, 0, cold=False)
+    batch = choose_batch(SelectConfig(explore=0.0).of_round(1), score_table(50), 10, 0, cold=False)
     assert set(batch["reason"].to_pylist()) == {"strategy"}
     assert batch.num_rows == 10
 
 
 def test_small_and_empty_pools() -> None:
     for cold in (True, False):
-        assert choose(SelectConfig().of_round(1), score_table(7), 150, 0, cold=cold).num_rows == 7
-        empty = choose(SelectConfig().of_round(1), score_table(0), 150, 0, cold=cold)
+        assert choose_batch(SelectConfig().of_round(1), score_table(7), 150, 0, cold=cold).num_rows == 7
+        empty = choose_batch(SelectConfig().of_round(1), score_table(0), 150, 0, cold=cold)
         assert empty.num_rows == 0
-        assert empty.schema == BATCH
+        assert empty.schema == BATCH_SCHEMA
 
 
 def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
@@ -159,7 +161,7 @@ def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
     config = SelectConfig(explore=0.5, focus=0.0, strategy="entropy")
     counts: Counter[str] = Counter()
     for seed in range(600):
-        batch = choose(config, scores, 8, seed, cold=False).to_pylist()
+        batch = choose_batch(config, scores, 8, seed, cold=False).to_pylist()
         counts.update(row["id"] for row in batch if row["reason"] == "explore")
     # Each of the 40 is drawn binomial(600, 0.1) times: mean 60, five standard deviations 37.
     assert max(abs(counts[id] - 60) for id in scores["id"].to_pylist()) < 38
@@ -168,36 +170,41 @@ def test_exploration_is_an_unbiased_sample_of_the_pool() -> None:
 def test_hard_cases_draw_their_neighbours() -> None:
     scores = score_table(400)
     vectors = np.array(scores["embedding"].to_pylist(), np.float32)
-    near = nearest_case(vectors, vectors[17:18], neighbours=5) >= 0
+    near = nearest_hard_case(vectors, vectors[17:18], neighbours=5) >= 0
     assert near.sum() == 5
     assert near[17]
-    batch = choose(
-        SelectConfig(explore=0.0).of_round(1), scores, 20, 0, weakness=Weakness(embeddings=vectors[17:18]), cold=False
+    batch = choose_batch(
+        SelectConfig(explore=0.0).of_round(1),
+        scores,
+        20,
+        0,
+        weakness=FocusTargets(embeddings=vectors[17:18]),
+        cold=False,
     ).to_pylist()
     focused = {row["id"] for row in batch if row["reason"] == "focus"}
     assert len(focused) == 5
     pool = np.array(scores["id"].to_pylist())
-    assert focused <= set(pool[nearest_case(vectors, vectors[17:18]) >= 0])
+    assert focused <= set(pool[nearest_hard_case(vectors, vectors[17:18]) >= 0])
 
 
 def test_a_worst_class_counts_as_first_and_as_second_guess() -> None:
     predicted, runner_up = np.array(["a", "b", "b"], object), np.array(["b", "a", "c"], object)
-    assert of_worst_classes(predicted, runner_up, ["a"]).tolist() == [True, True, False]
-    assert of_worst_classes(predicted, runner_up, ["c", "d"]).tolist() == [False, False, True]
+    assert in_weak_classes(predicted, runner_up, ["a"]).tolist() == [True, True, False]
+    assert in_weak_classes(predicted, runner_up, ["c", "d"]).tolist() == [False, False, True]
 
 
 def test_focus_without_anything_to_focus_on() -> None:
     nothing = np.array([None, None], dtype=object)
-    assert of_worst_classes(nothing, nothing, ["a"]).tolist() == [False, False]
-    assert of_worst_classes(np.array(["a", "b"], object), nothing, []).tolist() == [False, False]
-    assert nearest_case(np.ones((3, 2)), np.empty((0, 2))).tolist() == [-1] * 3
-    assert nearest_case(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
+    assert in_weak_classes(nothing, nothing, ["a"]).tolist() == [False, False]
+    assert in_weak_classes(np.array(["a", "b"], object), nothing, []).tolist() == [False, False]
+    assert nearest_hard_case(np.ones((3, 2)), np.empty((0, 2))).tolist() == [-1] * 3
+    assert nearest_hard_case(np.empty((0, 2)), np.ones((1, 2))).tolist() == []
 
 
 def test_config_refuses_what_cannot_work() -> None:
     with pytest.raises(UserError, match="did you mean `uncertain_diverse`"):
         SelectConfig.read({"strategy": "uncertain_divers"}, "posttrain.yaml")
-    for strategy in set(STRATEGIES) - set(FIT_FOR_COLD_START):
+    for strategy in set(SELECTORS) - set(COLD_START_SELECTORS):
         with pytest.raises(
             UserError, match=f"`cold_start`: strategy `{strategy}` .*; use random, diverse, .* or facility_"
         ):
@@ -208,7 +215,7 @@ def test_config_refuses_what_cannot_work() -> None:
     SelectConfig(strategy="entropy").check(False)
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", sorted(SELECTORS))
 def test_every_strategy_works_in_the_loop(strategy: str) -> None:
     by_confidence = {"by": "confidence"} if strategy == "top" else {}
     SelectConfig(strategy=strategy, options=by_confidence).check(True)
@@ -231,13 +238,13 @@ def test_options_are_tried_before_any_work(section: dict[str, Any], has_labels: 
         SelectConfig.model_validate(section).check(has_labels)
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+@pytest.mark.parametrize("strategy", sorted(SELECTORS))
 def test_every_strategy_takes_labelled_records_beside_the_table(strategy: str) -> None:
     options = {"by": "confidence"} if strategy == "top" else {}
     config = SelectConfig(strategy=strategy, options=options)
     labelled = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
     scores = score_table(90)
-    batch = choose(config, scores, 20, 2, weakness=Weakness(["class 1"]), labelled=labelled, cold=False)
+    batch = choose_batch(config, scores, 20, 2, weakness=FocusTargets(["class 1"]), labelled=labelled, cold=False)
     assert len(set(batch["id"].to_pylist())) == 20
     assert set(batch["id"].to_pylist()) <= set(scores["id"].to_pylist())
 
@@ -247,14 +254,14 @@ def test_what_lies_near_a_label_is_covered() -> None:
     embeddings = np.array(scores.sort_by("id")["embedding"].to_pylist(), np.float32)
     near = embeddings[:95] + 1e-3
     config = SelectConfig(strategy="k_center", options={"dimensions": None}, explore=0, focus=0)
-    batch = choose(config, scores, 5, 0, labelled=near, cold=False)
+    batch = choose_batch(config, scores, 5, 0, labelled=near, cold=False)
     assert set(batch["id"].to_pylist()) == set(scores.sort_by("id")["id"].to_pylist()[95:])
 
 
 def test_options_are_the_strategys() -> None:
     narrow = SelectConfig(strategy="top", options={"by": "cost", "lowest": True}, explore=0, focus=0)
     scores = score_table(60)
-    batch = choose(narrow, scores, 5, 0, cold=False)
+    batch = choose_batch(narrow, scores, 5, 0, cold=False)
     cheapest = scores.sort_by("cost")["id"].to_pylist()[:5]
     assert batch["id"].to_pylist() == cheapest
     with pytest.raises(UserError, match="exceed the whole batch"):

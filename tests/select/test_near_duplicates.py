@@ -4,10 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.select.batch import choose
+from posttrain.select.batch import choose_batch, near_duplicates
 from posttrain.select.config import SelectConfig
-from posttrain.select.near_duplicates import near_duplicates
-from posttrain.select.score import score_schema
+from posttrain.select.scores.table import score_schema
 
 
 def _on_a_circle(*degrees: float) -> np.ndarray:
@@ -63,28 +62,28 @@ def _pairs(batch: pa.Table) -> list[int]:
 
 def test_a_batch_holds_no_twins(twins: pa.Table) -> None:
     config = SelectConfig(strategy="entropy", explore=0.0, focus=0.0)
-    assert _pairs(choose(config, twins, 20, 0, cold=False)) == list(range(20))
-    kept = choose(config.model_copy(update={"near_duplicate": None}), twins, 20, 0, cold=False)
+    assert _pairs(choose_batch(config, twins, 20, 0, cold=False)) == list(range(20))
+    kept = choose_batch(config.model_copy(update={"near_duplicate": None}), twins, 20, 0, cold=False)
     assert _pairs(kept) == [pair for pair in range(10) for _ in range(2)]
 
 
 def test_twins_of_labelled_records_come_last(twins: pa.Table) -> None:
     labelled = np.array(twins["embedding"].to_pylist(), np.float32)[:20]
     config = SelectConfig(strategy="entropy", explore=0.0, focus=0.0)
-    assert _pairs(choose(config, twins, 20, 0, labelled=labelled, cold=False)) == list(range(10, 30))
+    assert _pairs(choose_batch(config, twins, 20, 0, labelled=labelled, cold=False)) == list(range(10, 30))
 
 
 def test_twins_are_taken_where_nothing_else_is_left(twins: pa.Table) -> None:
     config = SelectConfig(strategy="entropy", explore=0.0, focus=0.0)
-    chosen = _pairs(choose(config, twins, 50, 0, cold=False))
+    chosen = _pairs(choose_batch(config, twins, 50, 0, cold=False))
     assert chosen[:40] == list(range(40))
     assert len(chosen) == 50
-    assert choose(config, twins, 500, 0, cold=False).num_rows == 80
+    assert choose_batch(config, twins, 500, 0, cold=False).num_rows == 80
 
 
 def test_what_is_drawn_at_random_is_left_as_it_is(twins: pa.Table) -> None:
     answers = pa.array(["a"] * twins.num_rows, pa.string())
     answered = twins.set_column(twins.column_names.index("predicted"), "predicted", answers)
-    batch = choose(SelectConfig(explore=1.0, focus=0.0).of_round(2), answered, 40, 0, cold=False)
+    batch = choose_batch(SelectConfig(explore=1.0, focus=0.0).of_round(2), answered, 40, 0, cold=False)
     assert len(set(_pairs(batch))) < 40, "an unbiased sample of twins holds some"
     assert batch["inclusion"].to_pylist() == [0.5] * 40

@@ -10,7 +10,7 @@ import pytest
 from sklearn.manifold import trustworthiness
 
 from posttrain.select import pool_map as module
-from posttrain.select.pool_map import MAP, pool_map, project
+from posttrain.select.pool_map import MAP_SCHEMA, pool_map, tsne_plane
 
 
 def _scores(embeddings: np.ndarray) -> pa.Table:
@@ -31,7 +31,7 @@ def _clusters(count: int, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 def test_who_is_near_stays_near() -> None:
     embeddings, of = _clusters(6, 40)
-    points = project(embeddings)
+    points = tsne_plane(embeddings)
     assert points.shape == (240, 2)
     assert points.dtype == np.float32
     distances = np.linalg.norm(points[:, None] - points[None], axis=-1) + np.where(np.eye(240, dtype=bool), np.inf, 0)
@@ -41,12 +41,12 @@ def test_who_is_near_stays_near() -> None:
 
 
 def test_all_chosen_are_on_it_and_the_others_are_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_POOL", 30)
-    monkeypatch.setattr(module, "_LABELLED", 10)
+    monkeypatch.setattr(module, "_MAX_POOL", 30)
+    monkeypatch.setattr(module, "_MAX_LABELLED", 10)
     embeddings, _ = _clusters(4, 25)
     chosen = _chosen(3, 97, 50, 51, 52)
     found = pool_map(_scores(embeddings), chosen, embeddings[:20], seed=1)
-    assert found.schema == MAP
+    assert found.schema == MAP_SCHEMA
     kinds = found["kind"].to_pylist()
     assert [kinds.count(kind) for kind in ("pool", "chosen", "labelled")] == [25, 5, 10]
     ids = dict(zip(found["id"].to_pylist(), kinds, strict=True))

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from posttrain.select.expected_gain import ExpectedGain, expected_gain
-from posttrain.select.stopping import StopConfig, kappa, outlook
+from posttrain.select.stopping import ExpectedGain, StopConfig, cohen_kappa, estimate_gain, expected_gain
 
 
 def _curve(labels: np.ndarray, top: float, start: float, scale: float, power: float) -> np.ndarray:
@@ -76,7 +75,7 @@ def test_kappa_is_that_of_scikit_learn() -> None:
     generator = np.random.default_rng(1)
     before, now = ([f"label {one}" for one in generator.integers(4, size=300)] for _ in range(2))
     now[:200] = before[:200]
-    found = kappa(dict(enumerate_text(before)), dict(enumerate_text(now)))
+    found = cohen_kappa(dict(enumerate_text(before)), dict(enumerate_text(now)))
     assert found == pytest.approx(cohen_kappa_score(before, now), abs=1e-12)
 
 
@@ -85,25 +84,25 @@ def enumerate_text(values: list[str]) -> list[tuple[str, str]]:
 
 
 def test_kappa_is_of_the_records_that_both_have() -> None:
-    assert kappa({"a": "x", "b": "y", "c": "x"}, {"b": "y", "c": "x", "d": "z"}) == 1.0
-    assert kappa({"a": "x"}, {"a": "x"}) is None
-    assert kappa({"a": "x", "b": "x"}, {"a": "x", "b": "x"}) == 1.0
+    assert cohen_kappa({"a": "x", "b": "y", "c": "x"}, {"b": "y", "c": "x", "d": "z"}) == 1.0
+    assert cohen_kappa({"a": "x"}, {"a": "x"}) is None
+    assert cohen_kappa({"a": "x", "b": "x"}, {"a": "x", "b": "x"}) == 1.0
 
 
 def test_labelling_stops_to_pay_where_little_can_be_hoped_for() -> None:
     config = StopConfig(gain=0.01)
     hopeless, hopeful = (ExpectedGain(0.001, -0.04, 0.04, hope, 0.9) for hope in (0.004, 0.02))
-    why = outlook(config, "accuracy", 64, hopeless, ()).why
+    why = estimate_gain(config, "accuracy", 64, hopeless, ()).why
     assert why is not None
     assert "64 labels can hardly bring 0.01 accuracy" in why
-    assert outlook(config, "accuracy", 64, hopeful, ()).why is None
-    assert outlook(config, "accuracy", 64, None, ()).why is None
+    assert estimate_gain(config, "accuracy", 64, hopeful, ()).why is None
+    assert estimate_gain(config, "accuracy", 64, None, ()).why is None
 
 
 def test_labelling_stops_to_pay_where_champions_agree() -> None:
     config = StopConfig(agreement=0.99, rounds=3)
-    assert outlook(config, "accuracy", 64, None, (0.2, 0.99, 0.995)).why is None
-    why = outlook(config, "accuracy", 64, None, (0.2, 0.99, 0.995, 0.99)).why
+    assert estimate_gain(config, "accuracy", 64, None, (0.2, 0.99, 0.995)).why is None
+    why = estimate_gain(config, "accuracy", 64, None, (0.2, 0.99, 0.995, 0.99)).why
     assert why is not None
     assert "the last 3 champions answer the pool alike" in why
-    assert outlook(config, "accuracy", 64, None, (0.995, 0.995)).why is None
+    assert estimate_gain(config, "accuracy", 64, None, (0.995, 0.995)).why is None

@@ -10,8 +10,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from posttrain.store.artifacts import MANIFEST, Artifact, ArtifactStore, open_artifacts
-from posttrain.store.errors import DamagedArtifact, UserError, WorkError
+from posttrain.store.artifacts import MANIFEST, Artifact, ArtifactStore
+from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
+from posttrain.store.workspace import open_artifacts
 
 CONTENT = {"weights.bin": bytes(range(256)) * 40, "config.json": b"{}", "deep/er/empty.txt": b""}
 
@@ -103,7 +104,7 @@ class ArtifactStoreContract:
         assert store.ids() == []
         assert not store.exists("model-0123456789abcdef")
         for ask in (store.get, store.path):
-            with pytest.raises(DamagedArtifact, match="model-0123456789abcdef is missing"):
+            with pytest.raises(DamagedArtifactError, match="model-0123456789abcdef is missing"):
                 ask("model-0123456789abcdef")
         assert len(store.verify("model-0123456789abcdef")) == 1
         store.delete("model-0123456789abcdef")
@@ -112,7 +113,7 @@ class ArtifactStoreContract:
     def test_no_id_leads_out_of_the_store(self, store: ArtifactStore, id: str) -> None:
         assert not store.exists(id)
         store.delete(id)
-        with pytest.raises(DamagedArtifact):
+        with pytest.raises(DamagedArtifactError):
             store.path(id)
 
     @pytest.mark.parametrize("name", sorted(CONTENT))
@@ -132,7 +133,7 @@ class ArtifactStoreContract:
         view = elsewhere()
         (problem,) = view.verify(artifact.id)
         assert problem.startswith(f"{name} ")
-        with pytest.raises(DamagedArtifact, match=f"{artifact.id} is damaged: {name}"):
+        with pytest.raises(DamagedArtifactError, match=f"{artifact.id} is damaged: {name}"):
             view.path(artifact.id)
         assert commit(view).id == artifact.id
         assert elsewhere().verify(artifact.id) == []
@@ -143,7 +144,7 @@ class ArtifactStoreContract:
         artifact = commit(store)
         self.write_raw(store, f"{artifact.id}/{MANIFEST}", content)
         for ask in (elsewhere().get, elsewhere().path):
-            with pytest.raises(DamagedArtifact, match=MANIFEST):
+            with pytest.raises(DamagedArtifactError, match=MANIFEST):
                 ask(artifact.id)
         assert elsewhere().verify(artifact.id)
         commit(elsewhere())
@@ -152,7 +153,7 @@ class ArtifactStoreContract:
     def test_manifest_of_something_else(self, store: ArtifactStore, elsewhere: Reopen) -> None:
         one, other = commit(store, rank=1), commit(store, rank=2)
         self.write_raw(store, f"{one.id}/{MANIFEST}", self.read_raw(store, f"{other.id}/{MANIFEST}"))
-        with pytest.raises(DamagedArtifact, match=MANIFEST):
+        with pytest.raises(DamagedArtifactError, match=MANIFEST):
             elsewhere().path(one.id)
 
     def test_foreign_file_is_named(self, store: ArtifactStore, elsewhere: Reopen) -> None:
@@ -165,7 +166,7 @@ class ArtifactStoreContract:
         store.delete(artifact.id)
         for view in (store, reopen()):
             assert view.ids() == [kept.id]
-            with pytest.raises(DamagedArtifact, match="missing"):
+            with pytest.raises(DamagedArtifactError, match="missing"):
                 view.path(artifact.id)
         assert not any(name.startswith(artifact.id) for name in self.names(store))
         assert commit(store, rank=2) == artifact

@@ -105,7 +105,7 @@ class DatabaseContract:
         [round] = metadata.rounds()
         assert (round.number, round.status, round.detail, round.decision) == (4, "done", {"labels": 3}, None)
         assert [one.model_id for one in metadata.deployments()] == ["model-a"]
-        assert metadata.beside("random").rounds() == []
+        assert metadata.for_arm("random").rounds() == []
 
     def test_many_open_an_empty_database_at_once(self, url: str) -> None:
         gate = threading.Barrier(4)

@@ -13,7 +13,8 @@ from posttrain import __version__
 from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.errors import UserError
 from posttrain.store.lineage import ancestors, descendants
-from posttrain.store.metadata import Metadata, Run
+from posttrain.store.metadata import Metadata
+from posttrain.store.rows import Run
 
 
 def artifact(number: int, kind: str = "dataset") -> Artifact:
@@ -34,7 +35,7 @@ class MetadataContract:
         raise NotImplementedError
 
     def test_a_loop_beside_keeps_its_own_rounds(self, metadata: Metadata) -> None:
-        beside = metadata.beside("random")
+        beside = metadata.for_arm("random")
         model = artifact(1, "model")
         ours = finished(metadata, model, {})
         for one, champion in ((metadata, "model-a"), (beside, "model-b")):

@@ -10,7 +10,7 @@ from posttrain.store import progress
 def test_a_line_says_what_it_was_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with caplog.at_level(logging.INFO, "posttrain"), progress.task("training", 100, "steps") as advance:
+    with caplog.at_level(logging.INFO, "posttrain"), progress.progress_bar("training", 100, "steps") as advance:
         now = 20.0
         advance(40, "loss 1.234")
         now = 40.0
@@ -22,7 +22,11 @@ def test_a_line_says_what_it_was_told(caplog: pytest.LogCaptureFixture, monkeypa
 
 
 def test_within_another_nothing_is_shown(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "posttrain"), progress.task("outer", 2), progress.task("inner", 2) as advance:
+    with (
+        caplog.at_level(logging.INFO, "posttrain"),
+        progress.progress_bar("outer", 2),
+        progress.progress_bar("inner", 2) as advance,
+    ):
         advance(1, "loss 1")
     assert not caplog.messages
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.store.text import read_text
+from posttrain.store.text_files import read_text
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.store.config import StoreConfig, expand
-from posttrain.store.errors import DamagedArtifact, Refused, UserError
+from posttrain.store.config import StoreConfig, expand_variables
+from posttrain.store.errors import DamagedArtifactError, StorageError, UserError
 from posttrain.store.workspace import FORMAT, Workspace
 
 InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
@@ -67,7 +67,9 @@ def test_a_mistake_takes_nothing_of_others_along(tmp_path: Path) -> None:
         assert len(opened.artifacts.ids()) == 1
 
 
-@pytest.mark.parametrize("error", [Refused("no space left"), KeyboardInterrupt(), ValueError("a defect")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [StorageError("no space left"), KeyboardInterrupt(), ValueError("a defect")], ids=repr
+)
 def test_what_is_no_mistake_leaves_the_workspace(tmp_path: Path, error: BaseException) -> None:
     failing(tmp_path, error)
     with Workspace.open(tmp_path) as opened:
@@ -217,7 +219,7 @@ def test_the_champion_is_one_stable_path(workspace: Workspace, tmp_path: Path) -
     for id, content in ((first, b"1"), (second, b"2"), (second, b"2"), (first, b"1")):
         workspace.link_champion(id)
         assert (workspace.champion_path / "file").read_bytes() == content
-    with pytest.raises(DamagedArtifact):
+    with pytest.raises(DamagedArtifactError):
         workspace.link_champion("model-0123456789abcdef")
     assert (workspace.champion_path / "file").read_bytes() == b"1"
     workspace.close()
@@ -295,7 +297,7 @@ def test_postgres_and_s3_by_url(
 def test_variables_in_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_USER", "a${TEST_HOST}")
     monkeypatch.setenv("TEST_HOST", "host")
-    assert expand("x://${TEST_USER}@${TEST_HOST}/$HOME", "k") == "x://a${TEST_HOST}@host/$HOME"
+    assert expand_variables("x://${TEST_USER}@${TEST_HOST}/$HOME", "k") == "x://a${TEST_HOST}@host/$HOME"
     monkeypatch.delenv("TEST_HOST")
     with pytest.raises(UserError, match=r"store\.database: environment variable `TEST_HOST` is not set"):
-        expand("${TEST_HOST}", "store.database")
+        expand_variables("${TEST_HOST}", "store.database")

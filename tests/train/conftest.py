@@ -8,19 +8,18 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data.records.schema import RECORD
-from posttrain.models.chat import Encoded
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
-from posttrain.store.local_artifacts import LocalArtifacts
+from posttrain.store.artifacts import LocalArtifacts
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.log_probabilities import Supervised
-from posttrain.train.schedule import ScheduleConfig
-from posttrain.train.tokens.blocks import Block
-from posttrain.train.tokens.token_set import TokenSet
-from posttrain.train.tokens.write import write_shards
+from posttrain.train.data.token_set import TokenSet
+from posttrain.train.data.token_writer import Block, write_shards
+from posttrain.train.monitor.metrics import StepValues
+from posttrain.train.objectives.log_probs import SftObjective
+from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.trainer import Trainer
-from posttrain.train.watch.values import StepValues
 
 ANSWERED = [
     ("my card is gone", "card lost"),
@@ -61,11 +60,11 @@ def table(rows: Sequence[tuple[str | None, str | None]]) -> pa.Table:
 
 
 def write_set(
-    units: Sequence[Sequence[Encoded]], folder: Path, shard_tokens: int = 2**26, block: int = 100
+    units: Sequence[Sequence[TokenizedExample]], folder: Path, shard_tokens: int = 2**26, block: int = 100
 ) -> TokenSet:
     """A set on the disk with these units."""
 
-    def made(some: Sequence[Sequence[Encoded]]) -> Block:
+    def made(some: Sequence[Sequence[TokenizedExample]]) -> Block:
         sequences = [sequence for unit in some for sequence in unit]
         ids = [token for sequence in sequences for token in sequence.ids]
         supervised = [one for sequence in sequences for one in sequence.supervised]
@@ -93,12 +92,12 @@ def make_set(tmp_path: Path) -> Callable[..., TokenSet]:
     return lambda units, *given: write_set(units, tmp_path / "sets", *given)
 
 
-def random_units(lengths: Sequence[int], seed: int = 0, sequences: int = 1) -> list[list[Encoded]]:
+def random_units(lengths: Sequence[int], seed: int = 0, sequences: int = 1) -> list[list[TokenizedExample]]:
     """Units whose sequences are so long, with random ids and supervised tokens."""
     draws = np.random.default_rng(seed)
     return [
         [
-            Encoded(draws.integers(0, 1000, length).tolist(), (draws.random(length) < 0.4).tolist())
+            TokenizedExample(draws.integers(0, 1000, length).tolist(), (draws.random(length) < 0.4).tolist())
             for _ in range(sequences)
         ]
         for length in lengths
@@ -106,7 +105,7 @@ def random_units(lengths: Sequence[int], seed: int = 0, sequences: int = 1) -> l
 
 
 @pytest.fixture
-def make_units() -> Callable[..., list[list[Encoded]]]:
+def make_units() -> Callable[..., list[list[TokenizedExample]]]:
     """Random units: (lengths, seed, sequences)."""
     return random_units
 
@@ -127,7 +126,7 @@ def fresh(tiny_model: Path) -> Callable[..., LanguageModel]:
     """``fresh("bfloat16")``: the tiny model as it was written, in training mode."""
 
     def make(dtype: str = "float32") -> LanguageModel:
-        lm = load(tiny_model, TaskConfig(system="Name the intent."), dtype)
+        lm = load_language_model(tiny_model, TaskConfig(system="Name the intent."), dtype)
         lm.model.train()
         return lm
 
@@ -135,7 +134,7 @@ def fresh(tiny_model: Path) -> Callable[..., LanguageModel]:
 
 
 @pytest.fixture
-def examples(fresh: Callable[..., LanguageModel]) -> list[Encoded]:
+def examples(fresh: Callable[..., LanguageModel]) -> list[TokenizedExample]:
     """The ten records as token ids, all with one system message before them."""
     lm = fresh()
     return [lm.encode([{"role": "user", "content": asked}], said) for asked, said in ANSWERED]
@@ -159,10 +158,10 @@ def fit() -> Callable[..., list[StepValues]]:
     """``fit(lm, examples, config, seed, scratch)``: train on sequences that are encoded already."""
 
     def train(
-        lm: LanguageModel, examples: Sequence[Encoded], config: TrainConfig, seed: int, scratch: Path
+        lm: LanguageModel, examples: Sequence[TokenizedExample], config: TrainConfig, seed: int, scratch: Path
     ) -> list[StepValues]:
         if config.micro_batch_tokens == "auto":
             config = config.model_copy(update={"micro_batch_tokens": 4096})
-        return Trainer(lm, Supervised([[example] for example in examples], config), config, seed, scratch).fit()
+        return Trainer(lm, SftObjective([[example] for example in examples], config), config, seed, scratch).fit()
 
     return train

@@ -14,10 +14,10 @@ import yaml
 
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
-from posttrain.train.alone import AloneConfig
-from posttrain.train.autotune import changes, search, tune
+from posttrain.train.autotune import as_overrides, autotune_settings, search
 from posttrain.train.config import TrainConfig
-from posttrain.train.trial import OUT_OF_MEMORY, Settings, Trial, Trials, main
+from posttrain.train.standalone import TrainJobConfig
+from posttrain.train.trial import OUT_OF_MEMORY, Settings, Trial, TrialRunner, main
 
 Rate = Callable[[Settings], float | str]
 
@@ -72,8 +72,8 @@ def test_the_best_setting_is_found() -> None:
     assert (tuned.settings["micro_batch_tokens"], tuned.settings["compile"]) == (4096, True)
     assert tuned.before == pytest.approx(32)
     assert tuned.after == pytest.approx(64 * 1.2)
-    assert "train.micro_batch_tokens=4096" in changes(tuned)
-    assert "train.compile=true" in changes(tuned)
+    assert "train.micro_batch_tokens=4096" in as_overrides(tuned)
+    assert "train.compile=true" in as_overrides(tuned)
 
 
 def test_smaller_micro_batches_are_tried_where_larger_ones_do_not_help() -> None:
@@ -194,13 +194,13 @@ def test_a_mistake_of_the_users_is_one_even_here() -> None:
 
 
 @pytest.fixture
-def alone() -> AloneConfig:
+def alone() -> TrainJobConfig:
     train = {"batch_size": 10, "micro_batch_tokens": 256, "precision": "float32", "epochs": 2}
-    return AloneConfig.read({"model": "tiny", "data": "none", "train": train}, "here")
+    return TrainJobConfig.read({"model": "tiny", "data": "none", "train": train}, "here")
 
 
 def test_what_is_written_trains(
-    tiny_model: Path, records: pa.Table, alone: AloneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real search: processes of their own, one of which crashes."""
     crash = """
@@ -213,37 +213,41 @@ from pathlib import Path
 sys.exit(main(Path(sys.argv[1])))
 """
     monkeypatch.setattr("posttrain.train.autotune._CHOICES", ())
-    measure = Trials(tmp_path / "trial", tiny_model, records, alone.train, alone.task, 3, (sys.executable, "-c", crash))
+    measure = TrialRunner(
+        tmp_path / "trial", tiny_model, records, alone.train, alone.task, 3, (sys.executable, "-c", crash)
+    )
     out = tmp_path / "out"
-    limited = tune(out, alone, records, lambda folder: tiny_model, 120.0, measure)
+    limited = autotune_settings(out, alone, records, lambda folder: tiny_model, 120.0, measure)
     crashed = [one for one in limited.trials if one.problem]
     assert [(one.settings["micro_batch_tokens"], one.problem) for one in crashed] == [(512, "ended by SIGABRT")]
     assert limited.after > 0
     assert all(one.memory_bytes > 0 for one in limited.trials if not one.problem)
     assert {path.name for path in out.iterdir()} == {"config.yaml", "autotune.json"}
-    written = AloneConfig.read(yaml.safe_load((out / "config.yaml").read_text()), "config.yaml")
+    written = TrainJobConfig.read(yaml.safe_load((out / "config.yaml").read_text()), "config.yaml")
     assert written.train.micro_batch_tokens == limited.settings["micro_batch_tokens"] == 256
     assert written.model_copy(update={"train": alone.train}) == alone
     assert len(json.loads((out / "autotune.json").read_text())) == len(limited.trials)
     assert not (tmp_path / "trial" / "out" / "model.safetensors").exists()
 
 
-def test_a_process_that_hangs_is_ended(tiny_model: Path, records: pa.Table, alone: AloneConfig, tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_ended(
+    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path
+) -> None:
     command = (sys.executable, "-c", "import time; time.sleep(60)")
-    measure = Trials(tmp_path / "trial", tiny_model, records, alone.train, TaskConfig(), 3, command)
+    measure = TrialRunner(tmp_path / "trial", tiny_model, records, alone.train, TaskConfig(), 3, command)
     trial = measure({"micro_batch_tokens": 512}, 0.0, 1.0)
     assert trial.problem == "no step was over after 1 s"
     assert trial.seconds < 10
 
 
 def test_one_that_is_clearly_slower_is_given_up(
-    tiny_model: Path, records: pa.Table, alone: AloneConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path
 ) -> None:
     """It writes three slow steps and would go on for a minute."""
     step = {"seconds": 1.0, "tokens_per_second": 10.0, "tokens": 10, "memory_bytes": 5, "data_wait": 0.0}
     lines = "".join(json.dumps({"step": number, **step}) + "\\n" for number in range(3))
     code = f"import sys, time; open(sys.argv[1] + '/steps.jsonl', 'w').write('{lines}'); time.sleep(60)"
-    measure = Trials(
+    measure = TrialRunner(
         tmp_path / "trial", tiny_model, records, alone.train, TaskConfig(), 3, (sys.executable, "-c", code)
     )
     trial = measure({"micro_batch_tokens": 512}, 11.0, 30.0)
@@ -253,13 +257,13 @@ def test_one_that_is_clearly_slower_is_given_up(
 
 
 def test_a_record_that_cannot_be_learned_ends_it_in_one_line(
-    tiny_model: Path, alone: AloneConfig, tmp_path: Path, make_records: Callable[..., pa.Table]
+    tiny_model: Path, alone: TrainJobConfig, tmp_path: Path, make_records: Callable[..., pa.Table]
 ) -> None:
     """The process leaves what is wrong in a file, and who started it raises it."""
 
-    def trials(code: str) -> Trials:
+    def trials(code: str) -> TrialRunner:
         records = make_records([("hi", None)])
-        return Trials(tmp_path, tiny_model, records, alone.train, TaskConfig(), 3, (sys.executable, "-c", code))
+        return TrialRunner(tmp_path, tiny_model, records, alone.train, TaskConfig(), 3, (sys.executable, "-c", code))
 
     trials("")({"micro_batch_tokens": 512}, 0.0, 60.0)
     assert main(tmp_path) == 2
@@ -281,10 +285,10 @@ def test_a_record_that_cannot_be_learned_ends_it_in_one_line(
     ],
 )
 def test_why_a_setting_cannot_be_used_is_said(
-    tiny_model: Path, records: pa.Table, alone: AloneConfig, tmp_path: Path, code: str, problem: str
+    tiny_model: Path, records: pa.Table, alone: TrainJobConfig, tmp_path: Path, code: str, problem: str
 ) -> None:
     command = (sys.executable, "-c", code)
-    measure = Trials(tmp_path, tiny_model, records, alone.train, TaskConfig(), 3, command)
+    measure = TrialRunner(tmp_path, tiny_model, records, alone.train, TaskConfig(), 3, command)
     assert measure({"micro_batch_tokens": 512}, 0.0, 60.0).problem == problem
 
 
@@ -301,8 +305,8 @@ def test_a_micro_batch_that_was_found_automatically_is_gone_on_from() -> None:
         search(TrainConfig(), lambda settings, floor, seconds: Trial(settings, problem=OUT_OF_MEMORY), 100.0, 10)
 
 
-def test_a_folder_with_something_else_is_left_alone(alone: AloneConfig, records: pa.Table, tmp_path: Path) -> None:
+def test_a_folder_with_something_else_is_left_alone(alone: TrainJobConfig, records: pa.Table, tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(UserError, match="holds something else already"):
-        tune(tmp_path, alone, records, lambda folder: folder, 60.0)
+        autotune_settings(tmp_path, alone, records, lambda folder: folder, 60.0)
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]

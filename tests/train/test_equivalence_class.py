@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.models import reading
-from posttrain.models.chat import Encoded
+from posttrain.models import packing
+from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Unit, micro_batches
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.make import Given, lesson_for
-from posttrain.train.schedule import rate
+from posttrain.train.objectives.build import ObjectiveInputs, build_objective
+from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.trainer import Trainer
 
 Fresh = Callable[..., LanguageModel]
@@ -103,7 +103,7 @@ def config_of(objective: str, way: Way, units: Sequence[Unit]) -> TrainConfig:
     )
 
 
-def log_probability(lm: LanguageModel, sequence: Encoded) -> Tensor:
+def log_probability(lm: LanguageModel, sequence: TokenizedExample) -> Tensor:
     """Of all supervised tokens, by transformers' own forward."""
     ids = torch.tensor([sequence.ids])
     every = lm.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
@@ -149,7 +149,7 @@ def canonical(lm: LanguageModel, units: Sequence[Unit], config: TrainConfig, see
         mean.backward()
         norm = torch.nn.utils.clip_grad_norm_(lm.model.parameters(), config.clip)
         for group in optimizer.param_groups:
-            group["lr"] = rate(config.schedule, config.learning_rate, step, len(batches))
+            group["lr"] = scheduled_lr(config.schedule, config.learning_rate, step, len(batches))
         optimizer.step()
         optimizer.zero_grad()
         values.append((mean.item(), float(norm)))
@@ -167,10 +167,10 @@ def train(fresh: Fresh, units: Sequence[Unit], config: TrainConfig, way: Way, sc
         torch.manual_seed(99)  # a new process's generators stand anywhere
         with pytest.MonkeyPatch.context() as patch:
             if way.padded:
-                patch.setattr(reading, "sees_all", lambda lm, tokens: False)
+                patch.setattr(packing, "has_full_attention", lambda lm, tokens: False)
             if way.killed:
                 _die_after_a_checkpoint(patch)
-            trainer = Trainer(lm, lesson_for(Given(units, config, lm)), config, 7, scratch)
+            trainer = Trainer(lm, build_objective(ObjectiveInputs(units, config, lm)), config, 7, scratch)
             try:
                 steps = trainer.fit()
             except Killed:

@@ -16,9 +16,9 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.log_probabilities import Supervised
+from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
-from posttrain.train.scaling import ScalingConfig
+from posttrain.train.optim.loss_scale import ScalingConfig
 from posttrain.train.stage import train
 
 TASK = TaskConfig(system="Name the intent.")
@@ -42,9 +42,9 @@ def run(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
 
 def planted(monkeypatch: pytest.MonkeyPatch, calls: set[int], factor: float) -> None:
     """Multiply the gradient, not the loss, of these micro-batches (one a step here), or of all for no calls."""
-    loss, call = Supervised.loss, -1
+    loss, call = SftObjective.loss, -1
 
-    def changed(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def changed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal call
         found = loss(self, lm, packed, rows)
         call += 1
@@ -52,7 +52,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, calls: set[int], factor: float) -> 
             found.sum.register_hook(lambda gradient: gradient * factor)
         return found
 
-    monkeypatch.setattr(Supervised, "loss", changed)
+    monkeypatch.setattr(SftObjective, "loss", changed)
 
 
 def test_the_trajectory_is_near_float32(run: Callable[..., Steps]) -> None:
@@ -106,15 +106,15 @@ def test_the_watch_is_not_told_of_an_overflow(
 def test_a_loss_that_is_no_number_is_the_watchs_business(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, calls = Supervised.loss, 0
+    loss, calls = SftObjective.loss, 0
 
-    def spoilt(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def spoilt(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal calls
         calls += 1
         found = loss(self, lm, packed, rows)
         return Loss(found.sum * torch.nan, found.count) if calls == 3 else found
 
-    monkeypatch.setattr(Supervised, "loss", spoilt)
+    monkeypatch.setattr(SftObjective, "loss", spoilt)
     half = config.model_copy(update={"precision": "float16", "scaling": ScalingConfig(initial=2.0**10)})
     meta = train(tiny_model, records, half, TASK, seed=3, out=tmp_path / "out", scratch=tmp_path / "s")
     assert [decision["kind"] for decision in meta["decisions"]] == ["nan"]

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posttrain.models.chat import Encoded
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig, TrainConfig
-from posttrain.train.lora import adapt, fold
+from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
-from posttrain.train.watch.values import StepValues
 
 Fresh = Callable[..., LanguageModel]
 Fit = Callable[..., list[StepValues]]
@@ -30,11 +30,11 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_the_adapter_trains(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, dtype: str, fit: Fit
+    fresh: Fresh, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, dtype: str, fit: Fit
 ) -> None:
     torch.manual_seed(0)
     plain = fresh(dtype)
-    lm = adapt(fresh(dtype), LORA)
+    lm = add_adapter(fresh(dtype), LORA)
     assert torch.equal(logits(lm.model), logits(plain.model)), "a fresh adapter changes nothing"
     before = {name: weight.detach().clone() for name, weight in lm.model.named_parameters()}
     trainable = {name for name, weight in lm.model.named_parameters() if weight.requires_grad}
@@ -49,20 +49,20 @@ def test_only_the_adapter_trains(
 def test_putting_an_adapter_on_warns_of_nothing(fresh: Fresh) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        adapt(fresh(), LORA)
+        add_adapter(fresh(), LORA)
     assert [str(one.message) for one in said] == []
 
 
 def test_the_folded_model_is_the_adapted_one(
-    fresh: Fresh, tiny_model: Path, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit
+    fresh: Fresh, tiny_model: Path, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, fit: Fit
 ) -> None:
     from peft import PeftModel
 
     torch.manual_seed(0)
-    lm = adapt(fresh(), LORA)
+    lm = add_adapter(fresh(), LORA)
     fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path / "scratch")
     adapted = logits(lm.model)
-    folded = fold(lm, tmp_path / "adapter")
+    folded = merge_adapter(lm, tmp_path / "adapter")
     assert not any("lora" in name for name, _ in folded.model.named_parameters())
     torch.testing.assert_close(logits(folded.model), adapted, atol=1e-5, rtol=1e-5)
     assert (adapted - logits(fresh().model)).abs().max() > 0.1
@@ -77,15 +77,15 @@ def test_the_folded_model_is_the_adapted_one(
 
 
 def test_folding_rounds_once(
-    fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit
+    fresh: Fresh, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, fit: Fit
 ) -> None:
     torch.manual_seed(0)
-    lm = adapt(fresh("bfloat16"), LORA)
+    lm = add_adapter(fresh("bfloat16"), LORA)
     fit(lm, examples, config.model_copy(update={"learning_rate": 1e-2}), 0, tmp_path / "scratch")
     layer = lm.model.base_model.model.model.layers[1].mlp.up_proj
     low, high = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     expected = (layer.base_layer.weight.double() + 16 / 4 * high.double() @ low.double()).float()
-    folded = fold(lm, tmp_path / "adapter")
+    folded = merge_adapter(lm, tmp_path / "adapter")
     weight = folded.model.model.layers[1].mlp.up_proj.weight
     assert weight.dtype == torch.float32
     torch.testing.assert_close(weight, expected, atol=1e-6, rtol=1e-6)
@@ -99,8 +99,8 @@ def test_a_whole_training_ends_in_a_plain_model_and_its_adapter(
     config = config.model_copy(update={"method": "lora", "lora": LORA, "learning_rate": 1e-2})
     meta = train(tiny_model, records, config, TaskConfig(), seed=1, out=tmp_path / "out", scratch=tmp_path / "s")
     assert meta["last_loss"] < meta["first_loss"]
-    served = load(tmp_path / "out", TaskConfig(), "float32")
-    base = load(tiny_model, TaskConfig(), "float32")
+    served = load_language_model(tmp_path / "out", TaskConfig(), "float32")
+    base = load_language_model(tiny_model, TaskConfig(), "float32")
     adapted = PeftModel.from_pretrained(base.model, tmp_path / "out" / "adapter")
     torch.testing.assert_close(logits(served.model), logits(adapted), atol=0.1, rtol=0.05)  # saved in bfloat16
     settings = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
@@ -109,14 +109,14 @@ def test_a_whole_training_ends_in_a_plain_model_and_its_adapter(
 
 
 def test_named_targets(fresh: Fresh) -> None:
-    lm = adapt(fresh(), LoraConfig(targets=["q_proj", "v_proj"]))
+    lm = add_adapter(fresh(), LoraConfig(targets=["q_proj", "v_proj"]))
     adapted = {name.split(".lora_")[0].split(".")[-1] for name, w in lm.model.named_parameters() if w.requires_grad}
     assert adapted == {"q_proj", "v_proj"}
 
 
 def test_targets_that_the_model_does_not_have(fresh: Fresh) -> None:
     with pytest.raises(UserError, match="no_such_layer") as caught:
-        adapt(fresh(), LoraConfig(targets=["no_such_layer"]))
+        add_adapter(fresh(), LoraConfig(targets=["no_such_layer"]))
     assert caught.value.where == "train.lora.targets"
     assert "\n" not in str(caught.value)
 

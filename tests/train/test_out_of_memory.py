@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from posttrain.train.out_of_memory import give_back, is_out_of_memory
+from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
 
 
 def test_a_real_one() -> None:
@@ -45,7 +45,7 @@ def test_what_nobody_holds_is_given_back() -> None:
     try:
         watched = weakref.ref(Loop())
         assert watched() is not None
-        give_back()
+        empty_cache()
         assert watched() is None
     finally:
         gc.enable()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
-from posttrain.train.randomness import random_state, set_random_state
+from posttrain.train.state import random_state, set_random_state
 
 DRAWS: dict[str, Callable[[], float]] = {
     "python": random.random,

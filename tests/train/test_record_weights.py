@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posttrain.models import reading
+from posttrain.models import packing
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train import stage
@@ -91,7 +91,7 @@ def test_however_rows_are_laid_out(
     whole, meta = trained(weighted, objective=objective)
     cut, _ = trained(weighted, objective=objective, micro_batch_tokens=1)
     assert near(whole, cut)
-    monkeypatch.setattr(reading, "sees_all", lambda *_: False)
+    monkeypatch.setattr(packing, "has_full_attention", lambda *_: False)
     padded, counted = trained(weighted, objective=objective)
     assert near(whole, padded)
     assert counted["last_loss"] == pytest.approx(meta["last_loss"], rel=1e-5)
@@ -120,7 +120,7 @@ def test_mistakes_are_said_before_a_model_is_loaded(
     def never(*given: Any) -> None:
         raise AssertionError("the model is loaded")
 
-    monkeypatch.setattr(stage, "model_for", never)
+    monkeypatch.setattr(stage, "load_model", never)
     with pytest.raises(UserError, match=r"it has no number `value` but `None`; .*train\.weight.*`worth`"):
         trained(told(records, WEIGHTS, topic="a"), weight="value")
     with pytest.raises(UserError, match=r"train\.weight: kto has no weights of records"):

@@ -48,7 +48,7 @@ def test_settings_name_the_objective_unless_it_is_given(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("posttrain.train.api.train_alone", lambda out, config, *rest, **more: seen.append(config))
+    monkeypatch.setattr("posttrain.train.api.train_standalone", lambda out, config, *rest, **more: seen.append(config))
     settings = {"train": {"objective": "ipo"}}
     for objective in (None, "dpo"):
         posttrain.train.train("tiny", data, tmp_path / "out", objective=objective, settings=settings)

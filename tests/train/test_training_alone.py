@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
 from posttrain.store import files
 from posttrain.store.errors import UserError
-from posttrain.train import alone
-from posttrain.train.alone import AloneConfig, train_alone
+from posttrain.train import standalone
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.log_probabilities import Supervised
+from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
+from posttrain.train.standalone import TrainJobConfig, train_standalone
 
 
 class Killed(BaseException):
@@ -25,15 +25,15 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def lora(config: TrainConfig) -> AloneConfig:
+def lora(config: TrainConfig) -> TrainJobConfig:
     train = config.model_copy(update={"method": "lora"})
-    return AloneConfig(model="tiny", data="a.jsonl", train=train)
+    return TrainJobConfig(model="tiny", data="a.jsonl", train=train)
 
 
 def test_a_kill_while_the_model_is_moved(
-    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = alone.write_atomically
+    write = standalone.write_atomically
 
     def killed(path: Path, content: bytes) -> None:
         if path.name == "summary.json":
@@ -41,22 +41,22 @@ def test_a_kill_while_the_model_is_moved(
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(alone, "write_atomically", killed)
+        patch.setattr(standalone, "write_atomically", killed)
         with pytest.raises(Killed):
-            train_alone(tmp_path, lora, records, lambda folder: tiny_model)
+            train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
     first = (tmp_path / "model.safetensors").read_bytes()
     assert list((tmp_path / "adapter").iterdir()), "it has been moved"
-    assert train_alone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
+    assert train_standalone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
     assert (tmp_path / "model.safetensors").read_bytes() == first
     assert len(list((tmp_path / "adapter").iterdir())) == 2
     assert [path.name for path in (tmp_path / ".training").iterdir() if path.is_dir()] == []
 
 
 def test_the_model_is_on_the_disk_before_its_checkpoints_go(
-    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    sync_file, remove_tree = files.sync_file, alone.remove_tree
+    sync_file, remove_tree = files.sync_file, standalone.remove_tree
 
     def sync(path: Path) -> None:
         synced.append(path.name)
@@ -71,31 +71,31 @@ def test_the_model_is_on_the_disk_before_its_checkpoints_go(
         remove_tree(path)
 
     monkeypatch.setattr(files, "sync_file", sync)
-    monkeypatch.setattr(alone, "sync_file", sync)
-    monkeypatch.setattr(alone, "remove_tree", remove)
-    train_alone(tmp_path, lora, records, lambda folder: tiny_model)
+    monkeypatch.setattr(standalone, "sync_file", sync)
+    monkeypatch.setattr(standalone, "remove_tree", remove)
+    train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
     assert "checkpoints gone" in synced
 
 
-def test_two_at_once(tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path) -> None:
+def test_two_at_once(tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path) -> None:
     refused: list[str] = []
 
     def fetch(folder: Path) -> Path:
         with pytest.raises(UserError, match="is being trained by another process") as caught:
-            train_alone(tmp_path, lora, records, lambda folder: tiny_model)
+            train_standalone(tmp_path, lora, records, lambda folder: tiny_model)
         refused.append(str(caught.value))
         return tiny_model
 
-    assert train_alone(tmp_path, lora, records, fetch)["steps"] == 6
+    assert train_standalone(tmp_path, lora, records, fetch)["steps"] == 6
     assert len(refused) == 1
     assert refused[0].startswith(str(tmp_path))
 
 
 def test_a_kill_before_anything_was_noted(
-    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
 ) -> None:
     (tmp_path / ".training").mkdir()
-    assert train_alone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
+    assert train_standalone(tmp_path, lora, records, lambda folder: tiny_model)["steps"] == 6
 
 
 @pytest.mark.parametrize("tokens", ["auto", 4096])
@@ -109,26 +109,26 @@ def test_the_micro_batch_that_was_used_is_said(
     tokens: Any,
 ) -> None:
     """Memory runs out once."""
-    loss, calls = Supervised.loss, 0
+    loss, calls = SftObjective.loss, 0
 
-    def too_much(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def too_much(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(Supervised, "loss", too_much)
+    monkeypatch.setattr(SftObjective, "loss", too_much)
     train = config.model_copy(update={"micro_batch_tokens": tokens})
-    settings = AloneConfig(model="tiny", data="a.jsonl", train=train)
-    summary = train_alone(tmp_path, settings, records, lambda folder: tiny_model)
+    settings = TrainJobConfig(model="tiny", data="a.jsonl", train=train)
+    summary = train_standalone(tmp_path, settings, records, lambda folder: tiny_model)
     (halved,) = re.findall(r"micro-batches of at most (\d+) tokens", caplog.text)
     assert summary["micro_batch_tokens"] == int(halved) < 4096
-    load(tmp_path, TaskConfig())
+    load_language_model(tmp_path, TaskConfig())
 
 
 def test_mistakes_in_the_records_are_said_before_weights_are_fetched(
-    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
 ) -> None:
     fetched: list[Path] = []
 
@@ -137,20 +137,20 @@ def test_mistakes_in_the_records_are_said_before_weights_are_fetched(
         return tiny_model
 
     with pytest.raises(UserError, match="no labelled record"):
-        train_alone(tmp_path / "out", lora, records.slice(0, 0), fetch)
+        train_standalone(tmp_path / "out", lora, records.slice(0, 0), fetch)
     assert not fetched
-    assert train_alone(tmp_path / "out", lora, records, fetch)["steps"] == 6
+    assert train_standalone(tmp_path / "out", lora, records, fetch)["steps"] == 6
     assert fetched
 
 
 def test_peft_finds_the_model_that_an_adapter_is_for(
-    tiny_model: Path, records: pa.Table, lora: AloneConfig, tmp_path: Path
+    tiny_model: Path, records: pa.Table, lora: TrainJobConfig, tmp_path: Path
 ) -> None:
     from peft import AutoPeftModelForCausalLM
 
-    train_alone(tmp_path, lora.model_copy(update={"model": str(tiny_model)}), records, lambda folder: tiny_model)
+    train_standalone(tmp_path, lora.model_copy(update={"model": str(tiny_model)}), records, lambda folder: tiny_model)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     with torch.no_grad():
         adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)(input_ids=ids)
-        folded = load(tmp_path, TaskConfig(), "float32").model(input_ids=ids)
+        folded = load_language_model(tmp_path, TaskConfig(), "float32").model(input_ids=ids)
     torch.testing.assert_close(folded.logits, adapted.logits, atol=0.1, rtol=0.05)  # one is saved in bfloat16

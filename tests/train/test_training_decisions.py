@@ -11,10 +11,10 @@ import pytest
 from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
 from posttrain.train.config import TrainConfig
-from posttrain.train.gradients import Summed
+from posttrain.train.gradients import StepResult
+from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
-from posttrain.train.watch.findings import Decision
-from posttrain.train.watch.values import StepValues
 
 
 class Told:
@@ -40,15 +40,15 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
     """``spoilt(step, factor)``: the loss of a step is multiplied, once."""
 
     def plant(step: int, factor: float) -> None:
-        usual, calls = trainer.add_up, 0
+        usual, calls = trainer.accumulate_gradients, 0
 
-        def add_up(*arguments: Any) -> Summed:
+        def add_up(*arguments: Any) -> StepResult:
             nonlocal calls
             calls += 1
             found = usual(*arguments)
             return dataclasses.replace(found, loss=found.loss * factor) if calls == step + 1 else found
 
-        monkeypatch.setattr(trainer, "add_up", add_up)
+        monkeypatch.setattr(trainer, "accumulate_gradients", add_up)
 
     return plant
 

@@ -8,15 +8,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from posttrain.models.chat import Encoded
+from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Unit, micro_batches, pack
-from posttrain.models.reading import packing
+from posttrain.models.packing import Unit, micro_batches, pack, packed_attention
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.log_probabilities import Supervised
-from posttrain.train.schedule import rate
-from posttrain.train.watch.values import StepValues
+from posttrain.train.monitor.metrics import StepValues
+from posttrain.train.objectives.log_probs import SftObjective
+from posttrain.train.optim.schedule import scheduled_lr
 
 IGNORED = -100
 UNDROPPED = {"dropout": 0, "attention_dropout": 0, "activation_dropout": 0, "layerdrop": 0}
@@ -24,12 +23,12 @@ Fresh = Callable[..., LanguageModel]
 Fit = Callable[..., list[StepValues]]
 
 
-def targets(example: Encoded) -> torch.Tensor:
+def targets(example: TokenizedExample) -> torch.Tensor:
     ids = torch.tensor(example.ids)
     return ids.where(torch.tensor(example.supervised), IGNORED)
 
 
-def own_loss(lm: LanguageModel, examples: Sequence[Encoded]) -> tuple[torch.Tensor, int]:
+def own_loss(lm: LanguageModel, examples: Sequence[TokenizedExample]) -> tuple[torch.Tensor, int]:
     """transformers' loss over right-padded rows, as a sum, and the tokens in it."""
     width = max(len(example.ids) for example in examples)
     ids = torch.stack([_filled(torch.tensor(example.ids), width, 0) for example in examples])
@@ -50,12 +49,12 @@ def gradients(lm: LanguageModel) -> dict[str, torch.Tensor]:
 
 
 def by_micro_batches(
-    lm: LanguageModel, examples: Sequence[Encoded], tokens: int, units: Sequence[Unit] | None = None
+    lm: LanguageModel, examples: Sequence[TokenizedExample], tokens: int, units: Sequence[Unit] | None = None
 ) -> tuple[float, int]:
     total, count = 0.0, 0
-    with packing(lm, max(len(example.ids) for example in examples)) as packs:
+    with packed_attention(lm, max(len(example.ids) for example in examples)) as packs:
         for part in micro_batches(units or [[example] for example in examples], tokens):
-            loss = Supervised(part, TrainConfig()).loss(lm, pack(part, padded=not packs), range(len(part)))
+            loss = SftObjective(part, TrainConfig()).loss(lm, pack(part, padded=not packs), range(len(part)))
             loss.sum.backward()
             total, count = total + loss.sum.item(), count + int(loss.count)
     return total, count
@@ -63,7 +62,7 @@ def by_micro_batches(
 
 @pytest.mark.parametrize("tokens", [1, 130, 100_000])
 def test_loss_and_gradient_do_not_depend_on_how_rows_are_laid_out(
-    fresh: Fresh, examples: list[Encoded], tokens: int
+    fresh: Fresh, examples: list[TokenizedExample], tokens: int
 ) -> None:
     lm = fresh()
     total, count = own_loss(lm, examples)
@@ -87,23 +86,26 @@ def test_loss_and_gradient_do_not_depend_on_how_rows_are_laid_out(
             assert abs(float((ours[name] - reference).mean() / scale)) < 1e-6
 
 
-def test_the_shared_beginning_is_read_once(fresh: Fresh, examples: list[Encoded]) -> None:
+def test_the_shared_beginning_is_read_once(fresh: Fresh, examples: list[TokenizedExample]) -> None:
     lm = fresh()
     system = len(lm.tokenizer("<|system|>Name the intent.<|end|><|user|>")["input_ids"])
     packed = pack([[example] for example in examples])
     assert packed.ids.shape[1] == sum(len(example.ids) - 1 for example in examples) - 9 * system
     assert packed.tokens == sum(len(example.ids) for example in examples)
     # With nothing in common, or with nothing but supervised tokens, nothing is taken out.
-    for apart in ([examples[0], Encoded(examples[1].ids[1:], examples[1].supervised[1:])], [text(b"ab"), text(b"abc")]):
+    for apart in (
+        [examples[0], TokenizedExample(examples[1].ids[1:], examples[1].supervised[1:])],
+        [text(b"ab"), text(b"abc")],
+    ):
         assert pack([[example] for example in apart]).ids.shape[1] == sum(len(example.ids) - 1 for example in apart)
         expected, count = own_loss(lm, apart)
         assert by_micro_batches(lm, apart, 100_000) == (pytest.approx(expected.item(), rel=1e-5), count)
 
 
-def test_a_pair_shares_its_prompt(fresh: Fresh, examples: list[Encoded]) -> None:
+def test_a_pair_shares_its_prompt(fresh: Fresh, examples: list[TokenizedExample]) -> None:
     lm = fresh()
     units = [
-        [Encoded(ids + said, [False] * len(ids) + [True] * len(said)) for said in ([70, 71, 257], [72, 257])]
+        [TokenizedExample(ids + said, [False] * len(ids) + [True] * len(said)) for said in ([70, 71, 257], [72, 257])]
         for ids in (example.ids[: example.supervised.index(True)] for example in examples)
     ]
     sequences = [sequence for unit in units for sequence in unit]
@@ -117,23 +119,29 @@ def test_a_pair_shares_its_prompt(fresh: Fresh, examples: list[Encoded]) -> None
         torch.testing.assert_close(gradient, reference[name], atol=2e-5, rtol=1e-3)
 
 
-def text(content: bytes) -> Encoded:
+def text(content: bytes) -> TokenizedExample:
     """A plain text: all its tokens are supervised."""
-    return Encoded(list(content), [True] * len(content))
+    return TokenizedExample(list(content), [True] * len(content))
 
 
 @pytest.mark.parametrize(
     "rows",
     [
-        [Encoded([5, 6, 7, 8], [False, False, True, True])],
-        [Encoded([5, 6, 7, 8], [False, False, True, True])] * 3,  # the same row again and again
-        [Encoded([5, 6, 7], [False, False, True]), Encoded([5, 6, 7, 8, 9], [False, False, False, False, True])],
-        [Encoded([5, 6, 7, 8, 9], [False, True, True, False, True]), Encoded([5, 6, 3], [False, False, True])],
-        [Encoded([5, 6], [False, True]), Encoded([5, 4, 3], [False, True, True])],
-        [text(b"plain"), Encoded([5, 6, 7], [False, False, True])],
+        [TokenizedExample([5, 6, 7, 8], [False, False, True, True])],
+        [TokenizedExample([5, 6, 7, 8], [False, False, True, True])] * 3,  # the same row again and again
+        [
+            TokenizedExample([5, 6, 7], [False, False, True]),
+            TokenizedExample([5, 6, 7, 8, 9], [False, False, False, False, True]),
+        ],
+        [
+            TokenizedExample([5, 6, 7, 8, 9], [False, True, True, False, True]),
+            TokenizedExample([5, 6, 3], [False, False, True]),
+        ],
+        [TokenizedExample([5, 6], [False, True]), TokenizedExample([5, 4, 3], [False, True, True])],
+        [text(b"plain"), TokenizedExample([5, 6, 7], [False, False, True])],
     ],
 )
-def test_odd_batches(fresh: Fresh, rows: list[Encoded]) -> None:
+def test_odd_batches(fresh: Fresh, rows: list[TokenizedExample]) -> None:
     lm = fresh()
     expected, count = own_loss(lm, rows)
     expected.backward()
@@ -167,7 +175,7 @@ def test_odd_batches(fresh: Fresh, rows: list[Encoded]) -> None:
     ],
 )
 def test_other_families(
-    fresh: Fresh, examples: list[Encoded], kind: str, settings: dict[str, Any], packs: bool
+    fresh: Fresh, examples: list[TokenizedExample], kind: str, settings: dict[str, Any], packs: bool
 ) -> None:
     tiny = fresh()
     common = {
@@ -187,7 +195,7 @@ def test_other_families(
     expected, _ = own_loss(lm, examples)
     expected.backward()
     reference = gradients(lm)
-    with packing(lm, max(len(example.ids) for example in examples)) as found_to_pack:
+    with packed_attention(lm, max(len(example.ids) for example in examples)) as found_to_pack:
         assert found_to_pack == packs
     found, _ = by_micro_batches(lm, examples, 100_000)
     assert found == pytest.approx(expected.item(), rel=1e-4)
@@ -197,11 +205,13 @@ def test_other_families(
         torch.testing.assert_close(ours[name] / largest, reference[name] / largest, atol=1e-4, rtol=0)
 
 
-def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainConfig, tmp_path: Path, fit: Fit) -> None:
+def test_the_log_of_steps(
+    fresh: Fresh, examples: list[TokenizedExample], config: TrainConfig, tmp_path: Path, fit: Fit
+) -> None:
     steps = fit(fresh(), examples, config, 7, tmp_path)
     assert [(step.step, step.epoch) for step in steps] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
     assert [step.lr for step in steps] == [
-        rate(config.schedule, config.learning_rate, number, 6) for number in range(6)
+        scheduled_lr(config.schedule, config.learning_rate, number, 6) for number in range(6)
     ]
     for epoch in (0, 1):
         assert sum(step.tokens for step in steps if step.epoch == epoch) == sum(len(e.ids) for e in examples)
@@ -211,7 +221,7 @@ def test_the_log_of_steps(fresh: Fresh, examples: list[Encoded], config: TrainCo
 
 def test_without_a_compiler_it_is_said_at_once(
     fresh: Fresh,
-    examples: list[Encoded],
+    examples: list[TokenizedExample],
     config: TrainConfig,
     tmp_path: Path,
     fit: Fit,

@@ -17,12 +17,12 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
-from posttrain.train.checkpoint import write as checkpoint_write
+from posttrain.train.checkpoint import writer as checkpoint_write
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.log_probabilities import Supervised
+from posttrain.train.monitor.config import MonitorConfig
+from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.stage import train
-from posttrain.train.watch.config import WatchConfig
 
 TASK = TaskConfig(system="Name the intent.")
 Spoil = Callable[[Loss, list[int]], Loss]
@@ -34,12 +34,12 @@ def long(config: TrainConfig) -> TrainConfig:
 
 
 def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
-    loss = Supervised.loss
+    loss = SftObjective.loss
 
-    def changed(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def changed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         return spoil(loss(self, lm, packed, rows), list(rows))
 
-    monkeypatch.setattr(Supervised, "loss", changed)
+    monkeypatch.setattr(SftObjective, "loss", changed)
 
 
 def at_step(number: int, factor: float, again: bool = False) -> Spoil:
@@ -306,7 +306,7 @@ def test_a_divergence_goes_back_to_before_it_began(
 ) -> None:
     """It begins at step 15 and is found at step 18; where only two checkpoints are kept, the older one has to do."""
     changes = {
-        "watch": WatchConfig.read(
+        "watch": MonitorConfig.read(
             {"divergence": {"window": 3, "patience": 3}, "explosion": {"action": "warn"}}, "here"
         ),
         "checkpoint": long.checkpoint.model_copy(update={"keep_last": kept}),
@@ -331,7 +331,7 @@ def test_a_divergence_goes_back_to_before_it_began(
 def test_a_lower_rate_takes_no_step_away(
     tiny_model: Path, records: pa.Table, long: TrainConfig, tmp_path: Path
 ) -> None:
-    slow = WatchConfig.read({"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}}, "here")
+    slow = MonitorConfig.read({"plateau": {"action": "lower_rate", "window": 10, "improvement": 50.0}}, "here")
     constant = {"watch": slow, "schedule": long.schedule.model_copy(update={"name": "constant", "warmup": 0.0})}
     found = trained(tiny_model, records, long.model_copy(update=constant), tmp_path)
     (first, *_) = (one for one in found["decisions"] if one["kind"] == "plateau")

@@ -10,10 +10,10 @@ import pytest
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
-from posttrain.train import alone
-from posttrain.train.alone import AloneConfig, train_alone
+from posttrain.train import standalone
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.config import TrainConfig
+from posttrain.train.standalone import TrainJobConfig, train_standalone
 
 Train = Callable[..., dict[str, Any]]
 
@@ -41,10 +41,10 @@ def train(tiny_model: Path, records: pa.Table, config: TrainConfig, out: Path) -
     def train(
         *, model: Path | None = None, data: pa.Table | None = None, fork: bool = False, **changes: Any
     ) -> dict[str, Any]:
-        settings = AloneConfig(
+        settings = TrainJobConfig(
             model="tiny", data="a.jsonl", task=TaskConfig(system="Name the intent."), train=changed(config, changes)
         )
-        return train_alone(out, settings, data or records, lambda folder: model or tiny_model, fork=fork)
+        return train_standalone(out, settings, data or records, lambda folder: model or tiny_model, fork=fork)
 
     return train
 
@@ -125,7 +125,7 @@ def test_other_data(begun: Train, records: pa.Table, monkeypatch: pytest.MonkeyP
 
 
 def test_other_code(begun: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "__version__", "99.0")
+    monkeypatch.setattr(standalone, "__version__", "99.0")
     with pytest.raises(UserError, match=r'`version` was ".*" and is "99.0"'):
         begun()
     assert begun(fork=True)["steps"] == 6
@@ -166,10 +166,10 @@ def test_a_checkpoint_of_another_optimiser(begun: Train) -> None:
 
 def test_changed_files_of_this_program(begun: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(alone, "_code_digest", lambda: "other")
+        patch.setattr(standalone, "_code_digest", lambda: "other")
         with pytest.raises(UserError, match="what is in the code has changed"):
             begun()
-        patch.setattr(alone, "version", lambda name: "99")
+        patch.setattr(standalone, "version", lambda name: "99")
         with pytest.raises(UserError, match=r'`libraries\.torch` was "2.*" and is "99"'):
             begun()
     assert begun()["steps"] == 6

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.models.language_model import load
+from posttrain.models.language_model import load_language_model
 from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.initialization.config import InitializationConfig, RuleConfig
+from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
 from posttrain.train.stage import train
 
 TASK = TaskConfig(system="Name the intent.")
@@ -48,7 +48,7 @@ def test_from_a_config_alone(
     assert [row["layer"] for row in table] == ["embeddings", "0", "1"]
     assert table[0]["activations"] == pytest.approx(0.05**2, rel=0.3)
     assert all(row["gradients"] > 0 for row in table)
-    assert load(tmp_path / "out", TASK).model.config.model_type == "llama"
+    assert load_language_model(tmp_path / "out", TASK).model.config.model_type == "llama"
 
 
 def test_variances_do_not_depend_on_the_precision(
@@ -77,7 +77,7 @@ def test_the_table_is_logged_and_what_is_wrong_is_warned_of(
     assert any("variance of activations and of gradients by layer" in line for line in caplog.messages)
     assert not any("changes by" in line for line in caplog.messages)
     caplog.clear()
-    huge = [RuleConfig(match=r"layers\.1\..*(down|gate|up)_proj", method="normal", std=3.0)]
+    huge = [InitRuleConfig(match=r"layers\.1\..*(down|gate|up)_proj", method="normal", std=3.0)]
     rules = GPT2.model_copy(update={"rules": huge})
     trained(described, records, config.model_copy(update={"initialization": rules}), tmp_path / "badly")
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -89,7 +89,7 @@ def test_memory_runs_out_at_the_first_look(
     described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer examples are looked at."""
-    from posttrain.train.initialization import first_look
+    from posttrain.train.initialization import activation_stats as first_look
 
     sizes, forward = [], first_look.forward
 

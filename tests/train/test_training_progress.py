@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from posttrain.models.chat import Encoded
+from posttrain.models.chat import TokenizedExample
 from posttrain.train.config import TrainConfig
 
 
 def test_every_step_says_its_loss(
     fresh: Callable[..., Any],
-    examples: list[Encoded],
+    examples: list[TokenizedExample],
     config: TrainConfig,
     tmp_path: Path,
     fit: Callable[..., Any],
@@ -25,6 +25,6 @@ def test_every_step_says_its_loss(
     def task(*_: Any) -> Iterator[Callable[..., None]]:
         yield lambda count, note="": said.append((count, note))
 
-    monkeypatch.setattr("posttrain.train.trainer.task", task)
+    monkeypatch.setattr("posttrain.train.trainer.progress_bar", task)
     steps = fit(fresh(), examples, config, 0, tmp_path)
     assert said == [(0, ""), *((1, f"loss {step.loss:.4g}") for step in steps)]

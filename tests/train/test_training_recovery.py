@@ -14,11 +14,11 @@ from posttrain.store.errors import WorkError
 from posttrain.train import trainer
 from posttrain.train.checkpoint import Checkpoints
 from posttrain.train.config import TrainConfig
-from posttrain.train.gradients import Summed
-from posttrain.train.notes import Notes
+from posttrain.train.gradients import StepResult
+from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.metrics import StepValues
+from posttrain.train.recovery_log import RecoveryLog
 from posttrain.train.stage import train
-from posttrain.train.watch.findings import Decision
-from posttrain.train.watch.values import StepValues
 
 STEPS = 30
 
@@ -57,12 +57,12 @@ def run(
 
     A training that is killed, when a step is met for the first time, is taken up again.
     """
-    add_up = trainer.add_up
+    add_up = trainer.accumulate_gradients
 
     def done(name: str, spoiled: Spoiled, watch: dict[str, Any], killed: int | None = None, **changes: Any) -> Any:
         waiting = {killed}
 
-        def changed(*arguments: Any) -> Summed:
+        def changed(*arguments: Any) -> StepResult:
             step = arguments[3].step
             if step in waiting:
                 waiting.clear()
@@ -70,7 +70,7 @@ def run(
             found = add_up(*arguments)
             return dataclasses.replace(found, loss=found.loss + spoiled.get(step, 0.0))
 
-        monkeypatch.setattr(trainer, "add_up", changed)
+        monkeypatch.setattr(trainer, "accumulate_gradients", changed)
         saved = {"every_steps": 4, "every_seconds": None, "background": False}
         values = config.model_dump(mode="json") | {"epochs": 10, "watch": watch, "checkpoint": saved} | changes
         lines, folder = Lines(), tmp_path / name
@@ -181,15 +181,15 @@ def test_micro_batches_are_no_larger_than_config_and_memory_say(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: dict[str, int], taken: int
 ) -> None:
     budgets = []
-    usual = trainer.Loader
+    usual = trainer.BatchLoader
 
     def loader(units: Any, order: Any, budget: int, **options: Any) -> Any:
         budgets.append(budget)
         return usual(units, order, budget, **options)
 
-    monkeypatch.setattr(trainer, "Loader", loader)
+    monkeypatch.setattr(trainer, "BatchLoader", loader)
     (tmp_path / "noted" / "scratch").mkdir(parents=True)
-    Notes(**noted).write(tmp_path / "noted" / "scratch")
+    RecoveryLog(**noted).write(tmp_path / "noted" / "scratch")
     run("noted", {}, {}, micro_batch_tokens=64, epochs=1)
     assert budgets == [taken]
 

@@ -23,11 +23,11 @@ from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
 from posttrain.train.config import LoraConfig, TrainConfig
-from posttrain.train.gradients import Summed
-from posttrain.train.lessons.log_probabilities import Supervised
+from posttrain.train.gradients import StepResult
+from posttrain.train.monitor.metrics import JsonlSink
+from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.stage import train
-from posttrain.train.watch.sinks.jsonl import JsonLines
 
 LORA = {"method": "lora", "lora": LoraConfig(rank=4, dropout=0.3)}
 METHODS = {
@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def killed_after(steps: int, do: Callable[[], object]) -> None:
     """Do the work in a process that dies in its first forward pass after so many checkpoints."""
     saved = 0
-    save, loss = Checkpoints.save, Supervised.loss
+    save, loss = Checkpoints.save, SftObjective.loss
 
     def counted(self: Checkpoints, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
         nonlocal saved
@@ -60,14 +60,14 @@ def killed_after(steps: int, do: Callable[[], object]) -> None:
         saved += 1
         return True
 
-    def killed(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def killed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         if saved == steps:
             raise Killed
         return loss(self, lm, packed, rows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", counted)
-        patch.setattr(Supervised, "loss", killed)
+        patch.setattr(SftObjective, "loss", killed)
         with pytest.raises(Killed):
             do()
 
@@ -112,14 +112,14 @@ def test_finished_steps_are_not_done_again(
 
     killed_after(4, again)
     done = 0
-    loss = Supervised.loss
+    loss = SftObjective.loss
 
-    def counted(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+    def counted(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
         nonlocal done
         done += 1
         return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(Supervised, "loss", counted)
+    monkeypatch.setattr(SftObjective, "loss", counted)
     again()
     assert done == 2
 
@@ -151,7 +151,7 @@ def into(tiny_model: Path, records: pa.Table, tmp_path: Path) -> Callable[[str, 
     """``into(name, config)``: train, with a line a step in the file ``name.jsonl``."""
 
     def train_into(name: str, config: TrainConfig) -> None:
-        sink = JsonLines(tmp_path / f"{name}.jsonl")
+        sink = JsonlSink(tmp_path / f"{name}.jsonl")
         out, scratch = tmp_path / f"{name}-out", tmp_path / name
         try:
             train(tiny_model, records, config, TASK, seed=3, out=out, scratch=scratch, sink=sink)
@@ -177,11 +177,11 @@ def test_the_metrics_of_a_killed_training(
 
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
     into("whole", config)
-    loss = Supervised.loss
+    loss = SftObjective.loss
     for checkpointed in (2, 4):
         done = 0
 
-        def killed(self: Supervised, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
+        def killed(self: SftObjective, lm: LanguageModel, packed: Packed, rows: list[int]) -> Loss:
             nonlocal done
             done += 1
             if done == 4:  # with one step done since the checkpoint
@@ -189,7 +189,7 @@ def test_the_metrics_of_a_killed_training(
             return loss(self, lm, packed, rows)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Supervised, "loss", killed)
+            patch.setattr(SftObjective, "loss", killed)
             with pytest.raises(Killed):
                 into("parts", config)
         before = read_lines(parts)
@@ -226,13 +226,13 @@ def test_metrics_that_were_lost_are_written_again(
     lost: str,
 ) -> None:
     """Lines are not as safe as checkpoints, which hold the same values: with what was decided at step 1."""
-    usual = trainer.add_up
+    usual = trainer.accumulate_gradients
 
-    def spoilt(*arguments: Any) -> Summed:
+    def spoilt(*arguments: Any) -> StepResult:
         found = usual(*arguments)
         return replace(found, loss=math.nan) if arguments[3].step == 1 else found
 
-    monkeypatch.setattr(trainer, "add_up", spoilt)
+    monkeypatch.setattr(trainer, "accumulate_gradients", spoilt)
     config = TrainConfig.read(config.model_dump(mode="json") | {"watch": {"nan": {"action": "skip"}}}, "here")
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
 

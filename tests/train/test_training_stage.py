@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from posttrain.models.generate import generate
-from posttrain.models.language_model import load
+from posttrain.models.language_model import load_language_model
 from posttrain.models.likelihood import answer_log_likelihoods
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
+from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
 from posttrain.train.trainer import Trainer
-from posttrain.train.watch.values import StepValues
 
 MakeRecords = Callable[..., pa.Table]
 TASK = TaskConfig(system="Name the intent.", max_new_tokens=12)
@@ -32,7 +32,7 @@ def test_a_candidate_in_hugging_face_layout(
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
     assert plain.dtype == torch.bfloat16
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
-    lm = load(tmp_path / "out", TASK)
+    lm = load_language_model(tmp_path / "out", TASK)
     asked = [record["prompt"] for record in records.to_pylist()]
     answers = [answer.text for answer in generate(lm, asked)]
     assert answers == records["completion"].to_pylist(), "it learnt what it was shown"
@@ -107,7 +107,7 @@ def test_the_first_loss_is_the_models_likelihood_of_the_answers(
     """Training and evaluation read one and the same model."""
     config = config.model_copy(update={"batch_size": 100, "epochs": 1})
     meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
-    lm = load(tiny_model, TASK, "float32")
+    lm = load_language_model(tiny_model, TASK, "float32")
     rows = records.to_pylist()
     sums, counts = answer_log_likelihoods(lm, [row["prompt"] for row in rows], [row["completion"] for row in rows])
     assert meta["first_loss"] == pytest.approx(-sums.sum() / counts.sum(), rel=1e-5)
@@ -196,7 +196,7 @@ def test_the_real_model_learns(smollm2: Path, make_records: MakeRecords, tmp_pat
     assert meta["steps"] == len(log) == 3
     assert log[0] > log[1] > log[2]
     assert log[2] < 0.8 * log[0]
-    lm = load(smollm2, task, "float32")
+    lm = load_language_model(smollm2, task, "float32")
     total, count = 0.0, 0
     for asked, said in pairs:
         turns = [{"role": "system", "content": "Name the intent."}, {"role": "user", "content": asked}]

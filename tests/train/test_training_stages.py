@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 import torch
 
-from posttrain.models import reading
+from posttrain.models import packing
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.log_probabilities import Supervised
+from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.metrics import StepValues
+from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.stage import train
-from posttrain.train.watch.findings import Decision
-from posttrain.train.watch.values import StepValues
 
 TASK = TaskConfig(system="Name the intent.")
 SCORES = [5, 3, 9, 0, 8, 1, 4, 2, 7, 6]
@@ -58,13 +58,13 @@ def told(records: pa.Table) -> pa.Table:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The rows of every micro-batch that a loss is taken on; a step is one here."""
     found: list[list[int]] = []
-    loss = Supervised.loss
+    loss = SftObjective.loss
 
-    def noted(self: Supervised, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+    def noted(self: SftObjective, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
         found.append(list(rows))
         return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(Supervised, "loss", noted)
+    monkeypatch.setattr(SftObjective, "loss", noted)
     return found
 
 
@@ -174,10 +174,10 @@ def test_a_curriculum_that_is_killed_at_every_step(
     del seen[:]
     for step in range(meta["steps"]):
         with pytest.MonkeyPatch.context() as patch:
-            loss = Supervised.loss
+            loss = SftObjective.loss
 
             def dies(
-                self: Supervised,
+                self: SftObjective,
                 lm: LanguageModel,
                 packed: Packed,
                 rows: Sequence[int],
@@ -189,7 +189,7 @@ def test_a_curriculum_that_is_killed_at_every_step(
                     raise Killed
                 return own(self, lm, packed, rows)
 
-            patch.setattr(Supervised, "loss", dies)
+            patch.setattr(SftObjective, "loss", dies)
             if step < meta["steps"] - 1:
                 with pytest.raises(Killed):
                     again("parts")
@@ -261,7 +261,7 @@ def test_a_self_paced_training_goes_by_what_it_measures(
     packed = meets("packed")
     assert len({row for rows in packed[:2] for row in rows}) <= 4, "four are open at first"
     assert meets("single", micro_batch_tokens=1) == packed
-    monkeypatch.setattr(reading, "sees_all", lambda *_: False)
+    monkeypatch.setattr(packing, "has_full_attention", lambda *_: False)
     assert meets("padded") == packed
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from posttrain.web.charts import Node
-from posttrain.web.gather_training import training
+from posttrain.web.charts import LineageNode
 from posttrain.web.report_data import (
     Champion,
     ClassRow,
@@ -22,7 +21,8 @@ from posttrain.web.report_data import (
     RoundRow,
     Rule,
 )
-from posttrain.web.selection_data import ChosenRecord, Gain, PoolMap, Selection
+from posttrain.web.selection import ChosenRecord, PoolMap, RoundGain, Selection
+from posttrain.web.training import training_from_steps
 
 _LABELS = {
     "order_status": 31,
@@ -162,7 +162,7 @@ def _lines(steps: int, seed: int = 0, groups: int = 6, metrics: bool = True) -> 
 _REASONS = {"strategy": 60, "focus": 26, "explore": 10}
 
 
-def _selection(number: int, gain: Gain | None = None) -> Selection:
+def _selection(number: int, gain: RoundGain | None = None) -> Selection:
     """A batch of 96 of 300 records; the first round's is chosen cold."""
     rng = np.random.default_rng(number)
     cold = number == 1
@@ -225,22 +225,22 @@ def report() -> Report:
         _round(3, 288, 96, "refuse", 0.641, 0.763, _gain(-0.122, -0.171, -0.073)),
         _round(4, 348, 60, "deploy", 0.853, 0.853, _gain(0.090, 0.053, 0.127)),
     )
-    nodes = [Node("pool.csv", "pool.csv", "file", True), Node("answers.csv", "answers.csv", "file", True)]
-    nodes += [Node("dataset-0a41be77c1d2e3f4", "pool@v1", "dataset", True)]
+    nodes = [LineageNode("pool.csv", "pool.csv", "file", True), LineageNode("answers.csv", "answers.csv", "file", True)]
+    nodes += [LineageNode("dataset-0a41be77c1d2e3f4", "pool@v1", "dataset", True)]
     edges = [("pool.csv", "dataset-0a41be77c1d2e3f4")]
     before = None
     for number in range(1, 5):
         mark = number != 3
         data, model = f"dataset-{number}f83c2d7a90b41e6", f"model-{number}c1d2e3f4a5b6c7d"
         nodes += [
-            Node(data, f"train@v{number}", "dataset", mark),
-            Node(model, f"round {number}", "model", number == 4),
+            LineageNode(data, f"train@v{number}", "dataset", mark),
+            LineageNode(model, f"round {number}", "model", number == 4),
         ]
         edges += [("answers.csv", data), (data, model)]
         edges += [(before, data)] if before else []
         before = data if mark else before
         if mark:
-            nodes.append(Node(f"deployment-{number}", f"round {number}", "deployment", number == 4))
+            nodes.append(LineageNode(f"deployment-{number}", f"round {number}", "deployment", number == 4))
             edges.append((model, f"deployment-{number}"))
     wrong = {label: sum(n for expected, _, n in _CONFUSED if expected == label) for label in _LABELS}
     return Report(
@@ -274,11 +274,11 @@ def report() -> Report:
         selections=(
             _selection(1),
             _selection(2),
-            _selection(3, Gain(3, "accuracy", 0.081, 0.012, 0.168, -0.122)),
-            _selection(4, Gain(4, "accuracy", 0.064, 0.008, 0.131, 0.09)),
+            _selection(3, RoundGain(3, "accuracy", 0.081, 0.012, 0.168, -0.122)),
+            _selection(4, RoundGain(4, "accuracy", 0.064, 0.008, 0.131, 0.09)),
         ),
         trainings=tuple(
-            training(f"round {number}", _lines(30 * number, seed=number), _DECIDED if number == 4 else ())
+            training_from_steps(f"round {number}", _lines(30 * number, seed=number), _DECIDED if number == 4 else ())
             for number in range(1, 5)
         ),
         final={

@@ -18,9 +18,9 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from posttrain.data.collecting.checked_lines import read_lines
-from posttrain.data.collecting.inbox import Inbox
-from posttrain.data.collecting.segment import Segment, sealed
+from posttrain.data.feedback.inbox import Inbox
+from posttrain.data.feedback.segment import Segment, sealed_segments
+from posttrain.store.checked_lines import read_lines
 from posttrain.web.feedback import feedback_app, serve
 
 GOOD = {"id": "f1", "prompt": "asked", "completion": "said", "rating": "up"}
@@ -38,7 +38,7 @@ def client(inbox: Inbox) -> TestClient:
 
 
 def held(folder: Path) -> list[str]:
-    paths = [*sealed(folder), *sorted((folder / "segments").glob("*.open"))]
+    paths = [*sealed_segments(folder), *sorted((folder / "segments").glob("*.open"))]
     return [value["feedback"]["id"] for path in paths for value in read_lines(path.read_bytes()).values]
 
 

@@ -6,22 +6,23 @@ from typing import Annotated
 import typer
 import yaml
 
-from posttrain.cli.data.stored import opened_store
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json
-from posttrain.data.sets.pipeline import input_digests
-from posttrain.data.versions.named_versions import versions_named
-from posttrain.loop.check import check_suites
-from posttrain.loop.config import CONFIG_FILE, Config, load_config, read_yaml
-from posttrain.loop.config_reference import reference
+from posttrain.cli.output import JsonOption, console, print_json
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
+from posttrain.data.sets.pool_and_test import input_digests
+from posttrain.data.versions.named_versions import resolve_versions
+from posttrain.inspect.config_reference import reference
+from posttrain.loop.config import Config, load_config, read_yaml
 from posttrain.loop.stages.collect import with_added_files
-from posttrain.loop.stages.labelling import check_answers
+from posttrain.loop.stages.label import check_answers
+from posttrain.loop.suites import check_suites
+from posttrain.store.config import CONFIG_FILE
 
 app = typer.Typer(name="config", help="Show or check posttrain.yaml.", no_args_is_help=True)
 
 
 @app.command()
 def show(
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     defaults: Annotated[bool, typer.Option("--defaults", help="Every key with its default and what it means.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -38,13 +39,13 @@ def show(
 
 
 @app.command()
-def check(workspace: WorkspaceOption = HERE) -> None:
+def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
     """Check the config, and the files and versions that it names."""
     config = load_config(workspace)
     data = with_added_files(config.data, workspace)
     stored = (workspace / ".posttrain" / "format.json").is_file()
-    with opened_store(workspace) if stored else nullcontext() as store:
-        input_digests(data, workspace, versions_named(data.files, workspace, store))
+    with open_store(workspace) if stored else nullcontext() as store:
+        input_digests(data, workspace, resolve_versions(data.files, workspace, store))
     check_answers(config, workspace)
     check_suites(config, workspace)
     console.print("the config is right")

@@ -4,24 +4,25 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, opened, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
 
 
 def evaluate(
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     model: Annotated[str | None, typer.Option(help="A model's id; the champion by default.")] = None,
     full: Annotated[bool, typer.Option("--full", help="All test records, not the sample.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Measure a model on the suites of the config."""
-    from posttrain.loop.check import check_suites
+    from posttrain.loop.context import RoundContext
     from posttrain.loop.registry import Registry
     from posttrain.loop.stages.collect import collect
-    from posttrain.loop.stages.evaluation import evaluate as measure
-    from posttrain.loop.turn import Turn
+    from posttrain.loop.stages.evaluate import evaluate as measure
+    from posttrain.loop.suites import check_suites
 
-    with opened(workspace, write=True) as (store, config):
+    with open_workspace(workspace, write=True) as (store, config):
         champion = Registry(store).champion
         if model is None and champion is None:
             raise UserError("there is no champion yet", fix="posttrain run, or name a --model")
@@ -31,7 +32,7 @@ def evaluate(
             raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
         check_suites(config, workspace)
         with store.lock():
-            turn = Turn(store, config, len(store.metadata.rounds()), in_round=False)
+            turn = RoundContext(store, config, len(store.metadata.rounds()), in_round=False)
             evaluation = measure(turn, id, collect(turn).test, full=full)
     metrics = evaluation.meta["metrics"]
     if json:

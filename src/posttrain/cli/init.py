@@ -1,13 +1,17 @@
-"""``posttrain init``: a workspace with a commented config."""
+"""``posttrain init`` and ``posttrain demo``: make a workspace, empty or with the bundled task."""
 
+import time
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.shared import console
-from posttrain.loop.config import CONFIG_FILE, Config, read_yaml
+from posttrain.cli.output import console
+from posttrain.cli.run import print_rounds
+from posttrain.cli.workspace import open_workspace
+from posttrain.loop.config import Config, read_yaml
+from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, write_atomically
 from posttrain.store.workspace import Workspace
@@ -32,14 +36,14 @@ def init(
     Workspace.create(directory).close()
     write_atomically(config, source.read_bytes())
     console.print(
-        f"made {directory}; put {', '.join(_named_files(config))} in it as {CONFIG_FILE} says, "
+        f"made {directory}; put {', '.join(_required_files(config))} in it as {CONFIG_FILE} says, "
         f"then: posttrain run -w {directory}",
         markup=False,
         soft_wrap=True,
     )
 
 
-def _named_files(config: Path) -> list[str]:
+def _required_files(config: Path) -> list[str]:
     values = Config.read(read_yaml(config), CONFIG_FILE)
     labels = [values.task.labels] if isinstance(values.task.labels, str) else []
     return [*labels, *values.data.files]
@@ -48,3 +52,37 @@ def _named_files(config: Path) -> list[str]:
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
     app.command()(init)
+
+
+def demo(
+    dir: Annotated[Path, typer.Option("--dir", help="The demo's workspace.")] = Path("demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model; about a minute.")] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Your own labelled file in place of the bundled task.")
+    ] = None,
+) -> None:
+    """The whole loop on a bundled task: label a little, train, deploy only what is better."""
+    from posttrain.demo.workspace import prepare_workspace
+    from posttrain.loop.loop import Loop
+    from posttrain.web.report import write_report
+    from posttrain.web.report_reader import read_report
+
+    start = time.monotonic()
+    prepare_workspace(dir, quick=quick, data=data)
+    with open_workspace(dir, write=True) as (store, config):
+        waiting = Loop(store, config).run()
+        print_rounds(store, config)
+        report = dir / "report.html"
+        write_report(read_report(store, config), report)
+    lines = [
+        f"waiting for {waiting}" if waiting else f"done in {time.monotonic() - start:.0f} s",
+        f"report: {report}",
+        f"champion: {dir}/.posttrain/champion (Hugging Face layout)",
+        f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",
+    ]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def add_demo(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(demo)

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.loop.label_batches import export_batch, import_batch, label_reports
 
 app = typer.Typer(name="label", help="Batches out, labels in.", no_args_is_help=True)
@@ -14,10 +15,10 @@ app = typer.Typer(name="label", help="Batches out, labels in.", no_args_is_help=
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="CSV file to write.")],
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Write the batch that the loop waits for, to be filled in elsewhere."""
-    with opened(workspace) as (store, config):
+    with open_workspace(workspace) as (store, config):
         count = export_batch(store, config, file)
     console.print(
         f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}",
@@ -28,10 +29,10 @@ def export(
 @app.command(name="import")
 def import_(
     file: Annotated[Path, typer.Argument(help="The filled CSV file.")],
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Take a filled batch in; the next run goes on with it."""
-    with opened(workspace, write=True) as (store, config):
+    with open_workspace(workspace, write=True) as (store, config):
         filled, asked = import_batch(store, config, file)
     console.print(
         f"{filled} of {asked} labels are in" + ("; now: posttrain run" if filled == asked else ""),
@@ -40,9 +41,9 @@ def import_(
 
 
 @app.command()
-def report(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
+def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
     """Counts, annotators and agreement with the model, by round."""
-    with opened(workspace, checked=False) as (store, _):
+    with open_workspace(workspace, checked=False) as (store, _):
         reports = label_reports(store)
     if json:
         print_json(reports)

@@ -9,39 +9,41 @@ import typer
 from typer.exceptions import TyperException
 
 from posttrain import __version__
-from posttrain.cli.shared import errors, setup_logging
-from posttrain.cli.verbs import Verb, VerbGroup
+from posttrain.cli.output import error_console, setup_logging
+from posttrain.cli.verbs import LazyGroup, LazyVerb
 from posttrain.store.errors import UserError, WorkError
 
 
-class _Verbs(VerbGroup):
+class _Verbs(LazyGroup):
     verbs: ClassVar = {
-        "demo": Verb(
-            "posttrain.cli.demo",
+        "demo": LazyVerb(
+            "posttrain.cli.init",
             "The whole loop on a bundled task: label a little, train, deploy only what is better.",
         ),
-        "init": Verb("posttrain.cli.init", "Make a workspace with a commented posttrain.yaml."),
-        "run": Verb("posttrain.cli.run", "Turn the loop; goes on where it stopped."),
-        "status": Verb("posttrain.cli.status", "Where the loop stands and what it waits for."),
-        "show": Verb("posttrain.cli.show", "Any artifact, run, round or record, with its lineage."),
-        "report": Verb("posttrain.cli.report", "Write one self-contained HTML page that works offline."),
-        "serve": Verb(
+        "init": LazyVerb("posttrain.cli.init", "Make a workspace with a commented posttrain.yaml."),
+        "run": LazyVerb("posttrain.cli.run", "Turn the loop; goes on where it stopped."),
+        "status": LazyVerb("posttrain.cli.run", "Where the loop stands and what it waits for."),
+        "show": LazyVerb("posttrain.cli.show", "Any artifact, run, round or record, with its lineage."),
+        "report": LazyVerb("posttrain.cli.report", "Write one self-contained HTML page that works offline."),
+        "serve": LazyVerb(
             "posttrain.cli.serve",
             "Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token.",
         ),
-        "select": Verb(
+        "select": LazyVerb(
             "posttrain.cli.select",
             "Choose records of the pool that are worth a label, by the present champion; labels nothing.",
         ),
-        "train": Verb("posttrain.cli.train", "Train a model on a file or a dataset version; what was stopped goes on."),
-        "plan": Verb(
+        "train": LazyVerb(
+            "posttrain.cli.train", "Train a model on a file or a dataset version; what was stopped goes on."
+        ),
+        "plan": LazyVerb(
             "posttrain.cli.plan", "Memory, micro-batch and time of a training, from the model's config alone."
         ),
-        "eval": Verb("posttrain.cli.evaluate", "Measure a model on the suites of the config."),
-        "config": Verb("posttrain.cli.config", "Show or check posttrain.yaml."),
-        "data": Verb("posttrain.cli.data", "Records and dataset versions."),
-        "label": Verb("posttrain.cli.label", "Batches out, labels in."),
-        "models": Verb("posttrain.cli.models", "The model registry."),
+        "eval": LazyVerb("posttrain.cli.evaluate", "Measure a model on the suites of the config."),
+        "config": LazyVerb("posttrain.cli.config", "Show or check posttrain.yaml."),
+        "data": LazyVerb("posttrain.cli.data", "Records and dataset versions."),
+        "label": LazyVerb("posttrain.cli.label", "Batches out, labels in."),
+        "models": LazyVerb("posttrain.cli.models", "The model registry."),
     }
 
 
@@ -80,11 +82,11 @@ def _run(arguments: list[str]) -> int:
     try:
         code = int(app(arguments, standalone_mode=False) or 0)
         if code == _INTERRUPTED:  # which typer has made of Ctrl-C
-            errors.print("stopped; the same command goes on from here")
+            error_console.print("stopped; the same command goes on from here")
         return code
     except TyperException as error:
         if line := " ".join(error.format_message().split()):  # empty where help was printed instead
-            errors.print(f"posttrain: {line}", markup=False, style="red", soft_wrap=True)
+            error_console.print(f"posttrain: {line}", markup=False, style="red", soft_wrap=True)
         return 2
     except typer.Abort:
         return _INTERRUPTED
@@ -101,5 +103,5 @@ def _fail(error: Exception, code: int, arguments: list[str], before: str = "", a
         traceback.print_exception(error)
     else:
         line = " ".join(str(error).split())
-        errors.print(f"posttrain: {before}{line}{after}", markup=False, style="red", soft_wrap=True)
+        error_console.print(f"posttrain: {before}{line}{after}", markup=False, style="red", soft_wrap=True)
     return code

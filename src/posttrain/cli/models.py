@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.output import JsonOption, console, print_json, print_table
 from posttrain.cli.show import show as show_anything
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.loop.registry import Registry
 from posttrain.store.errors import UserError
-from posttrain.store.files import remove_tree, writing
+from posttrain.store.files import disk_errors, remove_tree
 from posttrain.store.workspace import Workspace
 
 app = typer.Typer(name="models", help="The model registry.", no_args_is_help=True)
@@ -19,9 +20,9 @@ Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one
 
 
 @app.command(name="list")
-def list_models(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
+def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
     """All models, with the round that made them and where they were deployed."""
-    with opened(workspace, checked=False) as (store, _):
+    with open_workspace(workspace, checked=False) as (store, _):
         champion = Registry(store).champion
         candidates = {entry.candidate: entry for entry in store.metadata.rounds() if entry.candidate}
         rows: list[dict[str, Any]] = []
@@ -55,7 +56,7 @@ def list_models(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> 
 
 
 @app.command()
-def show(model: Model, workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
+def show(model: Model, workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
     """A model and its lineage down to its training records."""
     show_anything(model, workspace, json)
 
@@ -63,22 +64,22 @@ def show(model: Model, workspace: WorkspaceOption = HERE, json: JsonOption = Fal
 @app.command()
 def promote(
     model: Model,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
 ) -> None:
     """Make a model the champion, past the gate."""
-    with opened(workspace, write=True, checked=False) as (store, config):
+    with open_workspace(workspace, write=True, checked=False) as (store, config):
         deployment = Registry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
         console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
 
 
 @app.command()
 def rollback(
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
 ) -> None:
     """Put the champion before the present one back in service, at once."""
-    with opened(workspace, write=True, checked=False) as (store, config):
+    with open_workspace(workspace, write=True, checked=False) as (store, config):
         deployment = Registry(store, config.deploy).rollback(reason)
         console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
 
@@ -87,15 +88,15 @@ def rollback(
 def export(
     model: Model,
     directory: Annotated[Path, typer.Argument(help="A new folder.")],
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Copy a model, in Hugging Face layout, into a new folder."""
-    with opened(workspace, checked=False) as (store, _):
+    with open_workspace(workspace, checked=False) as (store, _):
         source = store.artifacts.path(_resolve(store, model))
         if directory.exists():
             raise UserError("the folder exists already", where=str(directory), fix="remove it or name another")
         partial = directory.with_name(f".{directory.name}.partial")
-        with writing(directory):
+        with disk_errors(directory):
             remove_tree(partial)
             shutil.copytree(source, partial, ignore=shutil.ignore_patterns("manifest.json"))
             partial.rename(directory)

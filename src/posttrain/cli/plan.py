@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.settings import (
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.train_options import (
     ConfigOption,
     DataOption,
     ModelOption,
@@ -14,7 +15,7 @@ from posttrain.cli.settings import (
     read_records,
     read_settings,
 )
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption
 from posttrain.models.sources import locate
 
 _GIB = 2**30
@@ -35,16 +36,16 @@ def plan(
     ] = None,
     mfu: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of that peak which training reaches.")] = 0.3,
     json: JsonOption = False,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Memory, micro-batch and time of a training, from the model's config alone."""
     settings = read_settings(config, {"model": model, "data": data, "train.objective": objective}, set or [], plan=True)
     source = locate(settings.model, Path(), weights=False)
-    from posttrain.cli.forecast import Machine, forecast
+    from posttrain.train.plan import Machine, plan_training
 
     machine = Machine.of(device, None if device_memory is None else int(device_memory * _GIB), peak, mfu)
     records = read_records(settings, workspace).records if settings.data else None
-    found = forecast(settings, source, records, machine)
+    found = plan_training(settings, source, records, machine)
     if json:
         print_json(found)
     else:

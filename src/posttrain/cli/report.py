@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.shared import HERE, WorkspaceOption, console, opened
+from posttrain.cli.output import console
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
 
 
@@ -14,7 +15,7 @@ def report(
     training: Annotated[
         Path | None, typer.Option(help="A folder that `posttrain train --out` wrote: the page of that training.")
     ] = None,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Write one self-contained HTML page that works offline."""
     if not out.absolute().parent.is_dir():
@@ -29,26 +30,25 @@ def report(
 
 
 def _of_training(folder: Path, out: Path) -> None:
-    from posttrain.web.gather_training import training_of_folder
     from posttrain.web.report import write_training
+    from posttrain.web.training import read_training_folder
 
     if out.suffix == ".svg":
         raise UserError("the page of a training is HTML", where=str(out), fix="name a file that ends in .html")
-    write_training(training_of_folder(folder), out)
+    write_training(read_training_folder(folder), out)
 
 
 def _of_workspace(workspace: Path, out: Path) -> None:
     from posttrain.store.files import write_atomically
-    from posttrain.web.figures import learning_curve_svg
-    from posttrain.web.gather import gather
-    from posttrain.web.report import write
+    from posttrain.web.report import learning_curve_svg, write_report
+    from posttrain.web.report_reader import read_report
 
-    with opened(workspace) as (store, config):
-        gathered = gather(store, config)
+    with open_workspace(workspace) as (store, config):
+        gathered = read_report(store, config)
     if out.suffix == ".svg":
         write_atomically(out, learning_curve_svg(gathered).encode())
     else:
-        write(gathered, out)
+        write_report(gathered, out)
 
 
 def add_to(app: typer.Typer) -> None:

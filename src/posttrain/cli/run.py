@@ -1,15 +1,20 @@
-"""``posttrain run``: turn the loop."""
+"""``posttrain run`` and ``posttrain status``: run the loop, and show where it stands."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.shared import HERE, WorkspaceOption, console, opened
-from posttrain.cli.status import print_rounds
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.inspect.status import status as loop_status
+from posttrain.loop.config import Config
+from posttrain.store.workspace import Workspace
+
+_MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "perplexity", "latency_p50")
 
 
 def run(
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     rounds: Annotated[
         int | None, typer.Option(min=0, help="Number of the last round; the config's by default.")
     ] = None,
@@ -20,10 +25,10 @@ def run(
     ] = None,
 ) -> None:
     """Turn the loop; goes on where it stopped."""
-    from posttrain.loop.baseline import check_baseline, run_baseline
+    from posttrain.inspect.baseline import check_baseline, run_baseline
     from posttrain.loop.loop import Loop
 
-    with opened(workspace, write=True) as (store, config):
+    with open_workspace(workspace, write=True) as (store, config):
         if baseline:
             check_baseline(config, baseline)
         waiting = Loop(store, config).run(rounds, until, urgent)
@@ -38,3 +43,55 @@ def run(
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
     app.command()(run)
+
+
+def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
+    """Where the loop stands and what it waits for."""
+    with open_workspace(workspace, checked=False) as (store, config):
+        state = loop_status(store, config)
+        if json:
+            print_json(state)
+            return
+        print_rounds(store, config)
+        champion = state["champion"]
+        console.print(
+            f"champion: {champion['id']} of round {champion['round']}, at {champion['path']}"
+            if champion
+            else "no champion yet",
+            markup=False,
+            soft_wrap=True,
+        )
+        if state["waiting"]:
+            console.print(f"waiting for {state['waiting']}", markup=False, soft_wrap=True)
+
+
+def print_rounds(store: Workspace, config: Config) -> None:
+    """The table of rounds, and the champion's figures on all test records."""
+    state = loop_status(store, config)
+    rounds = state["rounds"]
+    names = list(next((entry["metrics"] for entry in rounds if entry["metrics"]), {}))
+    shown = [name for name in names if name in _MAIN_METRICS] or names[:3]
+    rows = [_round_row(entry, shown) for entry in rounds]
+    print_table("", ["round", "labels", *shown, "decision", "seconds"], rows)
+    if state["final"]:
+        figures = ", ".join(
+            f"{name} {state['final']['metrics'][name]:.3f}" for name in shown if name in state["final"]["metrics"]
+        )
+        console.print(f"champion on all test records: {figures}", markup=False)
+
+
+def _round_row(entry: dict[str, Any], shown: list[str]) -> list[Any]:
+    seconds = round(entry["seconds"]) if entry["seconds"] is not None else None
+    decision = entry["decision"] or entry["status"]
+    return [
+        entry["round"],
+        entry["labels"],
+        *[entry["metrics"].get(name) for name in shown],
+        decision,
+        seconds,
+    ]
+
+
+def add_status(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(status)

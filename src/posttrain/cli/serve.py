@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.data.stored import opened_store
-from posttrain.cli.shared import HERE, WorkspaceOption, console
-from posttrain.loop.config import CONFIG_FILE, read_config
+from posttrain.cli.output import console
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
+from posttrain.loop.config import read_config
+from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
 
 TOKEN_VARIABLE = "POSTTRAIN_TOKEN"
@@ -17,7 +18,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8600,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token.
 
@@ -35,13 +36,13 @@ def serve(
     except ImportError as error:
         what = f"a package of the server is not installed ({error.name})"
         raise UserError(what, fix="pip install 'posttrain[serve]'") from None
-    from posttrain.data.collecting.inbox import Inbox
+    from posttrain.data.feedback.inbox import Inbox
 
     if not workspace.is_dir():
         raise UserError("there is no such folder", where=str(workspace), fix="make it first")
     configured = (workspace / CONFIG_FILE).is_file()
     labels = read_config(workspace).task.with_labels_from(workspace).label_set if configured else ()
-    with opened_store(workspace, write=True) as store:
+    with open_store(workspace, write=True) as store:
         home = store.home
     with Inbox(home / "inbox") as inbox:
         run(feedback_app(inbox, token=token, labels=labels), host, port, _announce)

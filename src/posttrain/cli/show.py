@@ -4,17 +4,18 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
-from posttrain.loop.show import show as find
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
+from posttrain.inspect.show import show as find
 
 
 def show(
     id: Annotated[str, typer.Argument(help="An artifact, run, round, record, name@vN, or `champion`.")],
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """Any artifact, run, round or record, with its lineage."""
-    with opened(workspace, checked=False) as (store, _):
+    with open_workspace(workspace, checked=False) as (store, _):
         found = find(store, id)
     if json:
         print_json(found)

@@ -1,18 +1,20 @@
-"""``posttrain train``: train a model on a file, outside of a workspace's loop."""
+"""``posttrain train``: train a model on a file or a dataset version, outside of a workspace's loop."""
 
+import itertools
 import logging
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
+from rich.text import Text
 
-from posttrain.cli.data.stored import opened_store
-from posttrain.cli.settings import (
+from posttrain.cli.output import console
+from posttrain.cli.train_options import (
     ConfigOption,
     DataOption,
     ModelOption,
@@ -21,16 +23,26 @@ from posttrain.cli.settings import (
     read_records,
     read_settings,
 )
-from posttrain.cli.shared import HERE, WorkspaceOption, console
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
+from posttrain.models.chat import TokenizedExample
 from posttrain.models.sources import fetch_once, locate
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
-from posttrain.train.alone import CONFIG, METRICS, AloneConfig, train_alone
+from posttrain.train.data.compatibility import check_template
+from posttrain.train.data.encoding import encode, load_encoder
+from posttrain.train.objectives.build import record_shape, supervised_unit
+from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.standalone import CONFIG, METRICS, TrainJobConfig, train_standalone
 
 log = logging.getLogger("posttrain")
 
 _STAGE = "train alone"
+
 _LOSSES = ("first_loss", "last_loss")
+
+_TOKEN_STYLES = {"trained": "bold green", "context": "dim", "cut off": "red strike"}
+
+_READ_FOR = {"reward": "read to its end for one reward", "classes": "read to its end for its class"}
 
 
 def train(
@@ -51,7 +63,7 @@ def train(
     autotune_seconds: Annotated[
         float | None, typer.Option(min=10, help="What --autotune may take, 300 unless given.")
     ] = None,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Train a model on a file or a dataset version; what was stopped goes on."""
     given = {"model": model, "data": data, "train.objective": objective, "train.profile.steps": 3 if profile else None}
@@ -64,7 +76,7 @@ def train(
     given_records = read_records(settings, workspace)
     records = given_records.records
     if inspect is not None:
-        from posttrain.cli.inspect import print_examples
+        pass
 
         print_examples(settings, source, records.slice(0, inspect))
         return
@@ -73,8 +85,8 @@ def train(
     if autotune:
         _tune(out, settings, records, partial(fetch_once, source), autotune_seconds or 300.0)
         return
-    with _recorded(workspace, given_records.version, settings, out):
-        summary = train_alone(out, settings, records, partial(fetch_once, source), fork=fork)
+    with _track_run(workspace, given_records.version, settings, out):
+        summary = train_standalone(out, settings, records, partial(fetch_once, source), fork=fork)
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
     console.print(
         f"{summary['steps']} steps, loss {first} to {last}\nmodel: {out}   steps: {out / METRICS}",
@@ -85,7 +97,7 @@ def train(
 
 
 @contextmanager
-def _recorded(workspace: Path, version: str | None, settings: AloneConfig, out: Path) -> Iterator[None]:
+def _track_run(workspace: Path, version: str | None, settings: TrainJobConfig, out: Path) -> Iterator[None]:
     """Record that a model learns from a dataset version, which `posttrain data gc` keeps from then on."""
     if version is None:
         yield
@@ -94,7 +106,7 @@ def _recorded(workspace: Path, version: str | None, settings: AloneConfig, out: 
     key = digest({"stage": _STAGE, "dataset": version, "out": place})
     config = {**settings.model_dump(mode="json"), "out": place}
     try:
-        with opened_store(workspace, write=True) as store:
+        with open_store(workspace, write=True) as store:
             run = store.metadata.start_run(_STAGE, key, seed=settings.seed, config=config, inputs={"dataset": version})
     except UserError as error:
         log.warning("that the version was trained on is not recorded: %s", error)
@@ -103,21 +115,23 @@ def _recorded(workspace: Path, version: str | None, settings: AloneConfig, out: 
     try:
         yield
     except BaseException as error:
-        with opened_store(workspace, write=True) as store:
+        with open_store(workspace, write=True) as store:
             store.metadata.fail_run(run.id, f"{type(error).__name__}: {error}")
         raise
-    with opened_store(workspace, write=True) as store:
+    with open_store(workspace, write=True) as store:
         store.metadata.finish_run(run.id)
 
 
-def _tune(out: Path, settings: AloneConfig, records: pa.Table, fetch: Callable[[Path], Path], seconds: float) -> None:
-    from posttrain.train.autotune import changes, tune
+def _tune(
+    out: Path, settings: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path], seconds: float
+) -> None:
+    from posttrain.train.autotune import as_overrides, autotune_settings
 
-    tuned = tune(out, settings, records, fetch, seconds)
+    tuned = autotune_settings(out, settings, records, fetch, seconds)
     before = f"{tuned.before:,.0f}" if tuned.before else "none that could be measured"
     lines = [
         f"{tuned.after:,.0f} tokens/s, before {before}; trials: {len(tuned.trials)}",
-        *(f"  --set {change}" for change in changes(tuned)),
+        *(f"  --set {change}" for change in as_overrides(tuned)),
         shlex.join(["posttrain", "train", "--config", str(out / CONFIG), "--out", str(out)]),
     ]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
@@ -126,3 +140,37 @@ def _tune(out: Path, settings: AloneConfig, records: pa.Table, fetch: Callable[[
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
     app.command()(train)
+
+
+def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> None:
+    """Print every record's sequences: what is trained, what is context, and what is cut off.
+
+    Where a whole text has one result, such as a reward, no token is trained, and the title says what it is read for.
+    """
+    result = _READ_FOR.get(OBJECTIVES[config.train.objective].output)
+    encoder = load_encoder(source, config.task)
+    shape, limit = record_shape(config.train, records), config.train.max_length
+    check_template(encoder.chat)
+    encode(encoder, records, limit, shape)  # says what is wrong with them
+    whole, _ = encode(encoder, records, max(limit, 1 << 30), shape)
+    for number, (unit, record) in enumerate(zip(whole, records["id"].to_pylist(), strict=True), 1):
+        learned = supervised_unit(config.train, unit)
+        sides = ("chosen", "rejected") if shape == "pair" else ("",)
+        for side, sequence, before in zip(sides, learned, unit, strict=True):
+            title = f"{number} {side}".rstrip()
+            use = result or f"{sum(sequence.supervised)} trained"
+            console.rule(f"{title}  {record}  {len(sequence.ids)} tokens, {use}", align="left")
+            cut = max(0, len(before.ids) - limit)  # a class has a token behind the text, which counts
+            console.print(_coloured_tokens(encoder.chat.tokenizer, sequence, cut), soft_wrap=True)
+
+
+def _coloured_tokens(tokenizer: Any, sequence: TokenizedExample, cut: int) -> Text:
+    kinds = ["cut off" if at < cut else "trained" if on else "context" for at, on in enumerate(sequence.supervised)]
+    text = Text()
+    for kind, run in itertools.groupby(zip(kinds, sequence.ids, strict=True), key=lambda pair: pair[0]):
+        words = tokenizer.decode([token for _, token in run])
+        if not console.is_terminal:
+            text.append(f"[{kind}] ")
+            words += "\n"
+        text.append(words, _TOKEN_STYLES[kind])
+    return text

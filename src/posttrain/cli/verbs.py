@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 
-class Verb(NamedTuple):
+class LazyVerb(NamedTuple):
     """Where a verb lives, and its line in the list of verbs.
 
     Args:
@@ -20,10 +20,10 @@ class Verb(NamedTuple):
     help: str
 
 
-class VerbGroup(TyperGroup):
+class LazyGroup(TyperGroup):
     """A group of ``verbs``, by their names and in their order."""
 
-    verbs: ClassVar[dict[str, Verb]] = {}
+    verbs: ClassVar[dict[str, LazyVerb]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

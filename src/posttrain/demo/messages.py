@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data.augment.typing_mistakes import add_typo
+from posttrain.data.augment.typos import add_typo
 from posttrain.demo.phrases import compose, load_phrases, words
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, writing
+from posttrain.store.files import disk_errors, make_folder
 
 EXACT_DUPLICATES = 0.04
 NEAR_DUPLICATES = 0.04
@@ -32,7 +32,7 @@ _ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
-class Generated:
+class DemoData:
     """A pool to label and a test split.
 
     ``pool`` and ``test`` hold rows of text, intent and customer; the pool's intent is the oracle's answer,
@@ -71,7 +71,7 @@ def similarity(left: str, right: str) -> float:
     return len(a & b) / len(a | b)
 
 
-def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> Generated:
+def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
     """Make a pool of ``pool`` rows and a test split of ``test`` rows; the same arguments give the same rows.
 
     Intents follow a Zipf-like law. Pool and test share no customer and no message, planted leaks aside.
@@ -90,8 +90,8 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> Generated:
         "leaked_near": min(round(LEAKED_NEAR * pool), test // 2),
     }
     originals = pool - sum(counts.values())
-    maker = _Maker(rng)
-    wanted = [*_shares(test, rng), *_shares(originals, rng)]
+    maker = _MessageGenerator(rng)
+    wanted = [*_intent_sequence(test, rng), *_intent_sequence(originals, rng)]
     made = [{"text": maker.message(intent), "intent": intent} for intent in wanted]
     _add_customers(made[:test], made[test:], rng)
     test_rows, rows = made[:test], made[test:]
@@ -120,10 +120,10 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> Generated:
     planted_rows["wrong_labels"] = [new for new, old in enumerate(order) if int(old) in wrong]
     mistyped = {at for at in range(originals) if rows[at]["text"] in maker.mistyped}
     planted_rows["typos"] = [new for new, old in enumerate(order) if int(old) in mistyped]
-    return Generated([rows[old] for old in order], test_rows, planted_rows)
+    return DemoData([rows[old] for old in order], test_rows, planted_rows)
 
 
-def write(folder: Path, generated: Generated) -> None:
+def write_demo_data(folder: Path, generated: DemoData) -> None:
     """Write ``pool.csv`` (text, customer), ``answers.csv`` (text, intent: what the oracle knows, one row a
     text), ``test.csv`` (text, intent, customer) and ``labels.txt`` into the folder.
 
@@ -132,7 +132,7 @@ def write(folder: Path, generated: Generated) -> None:
     """
     answers = {row["text"]: row for row in generated.pool}
     make_folder(folder)
-    with writing(folder):
+    with disk_errors(folder):
         write_csv(folder / "pool.csv", ["text", "customer"], generated.pool)
         write_csv(folder / "answers.csv", ["text", "intent"], answers.values())
         write_csv(folder / "test.csv", ["text", "intent", "customer"], generated.test)
@@ -147,7 +147,7 @@ def write_csv(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) ->
         writer.writerows(rows)
 
 
-class _Maker:
+class _MessageGenerator:
     """Makes messages, none of which is like another."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -204,7 +204,7 @@ class _Maker:
         return text
 
 
-def _shares(total: int, rng: np.random.Generator) -> list[str]:
+def _intent_sequence(total: int, rng: np.random.Generator) -> list[str]:
     """``total`` intents in random order, that of rank r (from 1) in proportion to 1 / (r + 4), rounded."""
     ranked = list(load_phrases().intents)
     weights = 1 / (np.arange(len(ranked)) + 5)

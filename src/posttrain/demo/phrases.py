@@ -1,5 +1,6 @@
-"""What customers say: the phrases of ``phrases.yaml``, and a message made of them."""
+"""Phrases with alternatives, ``phrases.yaml`` that holds them, and a message made of them."""
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -8,12 +9,34 @@ from importlib.resources import files
 import numpy as np
 import yaml
 
-from posttrain.demo.grammar import Phrase, parse
-
 SHORTEST, LONGEST = 8, 25
 """Words in a message."""
 
 _SLOT = re.compile(r"\{(\w+)\}")
+
+_TOKEN = re.compile(r"[\[\]|]|[^\[\]|]+")
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """One alternative: text and choices, one after another."""
+
+    parts: tuple["str | Choice", ...]
+
+    def expand(self, rng: np.random.Generator) -> str:
+        """One of the phrase's texts; each choice is uniform. Slots stay as they are."""
+        return "".join(part if isinstance(part, str) else part.expand(rng) for part in self.parts)
+
+    def count(self) -> int:
+        """How many ways there are to expand the phrase, slots left alone."""
+        return math.prod(1 if isinstance(part, str) else part.count() for part in self.parts)
+
+    def texts(self) -> list[str]:
+        """Every literal piece of text in the phrase, slots included."""
+        pieces = []
+        for part in self.parts:
+            pieces += [part] if isinstance(part, str) else [t for o in part.options for t in o.texts()]
+        return pieces
 
 
 @dataclass(frozen=True)
@@ -53,26 +76,26 @@ def load_phrases() -> Phrases:
 
 
 def _lines(text: str) -> list[Phrase]:
-    return [parse(line) for line in text.splitlines() if line.strip()]
+    return [parse_phrase(line) for line in text.splitlines() if line.strip()]
 
 
 def compose(phrases: Phrases, intent: str, rng: np.random.Generator) -> str:
     """A message of 8 to 25 words with this intent, without typos."""
     while True:
         cores = phrases.intents[intent]
-        core = cores[rng.choice(len(cores), p=_commonness(len(cores)))].expand(rng).strip()
+        core = cores[rng.choice(len(cores), p=_phrase_weights(len(cores)))].expand(rng).strip()
         chance = rng.random(3)
         opening = _draw(phrases.openings, rng).strip() if chance[0] < 0.25 else ""
         context = _draw(phrases.contexts, rng).strip() if chance[1] < 0.25 else ""
         closing = _draw(phrases.closings, rng).strip() if chance[2] < 0.2 else ""
         sentences = [context, core] if rng.random() < 0.6 else [core, context]
         ended = [s if s[-1] in ".?!" else s + "." for s in [*sentences, closing] if s]
-        text = _fill(" ".join(filter(None, [opening, *ended])), phrases.slots, rng)
+        text = _fill_slots(" ".join(filter(None, [opening, *ended])), phrases.slots, rng)
         if SHORTEST <= len(text.split()) <= LONGEST:
-            return _style(text, rng)
+            return _vary_style(text, rng)
 
 
-def _commonness(count: int) -> np.ndarray:
+def _phrase_weights(count: int) -> np.ndarray:
     """Chances of an intent's phrases, float64 [count]: the first are what most people say."""
     weights: np.ndarray = (np.arange(count) + 1.0) ** -1.5
     return np.asarray(weights / weights.sum())
@@ -82,7 +105,7 @@ def _draw(group: list[Phrase], rng: np.random.Generator) -> str:
     return group[rng.integers(len(group))].expand(rng)
 
 
-def _fill(text: str, slots: dict[str, list[str]], rng: np.random.Generator) -> str:
+def _fill_slots(text: str, slots: dict[str, list[str]], rng: np.random.Generator) -> str:
     """Put values into the slots; a slot named twice has one value throughout the message."""
     values = {name: str(rng.choice(choices)) for name, choices in slots.items()}
     values |= {
@@ -104,10 +127,60 @@ def _plural(item: str) -> str:
     return item + ("es" if item.endswith("ch") else "s")
 
 
-def _style(text: str, rng: np.random.Generator) -> str:
+def _vary_style(text: str, rng: np.random.Generator) -> str:
     """How people type: with capitals or all in lower case, with a full stop at the end or without."""
     if rng.random() < 0.2:
         text = text.casefold()
     else:
         text = re.sub(r"(^|[.?!] )([a-z])", lambda start: start[1] + start[2].upper(), text)
     return text.rstrip(".") if rng.random() < 0.3 else text
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Alternatives, one of which is taken."""
+
+    options: tuple[Phrase, ...]
+
+    def expand(self, rng: np.random.Generator) -> str:
+        return self.options[rng.integers(len(self.options))].expand(rng)
+
+    def count(self) -> int:
+        return sum(option.count() for option in self.options)
+
+
+def parse_phrase(line: str) -> Phrase:
+    """Read one phrase.
+
+    Raises:
+        ValueError: a bracket that is not closed, or a ``|`` or ``]`` outside brackets.
+    """
+    tokens = _TOKEN.findall(line)
+    phrase, used = _parse_phrase(tokens, 0)
+    if used < len(tokens):
+        raise ValueError(f"`{tokens[used]}` outside brackets in: {line}")
+    return phrase
+
+
+def _parse_phrase(tokens: list[str], at: int) -> tuple[Phrase, int]:
+    parts: list[str | Choice] = []
+    while at < len(tokens) and tokens[at] not in "|]":
+        if tokens[at] == "[":
+            choice, at = _parse_choice(tokens, at + 1)
+            parts.append(choice)
+        else:
+            parts.append(tokens[at])
+            at += 1
+    return Phrase(tuple(parts)), at
+
+
+def _parse_choice(tokens: list[str], at: int) -> tuple[Choice, int]:
+    options = []
+    while True:
+        option, at = _parse_phrase(tokens, at)
+        options.append(option)
+        if at == len(tokens):
+            raise ValueError(f"a bracket is not closed in: {''.join(tokens)}")
+        at += 1
+        if tokens[at - 1] == "]":
+            return Choice(tuple(options)), at

@@ -4,15 +4,15 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.reading.files import rows, uniform
-from posttrain.data.reading.problem import Problem
+from posttrain.data.config import DataConfig
+from posttrain.data.reading.formats import has_fixed_columns, read_rows
+from posttrain.data.reading.rows import Problem
 from posttrain.data.reading.shapes import shape_of
-from posttrain.data.sets.config import DataConfig
-from posttrain.data.sets.pipeline import build_pool_and_test
-from posttrain.demo.messages import generate, write, write_csv
-from posttrain.loop.config import CONFIG_FILE
+from posttrain.data.sets.pool_and_test import build_pool_and_test
+from posttrain.demo.messages import generate, write_csv, write_demo_data
+from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, write_atomically, writing
+from posttrain.store.files import disk_errors, make_folder, write_atomically
 from posttrain.store.hashing import file_digest
 from posttrain.store.workspace import Workspace
 
@@ -75,7 +75,7 @@ _QUICK = _FULL | {
 }
 
 
-def prepare(folder: Path, *, quick: bool, data: Path | None) -> None:
+def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
     """Make the demo's workspace, or leave the one that is there, so that a killed demo goes on.
 
     Raises:
@@ -94,17 +94,17 @@ def prepare(folder: Path, *, quick: bool, data: Path | None) -> None:
             raise UserError("another workspace is here", where=str(folder), fix="name another folder with --dir")
         Workspace.create(folder).close()
         return
-    own = _own_rows(data) if data else None
+    own = _read_own_rows(data) if data else None
     make_folder(folder)
     Workspace.create(folder).close()
     if own is None:
-        write(folder, generate(**settings["messages"]))
+        write_demo_data(folder, generate(**settings["messages"]))
     else:
         _write_own(folder, own)
     write_atomically(path, config)  # last: with it the workspace is complete
 
 
-def _own_rows(file: Path) -> list[dict[str, str]]:
+def _read_own_rows(file: Path) -> list[dict[str, str]]:
     """The user's records as text and intent."""
     built = build_pool_and_test(
         DataConfig(labelled=[str(file.absolute())], test=0.25, columns=_columns(file)), Path("/")
@@ -121,7 +121,7 @@ def _own_rows(file: Path) -> list[dict[str, str]]:
 
 def _columns(file: Path) -> dict[str, str] | None:
     """Which columns hold the text and the label; None for shapes whose answers the reader finds by itself."""
-    first = next(rows(file, str(file)), None)
+    first = next(read_rows(file, str(file)), None)
     if first is None:
         return None  # the reader says that the file is empty
     if isinstance(first, Problem):
@@ -136,7 +136,7 @@ def _columns(file: Path) -> dict[str, str] | None:
     if prompt is None or label is None:
         raise UserError(
             f"cannot tell text and label apart in the columns {', '.join(header)}",
-            where=f"{file}:{1 if uniform(file) else first.line}",
+            where=f"{file}:{1 if has_fixed_columns(file) else first.line}",
             fix="call them `text` and `label`",
         )
     return {"prompt": prompt, "completion": label}
@@ -147,7 +147,7 @@ def _write_own(folder: Path, own: list[dict[str, str]]) -> None:
     labels = sorted({row["intent"] for row in own})
     test = [row for row in own if _held_out(row["text"])]
     pool = [row for row in own if not _held_out(row["text"])]
-    with writing(folder):
+    with disk_errors(folder):
         write_csv(folder / "pool.csv", ["text"], pool)
         write_csv(folder / "answers.csv", ["text", "intent"], pool)
         write_csv(folder / "test.csv", ["text", "intent"], test)

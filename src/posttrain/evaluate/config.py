@@ -86,7 +86,7 @@ class EvaluateConfig(Section):
     @field_validator("suites")
     @classmethod
     def _names_fit(cls, suites: dict[str, SuiteConfig]) -> dict[str, SuiteConfig]:
-        from posttrain.evaluate.names import RESERVED
+        from posttrain.evaluate.metric_names import RESERVED
 
         if not suites:
             raise ValueError("at least one suite is needed")
@@ -102,4 +102,6 @@ class EvaluateConfig(Section):
         for name, suite in self.suites.items():
             if suite.scorer == "label_likelihood" and not has_labels:
                 where = f"evaluate.suites.{name}.scorer"
-                raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")
+                raise UserError(
+                    "scorer label_likelihood needs a label set", where=where, fix="set `progress_bar.labels`"
+                )

@@ -11,7 +11,7 @@ import numpy as np
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import scorer_name
 from posttrain.models.task import Turns
-from posttrain.store.progress import task
+from posttrain.store.progress import progress_bar
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 Model = TypeVar("Model")
 
 PERCENTILES = {"latency_p50": 50, "latency_p90": 90, "latency_p99": 99}
-_STABLE = 0.02
+_TOLERANCE = 0.02
 _FULL_REPEATS = 1
-_CALM_REPEATS = 4
-_TAIL = 4  # slowest prompts of each model that are repeated further
+_STABLE_REPEATS = 4
+_SLOWEST = 4  # slowest prompts of each model that are repeated further
 
 
-def write_answer(lm: LanguageModel, prompt: Turns) -> None:
+def generate_answer(lm: LanguageModel, prompt: Turns) -> None:
     """One request that is answered by writing."""
     from posttrain.models.generate import generate
 
     generate(lm, [prompt])
 
 
-def pick_label(lm: LanguageModel, prompt: Turns) -> None:
+def predict_label(lm: LanguageModel, prompt: Turns) -> None:
     """One request that is answered with the most probable label of the task's closed set.
 
     Every label is scored, so that the time tells of the model's size and not of how sure it is of this prompt.
@@ -42,9 +42,9 @@ def pick_label(lm: LanguageModel, prompt: Turns) -> None:
     label_scores(lm, [prompt], lm.task.label_set, tolerance=0)
 
 
-def answer_of(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], None]:
+def answer_function(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], None]:
     """How one request is answered under a suite's scorer, for ``measure_latency``."""
-    return pick_label if scorer_name(suite, has_labels) == "label_likelihood" else write_answer
+    return predict_label if scorer_name(suite, has_labels) == "label_likelihood" else generate_answer
 
 
 def measure_latency(
@@ -72,7 +72,7 @@ def measure_latency(
         models: by name, such as ``{"candidate": ..., "champion": ...}``.
         prompts: P conversations.
         repeats: greatest number of A B B A repeats of a prompt.
-        answer: asks one model one prompt, as `answer_of` says.
+        answer: asks one model one prompt, as `answer_function` says.
         clock: seconds, monotonic.
 
     Returns:
@@ -85,17 +85,17 @@ def measure_latency(
     for model in models.values():
         answer(model, prompts[0])  # the first call pays for what later ones find ready
     tails: list[np.ndarray] = []
-    with task("timing answers", repeats * len(prompts), "prompts") as advance:
+    with progress_bar("timing answers", repeats * len(prompts), "prompts") as advance:
         for repeat in range(repeats):
             rows = range(len(prompts)) if repeat < _FULL_REPEATS else _slowest(best)
             for row in rows:
-                for name in _there_and_back(list(models), repeat + row):
+                for name in _counterbalanced(list(models), repeat + row):
                     start = clock()
                     answer(models[name], prompts[row])
                     best[name][row] = min(best[name][row], clock() - start)
             advance(len(prompts))
             tails.append(np.array([np.percentile(times, 99) for times in best.values()]))
-            if repeat >= _FULL_REPEATS and _stable(tails):
+            if repeat >= _FULL_REPEATS and _has_converged(tails):
                 break
     return {
         name: {
@@ -106,7 +106,7 @@ def measure_latency(
     }
 
 
-def _there_and_back(names: list[str], turn: int) -> Iterator[str]:
+def _counterbalanced(names: list[str], turn: int) -> Iterator[str]:
     """A B B A, and B A A B on every other turn, so that neither is always first."""
     order = names if turn % 2 == 0 else names[::-1]
     yield from order
@@ -115,14 +115,14 @@ def _there_and_back(names: list[str], turn: int) -> Iterator[str]:
 
 def _slowest(best: Mapping[str, np.ndarray]) -> list[int]:
     """The prompts that decide any model's 99th percentile, in their order."""
-    return sorted({int(row) for times in best.values() for row in np.argsort(-times, kind="stable")[:_TAIL]})
+    return sorted({int(row) for times in best.values() for row in np.argsort(-times, kind="stable")[:_SLOWEST]})
 
 
-def _stable(tails: list[np.ndarray]) -> bool:
+def _has_converged(tails: list[np.ndarray]) -> bool:
     """Whether the last repeats moved every tail, and every ratio of two tails, by less than 2%."""
-    if len(tails) <= _CALM_REPEATS:
+    if len(tails) <= _STABLE_REPEATS:
         return False
-    before, after = tails[-1 - _CALM_REPEATS], tails[-1]
+    before, after = tails[-1 - _STABLE_REPEATS], tails[-1]
     change = after / np.where(before > 0, before, 1.0)
     ratio_change = change[:, None] / np.where(change > 0, change, 1.0)[None, :]
-    return bool((np.abs(change - 1) < _STABLE).all() and (np.abs(ratio_change - 1) < _STABLE).all())
+    return bool((np.abs(change - 1) < _TOLERANCE).all() and (np.abs(ratio_change - 1) < _TOLERANCE).all())

@@ -1,19 +1,23 @@
-"""Run one suite: a model answers records, a scorer scores the answers."""
+"""Runs a suite: a model answers records, a scorer scores the answers; writes and reads the result as files."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from posttrain.evaluate import metrics
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.examples import Examples, examples, sample_records
-from posttrain.evaluate.scorers import SCORERS, Scored, Scorer, scorer_name
-from posttrain.evaluate.scorers.base import normalised
+from posttrain.evaluate.scorers import SCORERS, Scorer, ScorerOutput, scorer_name
+from posttrain.evaluate.scorers.base import Examples, normalise, read_examples, sample_records
+from posttrain.store.errors import WorkError
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -30,6 +34,10 @@ PREDICTIONS = pa.schema(
         pa.field("labels", pa.list_(pa.float32())),  # ln P(label | prompt) of the task's labels; null where unknown
     ]
 )
+
+_METRICS_FILE = "evaluation.json"
+
+_FIELDS = ("scorer", "main", "paired", "metrics", "counts", "per_class", "confusion")
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def run_suite(
             allowed set, or the scorer's function cannot be imported.
     """
     where = f"evaluate.suites.{name}"
-    found = examples(records if full else sample_records(records, suite.sample), where)
+    found = read_examples(records if full else sample_records(records, suite.sample), where)
     kind = scorer_name(suite, bool(lm.task.label_set))
     scorer = SCORERS[kind]
     if not scorer.plain_text:
@@ -86,11 +94,11 @@ def run_suite(
     counts: dict[str, float] = {
         "records": len(found),
         "offered": records.num_rows,
-        "score_sum": _total(scored.score),
+        "score_sum": _exact_sum(scored.score),
         "invalid": int((~scored.valid).sum()),
     }
     values = _metrics(scorer, scored, counts)
-    rows: list[metrics.ClassRow] = []
+    rows: list[metrics.ClassMetrics] = []
     confusion: list[dict[str, Any]] = []
     if lm.task.label_set and kind in ("exact_match", "label_likelihood"):
         expected, predicted = _labels(lm, found, scored, where)
@@ -105,18 +113,18 @@ def run_suite(
         counts=counts,
         per_class=[row.as_dict() for row in rows],
         confusion=confusion,
-        predictions=_predictions(found, scored),
+        predictions=_predictions_table(found, scored),
     )
 
 
-def _metrics(scorer: Scorer, scored: Scored, counts: dict[str, float]) -> dict[str, float]:
+def _metrics(scorer: Scorer, scored: ScorerOutput, counts: dict[str, float]) -> dict[str, float]:
     n = counts["records"]
     names = scorer.metrics
     values = {scorer.paired: counts["score_sum"] / n}
     if "invalid_rate" in names:
         values["invalid_rate"] = counts["invalid"] / n
     if "log_likelihood_sum" in names:
-        counts["log_likelihood_sum"] = values["log_likelihood_sum"] = _total(scored.log_likelihood)
+        counts["log_likelihood_sum"] = values["log_likelihood_sum"] = _exact_sum(scored.log_likelihood)
         values["log_likelihood"] = counts["log_likelihood_sum"] / n
     if "perplexity" in names:
         counts["tokens"] = values["tokens"] = int(scored.tokens.sum())
@@ -127,19 +135,21 @@ def _metrics(scorer: Scorer, scored: Scored, counts: dict[str, float]) -> dict[s
     return values
 
 
-def _labels(lm: LanguageModel, found: Examples, scored: Scored, where: str) -> tuple[list[str], list[metrics.Label]]:
+def _labels(
+    lm: LanguageModel, found: Examples, scored: ScorerOutput, where: str
+) -> tuple[list[str], list[metrics.Label]]:
     """Expected and answered labels as the label set spells them; None for an answer outside it."""
-    spelled = {normalised(label): label for label in lm.task.label_set}
-    expected = [spelled.get(normalised(answer), answer) for answer in found.answers(where)]
-    return expected, [spelled.get(normalised(answer)) for answer in scored.predicted]
+    spelled = {normalise(label): label for label in lm.task.label_set}
+    expected = [spelled.get(normalise(answer), answer) for answer in found.answers(where)]
+    return expected, [spelled.get(normalise(answer)) for answer in scored.predicted]
 
 
-def _total(values: np.ndarray) -> float:
+def _exact_sum(values: np.ndarray) -> float:
     """Exactly rounded sum, the same in any order."""
     return math.fsum(values.tolist())
 
 
-def _predictions(found: Examples, scored: Scored) -> pa.Table:
+def _predictions_table(found: Examples, scored: ScorerOutput) -> pa.Table:
     return pa.table(
         {
             "id": found.ids,
@@ -153,3 +163,39 @@ def _predictions(found: Examples, scored: Scored) -> pa.Table:
         },
         schema=PREDICTIONS,
     )
+
+
+def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
+    """Write ``evaluation.json`` and ``predictions-SUITE.parquet``; equal results give equal bytes.
+
+    Args:
+        folder: exists.
+        results: by suite name, in the config's order.
+    """
+    suites = [
+        {"name": name, **{field: getattr(result, field) for field in _FIELDS}} for name, result in results.items()
+    ]
+    text = json.dumps({"suites": suites}, indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / _METRICS_FILE).write_text(text + "\n", encoding="utf-8")
+    for name, result in results.items():
+        pq.write_table(result.predictions, _predictions_path(folder, name))
+
+
+def read_evaluation(folder: Path) -> dict[str, SuiteResult]:
+    """Read what ``write_evaluation`` wrote.
+
+    Raises:
+        WorkError: if the folder holds no evaluation or it cannot be read.
+    """
+    try:
+        suites = json.loads((folder / _METRICS_FILE).read_text(encoding="utf-8"))["suites"]
+        return {
+            suite["name"]: SuiteResult(**suite, predictions=pq.read_table(_predictions_path(folder, suite["name"])))
+            for suite in suites
+        }
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise WorkError(f"{folder} holds no readable evaluation: {error}") from error
+
+
+def _predictions_path(folder: Path, suite: str) -> Path:
+    return folder / f"predictions-{suite}.parquet"

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 from joblib.externals.loky.backend.reduction import dump
 
-from posttrain.jobs.engine import Engine, Item, Result
+from posttrain.jobs.base import Engine, Item, Result
 from posttrain.store.errors import WorkError
 
-_AHEAD = 2  # items waiting for each worker, so that none is idle and few lie in memory
+_PREFETCH = 2  # items waiting for each worker, so that none is idle and few lie in memory
 
 
-class Processes(Engine):
+class ProcessEngine(Engine):
     """Fresh processes, not forks: threads of this one's libraries do not survive a fork.
 
     They are joblib's, which do not run the user's script again, as those of `multiprocessing` would.
@@ -37,7 +37,7 @@ class Processes(Engine):
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()
-        self._pool: Any = ProcessPoolExecutor(workers, initializer=_may_grow)
+        self._pool: Any = ProcessPoolExecutor(workers, initializer=_allow_memory_growth)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         rest = iter(items)
@@ -51,9 +51,9 @@ class Processes(Engine):
             with os.fdopen(handle, "wb") as file:
                 dump(function, file)
             for item in chain(first, rest):
-                with _no_interrupts():
+                with _block_interrupts():
                     waiting.append(self._pool.submit(_call, path, item))
-                if len(waiting) >= self.workers * _AHEAD:
+                if len(waiting) >= self.workers * _PREFETCH:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -73,7 +73,7 @@ class Processes(Engine):
 
 
 @contextmanager
-def _no_interrupts() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Ctrl-C waits until the context ends, and never reaches processes that start in it: this one ends them itself."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -85,7 +85,7 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _may_grow() -> None:
+def _allow_memory_growth() -> None:
     """A worker that grew by 300 MB would count as leaking and be started again; a large index is no leak."""
     from joblib.externals.loky import process_executor
 
@@ -93,11 +93,11 @@ def _may_grow() -> None:
 
 
 @lru_cache(maxsize=1)
-def _function(path: str) -> Callable[[Any], Any]:
+def _load_function(path: str) -> Callable[[Any], Any]:
     """The function of a map, which may hold a large index: a process reads it once, not with every item."""
     with open(path, "rb") as file:
         return cast(Callable[[Any], Any], pickle.load(file))  # noqa: S301  # what our own process has just written
 
 
 def _call(path: str, item: Any) -> Any:
-    return _function(path)(item)
+    return _load_function(path)(item)

@@ -1,7 +1,8 @@
-"""The one interface behind which people, files and teacher models answer."""
+"""The annotator interface, and a summary of the labels that an annotator returns."""
 
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-Read = Callable[[Path, Mapping[str, str] | None], Iterable[pa.Table]]
-"""Reads a file of records with its column mapping, as ``posttrain.data.reading.tables.read`` does."""
+RecordReader = Callable[[Path, Mapping[str, str] | None], Iterable[pa.Table]]
+"""Reads a file of records with its column mapping, as ``posttrain.data.reading.reader.read`` does."""
 
 
 @dataclass(frozen=True)
-class Request:
+class AnnotationRequest:
     """What comes with a batch.
 
     Attributes:
@@ -38,11 +39,11 @@ class Annotator(ABC):
     name: str
 
     @abstractmethod
-    def annotate(self, batch: pa.Table, request: Request) -> pa.Table:
+    def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
         """The records of ``batch``, in its order, with ``completion`` filled.
 
         ``id`` stays the pool record's, so that a label leads back to what was asked; the dataset that takes
-        the labels in computes the labelled records' own. ``meta`` gains ``labelled_by``: the annotator, the
+        the labels in computes the labelled records' own. ``meta`` gains ``annotation_of``: the annotator, the
         round and the seconds spent on the record (null where unknown).
 
         Raises:
@@ -51,7 +52,7 @@ class Annotator(ABC):
         """
 
 
-def answered(
+def with_answers(
     batch: pa.Table,
     answers: Sequence[str],
     annotator: str,
@@ -61,16 +62,47 @@ def answered(
     """``batch`` with the answers and where they come from."""
     spent = seconds if seconds is not None else [None] * batch.num_rows
     meta = [
-        _with(given, {"annotator": annotator, "round": round, "seconds": time})
+        _with_provenance(given, {"annotator": annotator, "round": round, "seconds": time})
         for given, time in zip(batch["meta"].to_pylist(), spent, strict=True)
     ]
-    filled = _replace(batch, "completion", list(answers))
-    return _replace(filled, "meta", meta)
+    filled = _replace_column(batch, "completion", list(answers))
+    return _replace_column(filled, "meta", meta)
 
 
-def _with(meta: str | None, provenance: Mapping[str, Any]) -> str:
+def _with_provenance(meta: str | None, provenance: Mapping[str, Any]) -> str:
     return json.dumps({**json.loads(meta or "{}"), "labelled_by": provenance}, ensure_ascii=False, sort_keys=True)
 
 
-def _replace(table: pa.Table, column: str, values: list[str]) -> pa.Table:
+def _replace_column(table: pa.Table, column: str, values: list[str]) -> pa.Table:
     return table.set_column(table.schema.get_field_index(column), column, pa.array(values, pa.string()))
+
+
+def label_summary(labelled: pa.Table, suggestions: Sequence[str | None] | None = None) -> dict[str, Any]:
+    """Figures for the report.
+
+    Args:
+        labelled: RECORD table as an annotator returns it.
+        suggestions: what the model, or an earlier annotator, answered to the same records.
+
+    Returns:
+        ``labels``: how many; ``classes``: how many of each, most frequent first; ``annotators``: how many
+        by whom; ``seconds``: the time spent (None where unknown); ``compared`` and ``required_matching_bits``: how many
+        have a suggestion, and the share of them that equals it (None where none has).
+    """
+    answers = labelled["completion"].to_pylist()
+    sources = [json.loads(meta or "{}").get("labelled_by", {}) for meta in labelled["meta"].to_pylist()]
+    times = [source["seconds"] for source in sources if source.get("seconds") is not None]
+    pairs = [
+        (answer, suggestion)
+        for answer, suggestion in zip(answers, suggestions or [None] * len(answers), strict=True)
+        if suggestion is not None
+    ]
+    classes = Counter(answers)
+    return {
+        "labels": len(answers),
+        "classes": dict(sorted(classes.items(), key=lambda item: (-item[1], str(item[0])))),
+        "annotators": dict(Counter(source.get("annotator", "unknown") for source in sources)),
+        "seconds": sum(times) if times else None,
+        "compared": len(pairs),
+        "agreement": sum(answer == suggestion for answer, suggestion in pairs) / len(pairs) if pairs else None,
+    }

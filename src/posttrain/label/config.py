@@ -1,9 +1,15 @@
-"""What the user says about labelling."""
+"""The config section ``label``, and the annotator that it names."""
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from posttrain.label.annotator import Annotator, RecordReader
+from posttrain.label.file_annotator import FileAnnotator
+from posttrain.label.oracle import Oracle
+from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 
 
@@ -28,3 +34,38 @@ class LabelConfig(Section):
     when_refused: Literal["keep", "set_aside", "auto"] = Field(
         default="auto", description="labels of a round whose model was refused: train on them again, or not"
     )
+
+
+AnnotatorFactory = Callable[[LabelConfig, Path, RecordReader, Mapping[str, str] | None], Annotator]
+
+
+def build_annotator(
+    config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None = None
+) -> Annotator:
+    """The annotator that ``config`` names.
+
+    Args:
+        root: the workspace's root, where relative files start.
+        read: reads a file of records; ``label`` and ``data`` do not know each other.
+        columns: the column mapping used where ``config`` has none.
+
+    Raises:
+        UserError: something that this annotator needs is not in the config.
+    """
+    return ANNOTATORS[config.annotator](config, root, read, columns)
+
+
+def _build_oracle(config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None) -> Annotator:
+    if config.file is None:
+        raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
+    mapping = config.columns if config.columns is not None else columns
+    return Oracle(root / Path(config.file).expanduser(), mapping, read, config.error_rate, config.file)
+
+
+def _build_file_annotator(
+    config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None
+) -> Annotator:
+    return FileAnnotator()
+
+
+ANNOTATORS: dict[str, AnnotatorFactory] = {"oracle": _build_oracle, "file": _build_file_annotator}

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from posttrain.label.annotator import Annotator, Read, Request, answered
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.label.annotator import AnnotationRequest, Annotator, RecordReader, with_answers
+from posttrain.store.errors import UserError, suggest
 
 
 class Oracle(Annotator):
@@ -30,7 +29,7 @@ class Oracle(Annotator):
         self,
         file: Path,
         columns: Mapping[str, str] | None,
-        read: Read,
+        read: RecordReader,
         error_rate: Mapping[int, float] | None = None,
         name: str | None = None,
     ) -> None:
@@ -38,7 +37,7 @@ class Oracle(Annotator):
         self.error_rate = dict(error_rate or {})
         self.source = name or str(file)
 
-    def annotate(self, batch: pa.Table, request: Request) -> pa.Table:
+    def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
         known = self._answers()
         answers = []
         columns = (batch[column].to_pylist() for column in ("input_id", "source", "line"))
@@ -51,12 +50,12 @@ class Oracle(Annotator):
                 raise UserError(
                     f"label `{answer}` is not in the label set",
                     where=where,
-                    fix=did_you_mean(answer, request.labels),
+                    fix=suggest(answer, request.labels),
                 )
             answers.append(answer)
         rate = self.error_rate.get(request.round, 0.0)
-        answers = _spoiled(answers, batch["input_id"].to_pylist(), rate, request)
-        return answered(batch, answers, self.name, request.round)
+        answers = _corrupt_labels(answers, batch["input_id"].to_pylist(), rate, request)
+        return with_answers(batch, answers, self.name, request.round)
 
     def _answers(self) -> dict[str, tuple[str, str]]:
         """(answer, file:line) by input."""
@@ -69,8 +68,8 @@ class Oracle(Annotator):
         return known
 
 
-def _spoiled(answers: list[str], inputs: Sequence[str], rate: float, request: Request) -> list[str]:
-    """``answers`` with a share of ``rate``, rounded to whole records, turned into other labels of the set.
+def _corrupt_labels(answers: list[str], inputs: Sequence[str], rate: float, request: AnnotationRequest) -> list[str]:
+    """``answers`` with a share of ``scheduled_lr``, rounded to whole records, turned into other labels of the set.
 
     The draw goes by input, so it does not depend on the order of the batch.
     """
@@ -78,7 +77,7 @@ def _spoiled(answers: list[str], inputs: Sequence[str], rate: float, request: Re
     if not wrong:
         return answers
     if request.labels is None or len(request.labels) < 2:
-        fix = "list the labels in `task.labels`"
+        fix = "list the labels in `progress_bar.labels`"
         raise UserError("wrong labels need a set of at least two labels", where="label.error_rate", fix=fix)
     draws = np.random.default_rng([request.seed, request.round])
     order = sorted(range(len(answers)), key=lambda row: (inputs[row], row))

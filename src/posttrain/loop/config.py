@@ -6,9 +6,9 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from posttrain.data.sets.config import DataConfig
+from posttrain.data.config import DataConfig
 from posttrain.evaluate.config import EvaluateConfig
-from posttrain.evaluate.names import metric_names
+from posttrain.evaluate.metric_names import metric_names
 from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.label.config import LabelConfig
 from posttrain.loop.gate import GateConfig
@@ -17,8 +17,7 @@ from posttrain.loop.triggers import TriggerConfig
 from posttrain.models.sources import locate
 from posttrain.models.task import TaskConfig
 from posttrain.select.config import SelectConfig
-from posttrain.store.config import CONFIG_FILE as CONFIG_FILE
-from posttrain.store.config import StoreConfig
+from posttrain.store.config import CONFIG_FILE, StoreConfig
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.config import TrainConfig

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from posttrain.loop.expression import Rule, Values, parse
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 
 _RULES = ("deploy", "rollback", "collect_more")
@@ -63,7 +62,7 @@ class GateConfig(Section):
                         raise UserError(
                             f"rule `{text}`: no metric `{name}`",
                             where=f"gate.{section}",
-                            fix=did_you_mean(name, known),
+                            fix=suggest(name, known),
                         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from posttrain.store.records import Deployment
+from posttrain.store.rows import Deployment
 from posttrain.store.section import Section
 
 log = logging.getLogger("posttrain")

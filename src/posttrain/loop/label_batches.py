@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.label.batch_file import export_labels, import_labels
+from posttrain.label.file_annotator import export_labels, import_labels
 from posttrain.loop.config import Config
-from posttrain.loop.pool_agreement import pool_agreement
-from posttrain.loop.stages.choose import chosen_records
-from posttrain.loop.turn import Turn
-from posttrain.store.errors import DamagedArtifact, UserError
-from posttrain.store.files import check_new, write_atomically, writing
-from posttrain.store.records import Run
+from posttrain.loop.context import RoundContext
+from posttrain.loop.score_files import chosen_records
+from posttrain.loop.stages.label import pool_agreement
+from posttrain.store.errors import DamagedArtifactError, UserError
+from posttrain.store.files import check_new_file, disk_errors, write_atomically
+from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
@@ -27,7 +27,7 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
         UserError: if no round waits for labels, or the file exists.
     """
     _, batch, suggestions = _open_batch(workspace, config)
-    check_new(file)
+    check_new_file(file)
     write_atomically(file, export_labels(batch, suggestions).encode())
     return int(batch.num_rows)
 
@@ -47,7 +47,7 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
     answers = import_labels(file, batch, config.task.label_set or None)
     target = workspace.root / "labels" / f"round-{turn.number}.csv"
     if file.resolve() != target.resolve():
-        with writing(target):
+        with disk_errors(target):
             target.parent.mkdir(exist_ok=True)
         write_atomically(target, file.read_bytes())
     return sum(answer is not None for answer in answers), len(answers)
@@ -70,17 +70,17 @@ def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
 def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
     try:
         found = pool_agreement(workspace, run.inputs["selection"], str(run.output))
-    except DamagedArtifact as error:
+    except DamagedArtifactError as error:
         log.warning("%s; how often the champion was right on the pool is not known", error)
         return None
     return asdict(found) if found else None
 
 
-def _open_batch(workspace: Workspace, config: Config) -> tuple[Turn, pa.Table, list[str] | None]:
+def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, list[str] | None]:
     waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
     asked = waiting[-1].detail if waiting else {}
     if "selection" not in asked:
         raise UserError("no round waits for labels", fix="posttrain status")
-    turn = Turn(workspace, config, waiting[-1].number)
+    turn = RoundContext(workspace, config, waiting[-1].number)
     get = workspace.artifacts.get
     return turn, *chosen_records(turn, get(asked["selection"]), get(asked["asked"]))

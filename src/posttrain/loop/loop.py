@@ -1,19 +1,19 @@
 """The loop: rounds of stages in order. Resume and caching are one: finished stages are found, not redone."""
 
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 
-from posttrain.loop.check import check_suites
 from posttrain.loop.config import Config
-from posttrain.loop.history import finished_rounds
-from posttrain.loop.log_lines import shown
+from posttrain.loop.context import RoundContext, known_inputs
+from posttrain.loop.history import days_since_training, finished_rounds
 from posttrain.loop.registry import Registry
-from posttrain.loop.round_stages import STAGES, NothingToAsk, RoundStages, Stopped
-from posttrain.loop.stages.evaluation import evaluate
-from posttrain.loop.trigger_values import trigger_values
+from posttrain.loop.round import STAGES, NothingToAsk, RoundRunner, Stopped, format_metrics
+from posttrain.loop.stages.collect import collect
+from posttrain.loop.stages.evaluate import evaluate
+from posttrain.loop.suites import check_suites
 from posttrain.loop.triggers import judge
-from posttrain.loop.turn import Turn
 from posttrain.store.errors import UserError, Waiting
 from posttrain.store.workspace import Workspace
 
@@ -52,7 +52,7 @@ class Loop:
         """
         if until is not None and until not in STAGES:
             raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(STAGES)}")
-        round = RoundStages(self.workspace, self.config, self.registry, until)
+        round = RoundRunner(self.workspace, self.config, self.registry, until)
         last = rounds if rounds is not None else self.config.rounds
         check_suites(self.config, self.workspace.root)
         with self.workspace.lock():
@@ -95,7 +95,7 @@ class Loop:
         triggers = self.config.triggers
         if self.workspace.metadata.round(number) or not (triggers.any or triggers.all):
             return None
-        turn = Turn(self.workspace, self.config, number, in_round=False)
+        turn = RoundContext(self.workspace, self.config, number, in_round=False)
         rounds = finished_rounds(self.workspace)
         values = trigger_values(turn, self.registry.in_service, urgent)
         verdict = judge(triggers, values)
@@ -114,14 +114,14 @@ class Loop:
         champion = self.registry.in_service
         if rounds[-1].detail.get("final", {}).get("model") == champion:
             return
-        turn = Turn(self.workspace, self.config, rounds[-1].number, in_round=False)
+        turn = RoundContext(self.workspace, self.config, rounds[-1].number, in_round=False)
         test = self.workspace.artifacts.get(rounds[-1].detail["test"])
         start = time.monotonic()
         evaluation = evaluate(turn, champion, test, full=True)
         log.info(
             "champion on all %d test records: %s",
             test.meta["counts"]["records"],
-            shown(evaluation.meta["metrics"]),
+            format_metrics(evaluation.meta["metrics"]),
         )
         final = {
             "model": champion,
@@ -130,3 +130,33 @@ class Loop:
             "seconds": time.monotonic() - start,
         }
         self.workspace.metadata.update_round(rounds[-1].number, detail={**rounds[-1].detail, "final": final})
+
+
+def trigger_values(turn: RoundContext, champion: str, urgent: bool) -> dict[str, float]:
+    """The values of the triggers' metrics.
+
+    Args:
+        turn: the round that may start.
+        champion: id of the model in service.
+        urgent: whether the user asked for a round.
+
+    Returns:
+        ``new_records``: pool records that the last round did not know; ``new_labels``: labelled records that the
+        training set does not hold; ``days_since_training``; ``degradation``: how much the champion's main metric has
+        fallen since its round, on the test set of today; ``urgent``: 1 or 0.
+    """
+    workspace = turn.workspace
+    collected = collect(turn)
+    rounds = finished_rounds(workspace)
+    now = evaluate(turn, champion, collected.test).meta["metrics"]
+    # A model that was promoted by hand out of an unfinished round has no figures of that time.
+    then = next((entry.detail["metrics"] for entry in rounds if entry.candidate == champion), now)
+    main = next(iter(rounds[0].detail["metrics"]))
+    last = rounds[-1].detail
+    return {
+        "new_records": float(len(known_inputs(turn, collected.pool.id) - known_inputs(turn, last["pool"]))),
+        "new_labels": float(len(known_inputs(turn, collected.labelled.id) - known_inputs(turn, last["carry"]))),
+        "days_since_training": days_since_training(workspace),
+        "degradation": then.get(main, math.nan) - now.get(main, math.nan),
+        "urgent": float(urgent),
+    }

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from posttrain.loop.hooks import DeployConfig, call
-from posttrain.store.errors import DamagedArtifact, UserError, WorkError
-from posttrain.store.records import Deployment
+from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
+from posttrain.store.rows import Deployment
 from posttrain.store.workspace import Workspace
 
 
@@ -90,7 +90,7 @@ class Registry:
         path = self.workspace.champion_path
         try:
             folder = self.workspace.artifacts.path(champion.model_id)
-        except DamagedArtifact as error:
+        except DamagedArtifactError as error:
             raise WorkError(f"the champion: {error}; `posttrain models rollback` takes the one before") from None
         if not path.exists() or path.resolve() != folder.resolve():
             self.workspace.link_champion(champion.model_id)

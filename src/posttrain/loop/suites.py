@@ -1,14 +1,17 @@
-"""The suites that are files of their own, as records that no model may learn from."""
+"""The evaluation suites that are files of their own: checked before any work, and kept out of training."""
 
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.reading.inputs import content_digest
-from posttrain.data.sets.pipeline import tables_of_suites
+from posttrain.data.reading.data_files import content_digest
+from posttrain.data.reading.reader import read
+from posttrain.data.sets.pool_and_test import load_suites
 from posttrain.data.versions.recipe import Suite
 from posttrain.loop.config import Config
+from posttrain.store.errors import UserError
+from posttrain.store.extensions import load_object
 
 
 def suites_beside_test(config: Config) -> list[Suite]:
@@ -44,4 +47,29 @@ def measured_on(config: Config, test: pa.Table, root: Path) -> dict[str, pa.Tabl
     Raises:
         UserError: a suite's file is missing or a record is bad.
     """
-    return {"test": test, **tables_of_suites(suites_beside_test(config), config.data, root)}
+    return {"test": test, **load_suites(suites_beside_test(config), config.data, root)}
+
+
+def check_suites(config: Config, root: Path) -> None:
+    """Find out before any work whether every suite's records can be read and its function be imported.
+
+    Modules are looked for in the workspace's folder too, here and in the work that follows.
+
+    Args:
+        config: the workspace's config.
+        root: the workspace's folder.
+
+    Raises:
+        UserError: if not, with the suite's key, or the file and line.
+    """
+    for name, suite in config.evaluate.suites.items():
+        where = f"evaluate.suites.{name}"
+        if suite.function:
+            load_object(suite.function, f"{where}.function", root)
+        if suite.data == "test":
+            continue
+        path = root / Path(suite.data).expanduser()
+        if not path.exists():
+            raise UserError(f"no such file: {suite.data}", where=f"{where}.data", fix="check the path")
+        for _ in read(path, suite.columns or config.data.columns, name=suite.data):
+            pass  # reading finds a bad record

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pydantic import Field, model_validator
 
 from posttrain.loop.expression import Values, parse
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 
 NAMES = {
@@ -33,7 +32,7 @@ class TriggerConfig(Section):
                 raise ValueError(error.what) from None
             for name in rule.names:
                 if name not in NAMES:
-                    raise ValueError(f"rule `{text}`: nothing is called `{name}`; {did_you_mean(name, NAMES)}")
+                    raise ValueError(f"rule `{text}`: nothing is called `{name}`; {suggest(name, NAMES)}")
         return self
 
 

@@ -1,26 +1,44 @@
-"""Attention over several sequences in one row: each token sees its own piece up to itself, and the pieces before it.
+"""Attention over several sequences packed in one row, with a kernel for CPUs and one for CUDA devices.
 
-A row holds pieces one after another without padding, so that linear layers compute nothing in vain. A piece may go on
-from another (a shared prompt stands once in the row): it sees that one, and what that goes on from, whole. Only here
-are pieces of similar length put side by side and padded.
-"""
+A row holds segments one after another without padding, so that linear layers compute nothing in vain. Each token attends
+to its own segment up to itself, and to all of the segments that this one continues (a shared prompt stands once in the
+row). Only here are segments of similar length put side by side and padded."""
 
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from posttrain.models import varlen
-from posttrain.models.causal import causal_attention
-from posttrain.models.row_plan import Group, Plan
+from posttrain.models.attention_plan import AttentionPlan, SegmentGroup, VarlenSpans
 
-NAME = "posttrain_packed"
-_REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")  # what models call theirs with
+PACKED_ATTENTION = "posttrain_packed"
+
+_UNSUPPORTED = (
+    "softcap",
+    "s_aux",
+    "sinks",
+    "position_bias",
+    "indices",
+    "block_indices",
+)  # what models call theirs with
+
+_TILE_SCORES = 1 << 20  # in a tile
+
+_TILE_QUERIES = 256  # in a tile, of each sequence: longer sequences leave out most of what no query sees
+
+_MAX_KEYS_PER_SIZE = 6  # keys for each number of a head
+
+_MAX_HEAD_SIZE = 256
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def attend(
+def packed_attention_forward(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -42,41 +60,41 @@ def attend(
 
     Raises:
         ValueError: the model caps or biases its attention scores, has sinks or sees some keys only, or its values are
-            not as wide as its keys, which this attention is not for: `packing` has its rows padded.
+            not as wide as its keys, which this attention is not for: `packed_attention` has its rows padded.
     """
-    for name in _REFUSED:
+    for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise ValueError(f"attention with {name}")
     if value.shape[-1] != key.shape[-1]:
         raise ValueError("values that are not as wide as keys")
-    row: Plan = options["pieces"]
+    row: AttentionPlan = options["pieces"]
     scale = scaling or query.shape[-1] ** -0.5
     # Under autocast rotated queries and keys are float32, values are not.
     q, k, v = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))  # [T, H, D]
-    if row.spans is not None and varlen.runs_on(q, dropout):
+    if row.spans is not None and has_varlen_kernel(q, dropout):
         if (keys := row.spans.keys) is not None:
-            k, v = (_Repeated.apply(states, keys)[0] for states in (k, v))  # type: ignore[no-untyped-call]
-        return varlen.span_attention(q, k, v, row.spans, scale)[None], None
+            k, v = (_Gather.apply(states, keys)[0] for states in (k, v))  # type: ignore[no-untyped-call]
+        return varlen_attention(q, k, v, row.spans, scale)[None], None
     sizes = [group.queries.numel() for group in row.groups]
     # Split, not sliced: the gradient of each slice would be as long as the row.
-    own = [_Rearranged.apply(states, row.order, row.places, None).split(sizes) for states in (q, k, v)]  # type: ignore[no-untyped-call]
+    own = [_Permute.apply(states, row.order, row.places, None).split(sizes) for states in (q, k, v)]  # type: ignore[no-untyped-call]
     found = [
         _attend_group(group, mine, k, v, scale, dropout)
         for group, mine in zip(row.groups, zip(*own, strict=True), strict=True)
     ]
-    output: Tensor = _Rearranged.apply(torch.cat(found), row.places, row.order, row.real)  # type: ignore[no-untyped-call]
+    output: Tensor = _Permute.apply(torch.cat(found), row.places, row.order, row.real)  # type: ignore[no-untyped-call]
     return output[None], None
 
 
-def register() -> None:
-    """Make the attention known to transformers under `NAME`; no mask is made for it."""
+def register_packed_attention() -> None:
+    """Make the attention known to transformers under `PACKED_ATTENTION`; no mask is made for it."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention_forward)
 
 
 def _attend_group(
-    group: Group, own: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor, scale: float, dropout: float
+    group: SegmentGroup, own: tuple[Tensor, Tensor, Tensor], keys: Tensor, values: Tensor, scale: float, dropout: float
 ) -> Tensor:
     """Attention of a group's tokens over their own keys and those of the row that stand before: [N * Q, H, D].
 
@@ -90,8 +108,8 @@ def _attend_group(
     q = query.view(number, width, shared, heads // shared, size).transpose(1, 2)  # [N, Hk, Q, G, D]
     k, v = (states.view(number, width, shared, size) for states in (key, value))
     if group.before.shape[1]:
-        k = torch.cat([_Repeated.apply(keys, group.before), k], 1)  # type: ignore[no-untyped-call]
-        v = torch.cat([_Repeated.apply(values, group.before), v], 1)  # type: ignore[no-untyped-call]
+        k = torch.cat([_Gather.apply(keys, group.before), k], 1)  # type: ignore[no-untyped-call]
+        v = torch.cat([_Gather.apply(values, group.before), v], 1)  # type: ignore[no-untyped-call]
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [N, Hk, P + Q, D]
     if query.device.type == "cpu" and not dropout:
         hidden = None if group.hidden is None else group.hidden.repeat_interleave(shared, 0)
@@ -101,7 +119,7 @@ def _attend_group(
         q.permute(0, 1, 3, 2, 4).flatten(1, 2),
         k,
         v,
-        attn_mask=_mask(group, query.device),
+        attn_mask=_group_mask(group, query.device),
         dropout_p=dropout,
         scale=scale,
         enable_gqa=heads != shared,
@@ -109,7 +127,7 @@ def _attend_group(
     return found.transpose(1, 2).flatten(0, 1)
 
 
-class _Rearranged(torch.autograd.Function):
+class _Permute(torch.autograd.Function):
     """Rows of a tensor in another order; the other index leads back, so that nothing has to be added up."""
 
     @staticmethod
@@ -124,7 +142,7 @@ class _Rearranged(torch.autograd.Function):
         return found if real is None else found.mul_(real[..., None]), None, None, None
 
 
-class _Repeated(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     """Rows of a tensor [T, ...] by an index [N, P] that may name them many times; gradients are added in float32."""
 
     @staticmethod
@@ -141,7 +159,7 @@ class _Repeated(torch.autograd.Function):
         return total.to(gradient.dtype), None
 
 
-def _mask(group: Group, device: torch.device) -> Tensor:
+def _group_mask(group: SegmentGroup, device: torch.device) -> Tensor:
     """bool [N, 1, Q, P + Q]: who sees whom."""
     number, width = group.queries.shape
     seen = torch.ones(number, width, group.before.shape[1], dtype=torch.bool, device=device)
@@ -149,3 +167,183 @@ def _mask(group: Group, device: torch.device) -> Tensor:
         seen &= ~group.hidden[:, None]
     own = torch.ones(width, width, dtype=torch.bool, device=device).tril().expand(number, -1, -1)
     return torch.cat([seen, own], 2)[:, None]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Sequences and queries that are computed together.
+
+    Args:
+        rows: the sequences.
+        first, last: their queries.
+        heads: query heads that share a key head.
+        seen: how many keys the last query sees.
+        whole: whether these are all queries.
+    """
+
+    rows: slice
+    first: int
+    last: int
+    heads: int
+    seen: int
+    whole: bool
+
+    @property
+    def at(self) -> tuple[slice, slice]:
+        """Where the tile is in [M, Q * G, ...]."""
+        return self.rows, slice(self.first * self.heads, self.last * self.heads)
+
+
+def keeps_scores(keys: int, size: int) -> bool:
+    """Whether what sequences of so many keys, heads of this size, take of each key is kept for the backward pass.
+
+    That of short ones is, as it is no more than a few times their queries.
+    """
+    return keys <= _MAX_KEYS_PER_SIZE * size
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
+    """Softmax attention in which query i sees the first K - Q + i + 1 keys.
+
+    Args:
+        query: [M, Q, G, D]; M is sequences times key heads, G the query heads that share a key head.
+        key, value: [M, K, D], K at least Q.
+        scale: of the scores.
+        hidden: bool [M, K - Q], keys before the first query's own that nobody sees; None where all are seen.
+
+    Returns:
+        [M, Q, G, D].
+    """
+    found: Tensor = _CausalAttention.apply(query, key, value, scale, hidden)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _CausalAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
+        found = torch.empty(query.shape, dtype=query.dtype, device=query.device)  # contiguous, so that rows are its own
+        rows, kept = found.flatten(1, 2), []
+        for tile in _tiles(query, key):
+            probabilities = _probabilities(query, key, hidden, tile, scale)
+            rows[tile.at] = torch.bmm(probabilities, value[tile.rows, : tile.seen])
+            if keeps_scores(key.shape[1], key.shape[2]):
+                kept.append(probabilities)
+        context.save_for_backward(query, key, value, hidden, *kept)
+        context.scale = scale
+        return found
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        query, key, value, hidden, *kept = context.saved_tensors
+        of_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        rows, above = of_query.flatten(1, 2), gradient.flatten(1, 2)
+        tiles = list(_tiles(query, key))
+        once = all(tile.whole for tile in tiles)
+        # Where the queries of a sequence stand in several tiles, the gradients of its keys are added up in float32.
+        dtype = key.dtype if once else torch.float32
+        begun = torch.empty if once else torch.zeros
+        of_key, of_value = (begun(states.shape, dtype=dtype, device=key.device) for states in (key, value))
+        for number, tile in enumerate(tiles):
+            probabilities = kept[number] if kept else _probabilities(query, key, hidden, tile, context.scale)
+            keys, part, asked = (tile.rows, slice(tile.seen)), above[tile.at], query.flatten(1, 2)[tile.at]
+            found = torch.bmm(probabilities.transpose(1, 2), part)
+            _add_gradient(of_value[keys], found, once)
+            of_probabilities = torch.bmm(part, value[keys].transpose(1, 2))
+            of_scores = torch._softmax_backward_data(of_probabilities, probabilities, -1, probabilities.dtype)
+            rows[tile.at] = torch.bmm(of_scores, key[keys])
+            found = torch.bmm(of_scores.transpose(1, 2), asked)
+            _add_gradient(of_key[keys], found, once)
+        of_query, of_key = of_query.mul_(context.scale), of_key.mul_(context.scale)
+        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), None, None
+
+
+def _add_gradient(total: Tensor, found: Tensor, once: bool) -> None:
+    if once:
+        total.copy_(found)
+    else:
+        total += found
+
+
+def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
+    sequences, queries, heads, _ = query.shape
+    before = key.shape[1] - queries
+    for first in range(0, queries, _TILE_QUERIES):
+        last = min(queries, first + _TILE_QUERIES)
+        number = ceil(sequences * (last - first) * heads * (before + last) / _TILE_SCORES)
+        together = ceil(sequences / number)
+        for start in range(0, sequences, together):
+            yield _Tile(slice(start, start + together), first, last, heads, before + last, last - first == queries)
+
+
+def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile, scale: float) -> Tensor:
+    """How much of each key a tile's queries take: [m, q * G, k]."""
+    asked, keys = query.flatten(1, 2)[tile.at], key[tile.rows, : tile.seen].transpose(1, 2)
+    before, own = key.shape[1] - query.shape[1], tile.last - tile.first
+    scores = asked.new_empty(*asked.shape[:2], tile.seen)
+    scores[..., : tile.seen - own] = 0
+    scores[..., tile.seen - own :] = _causal_mask(tile.heads, asked.dtype, asked.device)[: asked.shape[1], :own]
+    if hidden is not None:
+        scores[..., :before].masked_fill_(hidden[tile.rows, None], torch.finfo(scores.dtype).min)
+    return torch.softmax(scores.baddbmm_(asked, keys, alpha=scale), -1)
+
+
+@lru_cache(16)
+def _causal_mask(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What is added to a tile's scores of its queries' own keys: [q * heads, q], of fewer queries the upper left.
+
+    The lowest number where a key comes after its query, else 0.
+    """
+    own = torch.full((_TILE_QUERIES, _TILE_QUERIES), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
+    return own.repeat_interleave(heads, 0)
+
+
+def has_varlen_kernel(query: Tensor, dropout: float) -> bool:
+    """Whether there is a kernel for queries [T, H, D] of this kind; it has no dropout and no float32."""
+    return (
+        query.is_cuda
+        and not dropout
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= _MAX_HEAD_SIZE
+        and _torch_has_varlen(query.device)
+    )
+
+
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpans, scale: float) -> Tensor:
+    """Softmax attention of each piece's queries over its keys.
+
+    Args:
+        query: [T, H, D].
+        key, value: [A, H or a divisor of it, D], in the order of ``varlen_spans.keys``.
+        scale: of the scores.
+
+    Returns:
+        [T, H, D].
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    found = varlen_attn(
+        query,
+        key,
+        value,
+        spans.query_starts,
+        spans.key_starts,
+        spans.most_queries,
+        spans.most_keys,
+        scale=scale,
+        window_size=(-1, 0),  # causal, aligned with the last query and the last key
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(found, Tensor)
+    return found
+
+
+@lru_cache
+def _torch_has_varlen(device: torch.device) -> bool:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    # The first versions knew neither shared key heads nor windows.
+    knows = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+    return knows and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)

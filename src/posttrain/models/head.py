@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from posttrain.models.language_model import LanguageModel
 
-_ROWS = 256
-_WORDS = 2048
+_ROW_CHUNK = 256
+_VOCABULARY_CHUNK = 2048
 _LOGITS = 2**23  # in memory at once
 
 _Result = TypeVar("_Result")
@@ -47,7 +47,7 @@ def token_and_mean_log_probabilities(lm: LanguageModel, states: Tensor, targets:
     return found, mean
 
 
-def over_logits(lm: LanguageModel, states: Tensor, function: Callable[[Tensor, slice], _Result]) -> list[_Result]:
+def map_logits(lm: LanguageModel, states: Tensor, function: Callable[[Tensor, slice], _Result]) -> list[_Result]:
     """What a function makes of the logits of some rows after the other; they are computed again for the gradient.
 
     Args:
@@ -79,9 +79,14 @@ def _log_probabilities(
         return found
     parts = [
         checkpoint(
-            _slow, lm, states[start : start + _ROWS], targets[start : start + _ROWS], with_mean, use_reentrant=False
+            _log_probabilities_from_logits,
+            lm,
+            states[start : start + _ROW_CHUNK],
+            targets[start : start + _ROW_CHUNK],
+            with_mean,
+            use_reentrant=False,
         )
-        for start in range(0, len(states), _ROWS)
+        for start in range(0, len(states), _ROW_CHUNK)
     ]
     whole = torch.cat(parts, 1) if parts else states.new_zeros(1 + with_mean, 0, dtype=torch.float32)
     return whole[0], whole[1] if with_mean else None
@@ -93,7 +98,7 @@ def _is_plain(lm: LanguageModel, head: Any) -> bool:
     return type(head) is nn.Linear and head.bias is None and not changed
 
 
-def _slow(lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool) -> Tensor:
+def _log_probabilities_from_logits(lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool) -> Tensor:
     every = lm.logits(states).log_softmax(-1)
     found = every.gather(-1, targets[:, None])[:, 0]
     return torch.stack([found, every.mean(-1)] if with_mean else [found])
@@ -117,7 +122,7 @@ class _LogProbabilities(torch.autograd.Function):
         every = torch.zeros_like(chosen) if with_mean else None
         low = states.to(dtype)
         with torch.autocast(states.device.type, enabled=False):
-            for logits, _, words, rows in _parts(low, weight, targets):
+            for logits, _, words, rows in _vocabulary_chunks(low, weight, targets):
                 chosen[rows] = logits[rows, targets[rows] - words.start]
                 if every is not None:
                     every += logits.sum(1)
@@ -154,7 +159,7 @@ def _gradients(
     # What a whole row of logits is multiplied by is applied to the narrow states instead, where it cannot overflow.
     narrow = of_mean is None and dtype != torch.float16
     read = (states * -gradient[:, None]).to(dtype) if narrow else states
-    for logits, weights, words, rows in _parts(states, weight, targets):
+    for logits, weights, words, rows in _vocabulary_chunks(states, weight, targets):
         part = logits.sub_(total[:, None]).exp_()
         if narrow:
             part[rows, targets[rows] - words.start] -= 1
@@ -175,13 +180,15 @@ def _gradients(
     return of_states, of_weight
 
 
-def _parts(states: Tensor, weight: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, slice, Tensor]]:
+def _vocabulary_chunks(
+    states: Tensor, weight: Tensor, targets: Tensor
+) -> Iterator[tuple[Tensor, Tensor, slice, Tensor]]:
     """Float32 logits of a part of the vocabulary, its weights in the states' dtype, which, and rows with such a target.
 
     The products are rounded to the states' dtype.
     """
-    for start in range(0, len(weight), _WORDS):
-        words = slice(start, min(start + _WORDS, len(weight)))
+    for start in range(0, len(weight), _VOCABULARY_CHUNK):
+        words = slice(start, min(start + _VOCABULARY_CHUNK, len(weight)))
         rows = ((targets >= words.start) & (targets < words.stop)).nonzero()[:, 0]
         weights = weight[words].to(states.dtype)
         yield (states @ weights.T).float(), weights, words, rows

@@ -1,4 +1,4 @@
-"""A causal language model with its tokenizer and the task that it is asked to do."""
+"""A causal language model with its tokenizer and task."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posttrain.models.chat import Chat, Encoded
-from posttrain.models.folder import check_folder, first_line
+from posttrain.models.chat import ChatTemplate, TokenizedExample
+from posttrain.models.sources import check_model_folder, check_no_missing_weights, first_line
 from posttrain.models.task import TaskConfig, Turns
 from posttrain.store.errors import UserError
 
@@ -29,7 +29,7 @@ class LanguageModel:
     model: Any
     tokenizer: Any
     task: TaskConfig
-    chat: Chat = field(init=False)
+    chat: ChatTemplate = field(init=False)
 
     def __post_init__(self) -> None:
         stops = stop_tokens(self.model, self.tokenizer)
@@ -37,7 +37,7 @@ class LanguageModel:
             raise UserError("neither the tokenizer nor generation_config.json names a stop token", where="model")
         if not self.tokenizer.chat_template:
             self.tokenizer.chat_template = _CHATML
-        self.chat = Chat(self.tokenizer, frozenset(stops))
+        self.chat = ChatTemplate(self.tokenizer, frozenset(stops))
 
     def prompt_ids(self, prompt: Turns) -> list[int]:
         """Token ids of a record's prompt as the model is shown it."""
@@ -47,7 +47,7 @@ class LanguageModel:
         """Token ids of an answer with its stop token."""
         return self.chat.answer_ids(answer)
 
-    def encode(self, prompt: Turns, answer: str) -> Encoded:
+    def encode(self, prompt: Turns, answer: str) -> TokenizedExample:
         """A training example: prompt and answer with the mask of supervised tokens."""
         return self.chat.encode(self.task.turns(prompt), answer)
 
@@ -84,7 +84,7 @@ def stop_tokens(model: Any, tokenizer: Any) -> set[int]:
     return {token for token in ids if token is not None}
 
 
-def load(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageModel:
+def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageModel:
     """Load a model in Hugging Face layout.
 
     Args:
@@ -98,7 +98,7 @@ def load(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageMod
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    check_folder(folder)
+    check_model_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         found: Any = AutoModelForCausalLM.from_pretrained(
@@ -111,17 +111,11 @@ def load(folder: Path, task: TaskConfig, dtype: str = "bfloat16") -> LanguageMod
         model, loading = found
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"no causal language model: {first_line(error)}", where=str(folder)) from None
-    check_whole(loading, folder)
+    check_no_missing_weights(loading, folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = LanguageModel(model.to(device).eval(), tokenizer, task)
     check_head(loaded, folder)
     return loaded
-
-
-def check_whole(loading: dict[str, Any], source: Path) -> None:
-    """Raise a UserError if weights were missing: transformers goes on with random numbers in their place."""
-    if missing := sorted(loading["missing_keys"]):
-        raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=str(source))
 
 
 @torch.no_grad()
@@ -134,7 +128,29 @@ def check_head(lm: LanguageModel, folder: Path) -> None:
         raise UserError(f"models of type {lm.model.config.model_type} are not supported", where=str(folder))
 
 
-def save(model: LanguageModel, folder: Path, dtype: str = "bfloat16") -> None:
+def save_language_model(model: LanguageModel, folder: Path, dtype: str = "bfloat16") -> None:
     """Write the model in Hugging Face layout, weights as safetensors in ``dtype``."""
     model.model.to(DTYPES[dtype]).save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
+
+
+def has_full_attention(lm: LanguageModel, tokens: int) -> bool:
+    """Whether every layer is attention over all of ``tokens`` tokens, with positions that can be given to it."""
+    config = lm.model.config
+    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
+        return False
+    windows = (getattr(layer, "sliding_window", tokens) for layer in _cache_layers(lm))
+    return has_kv_cache_only(lm) and all(window >= tokens for window in windows)
+
+
+def has_kv_cache_only(lm: LanguageModel) -> bool:
+    """Whether what layers keep of the tokens they have read is keys and values, windowed or not."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in _cache_layers(lm))
+
+
+def _cache_layers(lm: LanguageModel) -> list[Any]:
+    from transformers import DynamicCache
+
+    return list(DynamicCache(config=lm.model.config).layers)

@@ -1,4 +1,9 @@
-"""Likelihoods of answers: over a closed label set through a trie, and of given answers."""
+"""Log-likelihoods of labels, answers and plain texts under a language model.
+
+For texts a batch's shape depends on the length of its longest sequence alone, rounded up, and a batch that is not full
+is filled up: so a sequence meets the same kernels, and gets the same number, whatever stands beside it."""
+
+from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -6,18 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from posttrain.models.label_trie import LabelTrie
-from posttrain.models.label_walk import Read, walk
-from posttrain.models.language_model import LanguageModel
-from posttrain.models.layers import only_attention, sees_all
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.label_tree import LabelTree, Prefill, score_tree
+from posttrain.models.language_model import LanguageModel, has_full_attention, has_kv_cache_only
 from posttrain.models.task import Turns
 from posttrain.store.errors import UserError
-from posttrain.store.progress import task
+from posttrain.store.progress import progress_bar
 
 _BATCH_TOKENS = 2048
+
+# A processor gains little by more; what fills up a batch costs it as much as what is asked for.
+_WINDOW_BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
+
+_LOGIT_ROWS = 256  # a vocabulary of numbers each
 
 
 @dataclass(frozen=True)
@@ -59,16 +69,16 @@ def label_scores(
     Raises:
         UserError: if two labels are the same tokens.
     """
-    answers = _distinct(lm, labels)
+    answers = _distinct_label_tokens(lm, labels)
     longest = max((len(lm.prompt_ids(prompt)) for prompt in prompts), default=0) + max(map(len, answers))
-    if not sees_all(lm, longest):
+    if not has_full_attention(lm, longest):
         return _score_each(lm, prompts, labels, embeddings, progress)
-    trie = LabelTrie(answers)
+    trie = LabelTree(answers)
     scores = np.zeros((len(prompts), len(labels)), np.float32)
     vectors = np.zeros((len(prompts), lm.model.config.get_text_config().hidden_size), np.float32)
-    with task(progress or "scoring labels", len(prompts), "records") as advance:
-        for batch in _read(lm, prompts):
-            scores[batch.indices] = walk(lm, batch, trie, tolerance, exact)
+    with progress_bar(progress or "scoring labels", len(prompts), "records") as advance:
+        for batch in _prefill(lm, prompts):
+            scores[batch.indices] = score_tree(lm, batch, trie, tolerance, exact)
             if embeddings:
                 vectors[batch.indices] = _mean_states(batch)
             advance(len(batch.indices))
@@ -80,20 +90,20 @@ def _score_each(
 ) -> LabelScores:
     """What ``label_scores`` returns, each label after each prompt read as an answer of its own."""
     scores = np.zeros((len(prompts), len(labels)), np.float32)
-    with task(progress or "scoring labels", len(prompts), "records") as advance:
+    with progress_bar(progress or "scoring labels", len(prompts), "records") as advance:
         for row, prompt in enumerate(prompts):
             sums, _ = answer_log_likelihoods(lm, [prompt] * len(labels), labels)
             scores[row] = sums - np.logaddexp.reduce(sums)
             advance(1)
-        return LabelScores(scores, embeddings(lm, prompts) if with_embeddings else None)
+        return LabelScores(scores, prompt_embeddings(lm, prompts) if with_embeddings else None)
 
 
 @torch.inference_mode()
-def embeddings(lm: LanguageModel, prompts: Sequence[Turns], progress: str | None = None) -> np.ndarray:
+def prompt_embeddings(lm: LanguageModel, prompts: Sequence[Turns], progress: str | None = None) -> np.ndarray:
     """Mean of the last hidden states over each prompt's own tokens, after the template's beginning: float32 [N, D]."""
     vectors = np.zeros((len(prompts), lm.model.config.get_text_config().hidden_size), np.float32)
-    with task(progress or "embedding", len(prompts), "records") as advance:
-        for batch in _read(lm, prompts):
+    with progress_bar(progress or "embedding", len(prompts), "records") as advance:
+        for batch in _prefill(lm, prompts):
             vectors[batch.indices] = _mean_states(batch)
             advance(len(batch.indices))
     return vectors
@@ -111,10 +121,10 @@ def answer_log_likelihoods(
     encoded = [lm.encode(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
     order = sorted(range(len(encoded)), key=lambda index: len(encoded[index].ids))
     sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded), np.int64)
-    with task("scoring answers", len(encoded), "records") as advance:
-        for rows in _by_tokens(order, [len(example.ids) for example in encoded]):
+    with progress_bar("scoring answers", len(encoded), "records") as advance:
+        for rows in _batches_by_tokens(order, [len(example.ids) for example in encoded]):
             ids, lengths = _pad([encoded[row].ids for row in rows], lm)
-            mask = _mask(lengths, ids.shape[1])
+            mask = _padding_mask(lengths, ids.shape[1])
             hidden = lm.decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             for position, row in enumerate(rows):
                 example = encoded[row]
@@ -127,7 +137,7 @@ def answer_log_likelihoods(
     return sums, counts
 
 
-def _distinct(lm: LanguageModel, labels: Sequence[str]) -> list[list[int]]:
+def _distinct_label_tokens(lm: LanguageModel, labels: Sequence[str]) -> list[list[int]]:
     """The labels' tokens, or a UserError if the model cannot tell two of them apart."""
     seen: dict[tuple[int, ...], str] = {}
     for label in labels:
@@ -142,10 +152,10 @@ def _new_cache(lm: LanguageModel) -> Any:
     """An empty cache; windows are left to the mask, as the branches of a trie stand side by side in it."""
     from transformers import DynamicCache
 
-    return DynamicCache() if only_attention(lm) else DynamicCache(config=lm.model.config)
+    return DynamicCache() if has_kv_cache_only(lm) else DynamicCache(config=lm.model.config)
 
 
-def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
+def _prefill(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Prefill]:
     """Read all prompts, longest last, in batches of similar length, sharing the cache of the template's beginning."""
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
     # With two prompts that share nothing, only what the template puts first is taken out: what counts as a prompt's own
@@ -158,10 +168,11 @@ def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
         lm.decoder(input_ids=torch.tensor([others[0][:cached]], device=lm.device), past_key_values=prefix_cache)
     rest = [tokens[cached:] for tokens in ids]
     order = sorted(range(len(rest)), key=lambda index: (len(rest[index]), index))
-    for rows in _by_tokens(order, [len(tokens) for tokens in rest]):
+    for rows in _batches_by_tokens(order, [len(tokens) for tokens in rest]):
         batch, lengths = _pad([rest[row] for row in rows], lm)
         mask = torch.cat(
-            [torch.ones(len(rows), cached, dtype=torch.long, device=lm.device), _mask(lengths, batch.shape[1])], 1
+            [torch.ones(len(rows), cached, dtype=torch.long, device=lm.device), _padding_mask(lengths, batch.shape[1])],
+            1,
         )
         cache = copy.deepcopy(prefix_cache)
         if cached:
@@ -174,11 +185,11 @@ def _read(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Read]:
             use_cache=True,
         )
         skipped = shared - cached
-        yield Read(rows, output.last_hidden_state[:, skipped:], lengths - skipped, cache, mask)
+        yield Prefill(rows, output.last_hidden_state[:, skipped:], lengths - skipped, cache, mask)
 
 
-def _mean_states(batch: Read) -> np.ndarray:
-    own = _mask(batch.lengths, batch.hidden.shape[1])[..., None].float()
+def _mean_states(batch: Prefill) -> np.ndarray:
+    own = _padding_mask(batch.lengths, batch.hidden.shape[1])[..., None].float()
     return ((batch.hidden.float() * own).sum(1) / own.sum(1)).cpu().numpy()
 
 
@@ -191,7 +202,7 @@ def _shared_prefix(ids: Sequence[list[int]]) -> int:
     return min(shared, min(len(tokens) for tokens in ids) - 1)
 
 
-def _by_tokens(order: list[int], lengths: Sequence[int]) -> list[list[int]]:
+def _batches_by_tokens(order: list[int], lengths: Sequence[int]) -> list[list[int]]:
     """Split rows, ascending in length, into batches of at most _BATCH_TOKENS padded tokens."""
     batches: list[list[int]] = []
     for row in order:
@@ -209,5 +220,135 @@ def _pad(rows: Sequence[Sequence[int]], lm: LanguageModel) -> tuple[Tensor, Tens
     return torch.tensor(padded, device=lm.device), lengths
 
 
-def _mask(lengths: Tensor, width: int) -> Tensor:
+def _padding_mask(lengths: Tensor, width: int) -> Tensor:
     return (torch.arange(width, device=lengths.device)[None] < lengths[:, None]).long()
+
+
+def text_log_likelihoods(lm: LanguageModel, texts: Sequence[str], window: int = 2048) -> tuple[np.ndarray, np.ndarray]:
+    """Log-likelihood of plain texts, without any chat template.
+
+    A text longer than the window, or than the model's context, is read in windows that share one token, so
+    every token but a text's first is predicted once.
+
+    Args:
+        lm: the model.
+        texts: N texts.
+        window: longest stretch that the model reads at once, in tokens.
+
+    Returns:
+        Sums of log-probabilities, float64 [N], in nats; numbers of predicted tokens, int64 [N].
+    """
+    ids = [list(lm.tokenizer(text)["input_ids"]) for text in texts]
+    return sequence_log_likelihoods(lm, [TokenizedExample(one, [True] * len(one)) for one in ids], window)
+
+
+@torch.inference_mode()
+def sequence_log_likelihoods(
+    lm: LanguageModel, sequences: Sequence[TokenizedExample], window: int = 2048
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-likelihood of the supervised tokens of each sequence, but for a first one: nothing predicts it.
+
+    Args:
+        lm: the model.
+        sequences: N sequences.
+        window: as `text_log_likelihoods` takes it.
+
+    Returns:
+        Sums of log-probabilities, float64 [N], in nats; numbers of tokens, int64 [N].
+    """
+    width = min(window, context_length(lm))
+    sums, counts = np.zeros(len(sequences)), np.zeros(len(sequences), np.int64)
+    pieces: dict[int, list[tuple[int, int]]] = {}
+    for row, sequence in enumerate(sequences):
+        counts[row] = sum(sequence.supervised[1:])
+        for start in range(0, len(sequence.ids) - 1, width - 1):
+            part = len(sequence.ids[start : start + width])
+            if any(sequence.supervised[start + 1 : start + part]):
+                pieces.setdefault(min(_rounded_length(part), width), []).append((row, start))
+    # Windows are added up in their order, so that a sum of three is always the same.
+    found: dict[tuple[int, int], float] = {}
+    with progress_bar("scoring texts", sum(map(len, pieces.values())), "windows") as advance:
+        for length in sorted(pieces):
+            for batch in _batches(pieces[length], _batch_size(lm, length)):
+                for piece, value in _window_log_likelihoods(lm, sequences, batch, length):
+                    found[piece] = value
+                advance(len(batch))
+    for row, start in sorted(found):
+        sums[row] += found[row, start]
+    return sums, counts
+
+
+def context_length(lm: LanguageModel) -> int:
+    """The most tokens that the model reads at once."""
+    return int(lm.model.config.get_text_config().max_position_embeddings)
+
+
+def _window_log_likelihoods(
+    lm: LanguageModel, sequences: Sequence[TokenizedExample], batch: Sequence[tuple[int, int]], length: int
+) -> Iterator[tuple[tuple[int, int], float]]:
+    size = _batch_size(lm, length)
+    # What a causal model reads behind a sequence does not reach back into it, so no mask is needed.
+    ids = torch.full((size, length), lm.tokenizer.pad_token_id or 0, dtype=torch.long)
+    for place, (row, start) in enumerate(batch):
+        part = sequences[row].ids[start : start + length]
+        ids[place, : len(part)] = torch.tensor(part)
+    ids = ids.to(lm.device)
+    hidden = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    for place, (row, start) in enumerate(batch):
+        learned = sequences[row].supervised[start : start + length]
+        at = torch.tensor([i for i, on in enumerate(learned) if on and i > 0], device=lm.device)
+        yield (row, start), _log_likelihood(lm, hidden[place, at - 1], ids[place, at])
+
+
+def _log_likelihood(lm: LanguageModel, hidden: Tensor, targets: Tensor) -> float:
+    total = 0.0
+    for start in range(0, len(targets), _LOGIT_ROWS):
+        logits = lm.logits(hidden[start : start + _LOGIT_ROWS])
+        chosen = logits.log_softmax(-1).gather(1, targets[start : start + _LOGIT_ROWS, None])
+        total += float(chosen.double().sum())
+    return total
+
+
+def _batch_size(lm: LanguageModel, length: int) -> int:
+    """Sequences of a batch."""
+    return max(1, _WINDOW_BATCH_TOKENS[lm.device.type] // length)
+
+
+def _rounded_length(length: int) -> int:
+    """``length`` or up to a quarter more, one of few."""
+    step = max(16, 1 << max(0, length.bit_length() - 3))
+    return -(-length // step) * step
+
+
+def _batches(pieces: Sequence[tuple[int, int]], size: int) -> Iterator[Sequence[tuple[int, int]]]:
+    for start in range(0, len(pieces), size):
+        yield pieces[start : start + size]
+
+
+def instruction_following_difficulty(
+    lm: LanguageModel, prompts: Sequence[Turns], answers: Sequence[str]
+) -> npt.NDArray[np.float64]:
+    """Perplexity of each answer after its prompt over that of the answer alone, float64 [N]; NaN beyond the context.
+
+    Li et al., From Quantity to Quality, 2024 (arXiv:2308.12032), as the ratio of perplexities of the same authors'
+    Superfiltering (2024, arXiv:2402.00530). The prompt is rendered by the model's chat template; the answer alone
+    follows the token that begins a text, or ends one where there is none, so that both count the same tokens, the stop
+    token included.
+    """
+    beginning = lm.tokenizer.bos_token_id
+    if beginning is None:
+        beginning = min(lm.chat.stop_ids)
+    given, alone = [], []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        before, ids = lm.prompt_ids(prompt), lm.answer_ids(answer)
+        given.append(TokenizedExample(before + ids, [False] * len(before) + [True] * len(ids)))
+        alone.append(TokenizedExample([beginning, *ids], [False] + [True] * len(ids)))
+    longest = context_length(lm)
+    fits = np.array([len(one.ids) <= longest for one in given], dtype=bool)
+    found = np.full(len(given), np.nan)
+    for_given, counts = sequence_log_likelihoods(
+        lm, [one for one, fit in zip(given, fits, strict=True) if fit], longest
+    )
+    for_alone, _ = sequence_log_likelihoods(lm, [one for one, fit in zip(alone, fits, strict=True) if fit], longest)
+    found[fits] = np.exp((for_alone - for_given) / counts)
+    return found

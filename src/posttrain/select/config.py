@@ -6,30 +6,35 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.select.auto import (
-    AUTO,
-    BY_DOUBT_ALONE,
-    INFORMED,
-    cold_strategy,
-    informed_options,
-    informed_strategy,
-)
-from posttrain.select.hard_cases.kinds import KINDS
+from posttrain.select.hard_cases import HARD_CASE_KINDS
 from posttrain.select.scores.config import ScoringConfig
-from posttrain.select.scores.names import BASE, DOUBT, SCORES, check_names, check_task, wanted
-from posttrain.select.selection import select
+from posttrain.select.scores.registry import (
+    BASE_MEASURES,
+    SCORES,
+    UNCERTAINTY_SIGN,
+    check_score_names,
+    check_scores_fit_task,
+    requested_scores,
+)
 from posttrain.select.selectors.pool import Column
-from posttrain.select.selectors.registry import COVER_THE_POOL, FIT_FOR_COLD_START, STRATEGIES
+from posttrain.select.selectors.registry import COLD_START_SELECTORS, COVERAGE_SELECTORS, SELECTORS, select
 from posttrain.select.stopping import StopConfig
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.select.strategy import (
+    AUTO,
+    UNCERTAINTY_STRATEGY,
+    WARM_STRATEGY,
+    cold_start_strategy,
+    warm_options,
+    warm_strategy,
+)
+from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 
 _TOP = "select.options: {by: entropy}, or another score"
-_FIT_FOR_COLD_START = ", ".join(FIT_FOR_COLD_START[:-1]) + f" or {FIT_FOR_COLD_START[-1]}"
+_FIT_FOR_COLD_START = ", ".join(COLD_START_SELECTORS[:-1]) + f" or {COLD_START_SELECTORS[-1]}"
 
 
-def asks_a_model(strategy: str) -> str:
+def cold_start_error(strategy: str) -> str:
     """Why a strategy cannot be used before a model is trained."""
     return (
         f"strategy `{strategy}` goes by what the champion is unsure of, and none has been trained yet; "
@@ -42,9 +47,9 @@ class SelectConfig(Section):
 
     strategy: str | list[str] = Field(
         default=AUTO,
-        description="How records are chosen: " + ", ".join(sorted(STRATEGIES)) + "; a list names one a round, the last "
+        description="How records are chosen: " + ", ".join(sorted(SELECTORS)) + "; a list names one a round, the last "
         f"for all that follow; {AUTO}: cold_start until what the champion is unsure of says where it errs, then "
-        f"{INFORMED}, covering what it is unsure of, or {BY_DOUBT_ALONE} where neighbours do not share labels.",
+        f"{WARM_STRATEGY}, covering what it is unsure of, or {UNCERTAINTY_STRATEGY} where neighbours do not share labels.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -55,7 +60,7 @@ class SelectConfig(Section):
         default=AUTO,
         description="Strategy while no champion has been trained, so its probabilities say nothing: "
         + _FIT_FOR_COLD_START
-        + f"; {AUTO}: {cold_strategy()}, or random where test records that lie near each other do not share labels.",
+        + f"; {AUTO}: {cold_start_strategy()}, or random where test records that lie near each other do not share labels.",
     )
     pool_sample: int = Field(
         default=2000,
@@ -66,7 +71,7 @@ class SelectConfig(Section):
         default=10_000,
         ge=0,
         description="Strategies that cover the pool ("
-        + ", ".join(COVER_THE_POOL)
+        + ", ".join(COVERAGE_SELECTORS)
         + ") choose from at most so many, which are embedded; of those that the champion was not asked about, the "
         "nearest asked ones tell the doubt. 0: no more than are asked.",
     )
@@ -92,7 +97,7 @@ class SelectConfig(Section):
     hard_cases: list[str] = Field(
         default=["wrong"],
         description="Test records whose neighbours in the pool are part of that: "
-        + ", ".join(KINDS)
+        + ", ".join(HARD_CASE_KINDS)
         + "; regressions are against the champion before, disagreement with the model last judged beside this one.",
     )
 
@@ -110,29 +115,29 @@ class SelectConfig(Section):
         for name in [names] if isinstance(names, str) else names:
             if name == AUTO != names:
                 raise ValueError(f"`{AUTO}` stands alone, not in a list")
-            if name not in STRATEGIES and names != AUTO:
-                raise ValueError(f"no strategy `{name}`; {did_you_mean(name, [*STRATEGIES, AUTO])}")
+            if name not in SELECTORS and names != AUTO:
+                raise ValueError(f"no strategy `{name}`; {suggest(name, [*SELECTORS, AUTO])}")
         return names
 
     @field_validator("cold_start")
     @classmethod
     def _cold_start_asks_no_model(cls, name: str) -> str:
-        if name not in (*FIT_FOR_COLD_START, AUTO):
-            raise ValueError(asks_a_model(name))
+        if name not in (*COLD_START_SELECTORS, AUTO):
+            raise ValueError(cold_start_error(name))
         return name
 
     @field_validator("hard_cases")
     @classmethod
     def _kinds_are_known(cls, names: list[str]) -> list[str]:
         for name in names:
-            if name not in KINDS:
-                raise ValueError(f"no kind of hard case `{name}`; {did_you_mean(name, KINDS)}")
+            if name not in HARD_CASE_KINDS:
+                raise ValueError(f"no kind of hard case `{name}`; {suggest(name, HARD_CASE_KINDS)}")
         return names
 
     @field_validator("scores")
     @classmethod
     def _scores_are_known(cls, names: list[str]) -> list[str]:
-        check_names(names)
+        check_score_names(names)
         return names
 
     @model_validator(mode="after")
@@ -143,7 +148,7 @@ class SelectConfig(Section):
 
     @model_validator(mode="after")
     def _options_are_by_strategy(self) -> Self:
-        names = {AUTO: [INFORMED, BY_DOUBT_ALONE]}.get(str(self.strategy), self.strategy)
+        names = {AUTO: [WARM_STRATEGY, UNCERTAINTY_STRATEGY]}.get(str(self.strategy), self.strategy)
         if isinstance(names, list):
             for name, options in self.options.items():
                 if name not in names or not isinstance(options, dict):
@@ -163,15 +168,15 @@ class SelectConfig(Section):
             has_labels: whether the task has a closed label set.
             shared: whether records that lie near each other share labels, which ``auto`` goes by.
         """
-        start = cold_strategy(shared) if self.cold_start == AUTO else self.cold_start
+        start = cold_start_strategy(shared) if self.cold_start == AUTO else self.cold_start
         if isinstance(self.strategy, str):
-            name = informed_strategy(shared) if self.strategy == AUTO else self.strategy
+            name = warm_strategy(shared) if self.strategy == AUTO else self.strategy
         else:
             name = self.strategy[min(max(number, 1), len(self.strategy)) - 1]
-            start = name if name in FIT_FOR_COLD_START else start
+            start = name if name in COLD_START_SELECTORS else start
         options = self.options.get(name, {}) if self.several else self.options
-        if self.strategy == AUTO and name == INFORMED:
-            options = informed_options(has_labels) | options
+        if self.strategy == AUTO and name == WARM_STRATEGY:
+            options = warm_options(has_labels) | options
         return self.model_copy(update={"strategy": name, "options": options, "cold_start": start})
 
     def embedded_in(self, number: int, cold: bool, shared: bool = True) -> int:
@@ -179,7 +184,7 @@ class SelectConfig(Section):
         used = {self._used_in(number, cold, shared)}
         if self.strategy == AUTO:  # what the champion is unsure of may say nothing yet
             used.add(self._used_in(number, True, shared))
-        covers = not used.isdisjoint(COVER_THE_POOL)
+        covers = not used.isdisjoint(COVERAGE_SELECTORS)
         return max(self.pool_sample, self.pool_embedded) if covers else self.pool_sample
 
     def goes_by_neighbours(self, number: int, cold: bool) -> bool:
@@ -192,7 +197,7 @@ class SelectConfig(Section):
 
     def wanted_scores(self) -> list[str]:
         """The scores that are computed: those of the config, and what the strategies' options go by."""
-        found = [name for one in self._of_all_rounds(True) for name in wanted(self.scores, one.options)]
+        found = [name for one in self._of_all_rounds(True) for name in requested_scores(self.scores, one.options)]
         return list(dict.fromkeys(found))
 
     def _of_all_rounds(self, has_labels: bool) -> list[Self]:
@@ -215,11 +220,11 @@ class SelectConfig(Section):
             raise UserError(
                 "strategy `margin` goes by the two most probable labels, and free text has none",
                 where=where,
-                fix="use entropy or least_confidence, or set `task.labels`",
+                fix="use entropy or least_confidence, or set `progress_bar.labels`",
             )
         if self.strategy == "top" and "by" not in self.options:
             raise UserError("strategy `top` takes the greatest of a score, and none is named", where=where, fix=_TOP)
-        check_task(self.wanted_scores(), has_labels, self.options)
+        check_scores_fit_task(self.wanted_scores(), has_labels, self.options)
         try:
             select(str(self.strategy), self._example(has_labels), 2, **self.options)
         except UserError as error:
@@ -238,8 +243,8 @@ class SelectConfig(Section):
         rows = 8
         quotas = self.options.get("quotas")
         sources = list(quotas) if isinstance(quotas, dict) and quotas else ["a file"]
-        scores = [name for name in self.wanted_scores() if name in DOUBT]
-        numbers = {name: np.linspace(0.1, 0.9, rows) for name in (*BASE, *scores)}
+        scores = [name for name in self.wanted_scores() if name in UNCERTAINTY_SIGN]
+        numbers = {name: np.linspace(0.1, 0.9, rows) for name in (*BASE_MEASURES, *scores)}
         words = {"source": np.resize(np.array(sources, dtype=object), rows), "predicted": np.resize(["a", "b"], rows)}
         probabilities = {"probabilities": np.eye(rows)[:, :4] * 0.8 + 0.05} if has_labels else {}
         return {**numbers, **words, **probabilities, "cost": np.arange(1.0, rows + 1), "embeddings": np.eye(rows)}

@@ -5,11 +5,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.select.sample import sample_pool
-from posttrain.select.selectors.closeness import Floats
-from posttrain.select.selectors.whitening import whiten
+from posttrain.select.pool_sample import sample_pool
+from posttrain.select.selectors.similarity import Floats, whiten
 
-MAP = pa.schema(
+MAP_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string()),  # null for what is labelled, which the score table does not name
         pa.field("x", pa.float32()),
@@ -18,8 +17,8 @@ MAP = pa.schema(
     ]
 )
 
-_POOL, _LABELLED = 2000, 1000
-_ROUNDS = 500
+_MAX_POOL, _MAX_LABELLED = 2000, 1000
+_TSNE_STEPS = 500
 """Steps of the descent, half of sklearn's: 2,000 points take 3 s on one core, and lie as they do after 1,000."""
 _PERPLEXITY = 30.0
 
@@ -42,19 +41,19 @@ def pool_map(scores: pa.Table, chosen: pa.Table, labelled: np.ndarray | None, se
     """
     table = scores.select(["id", "embedding"]).sort_by("id")
     is_chosen = compute.is_in(table["id"], value_set=chosen["id"].combine_chunks())
-    beside = sample_pool(table.filter(compute.invert(is_chosen)), max(_POOL - chosen.num_rows, 0), seed)
+    beside = sample_pool(table.filter(compute.invert(is_chosen)), max(_MAX_POOL - chosen.num_rows, 0), seed)
     shown = pa.concat_tables([table.filter(is_chosen), beside]).sort_by("id")
     width = table.schema.field("embedding").type.list_size
     rows = shown["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, width)
-    known = np.zeros((0, width), np.float32) if labelled is None else _some(labelled, seed)
-    points = project(np.concatenate([rows, known.astype(rows.dtype)]))
+    known = np.zeros((0, width), np.float32) if labelled is None else _sample_labelled(labelled, seed)
+    points = tsne_plane(np.concatenate([rows, known.astype(rows.dtype)]))
     is_chosen = compute.is_in(shown["id"], value_set=chosen["id"].combine_chunks()).to_pylist()
     kinds = ["chosen" if one else "pool" for one in is_chosen] + ["labelled"] * len(known)
     ids = shown["id"].to_pylist() + [None] * len(known)
-    return pa.table({"id": ids, "x": points[:, 0], "y": points[:, 1], "kind": kinds}, schema=MAP)
+    return pa.table({"id": ids, "x": points[:, 0], "y": points[:, 1], "kind": kinds}, schema=MAP_SCHEMA)
 
 
-def project(embeddings: npt.NDArray[np.floating]) -> Floats:
+def tsne_plane(embeddings: npt.NDArray[np.floating]) -> Floats:
     """Points of a plane that keep who is near to whom: t-SNE of the whitened embeddings (see ``whiten``).
 
     L. van der Maaten and G. Hinton, Visualizing Data using t-SNE, JMLR 9 (2008). The descent starts from the first
@@ -81,15 +80,15 @@ def project(embeddings: npt.NDArray[np.floating]) -> Floats:
         found: Floats = TSNE(
             init=start / spread * 1e-4,
             perplexity=min(_PERPLEXITY, (len(points) - 1) / 3),
-            max_iter=_ROUNDS,
+            max_iter=_TSNE_STEPS,
             random_state=0,
             n_jobs=1,
         ).fit_transform(points)
     return found
 
 
-def _some(labelled: np.ndarray, seed: int) -> np.ndarray:
+def _sample_labelled(labelled: np.ndarray, seed: int) -> np.ndarray:
     """At most 1,000 of the rows, in their order."""
-    if len(labelled) <= _LABELLED:
+    if len(labelled) <= _MAX_LABELLED:
         return labelled
-    return labelled[np.sort(np.random.default_rng(seed).choice(len(labelled), _LABELLED, replace=False))]
+    return labelled[np.sort(np.random.default_rng(seed).choice(len(labelled), _MAX_LABELLED, replace=False))]

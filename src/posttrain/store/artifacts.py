@@ -1,7 +1,9 @@
-"""Artifacts: immutable folders whose content is their id, with a checksum for every file."""
+"""Artifacts: immutable folders with content-addressed ids and a checksum for every file."""
 
+import errno
 import hashlib
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -10,14 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.store.errors import DamagedArtifact, UserError
-from posttrain.store.files import folder_files, make_readable, sync_file, sync_folder, writing
+from posttrain.store.errors import DamagedArtifactError, WorkError
+from posttrain.store.files import (
+    disk_errors,
+    folder_files,
+    remove_abandoned_folders,
+    set_default_mode,
+    sync_file,
+    sync_folder,
+    temporary_folder,
+)
 from posttrain.store.hashing import canonical_json, file_digest
-from posttrain.store.staging import claimed_folder, remove_unclaimed
 
 MANIFEST = "manifest.json"
+
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
+
 _ID = re.compile(r"[a-z][a-z0-9_]*-[0-9a-f]{16}")
+
+_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ class ArtifactStore(ABC):
         Raises:
             UserError: the disk refused.
         """
-        return claimed_folder(self._temporary)
+        return temporary_folder(self._temporary)
 
     def commit(self, folder: Path, kind: str, meta: Mapping[str, Any]) -> Artifact:
         """Make a folder from `stage` an artifact; the folder is gone afterwards.
@@ -89,16 +102,16 @@ class ArtifactStore(ABC):
         """The first half of `commit`: checksums, the manifest, all on the disk; nobody can see it yet."""
         if not _KIND.fullmatch(kind):
             raise ValueError(f"{kind!r} is no artifact kind: lower-case letters, digits and _")
-        with writing(folder):
+        with disk_errors(folder):
             files = folder_files(folder)
             if MANIFEST in files:
                 raise ValueError(f"{files[MANIFEST]}: this name is the store's own")
             entries = {}
             for name, path in files.items():
-                make_readable(path)
+                set_default_mode(path)
                 sync_file(path)
                 entries[name] = FileEntry(file_digest(path), path.stat().st_size)
-            artifact = read_manifest(Artifact("", kind, dict(meta), entries).manifest)
+            artifact = parse_manifest(Artifact("", kind, dict(meta), entries).manifest)
             (folder / MANIFEST).write_bytes(artifact.manifest)
             sync_file(folder / MANIFEST)
             for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
@@ -146,10 +159,10 @@ class ArtifactStore(ABC):
 
     def remove_abandoned(self) -> int:
         """Remove the temporary folders of killed processes; returns how many."""
-        return remove_unclaimed(self._temporary)
+        return remove_abandoned_folders(self._temporary)
 
 
-def read_manifest(content: bytes) -> Artifact:
+def parse_manifest(content: bytes) -> Artifact:
     """Read a manifest; its id is made of its content.
 
     Raises:
@@ -164,22 +177,22 @@ def read_manifest(content: bytes) -> Artifact:
     return Artifact(f"{kind}-{hashlib.sha256(content).hexdigest()[:16]}", kind, meta, files)
 
 
-def checked_manifest(id: str, content: bytes) -> Artifact:
+def verify_manifest(id: str, content: bytes) -> Artifact:
     """Read the manifest of the artifact ``id``.
 
     Raises:
         DamagedArtifact: the manifest is not the one that made the id.
     """
     try:
-        artifact = read_manifest(content)
+        artifact = parse_manifest(content)
     except ValueError:
-        raise DamagedArtifact(f"artifact {id} is damaged: {MANIFEST} cannot be read") from None
+        raise DamagedArtifactError(f"artifact {id} is damaged: {MANIFEST} cannot be read") from None
     if artifact.id != id:
-        raise DamagedArtifact(f"artifact {id} is damaged: {MANIFEST} differs from its checksum")
+        raise DamagedArtifactError(f"artifact {id} is damaged: {MANIFEST} differs from its checksum")
     return artifact
 
 
-def find_problems(folder: Path, artifact: Artifact) -> list[str]:
+def find_damage(folder: Path, artifact: Artifact) -> list[str]:
     """Compare a folder with the artifact's manifest, byte for byte; foreign hidden files are let be."""
     problems = []
     for name, entry in artifact.files.items():
@@ -197,45 +210,110 @@ def find_problems(folder: Path, artifact: Artifact) -> list[str]:
     return problems
 
 
-def damaged(id: str, problems: list[str]) -> DamagedArtifact:
+def damaged_error(id: str, problems: list[str]) -> DamagedArtifactError:
     """The error that names the damaged files."""
-    return DamagedArtifact(f"artifact {id} is damaged: {'; '.join(problems)}")
+    return DamagedArtifactError(f"artifact {id} is damaged: {'; '.join(problems)}")
 
 
-def missing(id: str, place: str) -> DamagedArtifact:
+def missing_error(id: str, place: str) -> DamagedArtifactError:
     """The error for an artifact that is not in the store."""
-    return DamagedArtifact(f"artifact {id} is missing from {place}")
+    return DamagedArtifactError(f"artifact {id} is missing from {place}")
 
 
-def is_id(text: str) -> bool:
+def is_artifact_id(text: str) -> bool:
     """Whether ``text`` has the form of an artifact id; keeps paths out of the store's folders."""
     return _ID.fullmatch(text) is not None
 
 
-def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
-    """The artifact store at ``url`` (None: ``home/artifacts``).
+def artifact_ids(names: Iterator[str]) -> list[str]:
+    """Those of ``names`` that are artifact ids, sorted."""
+    return sorted(name for name in names if is_artifact_id(name))
+
+
+class LocalArtifacts(ArtifactStore):
+    """Artifacts as folders below ``root``, named by their ids.
 
     Args:
-        home: the workspace's ``.posttrain``, which holds temporary files and copies of remote artifacts.
-
-    Raises:
-        UserError: the URL is wrong, or what it needs is not installed.
+        temporary: where folders are staged; if it lies on another file system than ``root`` (a mount, a link
+            to a larger disk), they are staged inside ``root``, as a rename does not cross file systems.
     """
-    from posttrain.store.local_artifacts import LocalArtifacts
 
-    if url is None:
-        return LocalArtifacts(home / "artifacts", home / "tmp")
-    protocol, separator, path = url.partition("://")
-    if not separator or not path:
-        raise UserError(f"`{url}` is no artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix")
-    if protocol in ("file", "local"):
-        root = home.parent / path  # an absolute path stands for itself
-        return LocalArtifacts(root, root / ".tmp")
-    from posttrain.store.remote_artifacts import RemoteArtifacts
+    def __init__(self, root: Path, temporary: Path) -> None:
+        super().__init__(temporary)
+        self.root = root
+        self._beside = root / ".tmp"
 
-    return RemoteArtifacts(url, home)
+    def stage(self) -> AbstractContextManager[Path]:
+        with disk_errors(self.root):
+            for folder in (self.root, self._temporary):
+                folder.mkdir(parents=True, exist_ok=True)
+            one_disk = self.root.stat().st_dev == self._temporary.stat().st_dev
+        return temporary_folder(self._temporary if one_disk else self._beside)
 
+    def remove_abandoned(self) -> int:
+        return super().remove_abandoned() + remove_abandoned_folders(self._beside)
 
-def each_id(names: Iterator[str]) -> list[str]:
-    """Those of ``names`` that are artifact ids, sorted."""
-    return sorted(name for name in names if is_id(name))
+    def publish(self, folder: Path, artifact: Artifact) -> None:
+        target = self.root / artifact.id
+        with disk_errors(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            for _ in range(_ATTEMPTS):
+                if self.exists(artifact.id) and not self.verify(artifact.id):
+                    break
+                self._discard(target)
+                try:
+                    os.rename(folder, target)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+            else:
+                raise WorkError(f"{target}: other processes keep replacing this artifact")
+            sync_folder(self.root)
+        self._verified.add(artifact.id)
+
+    def exists(self, id: str) -> bool:
+        return is_artifact_id(id) and (self.root / id / MANIFEST).is_file()
+
+    def get(self, id: str) -> Artifact:
+        if not is_artifact_id(id):
+            raise missing_error(id, str(self.root))
+        try:
+            content = (self.root / id / MANIFEST).read_bytes()
+        except FileNotFoundError:
+            raise missing_error(id, str(self.root)) from None
+        return verify_manifest(id, content)
+
+    def path(self, id: str) -> Path:
+        folder = self.root / id
+        artifact = self.get(id)
+        if id not in self._verified:
+            if problems := find_damage(folder, artifact):
+                raise damaged_error(id, problems)
+            self._verified.add(id)
+        return folder
+
+    def ids(self) -> list[str]:
+        if not self.root.is_dir():
+            return []
+        return [id for id in artifact_ids(path.name for path in self.root.iterdir()) if self.exists(id)]
+
+    def delete(self, id: str) -> None:
+        if is_artifact_id(id):
+            self._discard(self.root / id)
+            self._verified.discard(id)
+
+    def verify(self, id: str) -> list[str]:
+        try:
+            return find_damage(self.root / id, self.get(id))
+        except (DamagedArtifactError, FileNotFoundError) as error:
+            return [str(error)]
+
+    def _discard(self, target: Path) -> None:
+        """Take a folder out of sight by one rename, then remove it."""
+        with self.stage() as trash:
+            try:
+                os.rename(target, trash / target.name)
+            except FileNotFoundError:
+                return
+            sync_folder(self.root)

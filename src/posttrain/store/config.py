@@ -31,7 +31,7 @@ class StoreConfig(Section):
     )
 
 
-def expand(url: str, where: str) -> str:
+def expand_variables(url: str, where: str) -> str:
     """Replace each ``${NAME}`` in ``url`` by the environment's value.
 
     Args:

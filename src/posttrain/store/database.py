@@ -1,4 +1,4 @@
-"""The metadata database: SQLite by default, PostgreSQL by URL; brought to the newest version when opened."""
+"""The metadata database: SQLite by default, PostgreSQL by URL; upgraded to the newest version when opened."""
 
 import os
 import platform
@@ -10,31 +10,54 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, inspect, make_url, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    DateTime,
+    Dialect,
+    Engine,
+    Table,
+    TypeDecorator,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    text,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from posttrain.store.errors import Refused, UserError, WorkError
+from posttrain.store.errors import StorageError, UserError, WorkError
 
 VERSION_TABLE = "posttrain_version"
+
 REVISIONS = ("0001", "0002", "0003")  # every file of migrations/versions, oldest first
 
 # Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks.
 _MIGRATION_LOCK = 0x706F7374
-_PATIENCE = 30  # seconds to wait for others
-_PRAGMAS = (f"busy_timeout = {_PATIENCE * 1000}", "foreign_keys = ON", "synchronous = FULL")
+
+_TIMEOUT = 30  # seconds to wait for others
+
+_PRAGMAS = (f"busy_timeout = {_TIMEOUT * 1000}", "foreign_keys = ON", "synchronous = FULL")
+
 _WORK_LOCK = 0x74726169
-_HOLDER = f"""
+
+_LOCK_HOLDER = f"""
     SELECT application_name || ' since ' || to_char(backend_start, 'YYYY-MM-DD HH24:MI:SS TZ')
     FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND granted AND classid = {_WORK_LOCK}
     AND objid = (hashtext(current_schema())::bigint & 4294967295)::oid
 """
-_WHERE = "store.database"
+
+_CONFIG_KEY = "store.database"
+
 _FIX_DISK = "free some space or raise the limit on a file's size (ulimit -f), and run the same command again"
+
 _FIX_HELD = "wait for it to end, or end it"
+
 _FIX_MISSING = "check store.database, or restore it from a backup"
 
 
@@ -71,7 +94,7 @@ class Database:
             self.close()
             raise
 
-    def beside(self, arm: str) -> Self:
+    def for_arm(self, arm: str) -> Self:
         """The same database for a loop that is run beside: rounds, deployments and runs of its own, all else shared."""
         other = copy(self)
         other.arm = arm
@@ -119,7 +142,7 @@ class Database:
                 plain = held.enter_context(self.engine.connect())
                 connection = plain.execution_options(isolation_level="AUTOCOMMIT")
                 if not connection.scalar(text(f"SELECT pg_try_advisory_lock({key})")):
-                    holder = connection.scalar(text(_HOLDER))
+                    holder = connection.scalar(text(_LOCK_HOLDER))
                     raise UserError(f"held by {holder or 'another process'}", where=self.place, fix=_FIX_HELD)
             try:
                 yield
@@ -152,11 +175,13 @@ class Database:
         except DBAPIError as error:
             words = " ".join(str(error.orig).split())
             if "disk is full" in words or "No space left on device" in words:
-                raise Refused("no space left on device", where=self.place, fix="free some space") from error
+                raise StorageError("no space left on device", where=self.place, fix="free some space") from error
             if "disk I/O error" in words:  # what SQLite says of a full disk at times, and of a limit on a file's size
-                raise Refused(words, where=self.place, fix=_FIX_DISK) from error
+                raise StorageError(words, where=self.place, fix=_FIX_DISK) from error
             if "readonly database" in words or "read-only transaction" in words:
-                raise Refused("read-only database", where=self.place, fix="use one that can be written to") from error
+                raise StorageError(
+                    "read-only database", where=self.place, fix="use one that can be written to"
+                ) from error
             if error.connection_invalidated:
                 raise WorkError(f"{self.place}: the connection was lost ({words})") from error
             if "unable to open database" in words or _no_connection(error):
@@ -226,10 +251,12 @@ def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise UserError("no database URL", where=_WHERE, fix="such as postgresql://user@host/name") from None
+        raise UserError("no database URL", where=_CONFIG_KEY, fix="such as postgresql://user@host/name") from None
     backend = parsed.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
-        raise UserError(f"`{backend}` is not supported", where=_WHERE, fix="use postgresql:// or sqlite:///") from None
+        raise UserError(
+            f"`{backend}` is not supported", where=_CONFIG_KEY, fix="use postgresql:// or sqlite:///"
+        ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     return parsed
@@ -250,9 +277,9 @@ def _engine(url: URL) -> Engine:
                 f"PostgreSQL needs a package that is not installed ({error})",
                 "pip install 'posttrain[postgres]'",
             )
-        raise UserError(what, where=_WHERE, fix=fix) from None
+        raise UserError(what, where=_CONFIG_KEY, fix=fix) from None
     except (ArgumentError, NoSuchModuleError) as error:
-        raise UserError(str(error), where=_WHERE) from None
+        raise UserError(str(error), where=_CONFIG_KEY) from None
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -264,15 +291,15 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     try:
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
-        _log_ahead(connection)
+        _enable_wal(connection)
     except Exception:
         connection.close()  # SQLAlchemy would leave it open
         raise
 
 
-def _log_ahead(connection: Any) -> None:
+def _enable_wal(connection: Any) -> None:
     """Change to a write-ahead log; SQLite does not always wait itself, but refuses some of those that do so at once."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -306,3 +333,23 @@ def _can_write(file: Path) -> bool:
 def _no_connection(error: DBAPIError) -> bool:
     """Whether a PostgreSQL server could not be reached at all: such errors carry no SQLSTATE."""
     return type(error.orig).__module__.startswith("psycopg") and getattr(error.orig, "sqlstate", None) is None
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment, in UTC whatever the database thinks of time zones."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.astimezone(UTC) if value else None
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def utc_now() -> datetime:
+    """This moment, in UTC."""
+    return datetime.now(UTC)

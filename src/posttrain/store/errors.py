@@ -1,4 +1,7 @@
-"""The errors that every part of the program shares, and what they mean for the exit code."""
+"""The errors that every part of the program raises, their exit codes, and "did you mean" suggestions."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -16,7 +19,7 @@ class UserError(Exception):
         super().__init__(f"{line}; {fix}" if fix else line)
 
 
-class Refused(UserError):
+class StorageError(UserError):
     """A disk, a database or a server that said no: the call may be right, so what was done is kept to go on from."""
 
 
@@ -24,7 +27,7 @@ class WorkError(Exception):
     """The call was right and the work failed: one clear line, exit code 1."""
 
 
-class DamagedArtifact(WorkError):
+class DamagedArtifactError(WorkError):
     """An artifact's files no longer match their checksums."""
 
 
@@ -36,6 +39,28 @@ class Waiting(Exception):
     """
 
 
-def is_mistake(error: BaseException | None) -> bool:
+def is_user_mistake(error: BaseException | None) -> bool:
     """Whether it is the user who has to change something: what was begun is of no use then, and goes."""
-    return isinstance(error, UserError) and not isinstance(error, Refused)
+    return isinstance(error, UserError) and not isinstance(error, StorageError)
+
+
+def closest_match(word: str, known: Iterable[str], likeness: float = 0.0) -> str | None:
+    """The known word most like ``word``, whatever their order; None when none is at least so like it.
+
+    Args:
+        likeness: difflib's ratio from which words count as alike, between 0 (any two) and 1 (equal ones).
+    """
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
+    return found[0] if found else None
+
+
+def share_words(one: str, other: str) -> bool:
+    """Whether all words of one name are in the other, as those of ``batch_size`` are in ``train_batch_size``."""
+    words, others = set(one.split("_")), set(other.split("_"))
+    return words <= others or others <= words
+
+
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """A question naming the known word nearest to ``word``; None when nothing is known."""
+    name = closest_match(word, known)
+    return None if name is None else f"did you mean `{name}`?"

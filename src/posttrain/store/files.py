@@ -1,16 +1,19 @@
-"""Writing that survives a crash, and the disk's refusals as one clear line."""
+"""Atomic writes, temporary folders with an owner, and disk errors as one clear line."""
 
 import errno
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from posttrain.store.errors import Refused, UserError
+from filelock import FileLock, Timeout
 
-_REFUSALS = {
+from posttrain.store.errors import StorageError, UserError
+
+_MESSAGES = {
     errno.ENOSPC: ("no space left on device", "free some space and run the same command again"),
     errno.EDQUOT: ("disk quota exceeded", "free some space and run the same command again"),
     errno.EFBIG: ("file too large for this file system or its limits", "raise the limit (ulimit -f)"),
@@ -18,17 +21,20 @@ _REFUSALS = {
     errno.EACCES: ("permission denied", "check who may read and write it"),
     errno.EPERM: ("operation not permitted", "check who may read and write it"),
 }
+
 # Libraries that write in native code raise their own error types, with the system's words in the message.
-_FULL_IN_WORDS = (
+_DISK_FULL_MESSAGES = (
     "No space left on device",
     "os error 28",  # safetensors
     "PytorchStreamWriter failed writing",  # torch.save, which drops the system's reason
     "unexpected pos",  # torch.save, when it closes the file it could not write
 )
 
+_LOCK_SUFFIX = ".lock"
+
 
 @contextmanager
-def writing(place: Path) -> Iterator[None]:
+def disk_errors(place: Path) -> Iterator[None]:
     """Turn a full disk, a read-only file system and missing permissions into a ``Refused``.
 
     Args:
@@ -40,21 +46,21 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if refusal := refused(error, place):
+        if refusal := to_storage_error(error, place):
             raise refusal from error
         raise
 
 
-def refused(error: BaseException, place: Path) -> Refused | None:
+def to_storage_error(error: BaseException, place: Path) -> StorageError | None:
     """The error that stands for ``error`` if the disk refused a write, else None."""
     code = error.errno if isinstance(error, OSError) else None
-    if code is None and any(words in str(error) for words in _FULL_IN_WORDS):
+    if code is None and any(words in str(error) for words in _DISK_FULL_MESSAGES):
         code = errno.ENOSPC
-    if code not in _REFUSALS:
+    if code not in _MESSAGES:
         return None
-    what, fix = _REFUSALS[code]
+    what, fix = _MESSAGES[code]
     name = getattr(error, "filename", None)
-    return Refused(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(place), fix=fix)
+    return StorageError(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(place), fix=fix)
 
 
 def make_folder(folder: Path) -> None:
@@ -63,7 +69,7 @@ def make_folder(folder: Path) -> None:
     Raises:
         UserError: a file is in its place, or the disk refused.
     """
-    with writing(folder):
+    with disk_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -94,7 +100,7 @@ def sync_tree(folder: Path) -> None:
     """Have all that is below a folder on the disk before returning, its files with the permissions of new ones."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            make_readable(Path(parent, name))
+            set_default_mode(Path(parent, name))
             sync_file(Path(parent, name))
         sync_folder(Path(parent))
 
@@ -105,13 +111,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         UserError: the disk refused.
     """
-    with writing(path):
+    with disk_errors(path):
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fchmod(file.fileno(), _usual_mode())
+                os.fchmod(file.fileno(), _default_mode())
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
@@ -120,7 +126,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         sync_folder(path.parent)
 
 
-def check_new(path: Path, formats: Collection[str] = ()) -> None:
+def check_new_file(path: Path, formats: Collection[str] = ()) -> None:
     """Find out before any work whether a file can be written where there is none yet.
 
     Args:
@@ -137,12 +143,12 @@ def check_new(path: Path, formats: Collection[str] = ()) -> None:
         raise UserError("there is no such folder", where=str(path.parent), fix="make it first")
 
 
-def make_readable(path: Path) -> None:
+def set_default_mode(path: Path) -> None:
     """Give a file the permissions that a new file has here; some libraries write files that only their owner reads."""
-    path.chmod(_usual_mode())
+    path.chmod(_default_mode())
 
 
-def _usual_mode() -> int:
+def _default_mode() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
@@ -173,3 +179,45 @@ def folder_files(folder: Path) -> dict[str, Path]:
             path = Path(parent, name)
             files[path.relative_to(folder).as_posix()] = path
     return dict(sorted(files.items()))
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """A fresh folder below ``parent`` for as long as the context lasts; what is left of it is removed then.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    folder = parent / uuid.uuid4().hex
+    claim = FileLock(f"{folder}{_LOCK_SUFFIX}", thread_local=False)
+    with disk_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        claim.acquire()
+    try:
+        with disk_errors(parent):
+            folder.mkdir()
+        yield folder
+    finally:
+        remove_tree(folder)
+        Path(claim.lock_file).unlink(missing_ok=True)
+        claim.release()
+
+
+def remove_abandoned_folders(parent: Path) -> int:
+    """Remove the temporary folders below ``parent`` whose process has died; returns how many."""
+    removed = 0
+    if not parent.is_dir():
+        return removed
+    for path in sorted(parent.glob(f"*{_LOCK_SUFFIX}")):
+        claim = FileLock(path, timeout=0, thread_local=False)
+        try:
+            claim.acquire()
+        except Timeout:
+            continue
+        try:
+            remove_tree(path.with_suffix(""))
+            path.unlink(missing_ok=True)
+            removed += 1
+        finally:
+            claim.release()
+    return removed

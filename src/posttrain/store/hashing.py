@@ -31,7 +31,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def file_states(path: Path) -> list[list[str | int]]:
+def file_stats(path: Path) -> list[list[str | int]]:
     """Tells two states of a file, or of a folder's files, apart by name, size and time: hashing gigabytes is slow."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]

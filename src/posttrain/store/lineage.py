@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from posttrain.store.metadata import Metadata
-from posttrain.store.records import ArtifactRow, Run
+from posttrain.store.rows import ArtifactRow, Run
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def ancestors(metadata: Metadata, id: str) -> list[Relative]:
     def parents(artifact_id: str) -> list[str]:
         return [input for run in metadata.producers(artifact_id) for input in run.inputs.values()]
 
-    return _walk(metadata, id, parents)
+    return _breadth_first(metadata, id, parents)
 
 
 def descendants(metadata: Metadata, id: str) -> list[Relative]:
@@ -39,10 +39,10 @@ def descendants(metadata: Metadata, id: str) -> list[Relative]:
     def children(artifact_id: str) -> list[str]:
         return [run.output for run in metadata.consumers(artifact_id) if run.status == "done" and run.output]
 
-    return _walk(metadata, id, children)
+    return _breadth_first(metadata, id, children)
 
 
-def _walk(metadata: Metadata, id: str, step: Callable[[str], Iterable[str]]) -> list[Relative]:
+def _breadth_first(metadata: Metadata, id: str, step: Callable[[str], Iterable[str]]) -> list[Relative]:
     found: list[Relative] = []
     seen = {id}
     level = [id]

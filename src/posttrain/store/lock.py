@@ -9,13 +9,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from posttrain.store.clock import now
+from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically, writing
+from posttrain.store.files import disk_errors, write_atomically
 
 
 @contextmanager
-def exclusive(
+def hold_lock(
     path: Path, *, wait: float = 0, taken: str = "another posttrain works in this workspace"
 ) -> Iterator[None]:
     """Hold the lock file ``path``; who holds it stands in a file of the same name with ``.json``.
@@ -30,7 +30,7 @@ def exclusive(
     lock = FileLock(path, timeout=wait, thread_local=False)
     note = path.with_name(f"{path.name}.json")
     try:
-        with writing(path):
+        with disk_errors(path):
             lock.acquire()
     except Timeout:
         raise UserError(
@@ -39,7 +39,7 @@ def exclusive(
             fix="wait for it to end, or end it",
         ) from None
     try:
-        holder = {"pid": os.getpid(), "host": platform.node(), "since": now().isoformat(timespec="seconds")}
+        holder = {"pid": os.getpid(), "host": platform.node(), "since": utc_now().isoformat(timespec="seconds")}
         write_atomically(note, json.dumps(holder).encode())
         yield
     finally:

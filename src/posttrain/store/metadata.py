@@ -1,16 +1,381 @@
-"""The workspace's memory: artifacts, runs, rounds, deployments and names, in one database."""
+"""Queries on the metadata database: artifacts, runs, rounds and deployments."""
 
-from posttrain.store.artifact_rows import ArtifactRows
-from posttrain.store.name_rows import NameRows
-from posttrain.store.records import ArtifactRow, Deployment, Named, Round, Run
-from posttrain.store.round_rows import DeploymentRows, RoundRows
-from posttrain.store.run_rows import RunRows
+import os
+import platform
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-__all__ = ["ArtifactRow", "Deployment", "Metadata", "Named", "Round", "Run"]
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select, update
+
+from posttrain import __version__
+from posttrain.store.artifacts import Artifact
+from posttrain.store.database import Database, insert_new, utc_now
+from posttrain.store.errors import UserError
+from posttrain.store.names import NameQueries
+from posttrain.store.rows import ArtifactRow, Deployment, NamedVersion, Round, Run
+from posttrain.store.tables import artifacts, deployments, names, rounds, run_inputs, runs, tags
+
+__all__ = ["ArtifactRow", "Deployment", "Metadata", "NamedVersion", "Round", "Run"]
+
+_ROUND_FIELDS = {column.name for column in rounds.columns} - {"arm", "number"}
+
+_ROUND_COLUMNS = [column for column in rounds.columns if column.name != "arm"]
+
+_DEPLOYMENT_COLUMNS = [column for column in deployments.columns if column.name != "arm"]
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "peft", "numpy", "pyarrow")
 
 
-class Metadata(ArtifactRows, RunRows, RoundRows, DeploymentRows, NameRows):
+class ArtifactQueries(Database):
+    """Artifacts by id and kind."""
+
+    def add_artifact(self, artifact: Artifact) -> None:
+        """Make a committed artifact known; nothing happens if it is."""
+        row = {
+            "id": artifact.id,
+            "kind": artifact.kind,
+            "meta": artifact.meta,
+            "size": artifact.size,
+            "files": len(artifact.files),
+            "created_at": utc_now(),
+        }
+        with self.transaction() as connection:
+            insert_new(connection, artifacts, row)
+
+    def artifact(self, id: str) -> ArtifactRow | None:
+        """The artifact's row, or None."""
+        with self.reading() as connection:
+            row = connection.execute(select(artifacts).where(artifacts.c.id == id)).mappings().first()
+        return _artifact_row(row) if row else None
+
+    def artifacts(self, kind: str | None = None) -> list[ArtifactRow]:
+        """All artifacts (of a kind), by id."""
+        query = select(artifacts).order_by(artifacts.c.id)
+        if kind is not None:
+            query = query.where(artifacts.c.kind == kind)
+        with self.reading() as connection:
+            return [_artifact_row(row) for row in connection.execute(query).mappings()]
+
+    def forget_artifact(self, id: str) -> None:
+        """Remove an artifact's row; the runs that made it, and what grew from it, stay and no longer lead to it."""
+        with self.transaction() as connection:
+            connection.execute(update(names).where(names.c.parent == id).values(parent=None))
+            connection.execute(update(runs).where(runs.c.output == id).values(output=None, sealed=None))
+            connection.execute(delete(artifacts).where(artifacts.c.id == id))
+
+    def resolve(self, text: str) -> str:
+        """The full id that ``text`` stands for.
+
+        Args:
+            text: an id of an artifact or a run, the beginning of one (with or without its kind), or
+                ``name@v3``, ``name@v2.3.1`` or ``name@tag``.
+
+        Raises:
+            UserError: nothing, or more than one thing, is meant.
+        """
+        found = self._named(text) or self._beginning(text)
+        if not found:
+            fix = "posttrain models list, posttrain data list and posttrain show N (a round) say what there is"
+            raise UserError(f"nothing here is called `{text}`", fix=fix)
+        if len(found) > 1:
+            shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+            raise UserError(f"`{text}` could be {shown}", fix="give more of the id")
+        return found[0]
+
+    def _named(self, text: str) -> list[str]:
+        name, separator, said = text.rpartition("@")
+        if not separator:
+            return []
+        query = select(names.c.artifact_id).where(names.c.name == name)
+        if not said.startswith("v") or not said[1:2].isdigit():
+            at = select(tags.c.version).where(tags.c.name == name, tags.c.tag == said).scalar_subquery()
+            query = query.where(names.c.version == at)
+        elif said[1:].isascii() and said[1:].isdigit() and len(said) < 10:
+            query = query.where(names.c.version == int(said[1:]))
+        else:
+            query = query.where(names.c.semantic == said[1:])
+        with self.reading() as connection:
+            return list(connection.scalars(query))
+
+    def _beginning(self, text: str) -> list[str]:
+        if not text:
+            return []
+        found: list[str] = []
+        with self.reading() as connection:
+            for column in (artifacts.c.id, runs.c.id):
+                with_kind = column.startswith(text, autoescape=True)
+                without_kind = column.contains(f"-{text}", autoescape=True)
+                found += connection.scalars(select(column).where(with_kind | without_kind))
+        if text in found:
+            return [text]
+        # SQLite's LIKE takes upper and lower case for the same.
+        return sorted(id for id in found if id.startswith(text) or id.partition("-")[2].startswith(text))
+
+
+class RunQueries(Database):
+    """Runs in the order of their start."""
+
+    def start_run(
+        self,
+        stage: str,
+        key: str,
+        *,
+        round: int | None = None,
+        seed: int = 0,
+        config: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Record that a stage begins, with the code and the machine it runs on."""
+        id = f"run-{uuid.uuid4().hex[:16]}"
+        row = {
+            "id": id,
+            "stage": stage,
+            "key": key,
+            "arm": self.arm,
+            "round": round,
+            "status": "running",
+            "seed": seed,
+            "config": dict(config or {}),
+            "code_version": __version__,
+            "environment": environment(),
+            "started_at": utc_now(),
+            "detail": {},
+        }
+        given = [{"run_id": id, "name": name, "artifact_id": value} for name, value in (inputs or {}).items()]
+        with self.transaction() as connection:
+            connection.execute(insert(runs).values(row))
+            if given:
+                connection.execute(insert(run_inputs), given)
+            return _select_run(connection, runs.c.id == id)
+
+    def seal_run(self, run_id: str, artifact_id: str, seconds: float | None = None) -> None:
+        """Record the artifact that a run is about to publish, so that a kill then does not lose its work."""
+        self._update(run_id, sealed=artifact_id, seconds=seconds)
+
+    def sealed_runs(self, key: str) -> list[Run]:
+        """Runs under ``token_set_key`` that sealed an artifact (their output) and did not finish, latest first."""
+        unfinished = (runs.c.key == key) & runs.c.sealed.is_not(None) & (runs.c.status != "done")
+        with self.reading() as connection:
+            rows = connection.execute(select(runs).where(unfinished).order_by(runs.c.number.desc())).mappings().all()
+            return _with_inputs(connection, [{**row, "output": row["sealed"]} for row in rows])
+
+    def finish_run(
+        self,
+        run_id: str,
+        output: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
+    ) -> Run:
+        """Mark a run done; ``output`` is an artifact that `add_artifact` made known."""
+        return self._end(run_id, "done", output=output, detail=detail, seconds=seconds, error=None)
+
+    def fail_run(self, run_id: str, error: str, seconds: float | None = None) -> Run:
+        """Mark a run failed."""
+        return self._end(run_id, "failed", seconds=seconds, error=error.replace("\x00", ""))
+
+    def wait_run(self, run_id: str, what: str, seconds: float | None = None) -> Run:
+        """Mark a run as waiting for ``what``, one line."""
+        return self._end(run_id, "waiting", seconds=seconds, error=what)
+
+    def fail_interrupted(self) -> int:
+        """Mark the runs of killed processes failed; only for who holds the lock. Returns how many."""
+        query = update(runs).where(runs.c.status == "running")
+        with self.transaction() as connection:
+            values = {"status": "failed", "error": "interrupted", "finished_at": utc_now()}
+            return connection.execute(query.values(values)).rowcount
+
+    def finished_run(self, key: str) -> Run | None:
+        """The latest finished run under ``token_set_key``."""
+        found = self._select((runs.c.key == key) & (runs.c.status == "done"))
+        return found[-1] if found else None
+
+    def run(self, id: str) -> Run | None:
+        """The run, or None."""
+        found = self._select(runs.c.id == id)
+        return found[0] if found else None
+
+    def runs(self, *, round: int | None = None, stage: str | None = None, status: str | None = None) -> list[Run]:
+        """Runs of this arm, oldest first, of a round, a stage and a status where given."""
+        given = {"arm": self.arm, "round": round, "stage": stage, "status": status}
+        return self._select(*(runs.c[name] == value for name, value in given.items() if value is not None))
+
+    def producers(self, artifact_id: str) -> list[Run]:
+        """Finished runs that made the artifact, oldest first."""
+        return self._select(runs.c.output == artifact_id, runs.c.status == "done")
+
+    def consumers(self, artifact_id: str) -> list[Run]:
+        """Runs, finished or not, that took the artifact as an input, oldest first."""
+        takers = select(run_inputs.c.run_id).where(run_inputs.c.artifact_id == artifact_id)
+        return self._select(runs.c.id.in_(takers))
+
+    def _select(self, *conditions: ColumnElement[bool]) -> list[Run]:
+        with self.reading() as connection:
+            rows = connection.execute(select(runs).where(*conditions).order_by(runs.c.number)).mappings().all()
+            return _with_inputs(connection, rows)
+
+    def _end(self, run_id: str, status: str, **values: Any) -> Run:
+        if values.get("detail") is None:
+            values.pop("detail", None)
+        else:
+            values["detail"] = dict(values["detail"])
+        if values.get("seconds") is None:
+            values.pop("seconds", None)
+        with self.transaction() as connection:
+            self._update(run_id, status=status, finished_at=utc_now(), **values)
+            return _select_run(connection, runs.c.id == run_id)
+
+    def _update(self, run_id: str, **values: Any) -> None:
+        with self.transaction() as connection:
+            if not connection.execute(update(runs).where(runs.c.id == run_id).values(values)).rowcount:
+                raise LookupError(f"no run {run_id}")
+
+
+class RoundQueries(Database):
+    """Rounds by number."""
+
+    def open_round(self, number: int, champion_before: str | None) -> Round:
+        """Begin a round; one that has begun is returned as it stands."""
+        row = {
+            "arm": self.arm,
+            "number": number,
+            "status": "open",
+            "champion_before": champion_before,
+            "detail": {},
+            "started_at": utc_now(),
+        }
+        with self.transaction() as connection:
+            insert_new(connection, rounds, row)
+            return self._round(number)
+
+    def update_round(self, number: int, **fields: Any) -> Round:
+        """Set fields of a round, such as ``status`` or ``decision``; ``done`` sets ``finished_at``.
+
+        Raises:
+            LookupError: there is no such round.
+            TypeError: there is no such field.
+        """
+        if unknown := fields.keys() - _ROUND_FIELDS:
+            raise TypeError(f"a round has no {', '.join(sorted(unknown))}")
+        if fields.get("status") == "done":
+            fields.setdefault("finished_at", utc_now())
+        with self.transaction() as connection:
+            if fields:
+                connection.execute(update(rounds).where(self._is_ours, rounds.c.number == number).values(fields))
+            return self._round(number)
+
+    def round(self, number: int) -> Round | None:
+        """The round, or None."""
+        return next((round for round in self.rounds() if round.number == number), None)
+
+    def rounds(self) -> list[Round]:
+        """All rounds, first to last."""
+        with self.reading() as connection:
+            rows = connection.execute(select(*_ROUND_COLUMNS).where(self._is_ours).order_by(rounds.c.number)).mappings()
+            return [Round(**row) for row in rows]
+
+    @property
+    def _is_ours(self) -> ColumnElement[bool]:
+        return rounds.c.arm == self.arm
+
+    def _round(self, number: int) -> Round:
+        found = self.round(number)
+        if found is None:
+            raise LookupError(f"no round {number}")
+        return found
+
+
+class DeploymentQueries(Database):
+    """Deployments, oldest first; the last one's model is the champion."""
+
+    def add_deployment(
+        self, model_id: str, *, round: int | None, action: str, reason: str = "", hook: str = "none"
+    ) -> Deployment:
+        """Record that a model becomes the champion; see `Deployment` for the values."""
+        row = {
+            "arm": self.arm,
+            "model_id": model_id,
+            "round": round,
+            "action": action,
+            "reason": reason,
+            "created_at": utc_now(),
+            "hook": hook,
+        }
+        with self.transaction() as connection:
+            id = connection.scalar(insert(deployments).values(row).returning(deployments.c.id))
+            return next(deployment for deployment in self.deployments() if deployment.id == id)
+
+    def deployments(self) -> list[Deployment]:
+        """All deployments, oldest first."""
+        with self.reading() as connection:
+            ours = select(*_DEPLOYMENT_COLUMNS).where(deployments.c.arm == self.arm)
+            rows = connection.execute(ours.order_by(deployments.c.id)).mappings()
+            return [Deployment(**row) for row in rows]
+
+    def set_hook(self, id: int, status: str) -> None:
+        """Record where the user's command or webhook of a deployment stands.
+
+        Raises:
+            LookupError: there is no such deployment.
+        """
+        with self.transaction() as connection:
+            if not connection.execute(update(deployments).where(deployments.c.id == id).values(hook=status)).rowcount:
+                raise LookupError(f"no deployment {id}")
+
+
+class Metadata(ArtifactQueries, RunQueries, RoundQueries, DeploymentQueries, NameQueries):
     """All rows of a workspace. Every method is one transaction, or part of the one that it is called in:
 
     ``with metadata.transaction(): metadata.add_artifact(...); metadata.finish_run(...)``
     """
+
+
+def _artifact_row(row: RowMapping) -> ArtifactRow:
+    values: dict[str, Any] = dict(row)
+    return ArtifactRow(**values)
+
+
+def _select_run(connection: Connection, condition: ColumnElement[bool]) -> Run:
+    return _with_inputs(connection, connection.execute(select(runs).where(condition)).mappings().all())[0]
+
+
+def _with_inputs(connection: Connection, rows: Iterable[Mapping[str, Any] | RowMapping]) -> list[Run]:
+    found = [dict(row) for row in rows]
+    inputs: dict[str, dict[str, str]] = {row["id"]: {} for row in found}
+    if found:
+        wanted = select(run_inputs).order_by(run_inputs.c.run_id, run_inputs.c.name)
+        if len(found) <= 100:  # a longer list of ids is slower than all rows
+            wanted = wanted.where(run_inputs.c.run_id.in_(list(inputs)))
+        for run_id, name, artifact_id in connection.execute(wanted):
+            if run_id in inputs:
+                inputs[run_id][name] = artifact_id
+    unseen = ("number", "sealed", "arm")
+    return [
+        Run(inputs=inputs[row["id"]], **{name: value for name, value in row.items() if name not in unseen})
+        for row in found
+    ]
+
+
+def environment() -> dict[str, Any]:
+    """Python, package versions, platform, processors and host of this process."""
+    return dict(_environment())
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "host": platform.node(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

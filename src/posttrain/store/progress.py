@@ -35,7 +35,7 @@ _seconds: dict[str, float] = {}
 
 
 @contextmanager
-def task(description: str, total: int, unit: str = "it") -> Iterator[Advance]:
+def progress_bar(description: str, total: int, unit: str = "it") -> Iterator[Advance]:
     """Show the progress of ``total`` units of work, and count the time that it takes.
 
     Within another task nothing is shown or counted: the outer one stands for both.
@@ -58,7 +58,7 @@ def task(description: str, total: int, unit: str = "it") -> Iterator[Advance]:
         _seconds[description] = _seconds.get(description, 0.0) + time.monotonic() - start
 
 
-def take_seconds() -> dict[str, float]:
+def pop_task_seconds() -> dict[str, float]:
     """Seconds spent in each task since the last call, by description."""
     taken = dict(_seconds)
     _seconds.clear()

@@ -11,16 +11,16 @@ from posttrain.store.artifacts import (
     MANIFEST,
     Artifact,
     ArtifactStore,
-    checked_manifest,
-    damaged,
-    each_id,
-    find_problems,
-    is_id,
-    missing,
+    LocalArtifacts,
+    artifact_ids,
+    damaged_error,
+    find_damage,
+    is_artifact_id,
+    missing_error,
+    verify_manifest,
 )
-from posttrain.store.errors import DamagedArtifact, UserError, WorkError
-from posttrain.store.files import writing
-from posttrain.store.local_artifacts import LocalArtifacts
+from posttrain.store.errors import DamagedArtifactError, UserError, WorkError
+from posttrain.store.files import disk_errors
 
 log = logging.getLogger("posttrain")
 
@@ -46,7 +46,7 @@ class RemoteArtifacts(ArtifactStore):
         self._root = str(self._files._strip_protocol(self.url))
         self._copies = LocalArtifacts(home / "cache", home / "tmp")
         self._damaged: set[str] = set()
-        self._errors = _errors(self._protocol)
+        self._errors = _error_types(self._protocol)
 
     def publish(self, folder: Path, artifact: Artifact) -> None:
         if artifact.id in self._damaged or self._size_problems(artifact):
@@ -57,36 +57,36 @@ class RemoteArtifacts(ArtifactStore):
         self._copies.publish(folder, artifact)
 
     def exists(self, id: str) -> bool:
-        if not is_id(id):
+        if not is_artifact_id(id):
             return False
         with self._reaching():
             return bool(self._files.exists(self._at(id, MANIFEST)))
 
     def get(self, id: str) -> Artifact:
-        if not is_id(id):
-            raise missing(id, self.url)
+        if not is_artifact_id(id):
+            raise missing_error(id, self.url)
         with self._reaching():
             try:
                 content = self._files.cat_file(self._at(id, MANIFEST))
             except FileNotFoundError:
-                raise missing(id, self.url) from None
-        return checked_manifest(id, content)
+                raise missing_error(id, self.url) from None
+        return verify_manifest(id, content)
 
     def path(self, id: str) -> Path:
         if self._copies.exists(id):
             try:
                 return self._copies.path(id)
-            except DamagedArtifact as error:
+            except DamagedArtifactError as error:
                 log.warning("%s; downloading it again", error)
                 self._copies.delete(id)
         artifact = self.get(id)
         with self._copies.stage() as folder:
             self._download(artifact, folder)
-            if problems := find_problems(folder, artifact):
+            if problems := find_damage(folder, artifact):
                 self._damaged.add(id)
-                raise damaged(id, problems)
+                raise damaged_error(id, problems)
             # Not synced: a copy that a power cut damages is found out by its checksums and downloaded again.
-            with writing(folder):
+            with disk_errors(folder):
                 (folder / MANIFEST).write_bytes(artifact.manifest)
             self._copies.publish(folder, artifact)
         return self._copies.path(id)
@@ -97,7 +97,7 @@ class RemoteArtifacts(ArtifactStore):
                 found = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
                 return []
-        return [id for id in each_id(name.rstrip("/").rpartition("/")[2] for name in found) if self.exists(id)]
+        return [id for id in artifact_ids(name.rstrip("/").rpartition("/")[2] for name in found) if self.exists(id)]
 
     def delete(self, id: str) -> None:
         self._copies.delete(id)
@@ -112,7 +112,7 @@ class RemoteArtifacts(ArtifactStore):
     def verify(self, id: str) -> list[str]:
         try:
             artifact = self.get(id)
-        except DamagedArtifact as error:
+        except DamagedArtifactError as error:
             return [str(error)]
         problems = self._size_problems(artifact)
         with self._reaching():
@@ -148,13 +148,13 @@ class RemoteArtifacts(ArtifactStore):
     def _download(self, artifact: Artifact, folder: Path) -> None:
         for name in artifact.files:
             target = folder / name
-            with writing(folder):
+            with disk_errors(folder):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            with self._reaching(), writing(folder):
+            with self._reaching(), disk_errors(folder):
                 try:
                     self._files.get_file(self._at(artifact.id, name), str(target))
                 except FileNotFoundError:
-                    target.unlink(missing_ok=True)  # `find_problems` names it
+                    target.unlink(missing_ok=True)  # `find_damage` names it
 
     def _at(self, id: str, name: str) -> str:
         return f"{self._root}/{id}/{name}"
@@ -188,7 +188,7 @@ def _file_system(protocol: str) -> Any:
         raise UserError(f"`{protocol}://` is not known", where="store.artifacts", fix="such as s3://bucket") from None
 
 
-def _errors(protocol: str) -> tuple[type[Exception], ...]:
+def _error_types(protocol: str) -> tuple[type[Exception], ...]:
     """What a file system of this protocol raises."""
     if protocol not in ("s3", "s3a"):
         return (OSError,)

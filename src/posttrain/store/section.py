@@ -6,10 +6,9 @@ from typing import Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import nearest, share_words
+from posttrain.store.errors import UserError, closest_match, share_words
 
-_ALIKE = 0.7  # from this likeness on, an unknown key is taken for a mistyped one
+_CUTOFF = 0.7  # from this likeness on, an unknown key is taken for a mistyped one
 
 
 class Section(BaseModel):
@@ -31,15 +30,15 @@ class Section(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise _first_problem(cls, error, where) from None
+            raise _to_user_error(cls, error, where) from None
 
 
-def _first_problem(section: type[BaseModel], error: ValidationError, where: str) -> UserError:
+def _to_user_error(section: type[BaseModel], error: ValidationError, where: str) -> UserError:
     problem = error.errors(include_url=False)[0]
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return UserError(f"unknown key `{key}`", where=where, fix=_suggestion(section, path))
+        return UserError(f"unknown key `{key}`", where=where, fix=_suggest_key(section, path))
     if problem["type"] == "model_type" and (within := _section_at(section, path)):
         example = ".".join([*path, next(iter(within.model_fields))])
         return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where)
@@ -47,7 +46,7 @@ def _first_problem(section: type[BaseModel], error: ValidationError, where: str)
     return UserError(f"`{key}`: {message}" if key else message, where=where)
 
 
-def _suggestion(section: type[BaseModel], path: list[str]) -> str | None:
+def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
     """What an unknown key may have meant: the same one in a section below, or one much like it beside it."""
     *way, name = path
     if (at := _section_at(section, way)) is None:
@@ -57,7 +56,7 @@ def _suggestion(section: type[BaseModel], path: list[str]) -> str | None:
     if len(shortest) == 1:
         return f"did you mean `{'.'.join([*way, *shortest[0]])}`?"
     keys = sorted(at.model_fields)
-    found = nearest(name, keys, _ALIKE) or nearest(name, [key for key in keys if share_words(name, key)])
+    found = closest_match(name, keys, _CUTOFF) or closest_match(name, [key for key in keys if share_words(name, key)])
     return f"did you mean `{found}`?" if found else None
 
 
@@ -65,7 +64,7 @@ def _paths_below(section: type[BaseModel], name: str) -> list[list[str]]:
     """Every path to a key of that name in the sections of a section, but for those in lists and mappings."""
     found: list[list[str]] = []
     for key, field in section.model_fields.items():
-        inner = _section_in(field.annotation)
+        inner = _section_type(field.annotation)
         if inner is None or get_origin(field.annotation) in (list, dict, tuple):
             continue
         if name in inner.model_fields:
@@ -80,16 +79,16 @@ def _section_at(section: type[BaseModel], path: list[str]) -> type[BaseModel] | 
     for part in path:
         if current is None or part not in current.model_fields:
             continue  # a key of a mapping, or a union's tag: the section stays
-        current = _section_in(current.model_fields[part].annotation)
+        current = _section_type(current.model_fields[part].annotation)
     return current
 
 
-def _section_in(annotation: Any) -> type[BaseModel] | None:
+def _section_type(annotation: Any) -> type[BaseModel] | None:
     """The config section that an annotation holds, such as in ``dict[str, Suite]`` or ``Lora | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, UnionType, list, dict, tuple):
         for inner in get_args(annotation):
-            if found := _section_in(inner):
+            if found := _section_type(inner):
                 return found
     return None

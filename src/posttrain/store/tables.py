@@ -1,6 +1,5 @@
 """The metadata database's tables. A change here needs a new file in ``migrations/versions``."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -8,8 +7,6 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
-    DateTime,
-    Dialect,
     Float,
     ForeignKey,
     Index,
@@ -18,11 +15,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TypeDecorator,
     UniqueConstraint,
 )
 
-from posttrain.store.records import ACTIONS, HOOK_STATUSES, ROUND_STATUSES, RUN_STATUSES
+from posttrain.store.database import UtcDateTime
+from posttrain.store.rows import ACTIONS, HOOK_STATUSES, ROUND_STATUSES, RUN_STATUSES
 
 schema = MetaData(
     naming_convention={
@@ -34,27 +31,43 @@ schema = MetaData(
     }
 )
 
+run_inputs = Table(
+    "run_inputs",
+    schema,
+    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    # No foreign key: an input may lie outside the store, such as a file known by its digest.
+    Column("artifact_id", String(200), nullable=False, index=True),
+)
 
-class Time(TypeDecorator[datetime]):
-    """A moment, in UTC whatever the database thinks of time zones."""
+names = Table(
+    "names",
+    schema,
+    Column("name", String(200), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("artifact_id", ForeignKey("artifacts.id"), nullable=False),
+    Column("parent", ForeignKey("artifacts.id")),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("semantic", String(40)),
+    Column("note", Text),
+    UniqueConstraint("name", "artifact_id"),
+    Index("ix_names_semantic", "name", "semantic", unique=True),
+)
 
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return value.astimezone(UTC) if value else None
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+tags = Table(
+    "tags",
+    schema,
+    Column("name", String(200), primary_key=True),
+    Column("tag", String(200), primary_key=True),
+    Column("version", Integer, nullable=False),
+)
 
 
-def _document(name: str, nullable: bool = False) -> Column[Any]:
+def _json_column(name: str, nullable: bool = False) -> Column[Any]:
     return Column(name, JSON(none_as_null=True), nullable=nullable)
 
 
-def _arm(primary_key: bool = False) -> Column[Any]:
+def _arm_column(primary_key: bool = False) -> Column[Any]:
     """Whose row it is: of the loop ("") or of one that is run beside it for comparison."""
     return Column("arm", String(40), primary_key=primary_key, nullable=False, server_default="")
 
@@ -68,10 +81,10 @@ artifacts = Table(
     schema,
     Column("id", String(100), primary_key=True),
     Column("kind", String(80), nullable=False, index=True),
-    _document("meta"),
+    _json_column("meta"),
     Column("size", BigInteger, nullable=False),
     Column("files", Integer, nullable=False),
-    Column("created_at", Time, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
 )
 
 runs = Table(
@@ -82,45 +95,36 @@ runs = Table(
     Column("id", String(40), nullable=False, unique=True),
     Column("stage", String(80), nullable=False),
     Column("key", String(64), nullable=False, index=True),
-    _arm(),
+    _arm_column(),
     Column("round", Integer, index=True),
     Column("status", String(10), nullable=False, index=True),
     Column("seed", BigInteger, nullable=False),
-    _document("config"),
+    _json_column("config"),
     # The artifact about to be published: what a run killed at that moment has to show for its work.
     Column("sealed", String(100)),
     Column("output", ForeignKey("artifacts.id"), index=True),
     Column("code_version", String(80), nullable=False),
-    _document("environment"),
-    Column("started_at", Time, nullable=False),
-    Column("finished_at", Time),
+    _json_column("environment"),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
     Column("seconds", Float),
-    _document("detail"),
+    _json_column("detail"),
     Column("error", Text),
     _one_of("status", RUN_STATUSES),
-)
-
-run_inputs = Table(
-    "run_inputs",
-    schema,
-    Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    Column("name", String(200), primary_key=True),
-    # No foreign key: an input may lie outside the store, such as a file known by its digest.
-    Column("artifact_id", String(200), nullable=False, index=True),
 )
 
 rounds = Table(
     "rounds",
     schema,
-    _arm(primary_key=True),
+    _arm_column(primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("status", String(10), nullable=False),
     Column("champion_before", String(100)),
     Column("candidate", String(100)),
-    _document("decision", nullable=True),
-    _document("detail"),
-    Column("started_at", Time, nullable=False),
-    Column("finished_at", Time),
+    _json_column("decision", nullable=True),
+    _json_column("detail"),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("finished_at", UtcDateTime),
     Column("seconds", Float),
     _one_of("status", ROUND_STATUSES),
 )
@@ -129,35 +133,13 @@ deployments = Table(
     "deployments",
     schema,
     Column("id", Integer, primary_key=True, autoincrement=True),
-    _arm(),
+    _arm_column(),
     Column("model_id", String(100), nullable=False),
     Column("round", Integer),
     Column("action", String(10), nullable=False),
     Column("reason", Text, nullable=False),
-    Column("created_at", Time, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
     Column("hook", String(10), nullable=False),
     _one_of("action", ACTIONS),
     _one_of("hook", HOOK_STATUSES),
-)
-
-names = Table(
-    "names",
-    schema,
-    Column("name", String(200), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("artifact_id", ForeignKey("artifacts.id"), nullable=False),
-    Column("parent", ForeignKey("artifacts.id")),
-    Column("created_at", Time, nullable=False),
-    Column("semantic", String(40)),
-    Column("note", Text),
-    UniqueConstraint("name", "artifact_id"),
-    Index("ix_names_semantic", "name", "semantic", unique=True),
-)
-
-tags = Table(
-    "tags",
-    schema,
-    Column("name", String(200), primary_key=True),
-    Column("tag", String(200), primary_key=True),
-    Column("version", Integer, nullable=False),
 )

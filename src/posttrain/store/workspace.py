@@ -1,4 +1,4 @@
-"""A workspace: a folder with ``posttrain.yaml`` and, in ``.posttrain``, everything the program keeps."""
+"""Artifacts: immutable folders whose content is their id, with a checksum for every file."""
 
 import json
 import os
@@ -8,15 +8,39 @@ from pathlib import Path
 from types import TracebackType
 
 from posttrain import __version__
-from posttrain.store.artifacts import ArtifactStore, open_artifacts
+from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.closeable import Closeable
-from posttrain.store.config import StoreConfig, expand
-from posttrain.store.errors import UserError, is_mistake
-from posttrain.store.files import remove_tree, sync_folder, write_atomically, writing
-from posttrain.store.lock import exclusive
+from posttrain.store.config import StoreConfig, expand_variables
+from posttrain.store.errors import UserError, is_user_mistake
+from posttrain.store.files import disk_errors, remove_tree, sync_folder, write_atomically
+from posttrain.store.lock import hold_lock
 from posttrain.store.metadata import Metadata
 
 FORMAT = 1  # of the folder's layout; the database counts its own versions
+
+
+def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
+    """The artifact store at ``url`` (None: ``home/artifacts``).
+
+    Args:
+        home: the workspace's ``.posttrain``, which holds temporary files and copies of remote artifacts.
+
+    Raises:
+        UserError: the URL is wrong, or what it needs is not installed.
+    """
+    from posttrain.store.artifacts import LocalArtifacts
+
+    if url is None:
+        return LocalArtifacts(home / "artifacts", home / "tmp")
+    protocol, separator, path = url.partition("://")
+    if not separator or not path:
+        raise UserError(f"`{url}` is no artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix")
+    if protocol in ("file", "local"):
+        root = home.parent / path  # an absolute path stands for itself
+        return LocalArtifacts(root, root / ".tmp")
+    from posttrain.store.remote_artifacts import RemoteArtifacts
+
+    return RemoteArtifacts(url, home)
 
 
 class Workspace(Closeable):
@@ -50,17 +74,17 @@ class Workspace(Closeable):
             _check_format(home)
             _check_writable(home)
         made = [folder for folder in (home, *home.parents) if not folder.exists()]
-        with writing(home):
+        with disk_errors(home):
             (home / "scratch").mkdir(parents=True, exist_ok=True)
             (home / "tmp").mkdir(exist_ok=True)
             if config.artifacts is None:
                 (home / "artifacts").mkdir(exist_ok=True)
         try:
-            artifacts = _artifacts(home, config)
+            artifacts = _open_artifacts_of(home, config)
             metadata = Metadata(_database_url(home, config), create=True)
         except UserError as error:
-            if made and is_mistake(error):
-                _remove_new(made)
+            if made and is_user_mistake(error):
+                _remove_created(made)
             raise
         if not (home / "format.json").exists():
             # The last file to be written: before it there is no workspace.
@@ -87,7 +111,7 @@ class Workspace(Closeable):
         _check_format(home)
         if write:
             _check_writable(home)
-        artifacts = _artifacts(home, config)
+        artifacts = _open_artifacts_of(home, config)
         return Workspace(root, Metadata(_database_url(home, config), write=write), artifacts)
 
     def close(self) -> None:
@@ -97,10 +121,10 @@ class Workspace(Closeable):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        unused = self._made and is_mistake(error) and not self.metadata.artifacts()
+        unused = self._made and is_user_mistake(error) and not self.metadata.artifacts()
         super().__exit__(kind, error, trace)
         if unused:
-            _remove_new(self._made)
+            _remove_created(self._made)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -109,9 +133,9 @@ class Workspace(Closeable):
         Raises:
             UserError: another process holds it; names its id, its host and since when.
         """
-        with exclusive(self.home / "lock"), self.metadata.exclusive():
+        with hold_lock(self.home / "lock"), self.metadata.exclusive():
             self.metadata.fail_interrupted()
-            with writing(self.home):
+            with disk_errors(self.home):
                 self.artifacts.remove_abandoned()
                 self._remove_finished_scratch()
             yield
@@ -131,22 +155,22 @@ class Workspace(Closeable):
         Raises:
             UserError: another process has held it for a minute.
         """
-        with exclusive(self.home / "deploy.lock", wait=60):
+        with hold_lock(self.home / "deploy.lock", wait=60):
             yield
 
     def scratch(self, key: str) -> Path:
-        """The folder in which the stage under ``key`` keeps what it can resume from; survives kills.
+        """The folder in which the stage under ``token_set_key`` keeps what it can resume from; survives kills.
 
         Raises:
             UserError: the disk refused.
         """
         folder = self._scratch / key
-        with writing(folder):
+        with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def drop_scratch(self, key: str) -> None:
-        """Remove the scratch folder of ``key``."""
+        """Remove the scratch folder of ``token_set_key``."""
         remove_tree(self._scratch / key)
 
     @property
@@ -158,12 +182,12 @@ class Workspace(Closeable):
         """A link to the champion's folder, or nothing before there is one."""
         return self.home / "-".join(filter(None, ("champion", self.metadata.arm)))
 
-    def beside(self, arm: str) -> "Workspace":
+    def for_arm(self, arm: str) -> "Workspace":
         """The same workspace for a loop that is run beside its own for comparison.
 
         It has rounds, deployments and a champion's link of its own; artifacts and finished work are shared.
         """
-        return Workspace(self.root, self.metadata.beside(arm), self.artifacts)
+        return Workspace(self.root, self.metadata.for_arm(arm), self.artifacts)
 
     def link_champion(self, model_id: str) -> Path:
         """Have `champion_path` lead to a model, in one step for whoever reads it; returns the path.
@@ -176,7 +200,7 @@ class Workspace(Closeable):
         # Relative, so that the workspace can be moved.
         target = folder.relative_to(self.home) if folder.is_relative_to(self.home) else folder
         new = self.champion_path.with_suffix(".new")
-        with writing(self.champion_path):
+        with disk_errors(self.champion_path):
             with suppress(FileNotFoundError):
                 new.unlink()
             new.symlink_to(target, target_is_directory=True)
@@ -185,14 +209,14 @@ class Workspace(Closeable):
         return self.champion_path
 
 
-def _remove_new(made: list[Path]) -> None:
+def _remove_created(made: list[Path]) -> None:
     """Remove a workspace's home, and the folders above that were made for it, unless somebody works there.
 
     Args:
         made: the folders, the innermost first.
     """
     home, *above = made
-    with suppress(OSError, UserError), exclusive(home / "lock"):
+    with suppress(OSError, UserError), hold_lock(home / "lock"):
         remove_tree(home)
         for folder in above:
             folder.rmdir()
@@ -221,8 +245,8 @@ def _check_writable(home: Path) -> None:
 def _database_url(home: Path, config: StoreConfig) -> str:
     if config.database is None:
         return f"sqlite:///{home / 'store.db'}"
-    return expand(config.database, "store.database")
+    return expand_variables(config.database, "store.database")
 
 
-def _artifacts(home: Path, config: StoreConfig) -> ArtifactStore:
-    return open_artifacts(config.artifacts and expand(config.artifacts, "store.artifacts"), home)
+def _open_artifacts_of(home: Path, config: StoreConfig) -> ArtifactStore:
+    return open_artifacts(config.artifacts and expand_variables(config.artifacts, "store.artifacts"), home)

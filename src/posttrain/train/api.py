@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.reading.tables import read
+from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
 from posttrain.models.sources import fetch_once, locate
-from posttrain.train.alone import AloneConfig, train_alone
-from posttrain.train.objectives.registry import objective as check_objective
+from posttrain.train.objectives.registry import objective_spec as check_objective
+from posttrain.train.standalone import TrainJobConfig, train_standalone
 
 
 def train(
@@ -29,7 +29,7 @@ def train(
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
         data: a file of records or a Hugging Face dataset folder, or several of them.
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
-            optimiser step, and ``summary.json``.
+            optimiser step, and ``label_summary.json``.
         objective: what is learned, such as ``dpo``; without it what ``settings`` say, or ``sft``.
         settings: what a config file holds besides, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
             to the current folder.
@@ -44,16 +44,16 @@ def train(
         WorkError: training went wrong beyond mending.
     """
     files = str(data) if isinstance(data, str | Path) else [str(file) for file in data]
-    config = AloneConfig.read({**(settings or {}), "model": str(model), "data": files}, "settings")
+    config = TrainJobConfig.read({**(settings or {}), "model": str(model), "data": files}, "settings")
     if objective is not None:
         check_objective(objective, "objective")
         config = config.model_copy(update={"train": config.train.model_copy(update={"objective": objective})})
     config = config.with_paths_from(lambda key: Path())
     source = locate(config.model, Path(), weights=config.train.initialization.method == "none")
-    return train_alone(Path(out), config, read_files(config), partial(fetch_once, source), fork=fork)
+    return train_standalone(Path(out), config, read_files(config), partial(fetch_once, source), fork=fork)
 
 
-def read_files(config: AloneConfig) -> pa.Table:
+def read_files(config: TrainJobConfig) -> pa.Table:
     """The records of the files that the config names; errors call them by their paths from the current folder.
 
     Raises:

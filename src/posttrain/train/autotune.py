@@ -20,35 +20,35 @@ import yaml
 
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import make_folder, remove_tree, write_atomically
-from posttrain.store.progress import task
-from posttrain.train.alone import CONFIG, TUNED, AloneConfig
+from posttrain.store.progress import progress_bar
 from posttrain.train.config import TrainConfig
-from posttrain.train.trial import OUT_OF_MEMORY, Settings, Trial, Trials, as_json, changed
+from posttrain.train.standalone import CONFIG, TUNED, TrainJobConfig
+from posttrain.train.trial import OUT_OF_MEMORY, Settings, Trial, TrialRunner, trial_to_json, with_settings
 
 log = logging.getLogger("posttrain")
 
-_WORK = ".autotune"
-_TOKENS = "micro_batch_tokens"
-_LEAST_TOKENS = 256
-_GUESS = 8192
+_WORK_FOLDER = ".autotune"
+_TOKENS_KEY = "micro_batch_tokens"
+_MIN_TOKENS = 256
+_DEFAULT_TOKENS = 8192
 _CHOICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("compile", (False, True)),
     ("recompute.mode", ("none", "selective", "full")),
     ("loader.prefetch", (2, 8)),
     ("loader.workers", (0, 1, 2)),
 )
-_SEARCH = 0.6  # share of the time; the rest is for the best two
-_BETTER = 1.03
-_CLEARLY_SLOWER = 0.65
-_DUELS = 3  # of each of the best two
-_STARVED = 0.01  # share of a step spent waiting, from which the loader is worth a look
+_SEARCH_SHARE = 0.6  # share of the time; the rest is for the best two
+_MIN_GAIN = 1.03
+_GIVE_UP_BELOW = 0.65
+_FINAL_REPEATS = 3  # of each of the best two
+_LOADER_BOUND = 0.01  # share of a step spent waiting, from which the loader is worth a look
 
 Measure = Callable[[Settings, float, float], Trial]
 """A setting, the tokens a second below which it may be given up, and the seconds that it may take."""
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """What was found.
 
     Args:
@@ -63,49 +63,49 @@ class Tuned:
     after: float
 
 
-def tune(
+def autotune_settings(
     out: Path,
-    config: AloneConfig,
+    config: TrainJobConfig,
     records: pa.Table,
     fetch: Callable[[Path], Path],
     seconds: float,
     measure: Measure | None = None,
-) -> Tuned:
+) -> TuningResult:
     """Find the best settings and write them into ``out/config.yaml``, and all that was measured beside it.
 
     Args:
         out: made if missing; may hold an earlier tuning and nothing else.
         fetch: gives the folder of the model; may write it into the folder that it is given.
         seconds: that the measuring may take, about.
-        measure: in place of `Trials`.
+        measure: in place of `TrialRunner`.
 
     Raises:
         UserError: the folder holds something else, or the training cannot be begun.
         WorkError: nothing could be measured in this time.
     """
-    if out.exists() and (not out.is_dir() or {one.name for one in out.iterdir()} - {CONFIG, TUNED, _WORK}):
+    if out.exists() and (not out.is_dir() or {one.name for one in out.iterdir()} - {CONFIG, TUNED, _WORK_FOLDER}):
         raise UserError("holds something else already", where=str(out), fix="name another --out")
     make_folder(out)
-    work = out / _WORK
+    work = out / _WORK_FOLDER
     steps = config.train.epochs * -(-records.num_rows // config.train.batch_size)
     try:
         if measure is None:
             make_folder(work)
             source = fetch(work / "base").resolve()
-            measure = Trials(work / "trial", source, records, config.train, config.task, config.seed)
-        with _timed(seconds) as passed:
+            measure = TrialRunner(work / "trial", source, records, config.train, config.task, config.seed)
+        with _time_budget(seconds) as passed:
             tuned = search(config.train, measure, seconds, steps, passed)
     finally:
         remove_tree(work)
-    best = config.model_copy(update={"train": changed(config.train, tuned.settings)})
+    best = config.model_copy(update={"train": with_settings(config.train, tuned.settings)})
     write_atomically(out / CONFIG, yaml.safe_dump(best.model_dump(mode="json"), sort_keys=False).encode())
-    write_atomically(out / TUNED, json.dumps([as_json(one) for one in tuned.trials], indent=1).encode())
+    write_atomically(out / TUNED, json.dumps([trial_to_json(one) for one in tuned.trials], indent=1).encode())
     return tuned
 
 
 def search(
     config: TrainConfig, measure: Measure, seconds: float, steps: int, passed: Callable[[], float] | None = None
-) -> Tuned:
+) -> TuningResult:
     """The search alone.
 
     Args:
@@ -114,7 +114,7 @@ def search(
     """
     began = time.monotonic()
     found = _Search(config, measure, steps, passed or (lambda: time.monotonic() - began))
-    found.until = _SEARCH * seconds
+    found.until = _SEARCH_SHARE * seconds
     found.explore()
     if sum(not one.problem for one in found.trials) < 2:  # nothing to decide between, so there is time to look on
         found.until = seconds
@@ -125,15 +125,15 @@ def search(
     found.until = seconds
     winner, rate = found.decide()
     first = found.trials[0]
-    return Tuned(winner.settings, found.trials, first.rate(steps), rate)
+    return TuningResult(winner.settings, found.trials, first.rate(steps), rate)
 
 
 class _Search:
     def __init__(self, config: TrainConfig, measure: Measure, steps: int, passed: Callable[[], float]) -> None:
         self._measure, self._steps, self._passed = measure, steps, passed
         values = config.model_dump(mode="json")
-        self._start = {_TOKENS: config.micro_batch_tokens}
-        self._start |= {key: known for key, _ in _CHOICES if (known := _value(values, key)) is not None}
+        self._start = {_TOKENS_KEY: config.micro_batch_tokens}
+        self._start |= {key: known for key, _ in _CHOICES if (known := _nested_value(values, key)) is not None}
         self.until = 0.0
         self.trials: list[Trial] = []
         self.best: Trial | None = None
@@ -142,9 +142,9 @@ class _Search:
         """Vary one setting after another, as long as there is time and something was gained."""
         trial = self._try(self._start) or (self.trials[-1] if self.trials else None)
         tokens = _most_tokens(trial or Trial(self._start))
-        while self.best is None and trial and trial.problem and tokens > _LEAST_TOKENS:
+        while self.best is None and trial and trial.problem and tokens > _MIN_TOKENS:
             tokens //= 2
-            trial = self._try({**self._start, _TOKENS: tokens})
+            trial = self._try({**self._start, _TOKENS_KEY: tokens})
         while self.best:
             before = self.best
             self._micro_batch()
@@ -158,19 +158,19 @@ class _Search:
     def decide(self) -> tuple[Trial, float]:
         """The better of the best two, measured in turns, and its tokens a second."""
         assert self.best is not None
-        usable = {_key(one.settings): one for one in self.trials if one.rate(self._steps)}
+        usable = {_settings_key(one.settings): one for one in self.trials if one.rate(self._steps)}
         ranked = sorted(usable.values(), key=lambda one: -one.rate(self._steps))[:2]
-        rates: dict[str, list[float]] = {_key(one.settings): [] for one in ranked}
-        order = [place for turn in range(_DUELS) for place in ((0, 1) if turn % 2 == 0 else (1, 0))]
+        rates: dict[str, list[float]] = {_settings_key(one.settings): [] for one in ranked}
+        order = [place for turn in range(_FINAL_REPEATS) for place in ((0, 1) if turn % 2 == 0 else (1, 0))]
         for place in order if len(ranked) == 2 else ():
             again = self._run(ranked[place].settings, 0.0)
             if again is None:
                 break
-            rates[_key(again.settings)].append(again.rate(self._steps))
+            rates[_settings_key(again.settings)].append(again.rate(self._steps))
         if not all(rates.values()):
             return self.best, self.best.rate(self._steps)
         # A crash in the second measurement counts as 0, as it would in training.
-        first, second = (median(rates[_key(one.settings)]) for one in ranked)
+        first, second = (median(rates[_settings_key(one.settings)]) for one in ranked)
         close = min(first, second) * 1.02 >= max(first, second)
         saves = ranked[1].memory_bytes < 0.9 * ranked[0].memory_bytes
         takes_second = second > first if not close else saves
@@ -184,10 +184,10 @@ class _Search:
             while True:
                 whole = max(self.best.tokens, 1)  # of a step: what holds more of it is no other setting
                 tokens = int(min(_most_tokens(self.best), whole if factor < 1 else math.inf) * factor)
-                if tokens < _LEAST_TOKENS or tokens >= 2 * whole:
+                if tokens < _MIN_TOKENS or tokens >= 2 * whole:
                     break
                 last = self.best
-                self._try({**last.settings, _TOKENS: tokens})
+                self._try({**last.settings, _TOKENS_KEY: tokens})
                 if self.best is last:
                     break
             if self.best is not before:
@@ -196,12 +196,12 @@ class _Search:
     def _with(self, key: str, value: Any) -> dict[str, Any]:
         """What goes with a value: memory that is saved is there for a larger micro-batch."""
         assert self.best is not None
-        return {_TOKENS: 2 * _most_tokens(self.best)} if key == "recompute.mode" and value != "none" else {}
+        return {_TOKENS_KEY: 2 * _most_tokens(self.best)} if key == "recompute.mode" and value != "none" else {}
 
     def _is_worth_a_look(self, key: str) -> bool:
         assert self.best is not None
         if key.startswith("loader."):
-            return self.best.data_wait > _STARVED
+            return self.best.data_wait > _LOADER_BOUND
         if key == "recompute.mode":  # it costs time, and only pays where memory is what limits the micro-batch
             limited = any(one.problem == OUT_OF_MEMORY for one in self.trials)
             return limited or self.best.settings[key] != "none"
@@ -209,11 +209,11 @@ class _Search:
 
     def _try(self, settings: Settings) -> Trial | None:
         """Measure a setting unless it was; it is the best if it is better by more than a little."""
-        if any(_key(one.settings) == _key(settings) for one in self.trials):
+        if any(_settings_key(one.settings) == _settings_key(settings) for one in self.trials):
             return None
         best = self.best.rate(self._steps) if self.best else 0.0
-        trial = self._run(settings, _CLEARLY_SLOWER * best)
-        if trial and trial.rate(self._steps) > _BETTER * best:
+        trial = self._run(settings, _GIVE_UP_BELOW * best)
+        if trial and trial.rate(self._steps) > _MIN_GAIN * best:
             self.best = trial
         return trial
 
@@ -236,10 +236,10 @@ class _Search:
 
 
 @contextmanager
-def _timed(seconds: float) -> Iterator[Callable[[], float]]:
+def _time_budget(seconds: float) -> Iterator[Callable[[], float]]:
     """Seconds so far, shown as progress."""
     began, shown = time.monotonic(), 0
-    with task("tuning", max(1, int(seconds)), "s") as advance:
+    with progress_bar("tuning", max(1, int(seconds)), "s") as advance:
 
         def passed() -> float:
             nonlocal shown
@@ -253,11 +253,11 @@ def _timed(seconds: float) -> Iterator[Callable[[], float]]:
 
 def _most_tokens(trial: Trial) -> int:
     """Tokens of a micro-batch at most; a guess where nobody had decided them yet."""
-    tokens = trial.settings[_TOKENS]
-    return tokens if isinstance(tokens, int) else _GUESS
+    tokens = trial.settings[_TOKENS_KEY]
+    return tokens if isinstance(tokens, int) else _DEFAULT_TOKENS
 
 
-def changes(tuned: Tuned) -> list[str]:
+def as_overrides(tuned: TuningResult) -> list[str]:
     """The settings as ``--set`` takes them."""
     return [f"train.{key}={_yaml(value)}" for key, value in tuned.settings.items()]
 
@@ -266,11 +266,11 @@ def _yaml(value: Any) -> str:
     return json.dumps(value) if not isinstance(value, str) else value
 
 
-def _key(settings: Settings) -> str:
+def _settings_key(settings: Settings) -> str:
     return json.dumps(dict(settings), sort_keys=True)
 
 
-def _value(values: Any, key: str) -> Any:
+def _nested_value(values: Any, key: str) -> Any:
     """What stands under a dotted key; None where there is nothing."""
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:

@@ -1,18 +1,17 @@
 """The config section ``train``."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.curriculum import CurriculumConfig
-from posttrain.train.ema_config import EmaConfig
+from posttrain.train.data.config import CurriculumConfig, LoaderConfig, PhaseConfig, curriculum_difficulty
 from posttrain.train.initialization.config import InitializationConfig
-from posttrain.train.memory.config import RecomputeConfig
-from posttrain.train.noise.config import NoiseConfig
+from posttrain.train.monitor.config import MonitorConfig, ProfileConfig, SinksConfig
 from posttrain.train.objectives.config import (
     CdpoConfig,
     ClassificationConfig,
@@ -30,13 +29,17 @@ from posttrain.train.objectives.config import (
     SimpoConfig,
 )
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.optimizers.config import OptimizerConfig
-from posttrain.train.order import StageConfig
-from posttrain.train.scaling import ScalingConfig
-from posttrain.train.schedule import ScheduleConfig
-from posttrain.train.tokens.config import LoaderConfig
-from posttrain.train.watch.config import ProfileConfig, WatchConfig
-from posttrain.train.watch.sinks.config import SinksConfig
+from posttrain.train.optim.config import EmaConfig, OptimizerConfig
+from posttrain.train.optim.loss_scale import ScalingConfig
+from posttrain.train.optim.schedule import ScheduleConfig
+from posttrain.train.regularization.config import NoiseConfig
+
+OPERATIONAL_SECTIONS = frozenset({"checkpoint", "loader", "profile", "sinks"})
+"""Parts of the config that do not decide what a training ends with."""
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|B|[KMG]i?B)")
 
 
 class LoraConfig(Section):
@@ -48,8 +51,39 @@ class LoraConfig(Section):
     targets: list[str] | str = Field("all-linear", description="Names of the adapted modules.")
 
 
-BESIDE = frozenset({"checkpoint", "loader", "profile", "sinks"})
-"""Parts of the config that do not decide what a training ends with."""
+class RecomputeConfig(Section):
+    """Activation checkpointing (Chen et al. 2016, arXiv:1604.06174): what the backward pass computes again.
+
+    ``recompute: full`` is short for ``recompute: {mode: full}``.
+    """
+
+    mode: Literal["none", "full", "selective"] = Field(
+        "none",
+        description="Keep all activations, none but each layer's input, or as many as the budget allows.",
+    )
+    budget: str = Field(
+        "50%",
+        description="With selective: what activations may take, such as 4GiB, 800MB, or 50% of all of them.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, values: Any) -> Any:
+        return {"mode": values} if isinstance(values, str) else values
+
+    @field_validator("budget")
+    @classmethod
+    def _is_amount(cls, budget: str) -> str:
+        if not _AMOUNT.fullmatch(budget.strip()):
+            raise ValueError("expected an amount with its unit, such as 4GiB or 50%")
+        return budget
+
+    def allowed(self, whole: int) -> int:
+        """The budget in bytes, where all activations together take ``whole``."""
+        found = _AMOUNT.fullmatch(self.budget.strip())
+        assert found is not None, "it was checked"
+        number, unit = float(found[1]), found[2]
+        return int(whole * number / 100) if unit == "%" else int(number * _UNITS[unit])
 
 
 class TrainConfig(Section):
@@ -77,7 +111,7 @@ class TrainConfig(Section):
     shuffle: bool = Field(True, description="Shuffle each pass, or keep the records' order.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate.")
     batch_size: int = Field(16, ge=1, description="Examples an optimiser step.")
-    stages: list[StageConfig] = Field(
+    stages: list[PhaseConfig] = Field(
         [], description="Parts of the training one after the other, each with its data, length and rate."
     )
     curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Whether easy records come first.")
@@ -112,7 +146,7 @@ class TrainConfig(Section):
     initialization: InitializationConfig = Field(InitializationConfig(), description="Training from scratch.")
     loader: LoaderConfig = Field(LoaderConfig(), description="How examples come to the model.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="What a kill cannot undo.")
-    watch: WatchConfig = Field(WatchConfig(), description="What is watched for, and what is done about it.")
+    watch: MonitorConfig = Field(MonitorConfig(), description="What is watched for, and what is done about it.")
     profile: ProfileConfig = Field(ProfileConfig(), description="A close look at where the time goes.")
     sinks: SinksConfig = Field(SinksConfig(), description="Where else the values of each step go.")
     lora: LoraConfig = Field(LoraConfig(), description="LoRA's settings, with method lora.")
@@ -144,7 +178,7 @@ class TrainConfig(Section):
         Raises:
             UserError: the objective has a teacher, and none is named, or there is no model where it should be.
         """
-        from posttrain.models.folder import check_folder
+        from posttrain.models.sources import check_model_folder
 
         if not self.has_teacher:
             return self
@@ -154,7 +188,7 @@ class TrainConfig(Section):
         folder = (root / Path(name).expanduser()).resolve()
         if not folder.is_dir():
             raise UserError(f"no folder `{name}`", where=where, fix=fix)
-        check_folder(folder)
+        check_model_folder(folder)
         return self.with_teacher(folder)
 
     def with_teacher(self, folder: Path | None) -> "TrainConfig":
@@ -172,3 +206,42 @@ class TrainConfig(Section):
     def dtype(self) -> str:
         """Of the weights that the model computes with."""
         return self.precision if self.precision in ("bfloat16", "float16") else "float32"
+
+
+def training_phases(config: "TrainConfig") -> list[PhaseConfig]:
+    """The stages of a training; one with all its epochs where the config names none.
+
+    Raises:
+        UserError: there is a curriculum beside stages, which have their own, two go by different scores, or one by
+            losses that the objective does not measure.
+    """
+    if config.stages and config.curriculum.name != "none":
+        fix = "put it into the stages that it is for"
+        raise UserError("a training in stages has no curriculum of its own", where="train.curriculum", fix=fix)
+    stages = list(config.stages) or [PhaseConfig(epochs=config.epochs, curriculum=config.curriculum)]
+    if len({stage.curriculum.difficulty for stage in stages if stage.curriculum.name != "none"}) > 1:
+        raise UserError("the stages' curricula go by different difficulties", where="train.stages")
+    if curriculum_difficulty(stages) == "loss" and OBJECTIVES[config.objective].output in ("reward", "classes"):
+        where, fix = "train.curriculum.difficulty", "name a column of the data with numbers"
+        raise UserError(f"before {config.objective} there is no loss to go by", where=where, fix=fix)
+    if any(stage.curriculum.name == "self_paced" for stage in stages) and config.has_teacher:
+        what = f"{config.objective} measures no likelihood of single records, which self_paced goes by"
+        raise UserError(what, where="train.curriculum.name", fix="use adaptive")
+    return stages
+
+
+def check_from_scratch(config: TrainConfig) -> None:
+    """Raise a UserError where the config asks for weights that training from scratch throws away."""
+    name, needed = "", ""
+    if config.method == "lora":
+        name, needed = "train.method=lora", "train.method=full"
+    elif config.start == "champion":
+        name, needed = "train.start=champion", "train.start=base"
+    elif OBJECTIVES[config.objective].output in ("reward", "classes"):
+        name, needed = f"train.objective={config.objective}", "a language model first"
+    if name:
+        raise UserError(
+            f"{name} goes on from trained weights, and training from scratch has none",
+            where="train.initialization.method",
+            fix=f"take {needed}, or none",
+        )

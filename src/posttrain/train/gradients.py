@@ -10,15 +10,15 @@ from torch import Tensor
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.base import Lesson
-from posttrain.train.loader import Batch
-from posttrain.train.noise.adversarial import add_gradients
-from posttrain.train.objectives.loss import Loss, means, merged
-from posttrain.train.watch.phases import phase
+from posttrain.train.data.loader import Batch
+from posttrain.train.monitor.meter import phase
+from posttrain.train.objectives.base import Objective
+from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics
+from posttrain.train.regularization.adversarial import backward_adversarial
 
 
 @dataclass(frozen=True)
-class Summed:
+class StepResult:
     """What a step's forward passes found.
 
     Args:
@@ -37,7 +37,9 @@ class Summed:
     unit_losses: Tensor | None
 
 
-def add_up(lm: LanguageModel, lesson: Lesson, config: TrainConfig, batch: Batch, scale: float = 1.0) -> Summed:
+def accumulate_gradients(
+    lm: LanguageModel, lesson: Objective, config: TrainConfig, batch: Batch, scale: float = 1.0
+) -> StepResult:
     """Add the gradient of a step's loss to the weights', one micro-batch after another.
 
     Each micro-batch's sum is divided by what the whole step counts, so that the gradient does not depend on how the
@@ -53,17 +55,17 @@ def add_up(lm: LanguageModel, lesson: Lesson, config: TrainConfig, batch: Batch,
     for rows, packed in zip(batch.rows, batch.packed, strict=True):
         once = partial(forward, lm, lesson, config, packed, rows)
         with phase("backward"):
-            loss = add_gradients(once, whole / scale, lm, config.noise.adversarial)
+            loss = backward_adversarial(once, whole / scale, lm, config.noise.adversarial)
         total += loss.sum.item()
         metrics.append(loss.metrics)
         if loss.unit_losses is not None:
             unit_losses.append(loss.unit_losses)
     supervised = sum(len(packed.targets) for packed in batch.packed)
     units = torch.cat(unit_losses) if unit_losses else None
-    return Summed(total / whole, count, supervised, means(merged(metrics)), units)
+    return StepResult(total / whole, count, supervised, mean_metrics(merge_metrics(metrics)), units)
 
 
-def forward(lm: LanguageModel, lesson: Lesson, config: TrainConfig, packed: Packed, rows: list[int]) -> Loss:
+def forward(lm: LanguageModel, lesson: Objective, config: TrainConfig, packed: Packed, rows: list[int]) -> Loss:
     """The loss of one micro-batch, in the config's precision."""
     with phase("head"), autocast(lm, config):
         return lesson.loss(lm, packed, rows)

@@ -5,20 +5,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from posttrain.models.folder import first_line
 from posttrain.models.language_model import LanguageModel
+from posttrain.models.sources import first_line
 from posttrain.store.errors import UserError
 from posttrain.train.config import LoraConfig
 
-_SETTINGS = "adapter_config.json"
+_ADAPTER_CONFIG = "adapter_config.json"
 
 
-def adapt(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
+def add_adapter(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
     """The model with a fresh float32 adapter as its only trainable weights."""
-    return LanguageModel(with_adapter(lm.model, config), lm.tokenizer, lm.task)
+    return LanguageModel(attach_lora(lm.model, config), lm.tokenizer, lm.task)
 
 
-def with_adapter(model: Any, config: LoraConfig, **options: Any) -> Any:
+def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
     """A transformers model, perhaps on the ``meta`` device, with a fresh adapter; options are peft's.
 
     Raises:
@@ -43,34 +43,34 @@ def with_adapter(model: Any, config: LoraConfig, **options: Any) -> Any:
             raise UserError(first_line(error), where="train.lora.targets") from None
 
 
-def fold(adapted: LanguageModel, adapter: Path) -> LanguageModel:
+def merge_adapter(adapted: LanguageModel, adapter: Path) -> LanguageModel:
     """Save the adapter into a folder, and add it to the base weights (in float32, so that nothing is rounded twice)."""
     adapted.model.save_pretrained(adapter)
-    _make_portable(adapter)
+    _strip_run_details(adapter)
     merged = adapted.model.float().merge_and_unload()
     return LanguageModel(merged, adapted.tokenizer, adapted.task)
 
 
-def name_base(adapter: Path, model: str) -> None:
+def set_base_model(adapter: Path, model: str) -> None:
     """Note which model a saved adapter is for, so that peft finds it: a folder or a Hub id."""
-    file = adapter / _SETTINGS
-    _write(file, json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": model})
+    file = adapter / _ADAPTER_CONFIG
+    _write_adapter_config(file, json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": model})
 
 
-def _make_portable(adapter: Path) -> None:
+def _strip_run_details(adapter: Path) -> None:
     """Take out of the folder what is not the adapter's content, so that the same training writes the same bytes.
 
     peft notes the base model's path, in its settings and in a form for a model card, and writes a set of module names
     in an order that changes from process to process.
     """
     (adapter / "README.md").unlink(missing_ok=True)
-    file = adapter / _SETTINGS
+    file = adapter / _ADAPTER_CONFIG
     settings = json.loads(file.read_text(encoding="utf-8"))
     settings["base_model_name_or_path"] = None
     if isinstance(settings["target_modules"], list):
         settings["target_modules"].sort()
-    _write(file, settings)
+    _write_adapter_config(file, settings)
 
 
-def _write(file: Path, settings: dict[str, Any]) -> None:
+def _write_adapter_config(file: Path, settings: dict[str, Any]) -> None:
     file.write_text(json.dumps(settings, indent=2, sort_keys=True), encoding="utf-8")

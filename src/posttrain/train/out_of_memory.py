@@ -1,11 +1,22 @@
-"""Running out of memory: how it is told from other errors, and what is given back before another try."""
+"""Recognises out-of-memory errors, frees memory, and retries a pass over units in smaller groups."""
 
 import gc
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
-_CPU = ("can't allocate memory", "not enough memory")
+from posttrain.models.packing import Unit
+from posttrain.store.errors import WorkError
+from posttrain.train.data.units import group_by_tokens
+
+_CPU_MESSAGES = ("can't allocate memory", "not enough memory")
 """What torch's allocator for CPUs says, on POSIX systems and elsewhere; it has no error class for it."""
+
+log = logging.getLogger("posttrain")
+
+Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -15,11 +26,60 @@ def is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
-    return ("DefaultCPUAllocator" in text and any(words in text for words in _CPU)) or "CUDA out of memory" in text
+    return (
+        "DefaultCPUAllocator" in text and any(words in text for words in _CPU_MESSAGES)
+    ) or "CUDA out of memory" in text
 
 
-def give_back() -> None:
+def empty_cache() -> None:
     """Free what nobody holds any more; call it outside of the ``except`` that holds the error's frames."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def run_in_groups(
+    units: Sequence[Unit], groups: Iterable[Sequence[int]], read: Callable[[Sequence[int]], Result]
+) -> Iterator[tuple[Sequence[int], Result]]:
+    """Each group's rows and what ``read`` gives of them, in the groups' order.
+
+    Where memory runs out, that group and all that follow are cut into smaller ones.
+
+    Args:
+        units: that the rows are of.
+        groups: rows that are read together; each is asked for when those before it were taken.
+
+    Raises:
+        WorkError: there is no memory for one unit.
+    """
+    budget: int | None = None
+    for group in groups:
+        left = list(group)
+        while left:
+            rows = left if budget is None else next(group_by_tokens(units, left, budget))
+            found = _try_group(read, rows)
+            if found is None:
+                budget = _halve_budget(units, rows)
+            else:
+                left = left[len(rows) :]
+                yield rows, found[0]
+
+
+def _try_group(read: Callable[[Sequence[int]], Result], rows: Sequence[int]) -> tuple[Result] | None:
+    """What it gives; None where memory ran out, and what it had taken is given back."""
+    try:
+        return (read(rows),)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    empty_cache()
+    return None
+
+
+def _halve_budget(units: Sequence[Unit], rows: Sequence[int]) -> int:
+    """Half of the rows' tokens."""
+    tokens = sum(len(sequence.ids) for row in rows for sequence in units[row])
+    if len(rows) == 1:
+        raise WorkError(f"out of memory with one example of {tokens} tokens at a time; set a lower train.max_length")
+    log.warning("  out of memory: at most %d tokens are read at a time from here on", tokens // 2)
+    return tokens // 2

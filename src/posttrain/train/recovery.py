@@ -1,17 +1,22 @@
-"""Save a training's state, take it up again, and carry out what the watch decides, so that no kill undoes it."""
+"""Save, resume and roll back a training so that no kill undoes a decision; finish the step on Ctrl-C or SIGTERM."""
 
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from posttrain.store.errors import UserError
 from posttrain.train.checkpoint import Checkpoint, Checkpoints
-from posttrain.train.course import Course
-from posttrain.train.notes import Notes
-from posttrain.train.state import TrainingState
-from posttrain.train.watch.findings import Decision
-from posttrain.train.watch.policies import stopped
-from posttrain.train.watch.sinks.base import Sink
-from posttrain.train.watch.values import mean_loss
+from posttrain.train.monitor.decisions import Decision, stop_error
+from posttrain.train.monitor.metrics import Sink, mean_loss
+from posttrain.train.recovery_log import RecoveryLog
+from posttrain.train.state import Interventions, TrainingState
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass
@@ -28,7 +33,7 @@ class Recovery:
     """
 
     state: TrainingState
-    notes: Notes
+    notes: RecoveryLog
     checkpoints: Checkpoints
     scratch: Path
     rate_factor: float
@@ -52,7 +57,7 @@ class Recovery:
         if checkpoint := self.checkpoints.latest():
             state.load(checkpoint, resumed=True)
         if notes.course and notes.course["turns"] > state.course.turns:
-            state.course = Course(**notes.course).back_at(state.course)
+            state.course = Interventions(**notes.course).after_rollback_to(state.course)
             state.watch.decisions = [Decision.from_json(one) for one in notes.decisions]
             self.untold = [Decision.from_json(one) for one in notes.untold]
         done, wanted = len(state.steps), state.order.steps
@@ -92,7 +97,7 @@ class Recovery:
         if decision.action == "stop":
             notes.ended = self.state.watch.report()
             notes.write(self.scratch)
-            raise stopped(decision)
+            raise stop_error(decision)
         there = self.checkpoints.steps() if decision.restores else []
         if decision.action == "lower_rate":
             if there:
@@ -100,7 +105,7 @@ class Recovery:
             else:
                 course.rate_factor *= self.rate_factor
         if decision.drops_gradient:
-            course.leave_out(range(decision.finding.since, decision.finding.step + 1))
+            course.skip_steps(range(decision.finding.since, decision.finding.step + 1))
         if not there:
             return False
         course.turns += 1
@@ -129,3 +134,28 @@ class Recovery:
         self._saved = len(self.state.steps)
         if self.sink:
             self.sink.rewind(self.state.steps, self.state.watch.told)
+
+
+@contextmanager
+def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
+    """What to raise once the process was asked to end; None before.
+
+    A second request ends it at once. Only the main thread is told of signals; in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    asked: list[BaseException] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+        if len(asked) > 1:
+            raise asked[-1]
+        log.warning("asked to end: after this step and its checkpoint; once more ends it at once")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked[0] if asked else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,19 +9,19 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from posttrain.models.folder import check_folder
-from posttrain.models.language_model import LanguageModel, save
+from posttrain.models.language_model import LanguageModel, save_language_model
+from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
-from posttrain.train.accounts import accounts
-from posttrain.train.config import TrainConfig
-from posttrain.train.initialization.untrained import check_from_scratch, untrained
-from posttrain.train.lessons.make import Given, lesson_for, model_for
-from posttrain.train.lora import adapt, fold
-from posttrain.train.memory.decide import decided
+from posttrain.train.config import TrainConfig, check_from_scratch
+from posttrain.train.data.batch_sampler import mix_counts
+from posttrain.train.initialization.initialize import model_from_config
+from posttrain.train.lora import add_adapter, merge_adapter
+from posttrain.train.memory.token_budget import resolve_token_budget
+from posttrain.train.monitor.decisions import finite
+from posttrain.train.monitor.metrics import Sink, StepValues, mean_loss
+from posttrain.train.objectives.build import ObjectiveInputs, build_objective, load_model
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
-from posttrain.train.watch.sinks.base import Sink
-from posttrain.train.watch.values import StepValues, finite, mean_loss
 
 log = logging.getLogger("posttrain")
 
@@ -51,7 +51,7 @@ def train(
         config: how to train.
         task: what the model is asked to do.
         seed: of the order of the data, dropout and fresh adapters.
-        out: where the trained model and ``training.json`` (one entry an optimiser step, without times) are written.
+        out: where the trained model and ``training_from_steps.json`` (one entry an optimiser step, without times) are written.
         scratch: where checkpoints lie until the training is done; a killed training goes on from there.
         sink: what is told of every step.
         profile: where a profile is written, where the config asks for one.
@@ -59,40 +59,42 @@ def train(
 
     Returns:
         Counts and losses, the same for the same input: ``examples``, ``cut`` (how many were longer than
-        ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
+        ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``count_supervised``, ``first_loss``,
         ``last_loss`` (mean of the last epoch; both None where there is no finite number), ``decisions`` (what was found
         wrong and done about it); from scratch also ``initialization`` (variance of activations and gradients by layer
         before the first step); where stages or a curriculum left records out, ``never_met`` (their ids); where
         ``train.weight`` is 0 for some, which are not trained on, ``weightless`` (their ids); with a mix
-        ``mixes``, how often each kind and record was met, as `posttrain.train.accounts.accounts` gives it.
+        ``mixes``, how often each kind and record was met, as `posttrain.train.data.batch_sampler.mix_counts` gives it.
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
         WorkError: if training went wrong beyond mending.
     """
     from_scratch = config.initialization.method != "none"
-    check_folder(source, weights=not from_scratch)
+    check_model_folder(source, weights=not from_scratch)
     if from_scratch:
         check_from_scratch(config)
     config = config.with_teacher_from(Path())
     found = read_training_set(str(source), records, config, task, scratch, difficulties)
     units = found.units
     torch.manual_seed(seed)
-    lm = _model(config, source, task, seed)
+    lm = _load_model(config, source, task, seed)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
-    lesson = lesson_for(Given(units, config, lm, units.targets.tolist(), units.margins.tolist(), found.weights))
+    lesson = build_objective(
+        ObjectiveInputs(units, config, lm, units.targets.tolist(), units.margins.tolist(), found.weights)
+    )
     if lesson.has_teacher:
         del lm
-        lesson.consult(scratch)
-        lm = _model(config, source, task, seed)
+        lesson.cache_teacher_outputs(scratch)
+        lm = _load_model(config, source, task, seed)
     if config.method == "lora":
-        lm = adapt(lm, config.lora)
+        lm = add_adapter(lm, config.lora)
     times = len(lesson.units) // len(units)  # kto takes the answers of a pair for themselves
     trainer = Trainer(
         lm,
         lesson,
-        decided(config, lm, int(units.longest.max()), scratch),
+        resolve_token_budget(config, lm, int(units.longest.max()), scratch),
         seed,
         scratch,
         sink,
@@ -102,9 +104,11 @@ def train(
     )
     steps = trainer.fit()
     if config.method == "lora":
-        lm = fold(lm, out / "adapter")
-    save(lm, out)
-    (out / "training.json").write_text(json.dumps([_lasting(step) for step in steps], indent=0), encoding="utf-8")
+        lm = merge_adapter(lm, out / "adapter")
+    save_language_model(lm, out)
+    (out / "training.json").write_text(
+        json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8"
+    )
     fresh: dict[str, Any] = {"initialization": trainer.initial} if trainer.initial else {}
     seen = trainer.state.order.seen().reshape(len(units), times).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
@@ -113,7 +117,7 @@ def train(
     if found.weightless:
         log.warning("  left out for their weight of 0: %d records", len(found.weightless))
         fresh["weightless"] = found.weightless
-    if mixes := accounts(trainer.state.order, trainer.kinds or {}):
+    if mixes := mix_counts(trainer.state.order, trainer.kinds or {}):
         fresh["mixes"] = mixes
     return fresh | {
         "examples": len(units),
@@ -128,12 +132,12 @@ def train(
     }
 
 
-def _model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> LanguageModel:
+def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) -> LanguageModel:
     if config.initialization.method != "none":
-        return untrained(source, task, config.initialization, seed, config.dtype)
-    return model_for(config, source, task, config.dtype)
+        return model_from_config(source, task, config.initialization, seed, config.dtype)
+    return load_model(config, source, task, config.dtype)
 
 
-def _lasting(step: StepValues) -> dict[str, Any]:
+def _deterministic_fields(step: StepValues) -> dict[str, Any]:
     """What is the same whenever the training is done."""
     return {name: value for name, value in step.to_json().items() if name not in _TIMES}

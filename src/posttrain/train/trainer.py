@@ -11,47 +11,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from posttrain.models.fused import fused
+from posttrain.models.fused import fuse_layers
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.reading import packing
+from posttrain.models.packing import packed_attention
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
-from posttrain.store.progress import task
+from posttrain.store.progress import progress_bar
 from posttrain.train.checkpoint import Checkpoints
-from posttrain.train.clip import clip_factor
-from posttrain.train.compiled import compile_layers
-from posttrain.train.config import TrainConfig
-from posttrain.train.course import Course
-from posttrain.train.difficulty import first_losses
-from posttrain.train.ema import Ema
-from posttrain.train.gradients import Summed, add_up, autocast
-from posttrain.train.initialization.first_look import first_look
-from posttrain.train.interrupts import asked_to_end
-from posttrain.train.lessons.base import Lesson
-from posttrain.train.lessons.units import first_met
-from posttrain.train.loader import Batch, Loader
-from posttrain.train.masters import Masters
-from posttrain.train.memory.batch import MicroBatch
-from posttrain.train.meter import Meter
-from posttrain.train.noise.conditions import noise
-from posttrain.train.notes import read_notes
-from posttrain.train.order import Order, difficulty_of, stages_of
-from posttrain.train.out_of_memory import give_back, is_out_of_memory
-from posttrain.train.profile import profiled
-from posttrain.train.randomness import random_state, set_random_state
-from posttrain.train.recompute import recompute
-from posttrain.train.recovery import Recovery
-from posttrain.train.scaling import LossScale
-from posttrain.train.schedule import rate
-from posttrain.train.state import TrainingState
-from posttrain.train.tokens.token_set import longest
-from posttrain.train.watch import phases
-from posttrain.train.watch.findings import Decision
-from posttrain.train.watch.phases import phase
-from posttrain.train.watch.sinks.base import Sink
-from posttrain.train.watch.values import StepValues
-from posttrain.train.watch.watch import Watch
-from posttrain.train.weight_standardization import standardized
+from posttrain.train.config import TrainConfig, training_phases
+from posttrain.train.data.batch_sampler import BatchSampler
+from posttrain.train.data.config import curriculum_difficulty
+from posttrain.train.data.loader import Batch, BatchLoader
+from posttrain.train.data.token_set import longest_lengths
+from posttrain.train.data.units import first_pass_groups
+from posttrain.train.gradients import StepResult, accumulate_gradients, autocast
+from posttrain.train.initialization.activation_stats import activation_stats
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.recompute import compile_layers, recompute
+from posttrain.train.monitor import meter
+from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.meter import StepMeter, phase
+from posttrain.train.monitor.metrics import Sink, StepValues
+from posttrain.train.monitor.monitor import Monitor
+from posttrain.train.monitor.profile import profile_steps
+from posttrain.train.objectives.base import Objective
+from posttrain.train.objectives.reference import initial_losses
+from posttrain.train.optim.ema import Ema
+from posttrain.train.optim.loss_scale import LossScale
+from posttrain.train.optim.master_weights import MasterWeights, clip_gradients
+from posttrain.train.optim.schedule import scheduled_lr
+from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
+from posttrain.train.recovery import Recovery, graceful_shutdown
+from posttrain.train.recovery_log import read_recovery_log
+from posttrain.train.regularization.dropout import apply_noise
+from posttrain.train.regularization.weight_standardization import standardize_weights
+from posttrain.train.state import Interventions, TrainingState, random_state, set_random_state
 
 log = logging.getLogger("posttrain")
 
@@ -74,7 +68,7 @@ class Trainer:
     """
 
     lm: LanguageModel
-    lesson: Lesson
+    lesson: Objective
     config: TrainConfig
     seed: int
     scratch: Path
@@ -94,20 +88,20 @@ class Trainer:
             WorkError: if it went wrong in a way that the config says to stop at, or that could not be mended.
         """
         make_folder(self.scratch)
-        self.notes = read_notes(self.scratch)
+        self.notes = read_recovery_log(self.scratch)
         budget = self.notes.fitting(self.config.token_budget)
-        self.meter = Meter(self.lm, self.config)
+        self.meter = StepMeter(self.lm, self.config)
         torch.manual_seed(self.seed)
         with ExitStack() as within:
             if self.config.weight_standardization:
-                within.enter_context(standardized(self.lm))
-            within.enter_context(self.lesson.equipped(self.lm))
-            within.enter_context(fused(self.lm, compiled=self.config.compile))
-            padded = not within.enter_context(packing(self.lm, int(longest(self.lesson.units).max())))
+                within.enter_context(standardize_weights(self.lm))
+            within.enter_context(self.lesson.attach_modules(self.lm))
+            within.enter_context(fuse_layers(self.lm, compiled=self.config.compile))
+            padded = not within.enter_context(packed_attention(self.lm, int(longest_lengths(self.lesson.units).max())))
             within.enter_context(_mode(self.lm, training=False))
             order = self._order(padded)
             with autocast(self.lm, self.config):
-                parts = first_met(self.lesson.units, order, budget)
+                parts = first_pass_groups(self.lesson.units, order, budget)
                 self.lesson.prepare(self.lm, self.scratch, padded=padded, parts=parts)
             self.initial = self._first_look(order, budget, padded)
             self.state = self._fresh_state(order)
@@ -119,40 +113,40 @@ class Trainer:
                 self.state, self.notes, self.checkpoints, self.scratch, self.config.watch.rate_factor, self.sink
             )
             self.recovery.resume()
-            loader = Loader(
+            loader = BatchLoader(
                 self.lesson.units, order, budget, device=self.lm.device, padded=padded, config=self.config.loader
             )
             self.loader = within.enter_context(loader)
             self._run()
             if self.state.ema and self.config.ema.save:
-                self.state.ema.put_into(self.state.masters.weights)
+                self.state.ema.copy_to(self.state.masters.weights)
         return self.state.steps
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> Monitor:
         """What was seen and decided."""
         return self.state.watch
 
-    def _fresh_state(self, order: Order) -> TrainingState:
-        masters = Masters(self.lm.model, self.config.optimizer)
+    def _fresh_state(self, order: BatchSampler) -> TrainingState:
+        masters = MasterWeights(self.lm.model, self.config.optimizer)
         ema = None if self.config.ema.decay is None else Ema(self.config.ema, masters.names, masters.masters)
         scale = LossScale(self.config.scaling) if self.config.precision == "float16" else None
-        watch = Watch(self.config.watch, can_go_back=lambda: bool(self.checkpoints.steps()))
-        return TrainingState(masters, order, watch, Course(), ema, scale)
+        watch = Monitor(self.config.watch, can_go_back=lambda: bool(self.checkpoints.steps()))
+        return TrainingState(masters, order, watch, Interventions(), ema, scale)
 
-    def _order(self, padded: bool) -> Order:
+    def _order(self, padded: bool) -> BatchSampler:
         """Which units each step meets, checked against the schedule."""
-        units, stages = self.lesson.units, stages_of(self.config)
+        units, stages = self.lesson.units, training_phases(self.config)
         difficulties = self.difficulties
-        if difficulty_of(stages) == "loss":
-            difficulties = first_losses(self.lm, units, self.scratch, self.config.token_budget, padded=padded)
-        order = Order(
+        if curriculum_difficulty(stages) == "loss":
+            difficulties = initial_losses(self.lm, units, self.scratch, self.config.token_budget, padded=padded)
+        order = BatchSampler(
             len(units),
             self.config.batch_size,
             self.seed if self.config.shuffle else None,
             stages,
             kinds=self.kinds,
-            lengths=longest(units),
+            lengths=longest_lengths(units),
             difficulties=difficulties,
         )
         for place in order.stages:
@@ -160,20 +154,20 @@ class Trainer:
         self.config.ema.check(order.steps)
         return order
 
-    def _first_look(self, order: Order, budget: int, padded: bool) -> list[dict[str, Any]]:
+    def _first_look(self, order: BatchSampler, budget: int, padded: bool) -> list[dict[str, Any]]:
         """Variances by layer under weights drawn at random; nothing where the model was trained before."""
         if self.config.initialization.method == "none":
             return []
         file, rows = self.scratch / "variances.json", order.rows(0)
-        return first_look(self.lm, self.lesson, self.config, rows, budget=budget, padded=padded, file=file)
+        return activation_stats(self.lm, self.lesson, self.config, rows, budget=budget, padded=padded, file=file)
 
     def _conditions(self, budget: int) -> Iterator[Any]:
         """What changes the model while it trains."""
         yield _mode(self.lm, training=True)
-        yield self.state.masters.looked_up()
-        yield phases.around_calls(self.lm.decoder, lambda: phase("forward"))
-        yield noise(self.lm, self.config.noise)
-        batch = MicroBatch.full(budget, self.config, int(longest(self.lesson.units).max()))
+        yield self.state.masters.swapped_in()
+        yield meter.wrap_calls(self.lm.decoder, lambda: phase("forward"))
+        yield apply_noise(self.lm, self.config.noise)
+        batch = MicroBatch.full(budget, self.config, int(longest_lengths(self.lesson.units).max()))
         yield recompute(self.lm, self.config, batch)
         if self.config.compile:
             compile_layers(self.lm)
@@ -182,9 +176,9 @@ class Trainer:
         steps, count = self.state.steps, self.state.order.steps
         folder = self.profile or self.scratch / "profile"
         with (
-            task("training", count, "steps") as advance,
-            profiled(self.lm, self.config.profile, folder, count - len(steps)) as look,
-            asked_to_end() as asked,
+            progress_bar("training", count, "steps") as advance,
+            profile_steps(self.lm, self.config.profile, folder, count - len(steps)) as look,
+            graceful_shutdown() as asked,
         ):
             advance(len(steps))
             self.loader.seek(len(steps))
@@ -205,7 +199,7 @@ class Trainer:
         place = state.order.place(number)
         if place.step == 0 and number > 0:
             state.watch.new_stage()
-        learning = state.course.factor * rate(
+        learning = state.course.factor * scheduled_lr(
             self.config.schedule, place.config.learning_rate or self.config.learning_rate, place.step, place.steps
         )
         batch, summed = self._gradients(batch)
@@ -226,7 +220,7 @@ class Trainer:
             self._update(learning, norm, scale)
             stepped = True
         if not stepped:
-            state.masters.forget()
+            state.masters.zero_grad()
         if scaling:
             scaling.after(overflowed=overflowed)
         values = StepValues(
@@ -268,13 +262,13 @@ class Trainer:
             self.loader.seek(len(self.state.steps))
         return back
 
-    def _gradients(self, batch: Batch) -> tuple[Batch, Summed]:
+    def _gradients(self, batch: Batch) -> tuple[Batch, StepResult]:
         """Add up the gradients of a step, in smaller micro-batches where memory runs out."""
         scale = self.state.scale.value if self.state.scale else 1.0
         while True:
             random = random_state()
             try:
-                return batch, add_up(self.lm, self.lesson, self.config, batch, scale)
+                return batch, accumulate_gradients(self.lm, self.lesson, self.config, batch, scale)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -284,8 +278,8 @@ class Trainer:
                         f"out of memory with one example of {longest_unit} tokens at a time; "
                         "set train.recompute=full, a lower train.max_length or train.method=lora"
                     ) from None
-            self.state.masters.forget()
-            give_back()
+            self.state.masters.zero_grad()
+            empty_cache()
             set_random_state(random)
             budget = max(1, min(self.loader.budget, max(packed.tokens for packed in batch.packed)) // 2)
             log.warning(
@@ -305,7 +299,7 @@ class Trainer:
             sums = state.masters.sums
             if scale != 1:
                 torch._foreach_div_(sums, scale)
-            factor = clip_factor(sums, norm, self.config.clip, self.config.clip_value)
+            factor = clip_gradients(sums, norm, self.config.clip, self.config.clip_value)
         with phase("optimizer"):
             state.masters.step(learning, factor)
             if state.ema:

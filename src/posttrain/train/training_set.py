@@ -9,15 +9,15 @@ import pyarrow as pa
 from posttrain.models.shape import read_config
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.train.columns import check_margins, numbers, stage_kinds, weights
-from posttrain.train.config import TrainConfig
-from posttrain.train.examples import encoder_of
-from posttrain.train.lessons.make import shape_of
+from posttrain.train.config import TrainConfig, training_phases
+from posttrain.train.data.compatibility import check_model
+from posttrain.train.data.config import curriculum_difficulty
+from posttrain.train.data.encoding import load_encoder
+from posttrain.train.data.record_columns import check_margins, mix_kinds, numeric_column, weight_column
+from posttrain.train.data.token_set import TokenSet
+from posttrain.train.data.tokenise import tokenise
+from posttrain.train.objectives.build import record_shape
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.order import difficulty_of, stages_of
-from posttrain.train.tokens.fit import check_model
-from posttrain.train.tokens.token_set import TokenSet
-from posttrain.train.tokens.tokenise import tokenise
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +63,15 @@ def read_training_set(
     if records.num_rows == 0:
         raise UserError("there is no labelled record to train on")
     if difficulties is None:
-        difficulties = _difficulties(config, records)
-    counts, weightless = _weights(config, records), []
+        difficulties = _record_difficulties(config, records)
+    counts, weightless = _record_weights(config, records), []
     if counts is not None:
         met = counts > 0
         weightless = records.filter(pa.array(~met))["id"].to_pylist()
         records, counts = records.filter(pa.array(met)), counts[met] / counts[met].mean()
         difficulties = None if difficulties is None else difficulties[met]
-    kinds = stage_kinds(config, records)
-    shape, encoder = shape_of(config, records), encoder_of(source, task)
+    kinds = mix_kinds(config, records)
+    shape, encoder = record_shape(config, records), load_encoder(source, task)
     units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
     check_model(read_config(source), encoder.chat.tokenizer, units, records)
     if config.objective == "reward":
@@ -79,7 +79,7 @@ def read_training_set(
     return TrainingSet(units, kinds, difficulties, counts, weightless)
 
 
-def _weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
+def _record_weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
     """What the records count in the loss, where the config names a column of it.
 
     Raises:
@@ -90,13 +90,13 @@ def _weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
     if OBJECTIVES[config.objective].shape in ("labelled", "teacher"):
         what = f"{config.objective} has no weights of records"
         raise UserError(what, where="train.weight", fix="leave it out, or take another objective")
-    found = weights(records, config.weight)
+    found = weight_column(records, config.weight)
     if not found.any():
         raise UserError(f"every record's weight `{config.weight}` is 0", where="train.weight")
     return found
 
 
-def _difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
+def _record_difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
     """The records' difficulty, where a curriculum goes by a column."""
-    name = difficulty_of(stages_of(config))
-    return None if name in (None, "loss") else numbers(records, str(name), "train.curriculum.difficulty")
+    name = curriculum_difficulty(training_phases(config))
+    return None if name in (None, "loss") else numeric_column(records, str(name), "train.curriculum.difficulty")

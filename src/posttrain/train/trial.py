@@ -1,6 +1,6 @@
 """A setting measured in a process of its own, so that neither a crash nor memory outlives it.
 
-``python -m posttrain.train.trial FOLDER`` is that process; `Trials` starts it and reads what it writes.
+``python -m posttrain.train.trial FOLDER`` is that process; `TrialRunner` starts it and reads what it writes.
 """
 
 import json
@@ -24,26 +24,24 @@ import pyarrow.parquet as parquet
 
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
-from posttrain.store.files import make_folder, remove_tree, writing
+from posttrain.store.files import disk_errors, make_folder, remove_tree
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.curriculum import CurriculumConfig
-from posttrain.train.notes import read_notes
-from posttrain.train.schedule import ScheduleConfig
-from posttrain.train.watch.config import ProfileConfig
-from posttrain.train.watch.findings import Decision
-from posttrain.train.watch.sinks.config import SinksConfig
-from posttrain.train.watch.sinks.jsonl import JsonLines, read_steps
-from posttrain.train.watch.values import StepValues
+from posttrain.train.data.config import CurriculumConfig
+from posttrain.train.monitor.config import ProfileConfig, SinksConfig
+from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.metrics import JsonlSink, StepValues, read_steps
+from posttrain.train.optim.schedule import ScheduleConfig
+from posttrain.train.recovery_log import read_recovery_log
 
 Settings = Mapping[str, Any]
 """Values by key below ``train``, such as ``{"loader.prefetch": 4}``."""
 
-STEPS = 4
+MEASURED_STEPS = 4
 """Steps that are measured, after those that are not."""
 OUT_OF_MEMORY = "out of memory"
-_POLL = 0.2
-_SPEC, _STEPS, _LOG, _MISTAKE = "trial.json", "steps.jsonl", "log.txt", "mistake.json"
+_POLL_SECONDS = 0.2
+_SPEC, _STEPS, _LOG, _USER_ERROR = "trial.json", "steps.jsonl", "log.txt", "mistake.json"
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Trial:
         return 1 / (1 / median(self.rates) + self.start / (steps * max(self.tokens, 1)))
 
 
-def changed(config: TrainConfig, settings: Settings) -> TrainConfig:
+def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
     """The config with some of its values replaced.
 
     Raises:
@@ -93,7 +91,7 @@ def changed(config: TrainConfig, settings: Settings) -> TrainConfig:
     return TrainConfig.read(values, "--autotune")
 
 
-class Trials:
+class TrialRunner:
     """Measures settings on the first batches of a training, one process after another.
 
     Args:
@@ -116,7 +114,7 @@ class Trials:
         self._folder, self._source, self._config, self._task, self._seed = folder, source, config, task, seed
         self._command = list(command)
         # As many as compiled layers need, which are not measured at first.
-        wanted = (STEPS + 2) * config.batch_size
+        wanted = (MEASURED_STEPS + 2) * config.batch_size
         rows = np.arange(records.num_rows)
         if config.shuffle:
             rows = np.random.default_rng([seed, 0]).permutation(records.num_rows)
@@ -133,9 +131,9 @@ class Trials:
             UserError: what decides the training is wrong, whatever its settings.
         """
         began = time.monotonic()
-        warm = 2 if changed(self._config, settings).compile else 1
+        warm = 2 if with_settings(self._config, settings).compile else 1
         self._write(settings, warm)
-        with writing(self._folder), (self._folder / _LOG).open("wb") as log:
+        with disk_errors(self._folder), (self._folder / _LOG).open("wb") as log:
             process = subprocess.Popen(
                 [*self._command, str(self._folder)], stdout=log, stderr=log, start_new_session=True
             )
@@ -152,7 +150,7 @@ class Trials:
         make_folder(self._folder)
         a_pass = math.ceil(self._records.num_rows / self._config.batch_size)
         quiet = {
-            "epochs": math.ceil((STEPS + warm) / a_pass),
+            "epochs": math.ceil((MEASURED_STEPS + warm) / a_pass),
             "shuffle": False,
             "schedule": ScheduleConfig(name="constant", warmup=0),
             "checkpoint": CheckpointConfig(every_seconds=None),
@@ -163,15 +161,15 @@ class Trials:
             "curriculum": CurriculumConfig(),
             "weight": None,
         }
-        config = changed(self._config, settings).model_copy(update=quiet)
+        config = with_settings(self._config, settings).model_copy(update=quiet)
         spec = {
             "source": str(self._source),
             "train": config.model_dump(mode="json"),
             "task": self._task.model_dump(mode="json"),
             "seed": self._seed,
-            "steps": STEPS + warm,
+            "steps": MEASURED_STEPS + warm,
         }
-        with writing(self._folder):
+        with disk_errors(self._folder):
             (self._folder / _SPEC).write_text(json.dumps(spec), encoding="utf-8")
             parquet.write_table(self._records, self._folder / "records.parquet")
 
@@ -179,7 +177,7 @@ class Trials:
         """Wait for the end, or until it is clear; the exit code, None where it was not waited for."""
         while time.monotonic() < until:
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(_POLL)
+                return process.wait(_POLL_SECONDS)
             counted = self._lines()[warm:]
             if len(counted) >= 2 and max(line["tokens_per_second"] for line in counted) < floor:
                 return None
@@ -190,14 +188,14 @@ class Trials:
         return read_steps(file) if file.exists() else []
 
     def _read(self, settings: Settings, warm: int, ended: int | None, seconds: float) -> Trial:
-        mistake = self._folder / _MISTAKE
+        mistake = self._folder / _USER_ERROR
         if mistake.exists():
             raise UserError(**json.loads(mistake.read_bytes()))
         if ended:
             return Trial(settings, seconds=seconds, problem=self._why(ended))
         if OUT_OF_MEMORY in self._said().lower():  # the training went on with smaller micro-batches
             return Trial(settings, seconds=seconds, problem=OUT_OF_MEMORY)
-        decided = read_notes(self._folder / "scratch").auto_budget
+        decided = read_recovery_log(self._folder / "scratch").auto_budget
         if decided is not None:  # automatic
             settings = {**settings, "micro_batch_tokens": decided}
         lines = self._lines()
@@ -227,20 +225,20 @@ class Trials:
         return (self._folder / _LOG).read_text(encoding="utf-8", errors="replace").strip()
 
 
-class _Enough(Exception):
+class _EnoughSteps(Exception):
     """So many steps are over."""
 
 
-class _Meter:
+class _TrialSink:
     """Writes each step down and ends the training after so many."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        self._lines, self._steps = JsonLines(path), steps
+        self._lines, self._steps = JsonlSink(path), steps
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
         self._lines.write(values, decisions)
         if values.step + 1 >= self._steps:
-            raise _Enough
+            raise _EnoughSteps
 
     def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
         self._lines.rewind(steps, told)
@@ -249,14 +247,14 @@ class _Meter:
         self._lines.close()
 
 
-def run(folder: Path) -> None:
+def run_trial(folder: Path) -> None:
     """Train as ``trial.json`` says, until enough steps are over."""
     from posttrain.train.stage import train
 
     spec = json.loads((folder / _SPEC).read_bytes())
     with suppress(OSError):  # where memory runs out, this process goes first, and not the one that waits for it
         Path("/proc/self/oom_score_adj").write_text("800")
-    with suppress(_Enough):
+    with suppress(_EnoughSteps):
         train(
             Path(spec["source"]),
             parquet.read_table(folder / "records.parquet"),
@@ -265,7 +263,7 @@ def run(folder: Path) -> None:
             seed=spec["seed"],
             out=folder / "out",
             scratch=folder / "scratch",
-            sink=_Meter(folder / _STEPS, spec["steps"]),
+            sink=_TrialSink(folder / _STEPS, spec["steps"]),
         )
 
 
@@ -273,10 +271,10 @@ def main(folder: Path) -> int:
     """The process: its exit code; a user's mistake is left in ``mistake.json``."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        run(folder)
+        run_trial(folder)
     except UserError as error:
         mistake = {"what": error.what, "where": error.where, "fix": error.fix}
-        (folder / _MISTAKE).write_text(json.dumps(mistake), encoding="utf-8")
+        (folder / _USER_ERROR).write_text(json.dumps(mistake), encoding="utf-8")
         return 2
     except (WorkError, RuntimeError, MemoryError) as error:
         sys.stderr.write(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}\n")
@@ -284,7 +282,7 @@ def main(folder: Path) -> int:
     return 0
 
 
-def as_json(trial: Trial) -> dict[str, Any]:
+def trial_to_json(trial: Trial) -> dict[str, Any]:
     """A trial as it stands in ``autotune.json``."""
     return asdict(trial) | {"settings": dict(trial.settings)}
 

@@ -11,20 +11,19 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from posttrain.data.collecting.feedback import Feedback, unknown_answer
-from posttrain.data.collecting.inbox import Conflict, Full, Inbox
-from posttrain.data.reading.problem import Problem
-from posttrain.data.reading.row import checked
+from posttrain.data.feedback.entries import Feedback, unknown_answer
+from posttrain.data.feedback.inbox import Conflict, Full, Inbox
+from posttrain.data.reading.rows import Problem, check_row
 from posttrain.store.errors import UserError, WorkError
 
 LIMIT_BYTES = 2**20
 
 # Of a body that is too long anyway.
-_DRAINED_BYTES = 2**26
-_DRAINED_SECONDS = 10.0
+_DRAIN_BYTES = 2**26
+_DRAIN_SECONDS = 10.0
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """A request that ends in a status and one line."""
 
     def __init__(self, status: int, line: str) -> None:
@@ -49,8 +48,8 @@ def feedback_app(
     """
     app = FastAPI(title="posttrain", docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
+    @app.exception_handler(RequestRejected)
+    async def refused(request: Request, error: RequestRejected) -> JSONResponse:
         # What is left of a body that was not read would be taken for the next request.
         headers = {"Connection": "close"} if error.status == 413 else {}
         if error.status == 401:
@@ -60,19 +59,19 @@ def feedback_app(
     @app.post("/v1/feedback", status_code=201)
     async def post(request: Request) -> JSONResponse:
         _authorise(request, token)
-        feedback = _read(await _body(request, limit_bytes))
+        feedback = _parse_feedback(await _read_body(request, limit_bytes))
         if problem := unknown_answer(feedback, labels):
-            raise Refused(422, problem)
+            raise RequestRejected(422, problem)
         try:
             receipt = await asyncio.wrap_future(inbox.append(feedback))
         except Conflict as error:
-            raise Refused(409, str(error)) from None
+            raise RequestRejected(409, str(error)) from None
         except Full as error:
-            raise Refused(507, str(error)) from None
+            raise RequestRejected(507, str(error)) from None
         except UserError as error:
-            raise Refused(422, str(error)) from None
+            raise RequestRejected(422, str(error)) from None
         except WorkError as error:
-            raise Refused(503, str(error)) from None
+            raise RequestRejected(503, str(error)) from None
         return JSONResponse({"id": receipt.id, "repeated": receipt.repeated}, 201)
 
     @app.get("/healthz")
@@ -93,14 +92,14 @@ def _authorise(request: Request, token: str | None) -> None:
         return
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-        raise Refused(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
+        raise RequestRejected(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
 
 
-async def _body(request: Request, limit: int) -> bytes:
+async def _read_body(request: Request, limit: int) -> bytes:
     # Pages in a browser may send other types anywhere unasked, JSON only where they are allowed to.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(415, "send `Content-Type: application/json`")
+        raise RequestRejected(415, "send `Content-Type: application/json`")
     body = bytearray()
     stream = request.stream()
     declared = request.headers.get("content-length", "0")
@@ -114,43 +113,43 @@ async def _body(request: Request, limit: int) -> bytes:
             else:
                 return bytes(body)
         if body or not asks_first:
-            await _drain(stream)
+            await _drain_body(stream)
     except ClientDisconnect:
-        raise Refused(400, "the body ends too early") from None
-    raise Refused(413, f"the body is longer than {limit} bytes")
+        raise RequestRejected(400, "the body ends too early") from None
+    raise RequestRejected(413, f"the body is longer than {limit} bytes")
 
 
-async def _drain(stream: AsyncIterator[bytes]) -> None:
+async def _drain_body(stream: AsyncIterator[bytes]) -> None:
     """Read on for a while: closed while the other side sends, the connection would be reset and the answer lost."""
-    left = _DRAINED_BYTES
+    left = _DRAIN_BYTES
     with suppress(TimeoutError):
-        async with asyncio.timeout(_DRAINED_SECONDS):
+        async with asyncio.timeout(_DRAIN_SECONDS):
             async for chunk in stream:
                 left -= len(chunk)
                 if left < 0:
                     return
 
 
-def _read(body: bytes) -> Feedback:
+def _parse_feedback(body: bytes) -> Feedback:
     try:
-        values = json.loads(body.decode(), parse_constant=_no_constant)
+        values = json.loads(body.decode(), parse_constant=_reject_constant)
     except UnicodeError:
-        raise Refused(400, "holds bytes or characters that are not UTF-8") from None
+        raise RequestRejected(400, "holds bytes or characters that are not UTF-8") from None
     except RecursionError:
-        raise Refused(400, "broken JSON: nested too deeply") from None
+        raise RequestRejected(400, "broken JSON: nested too deeply") from None
     except ValueError as error:
-        raise Refused(400, f"broken JSON: {error}") from None
+        raise RequestRejected(400, f"broken JSON: {error}") from None
     if not isinstance(values, dict):
-        raise Refused(400, "send one JSON object")
-    if isinstance(problem := checked(values, "feedback", 1), Problem):
-        raise Refused(400, problem.message)
+        raise RequestRejected(400, "send one JSON object")
+    if isinstance(problem := check_row(values, "feedback", 1), Problem):
+        raise RequestRejected(400, problem.message)
     try:
         return Feedback.read(values, "feedback")
     except UserError as error:
-        raise Refused(422, str(error)) from None
+        raise RequestRejected(422, str(error)) from None
 
 
-def _no_constant(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"`{constant}` is not JSON")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from markupsafe import Markup
 
 from posttrain.web.charts import funnel
-from posttrain.web.widths import at_both_widths, fitting
+from posttrain.web.charts.svg import responsive, without_step
 
 
 def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tuple[str, Markup]]:
@@ -19,8 +19,8 @@ def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tup
         rows = [(reason, count) for of, reason, count in counts if of == name]
         start = sum(count for reason, count in rows if reason is None)
         rejected = [(reason, count) for reason, count in rows if reason is not None]
-        yield name, at_both_widths(_funnel, start, rejected, f"records of {name}: in, rejected by reason, kept")
+        yield name, responsive(_funnel_chart, start, rejected, f"records of {name}: in, rejected by reason, kept")
 
 
-def _funnel(start: int, rejected: Iterable[tuple[str, int]], title: str, width: int) -> str:
-    return funnel(start, [(fitting(name, width), count) for name, count in rejected], title, width=width)
+def _funnel_chart(start: int, rejected: Iterable[tuple[str, int]], title: str, width: int) -> str:
+    return funnel(start, [(without_step(name, width), count) for name, count in rejected], title, width=width)

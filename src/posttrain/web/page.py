@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from posttrain.store.files import write_atomically
-from posttrain.web import wording
+from posttrain.web import formatting
 
 Tile = tuple[str, str, str]
 """One of the numbers on top of a page: value, what it is, and a remark."""
@@ -30,10 +30,10 @@ def render_page(template: str, **content: object) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= {
-        "duration": wording.duration_text,
-        "metric_name": wording.metric_name,
+        "duration": formatting.duration_text,
+        "metric_name": formatting.metric_name,
         "section_id": _section_id,
-        "words": wording.reason_text,
+        "words": formatting.reason_text,
     }
     return environment.get_template(template).render(content)
 

@@ -1,60 +1,82 @@
-"""The report: one HTML page that holds everything it shows and loads nothing."""
+"""The report: one HTML page with everything about a workspace, or about one training. It loads nothing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from posttrain.web import figures, wording
-from posttrain.web.charts import DECISIONS
-from posttrain.web.figures import learning_curve_svg
-from posttrain.web.page import Tile, now_text, render_page, write_page
-from posttrain.web.report_data import Report
-from posttrain.web.selection_figures import selections_shown
-from posttrain.web.training_data import Training
-from posttrain.web.training_figures import shown
-from posttrain.web.widths import at_both_widths
+from markupsafe import Markup
 
-__all__ = ["Report", "learning_curve_svg", "render", "render_training", "write", "write_training"]
+from posttrain.web import formatting
+from posttrain.web.charts import (
+    DECISION_NAMES,
+    CurvePoint,
+    bars,
+    count_rows,
+    heat_map,
+    learning_curve_chart,
+    lineage,
+    stacked_bars,
+    standalone,
+)
+from posttrain.web.charts.svg import WIDE, responsive
+from posttrain.web.formatting import gain_text, is_share, level_text, metric_name, reason_text
+from posttrain.web.funnels import funnel_charts
+from posttrain.web.page import Tile, now_text, render_page, write_page
+from posttrain.web.report_data import Interval, Report, RoundRow
+from posttrain.web.selection_view import selections_view
+from posttrain.web.training import Training
+from posttrain.web.training_view import training_view
+
+__all__ = ["Report", "learning_curve_svg", "render_report", "render_training", "write_report", "write_training"]
 
 _TRAININGS = 20
 """The latest are drawn; what came before is counted."""
 
+_CLASSES = 20
 
-def render(report: Report) -> str:
+_CONFUSED_ROWS, _CONFUSED_COLUMNS = 8, 8
+
+
+def render_report(report: Report) -> str:
     """The page as HTML."""
     charts = {
-        "learning_curve": figures.learning_curve,
-        "label_counts": figures.label_counts,
-        "recall": figures.recall,
-        "confusion": figures.confusion,
-        "time": figures.time_by_stage,
-        "lineage": figures.lineage_diagram,
+        "learning_curve": learning_curve,
+        "label_counts": label_counts,
+        "recall": recall,
+        "confusion": confusion,
+        "time": time_by_stage,
+        "lineage": lineage_diagram,
     }
     latest = report.trainings[-_TRAININGS:]
     return render_page(
         "report.html",
         report=report,
-        charts={name: at_both_widths(draw, report) for name, draw in charts.items()},
-        funnels=list(figures.funnels(report)),
-        final=[(wording.metric_name(name), wording.metric_text(name, value)) for name, value in report.final.items()],
-        timings=[(wording.reason_text(name), wording.duration_text(value)) for name, value in report.timings.items()],
-        headline=_headline(report),
-        selections=selections_shown(report.selections),
-        trainings=[shown(one, len(latest)) for one in latest],
+        charts={name: responsive(draw, report) for name, draw in charts.items()},
+        funnels=list(funnels(report)),
+        final=[
+            (formatting.metric_name(name), formatting.metric_text(name, value)) for name, value in report.final.items()
+        ],
+        timings=[
+            (formatting.reason_text(name), formatting.duration_text(value)) for name, value in report.timings.items()
+        ],
+        headline=_headline_tiles(report),
+        selections=selections_view(report.selections),
+        trainings=[training_view(one, len(latest)) for one in latest],
         undrawn=len(report.trainings) - len(latest),
-        levels_of_bars=figures.levels_of_bars(report),
-        metric_text=wording.metric_text,
-        gain_text=wording.gain_text,
-        decisions=DECISIONS,
-        metrics=_metrics_of_rounds(report),
+        levels_of_bars=interval_levels(report),
+        metric_text=formatting.metric_text,
+        gain_text=formatting.gain_text,
+        decisions=DECISION_NAMES,
+        metrics=_table_metrics(report),
     )
 
 
-def write(report: Report, path: Path) -> None:
+def write_report(report: Report, path: Path) -> None:
     """Write the page to ``path``, whose folder exists: whole or not at all.
 
     Raises:
         UserError: the disk refused.
     """
-    write_page(path, render(report))
+    write_page(path, render_report(report))
 
 
 def render_training(training: Training, sentence: str = "", created: str = "") -> str:
@@ -64,7 +86,7 @@ def render_training(training: Training, sentence: str = "", created: str = "") -
         sentence: what was trained on what.
         created: when the page was made, in the caller's words.
     """
-    return render_page("training_page.html", one=shown(training), sentence=sentence, created=created)
+    return render_page("training_page.html", one=training_view(training), sentence=sentence, created=created)
 
 
 def write_training(training: Training, path: Path) -> None:
@@ -78,17 +100,17 @@ def write_training(training: Training, path: Path) -> None:
     write_page(path, render_training(training, sentence, now_text()))
 
 
-def _headline(report: Report) -> list[Tile]:
-    rounds = figures.evaluated(report)
+def _headline_tiles(report: Report) -> list[Tile]:
+    rounds = evaluated_rounds(report)
     tiles = []
     if report.champion and report.metric in report.champion.metrics:
         now = report.champion.metrics[report.metric]
-        name = wording.metric_name(report.metric)
-        told = wording.metric_text(report.metric, now)
+        name = formatting.metric_name(report.metric)
+        told = formatting.metric_text(report.metric, now)
         tiles.append((told, name, f"since round {report.champion.round}"))
-        if rounds and wording.is_share(report.metric, now):
+        if rounds and formatting.is_share(report.metric, now):
             first = rounds[0].metrics[report.metric]
-            start, gain = wording.metric_text(report.metric, first), wording.points_text(now - first)
+            start, gain = formatting.metric_text(report.metric, first), formatting.points_text(now - first)
             tiles.append((gain, "points gained", f"since {start}"))
     labels = sum(row.labels_new for row in report.rounds)
     paid = sum(row.labels_new > 0 for row in report.rounds)
@@ -97,13 +119,115 @@ def _headline(report: Report) -> list[Tile]:
     refused = sum(row.decision == "refuse" for row in report.rounds)
     tiles.append((f"{deployed}", "models deployed", f"and {refused} refused"))
     spent = sum(sum(row.seconds.values()) for row in report.rounds)
-    tiles.append((wording.duration_text(spent), "time", "all stages together"))
+    tiles.append((formatting.duration_text(spent), "time", "all stages together"))
     return tiles
 
 
-def _metrics_of_rounds(report: Report) -> list[str]:
+def _table_metrics(report: Report) -> list[str]:
     """The metrics that the table of rounds has columns for: the main one and up to three more."""
     names = dict.fromkeys(name for row in report.rounds for name in row.metrics)
     preferred = [name for name in ("macro_f1", "invalid_rate", "latency_p50", "latency_p99") if name in names]
     others = [name for name in names if name not in (report.metric, *preferred) and "." not in name]
     return [report.metric, *preferred, *others][:4] if names else []
+
+
+def learning_curve_svg(report: Report) -> str:
+    """The learning curve as an SVG file of its own; empty while no round is evaluated."""
+    chart = learning_curve(report, WIDE)
+    return standalone(chart) if chart else ""
+
+
+def learning_curve(report: Report, width: int) -> str:
+    rounds = evaluated_rounds(report)
+    values = {row.number: row.metrics[report.metric] for row in rounds}
+    compared = report.baseline if report.baseline and report.baseline.metric == report.metric else None
+    drawn = {one.round: one.value for one in compared.random} if compared else {}
+    points = [
+        CurvePoint(
+            name=f"round {row.number}" if width >= 500 else f"r{row.number}",
+            detail=f"{row.labels_total:,} labels" if width >= 500 else f"{row.labels_total:,}",
+            value=values[row.number],
+            champions=row.champions,
+            decision=row.decision or "open",
+            gain=gain_text(row.interval) if row.interval else "",
+            bar=_gain_bar(report, row),
+            beside=drawn.get(row.number),
+        )
+        for row in rounds
+    ]
+    percent = all(is_share(report.metric, value) for value in values.values())
+    title = f"{metric_name(report.metric)} of each round's candidate and of the champion"
+    measure = metric_name(report.metric)
+    return learning_curve_chart(points, title, measure=measure, percent=percent, width=width)
+
+
+def _gain_bar(report: Report, row: RoundRow) -> tuple[float, float] | None:
+    """The interval of the gain, laid onto the champion's value; None where it is in another metric's unit."""
+    gain = _main_gain(report, row)
+    if gain is None:
+        return None
+    champion = row.metrics[report.metric] - gain.difference
+    return champion + gain.low, champion + gain.high
+
+
+def _main_gain(report: Report, row: RoundRow) -> Interval | None:
+    return row.interval if row.interval and row.interval.metric == report.metric else None
+
+
+def interval_levels(report: Report) -> str:
+    """The coverage of the learning curve's bars, such as ``95%`` or ``90% or 95%``; empty without bars."""
+    gains = [_main_gain(report, row) for row in evaluated_rounds(report)]
+    return " or ".join(level_text(level) for level in sorted({gain.level for gain in gains if gain}))
+
+
+def evaluated_rounds(report: Report) -> list[RoundRow]:
+    """The rounds that have the main metric."""
+    return [row for row in report.rounds if report.metric in row.metrics]
+
+
+def label_counts(report: Report, width: int) -> str:
+    counts = sorted(report.label_counts.items(), key=lambda item: (-item[1], item[0]))
+    return bars(count_rows(counts), "labels a class", width=width)
+
+
+def recall(report: Report, width: int) -> str:
+    worst = sorted(report.per_class, key=lambda row: (row.recall, -row.n, row.label))[:_CLASSES]
+    rows = [(row.label, row.recall, f"{100 * row.recall:.0f}% of {row.n}") for row in worst]
+    return bars(rows, "recall of each class, the worst first", width=width, full=1.0, kind="b")
+
+
+def confusion(report: Report, width: int) -> str:
+    """The most frequent confusions: rows and columns are taken in until the map is full."""
+    pairs = [pair for pair in report.confusion if pair.expected != pair.predicted and pair.count]
+    rows: list[str] = []
+    columns: list[str] = []
+    limit = _CONFUSED_COLUMNS if width >= 500 else 5
+    for pair in sorted(pairs, key=lambda pair: (-pair.count, pair.expected, pair.predicted)):
+        new_row, new_column = pair.expected not in rows, pair.predicted not in columns
+        if len(rows) + new_row <= _CONFUSED_ROWS and len(columns) + new_column <= limit:
+            rows += [pair.expected] if new_row else []
+            columns += [pair.predicted] if new_column else []
+    counts = {(pair.expected, pair.predicted): pair.count for pair in report.confusion}
+    counts |= {(row.label, row.label): round(row.recall * row.n) for row in report.per_class}
+    columns.sort(key=lambda column: rows.index(column) if column in rows else len(rows))
+    return heat_map(counts, rows, columns, "expected answers (rows) by given answers (columns)", width=width)
+
+
+def funnels(report: Report) -> Iterator[tuple[str, Markup]]:
+    """Each set's name and funnel."""
+    rows = [row for row in report.funnel if row.step != "kept"]
+    return funnel_charts(
+        [(row.set, None if row.step == "in" else reason_text(row.reason or row.step), row.count) for row in rows]
+    )
+
+
+def time_by_stage(report: Report, width: int) -> str:
+    fullest_first = sorted(report.rounds, key=lambda row: -len(row.seconds))
+    stages = list(dict.fromkeys(stage for row in fullest_first for stage in row.seconds))
+    rows = [(f"round {row.number}" if width >= 500 else f"r{row.number}", row.seconds) for row in report.rounds]
+    return stacked_bars([row for row in rows if row[1]], stages, "time by stage in each round", width=width)
+
+
+def lineage_diagram(report: Report, width: int) -> str:
+    title = "files, dataset versions, models and deployments, joined to what they were made from"
+    return lineage(report.lineage_nodes, report.lineage_edges, title, width=width)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from posttrain.loop.baseline import Comparison
-from posttrain.web.charts.lineage import Node
-from posttrain.web.selection_data import Selection
-from posttrain.web.training_data import Training
+from posttrain.inspect.baseline import Comparison
+from posttrain.web.charts.lineage import LineageNode
+from posttrain.web.selection import Selection
+from posttrain.web.training import Training
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Report:
     confusion: tuple[Confusion, ...] = ()
     funnel: tuple[FunnelRow, ...] = ()
     datasets: tuple[DatasetRow, ...] = ()
-    lineage_nodes: tuple[Node, ...] = ()
+    lineage_nodes: tuple[LineageNode, ...] = ()
     lineage_edges: tuple[tuple[str, str], ...] = ()
     baseline: Comparison | None = None
     selections: tuple[Selection, ...] = ()

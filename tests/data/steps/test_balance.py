@@ -5,11 +5,12 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.balance import Balance
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
-from posttrain.train.order import Order, StageConfig
+from posttrain.train.data.batch_sampler import BatchSampler
+from posttrain.train.data.config import PhaseConfig
 
 
 def classes(**sizes: int) -> pa.Table:
@@ -29,7 +30,7 @@ class TestBalance(StepContract):
         return classes(a=7, b=2, c=4)
 
     def test_a_class_keeps_as_many_as_its_cap(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert sorted(outcome.kept["completion"].to_pylist()[1:]) == ["a"] * 4 + ["b"] * 2 + ["c"] * 4
         assert outcome.kept["text"][0].as_py() == "plain text"
         assert set(reasons(outcome).values()) == {"majority class"}
@@ -37,19 +38,21 @@ class TestBalance(StepContract):
 
     def test_a_larger_cap_keeps_all_that_a_smaller_one_does(self) -> None:
         table = classes(a=60, b=4)
-        kept = [set(lines(apply(Balance(mode="downsample", ratio=ratio), table).kept)) for ratio in (1, 2.5, 5, 20)]
+        kept = [
+            set(lines(apply_step(Balance(mode="downsample", ratio=ratio), table).kept)) for ratio in (1, 2.5, 5, 20)
+        ]
         assert [len(one) for one in kept] == [9, 15, 25, 65]
         assert kept[0] < kept[1] < kept[2] < kept[3]
         grown = pa.concat_tables([table, classes(b=8).slice(5)])
-        assert kept[0] <= set(lines(apply(Balance(mode="downsample", ratio=1), grown).kept))
-        other = set(lines(apply(Balance(mode="downsample", ratio=2.5, seed=1), table).kept))
+        assert kept[0] <= set(lines(apply_step(Balance(mode="downsample", ratio=1), grown).kept))
+        other = set(lines(apply_step(Balance(mode="downsample", ratio=2.5, seed=1), table).kept))
         assert other != kept[1]
 
     def test_it_reports_unless_told_otherwise(self, table: pa.Table) -> None:
-        outcome = apply(Balance(), table)
+        outcome = apply_step(Balance(), table)
         assert outcome.kept.equals(table)
         assert outcome.facts["class_size"].to_pylist() == [None] + [7.0] * 7 + [2.0] * 2 + [4.0] * 4
-        by_source = apply(Balance(by="source"), table)
+        by_source = apply_step(Balance(by="source"), table)
         assert by_source.facts["class_size"].to_pylist() == [14.0] * 14
 
     @pytest.mark.parametrize(("temperature", "power"), [(2.0, -0.5), (1e9, -1.0)])
@@ -57,8 +60,8 @@ class TestBalance(StepContract):
         """What a record counts in a pass is proportional to its class's size to a power."""
         sizes = {"a": 6400, "b": 100, "c": 900}
         answers = np.repeat(list(sizes), list(sizes.values()))
-        stage = StageConfig(mix="sizes", mix_by="completion", mix_temperature=temperature, epochs=1)
-        order = Order(len(answers), 10, 0, [stage], kinds={"completion": answers.tolist()})
+        stage = PhaseConfig(mix="sizes", mix_by="completion", mix_temperature=temperature, epochs=1)
+        order = BatchSampler(len(answers), 10, 0, [stage], kinds={"completion": answers.tolist()})
         met = order.seen()
         for one in sizes:
             expected = sizes[one] ** power / sum(n ** (power + 1) for n in sizes.values()) * len(answers)

@@ -4,16 +4,16 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.steps.c4 import C4
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
+from posttrain.data.steps.web_pages import C4
 
 GOOD = "It is a fine day. The sun shines.\nWe go to the sea! Do you come?\nYes, I will."
 
 
 def kept(text: str, **settings: object) -> str | None:
     """What is left of a page that needs no number of sentences."""
-    outcome = apply(C4.model_validate({"min_sentences": 0, **settings}), table_of(text))
+    outcome = apply_step(C4.model_validate({"min_sentences": 0, **settings}), table_of(text))
     return outcome.kept["text"].to_pylist()[0] if outcome.kept.num_rows else None
 
 
@@ -36,7 +36,7 @@ class TestC4(StepContract):
         )
 
     def test_pages(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert reasons(outcome) == {
             3: "too few sentences",
             4: "curly bracket",
@@ -48,14 +48,14 @@ class TestC4(StepContract):
         assert outcome.facts["sentences"].to_pylist() == [5, 5, 4, 5, 6, 5, 5, 5]
 
     def test_the_system_turn_is_left_alone(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 2, 6, 8]
         assert [turn["content"] for turn in outcome.kept["prompt"].to_pylist()[-1]] == ["ok", GOOD]
         assert outcome.changed.num_rows == 2
 
     def test_a_second_time_nothing_changes(self, step: Step, table: pa.Table) -> None:
-        once = apply(step, table).kept
-        assert apply(step, once).kept.equals(once)
+        once = apply_step(step, table).kept
+        assert apply_step(step, once).kept.equals(once)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_every_rule_can_be_left_out(text: str, settings: dict[str, object]) -> N
 
 def test_only_the_field_is_read_and_what_is_not_there_is_not_judged() -> None:
     table = table_of({"prompt": "ok", "completion": f"{GOOD}\nend"}, {"prompt": "ok"})
-    outcome = apply(C4(field="answer"), table)
+    outcome = apply_step(C4(field="answer"), table)
     assert outcome.kept["completion"].to_pylist() == [GOOD, None]
     assert outcome.facts["sentences"].to_pylist() == [5, None]

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.drop import Drop
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
@@ -34,7 +34,7 @@ class TestDrop(StepContract):
         return Drop(file=str(file))
 
     def test_an_id_takes_one_record(self, step: Step, table: pa.Table) -> None:
-        found = apply(step, table)
+        found = apply_step(step, table)
         assert reasons(found) == {2: "named"}
         assert found.rejected["detail"].to_pylist() == ["ids.txt names it in line 2"]
 
@@ -42,15 +42,15 @@ class TestDrop(StepContract):
 def test_the_id_of_an_input_takes_all_its_records(table: pa.Table, tmp_path: Path) -> None:
     file = tmp_path / "ids.csv"
     file.write_text(f"input_id,harmful\n{table['input_id'][0].as_py()},true\n", encoding="utf-8")
-    assert lines(apply(Drop(file=str(file)), table).kept) == [3, 4]
+    assert lines(apply_step(Drop(file=str(file)), table).kept) == [3, 4]
 
 
 def test_only_rows_that_are_said_to_do_harm_count(table: pa.Table, tmp_path: Path) -> None:
     ids = table["id"].to_pylist()
     file = tmp_path / "ids.jsonl"
     file.write_text(f'{{"id": "{ids[0]}", "harmful": false}}\n{{"id": "{ids[2]}", "harmful": true}}\n')
-    assert lines(apply(Drop(file=str(file)), table).rejected) == [3]
-    assert lines(apply(Drop(file=str(file), only=None), table).rejected) == [1, 3]
+    assert lines(apply_step(Drop(file=str(file)), table).rejected) == [3]
+    assert lines(apply_step(Drop(file=str(file), only=None), table).rejected) == [1, 3]
 
 
 def test_the_key_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.steps.answers import Answers
-from posttrain.data.steps.conflicts import Conflicts
-from posttrain.data.steps.exact import Exact
+from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.duplicates import Conflicts, Exact
 from posttrain.data.steps.step import Step
+from posttrain.data.steps.validity import Answers
 
 
 class TestExact(StepContract):
@@ -21,7 +20,7 @@ class TestExact(StepContract):
         return table_of("a", "b", " a\n", {"prompt": "a", "completion": "x"}, "a", {"prompt": "a ", "completion": "x"})
 
     def test_the_first_stays(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 2, 4]
         gone = outcome.rejected.to_pylist()
         assert [(row["line"], row["detail"]) for row in gone] == [
@@ -49,7 +48,7 @@ class TestConflicts(StepContract):
         )
 
     def test_none_of_them_stays(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert lines(outcome.kept) == [2, 3, 5, 6]
         assert outcome.rejected["detail"].to_pylist() == ["`x` at f:1; `y` at f:4"] * 2
 
@@ -64,4 +63,4 @@ class TestAnswers(StepContract):
         return table_of({"prompt": "a", "completion": "x"}, {"prompt": "b"}, "plain")
 
     def test_plain_text_needs_none(self, step: Step, table: pa.Table) -> None:
-        assert reasons(apply(step, table)) == {2: "no answer"}
+        assert reasons(apply_step(step, table)) == {2: "no answer"}

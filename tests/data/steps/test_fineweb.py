@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.steps.fineweb import Fineweb
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
+from posttrain.data.steps.web_pages import Fineweb
 
 
 def numbered(count: int, end: str = ".", length: int = 40) -> list[str]:
@@ -24,7 +24,7 @@ class TestFineweb(StepContract):
         return table_of("\n".join(numbered(10)), "short", {"prompt": "Is it?", "completion": "\n".join(numbered(3))})
 
     def test_facts_and_details(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert [(row["reason"], row["detail"], row["score"]) for row in outcome.rejected.to_pylist()] == [
             ("lines without punctuation", "punctuated lines 0, must be more than 0.12", 0)
         ]
@@ -43,14 +43,16 @@ class TestFineweb(StepContract):
     ],
 )
 def test_just_under_and_just_over(under: list[str], over: list[str], reason: str | None) -> None:
-    assert reasons(apply(Fineweb(), table_of("\n".join(under)))) == {}
-    assert reasons(apply(Fineweb(), table_of("\n".join(over)))) == ({1: reason} if reason else {})
+    assert reasons(apply_step(Fineweb(), table_of("\n".join(under)))) == {}
+    assert reasons(apply_step(Fineweb(), table_of("\n".join(over)))) == ({1: reason} if reason else {})
 
 
 def test_a_share_on_the_bound_is_over_it() -> None:
     """The paper's bounds: 0.12 or less, 0.1 or more, 0.67 or more."""
-    assert reasons(apply(Fineweb(), table_of("\n".join(numbered(22, "x") + numbered(3))))) == {
+    assert reasons(apply_step(Fineweb(), table_of("\n".join(numbered(22, "x") + numbered(3))))) == {
         1: "lines without punctuation"
     }
     tenth = ["x" * 39 + "."] * 2 + numbered(18)
-    assert reasons(apply(Fineweb(max_repeated_characters=0.05), table_of("\n".join(tenth)))) == {1: "repeated lines"}
+    assert reasons(apply_step(Fineweb(max_repeated_characters=0.05), table_of("\n".join(tenth)))) == {
+        1: "repeated lines"
+    }

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, reasons, table_of
 
-from posttrain.data.alone import apply
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.gopher import Gopher
 from posttrain.data.steps.step import Step
 
@@ -30,7 +30,7 @@ class TestGopher(StepContract):
         return table_of(page(60), page(10), {"prompt": page(30), "completion": page(30)}, page(60, filling="1"))
 
     def test_facts_and_details(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert [(row["reason"], row["detail"], row["score"]) for row in outcome.rejected.to_pylist()] == [
             ("too few words", "words 10, must be at least 50", 10),
             ("short words", "mean word length 1.05, must be at least 3", 63 / 60),
@@ -55,19 +55,19 @@ class TestGopher(StepContract):
     ],
 )
 def test_just_under_and_just_over(under: str, over: str, reason: str) -> None:
-    assert reasons(apply(Gopher(), table_of(under))) == {}
-    assert reasons(apply(Gopher(), table_of(over))) == {1: reason}
+    assert reasons(apply_step(Gopher(), table_of(under))) == {}
+    assert reasons(apply_step(Gopher(), table_of(over))) == {1: reason}
 
 
 def test_settings_move_and_leave_out_rules() -> None:
     german = page(60, start="der und", filling="Wort")
-    assert reasons(apply(Gopher(), table_of(german))) == {1: "few stop words"}
-    assert not reasons(apply(Gopher(stop_words=("der", "und")), table_of(german)))
-    assert not reasons(apply(Gopher(min_stop_words=None), table_of(german)))
-    assert not reasons(apply(Gopher(min_words=None), table_of(page(3))))
+    assert reasons(apply_step(Gopher(), table_of(german))) == {1: "few stop words"}
+    assert not reasons(apply_step(Gopher(stop_words=("der", "und")), table_of(german)))
+    assert not reasons(apply_step(Gopher(min_stop_words=None), table_of(german)))
+    assert not reasons(apply_step(Gopher(min_words=None), table_of(page(3))))
 
 
 def test_only_the_field_is_read_and_what_is_not_there_is_not_judged() -> None:
     table = table_of({"prompt": "short", "completion": page(60)}, {"prompt": page(60)}, page(60))
-    assert reasons(apply(Gopher(field="answer"), table)) == {}
-    assert reasons(apply(Gopher(field="input"), table)) == {1: "too few words"}
+    assert reasons(apply_step(Gopher(field="answer"), table)) == {}
+    assert reasons(apply_step(Gopher(field="input"), table)) == {1: "too few words"}

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.steps.gopher_repetition import GopherRepetition
+from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.gopher import GopherRepetition
 from posttrain.data.steps.step import Step
 
 
@@ -43,7 +43,7 @@ class TestGopherRepetition(StepContract):
         )
 
     def test_reasons_and_facts(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert reasons(outcome) == {2: "repeated lines", 3: "top 4 gram", 5: "repeated lines"}
         assert outcome.rejected.to_pylist()[0]["detail"] == "repeated lines 0.75, must be at most 0.3"
         assert outcome.facts["repeated_5_grams"].to_pylist()[:3] == [0, 3 / 4, 2 / 3]
@@ -63,10 +63,10 @@ def test_lines_and_paragraphs_just_under_and_just_over(joint: str) -> None:
     step, characters = only(**{f"max_{what}s": 0.3}), only(**{f"max_{what}_characters": 0.2})
     under = joint.join(["a"] * 4 + list("bcdefg"))
     over = joint.join(["a"] * 5 + list("bcdef"))
-    assert reasons(apply(step, table_of(under, over))) == {2: f"repeated {what}s"}
+    assert reasons(apply_step(step, table_of(under, over))) == {2: f"repeated {what}s"}
     under = joint.join(["aa", "aa", "b" * 6])
     over = joint.join(["aa", "aa", "b" * 5])
-    assert reasons(apply(characters, table_of(under, over))) == {2: f"repeated {what} characters"}
+    assert reasons(apply_step(characters, table_of(under, over))) == {2: f"repeated {what} characters"}
 
 
 @pytest.mark.parametrize(("n", "limit"), [(2, 0.20), (3, 0.18), (4, 0.16)])
@@ -76,7 +76,7 @@ def test_the_most_frequent_n_gram_just_under_and_just_over(n: int, limit: float)
     under = f"{gram} {different(words - 2 * n + 1)} {gram}"
     over = f"{gram} {different(words - 2 * n - 1)} {gram}"
     step = only(max_top_ngram={n: limit})
-    assert reasons(apply(step, table_of(under, over))) == {2: f"top {n} gram"}
+    assert reasons(apply_step(step, table_of(under, over))) == {2: f"top {n} gram"}
 
 
 @pytest.mark.parametrize(("n", "limit"), [(5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10)])
@@ -86,8 +86,8 @@ def test_repeated_n_grams_just_under_and_just_over(n: int, limit: float) -> None
     under = f"{gram} {different(words - 2 * n + 1)} {gram}"
     over = f"{gram} {different(words - 2 * n - 1)} {gram}"
     step = only(max_repeated_ngrams={n: limit})
-    assert reasons(apply(step, table_of(under, over))) == {2: f"repeated {n} grams"}
+    assert reasons(apply_step(step, table_of(under, over))) == {2: f"repeated {n} grams"}
 
 
 def test_a_short_text_is_not_repetitive_for_being_short() -> None:
-    assert not reasons(apply(GopherRepetition(), table_of("yes", "call me back", "")))
+    assert not reasons(apply_step(GopherRepetition(), table_of("yes", "call me back", "")))

@@ -8,22 +8,22 @@ import pyarrow as pa
 import pytest
 from step_contract import table_of
 
-from posttrain.data.alone import OneTable
-from posttrain.data.steps.decontaminate import Decontaminate
-from posttrain.data.steps.minhash import Minhash
-from posttrain.data.steps.step import Decision, GlobalStep, Known
+from posttrain.data.contamination.decontaminate import Decontaminate
+from posttrain.data.steps.apply import TableCorpus
+from posttrain.data.steps.duplicates import Minhash
+from posttrain.data.steps.step import GlobalResult, GlobalStep, PreviousState
 
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnop"), (60, 5))
 WORDS = ["".join(letters) for letters in _LETTERS]
 
 
 @dataclass(frozen=True)
-class Grown(OneTable):
+class Grown(TableCorpus):
     """A corpus of which the step has seen the first rows before."""
 
-    before: Known | None = None
+    before: PreviousState | None = None
 
-    def known(self) -> Known | None:
+    def known(self) -> PreviousState | None:
         return self.before
 
 
@@ -56,8 +56,8 @@ def corpus(seed: int) -> tuple[pa.Table, pa.Table]:
 
 
 def decided(
-    step: GlobalStep, training: pa.Table, evaluation: pa.Table, dead: Sequence[int], before: Known | None
-) -> Decision:
+    step: GlobalStep, training: pa.Table, evaluation: pa.Table, dead: Sequence[int], before: PreviousState | None
+) -> GlobalResult:
     grown = Grown(training, step, evaluation, before)
     grown.alive[list(dead)] = False
     return step.decide(grown)
@@ -85,7 +85,7 @@ def test_a_grown_set_is_decided_about_as_at_once(step: GlobalStep, seed: int) ->
     small = decided(step, training.slice(0, 90), first, [5, 60], None)
     assert small.state is not None
     assert small.state.num_rows == 90
-    grown = decided(step, training, evaluation, [5, 60], Known(small.state, unchanged=True))
+    grown = decided(step, training, evaluation, [5, 60], PreviousState(small.state, unchanged=True))
     assert grown == at_once
 
 
@@ -94,7 +94,7 @@ def test_rows_that_have_gone_or_come_back_are_decided_about_anew() -> None:
     step = Decontaminate(threshold=0.5, ngram=4)
     small = decided(step, training.slice(0, 90), evaluation.slice(0, 20), [1, 2], None)
     assert small.state is not None
-    grown = decided(step, training, evaluation, [2, 3], Known(small.state, unchanged=False))
+    grown = decided(step, training, evaluation, [2, 3], PreviousState(small.state, unchanged=False))
     assert grown == decided(step, training, evaluation, [2, 3], None)
 
 
@@ -103,6 +103,6 @@ def test_what_was_looked_for_and_is_gone_makes_a_search_from_scratch() -> None:
     small = decided(Decontaminate(), training.slice(0, 90), evaluation, [], None)
     assert small.state is not None
     fewer = evaluation.slice(3)
-    assert decided(Decontaminate(), training, fewer, [], Known(small.state, unchanged=True)) == decided(
+    assert decided(Decontaminate(), training, fewer, [], PreviousState(small.state, unchanged=True)) == decided(
         Decontaminate(), training, fewer, [], None
     )

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.labels.text_features import counts, reduced
 from posttrain.data.records.schema import records
 from posttrain.data.steps import label_errors
-from posttrain.data.steps.label_errors import LabelErrors
+from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.label_errors import LabelErrors, lsa_features, ngram_counts
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
 
@@ -47,14 +46,14 @@ class TestLabelErrors(StepContract):
         return table_of(*messages(), "plain text", *odd)
 
     def test_it_finds_what_was_planted(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert reasons(outcome) == {3: "label error", 20: "label error"}
         details = ["likely `arrival`, labelled `pin`", "likely `pin`, labelled `arrival`"]
         assert outcome.rejected["detail"].to_pylist() == details
         assert all(score < 0.5 for score in outcome.rejected["score"].to_pylist())
 
     def test_it_reports_unless_told_otherwise(self, table: pa.Table) -> None:
-        outcome = apply(LabelErrors(features="ngrams"), table)
+        outcome = apply_step(LabelErrors(features="ngrams"), table)
         assert outcome.kept.equals(table)
         quality = outcome.facts["label_quality"].to_pylist()
         assert quality[32:] == [None] * 3, "not judged"
@@ -65,7 +64,7 @@ class TestLabelErrors(StepContract):
     @pytest.mark.parametrize("prune", ["noise rate", "class", "both", "confident"])
     def test_the_papers_rules_can_decide(self, table: pa.Table, prune: Any) -> None:
         step = LabelErrors(features="ngrams", action="reject", prune=prune)
-        assert {3, 20} <= set(lines(apply(step, table).rejected))
+        assert {3, 20} <= set(lines(apply_step(step, table).rejected))
 
     def test_any_embedding_serves(self, table: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
         class Bag:
@@ -74,7 +73,7 @@ class TestLabelErrors(StepContract):
                 return words / np.maximum(np.linalg.norm(words, axis=1, keepdims=True), 1)
 
         monkeypatch.setattr(label_errors, "_embedder", lambda name: Bag())
-        assert set(lines(apply(LabelErrors(action="reject"), table).rejected)) == {3, 20}
+        assert set(lines(apply_step(LabelErrors(action="reject"), table).rejected)) == {3, 20}
 
     def test_an_embedder_that_is_not_there_is_named_before_any_work(self) -> None:
         with pytest.raises(UserError, match="`nothing` is no embedder"):
@@ -84,16 +83,16 @@ class TestLabelErrors(StepContract):
     def test_open_answers_are_refused(self) -> None:
         table = table_of(*({"prompt": f"q {n}", "completion": f"a {n}"} for n in range(20)))
         with pytest.raises(UserError, match="no answer stands with 5 different inputs"):
-            apply(LabelErrors(features="ngrams"), table)
+            apply_step(LabelErrors(features="ngrams"), table)
 
     def test_one_label_alone_is_never_wrong(self) -> None:
         table = table_of(*({"prompt": f"q {n}", "completion": "a"} for n in range(20)))
-        assert set(apply(LabelErrors(features="ngrams"), table).facts["label_quality"].to_pylist()) == {None}
+        assert set(apply_step(LabelErrors(features="ngrams"), table).facts["label_quality"].to_pylist()) == {None}
 
     def test_where_the_table_is_cut_changes_no_feature(self, table: pa.Table) -> None:
         texts = [row["prompt"][0]["content"] for row in records(table.to_pylist()[:32]).to_pylist()]
-        whole = counts(texts)
-        assert (whole[5:9] != counts(texts[5:9])).nnz == 0
-        vectors = reduced(whole)
+        whole = ngram_counts(texts)
+        assert (whole[5:9] != ngram_counts(texts[5:9])).nnz == 0
+        vectors = lsa_features(whole)
         assert np.linalg.norm(vectors, axis=1) == pytest.approx(1)
-        assert (reduced(whole) == vectors).all()
+        assert (lsa_features(whole) == vectors).all()

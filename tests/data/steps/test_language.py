@@ -8,8 +8,8 @@ import pytest
 from language_sample import SENTENCES
 from step_contract import StepContract, reasons, table_of
 
-from posttrain.data.alone import apply
 from posttrain.data.steps import language
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.language import Language
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
@@ -35,31 +35,31 @@ class TestLanguage(StepContract):
         )
 
     def test_the_others_go(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert reasons(outcome) == {2: "language", 6: "language"}
         gone = outcome.rejected.to_pylist()
         assert [row["detail"] for row in gone] == [f"de with {gone[0]['score']:.2f}", f"zh with {gone[1]['score']:.2f}"]
         assert all(0.65 <= row["score"] <= 1 for row in gone)
 
     def test_facts(self, step: Step, table: pa.Table) -> None:
-        facts = apply(step, table).facts
+        facts = apply_step(step, table).facts
         assert facts["language"].to_pylist() == ["en", "de", "fr", "unknown", "unknown", "zh", "en"]
         assert [score is None for score in facts["language_score"].to_pylist()] == [
             False, False, False, True, True, False, False,
         ]  # fmt: skip
 
     def test_what_is_not_known_can_go(self, table: pa.Table) -> None:
-        outcome = apply(Language(keep=("en", "fr"), unknown="reject"), table)
+        outcome = apply_step(Language(keep=("en", "fr"), unknown="reject"), table)
         assert reasons(outcome) == {2: "language", 4: "unknown language", 5: "unknown language", 6: "language"}
         assert outcome.rejected["detail"].to_pylist()[1] == "too few letters"
 
     def test_without_a_wish_languages_are_only_told(self, table: pa.Table) -> None:
-        outcome = apply(Language(unknown="reject"), table)
+        outcome = apply_step(Language(unknown="reject"), table)
         assert outcome.kept.equals(table)
         assert outcome.facts["language"].to_pylist()[:3] == ["en", "de", "fr"]
 
     def test_an_unsure_guess_is_none(self) -> None:
-        outcome = apply(Language(keep=("en",), threshold=0.9, unknown="reject"), table_of(SENTENCES["es"][1][:30]))
+        outcome = apply_step(Language(keep=("en",), threshold=0.9, unknown="reject"), table_of(SENTENCES["es"][1][:30]))
         assert reasons(outcome) == {1: "unknown language"}
         assert outcome.rejected["detail"].to_pylist()[0].startswith("da with only 0.")
         assert outcome.facts["language"].to_pylist() == ["unknown"]
@@ -67,7 +67,7 @@ class TestLanguage(StepContract):
 
 def test_sixty_sentences_in_twenty_languages() -> None:
     table = table_of(*(sentence for sentences in SENTENCES.values() for sentence in sentences))
-    found = apply(Language(threshold=0), table).facts["language"].to_pylist()
+    found = apply_step(Language(threshold=0), table).facts["language"].to_pylist()
     assert found == [code for code, sentences in SENTENCES.items() for _ in sentences]
 
 
@@ -75,17 +75,17 @@ def test_the_shortest_text_that_is_read() -> None:
     step = Language()
     assert step.min_letters == 20
     short, enough = "where is my new card 1 2 3", "where are my new cards 1 2 3"
-    facts = apply(step, table_of(short[:-6], enough)).facts["language"].to_pylist()
+    facts = apply_step(step, table_of(short[:-6], enough)).facts["language"].to_pylist()
     assert sum(map(str.isalpha, short)) == 16
     assert sum(map(str.isalpha, enough)) == 18
     assert facts == ["unknown", "unknown"]
-    assert apply(Language(min_letters=18), table_of(enough)).facts["language"].to_pylist() == ["en"]
+    assert apply_step(Language(min_letters=18), table_of(enough)).facts["language"].to_pylist() == ["en"]
 
 
 def test_only_the_field_is_read() -> None:
     table = table_of({"prompt": ENGLISH, "completion": GERMAN})
     for field, code in (("input", "en"), ("answer", "de")):
-        assert apply(Language.model_validate({"field": field}), table).facts["language"].to_pylist() == [code]
+        assert apply_step(Language.model_validate({"field": field}), table).facts["language"].to_pylist() == [code]
 
 
 def test_nothing_is_loaded_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_nothing_is_loaded_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     language._detector.cache_clear()
-    assert apply(Language(), table_of(ENGLISH)).facts["language"].to_pylist() == ["en"]
+    assert apply_step(Language(), table_of(ENGLISH)).facts["language"].to_pylist() == ["en"]
 
 
 def test_a_missing_package_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,5 +111,5 @@ def test_a_code_that_no_language_has_is_told_before_any_work() -> None:
 
 
 def test_a_letter_of_a_script_with_thousands_says_more() -> None:
-    facts = apply(Language(), table_of("我的卡还没有到", "carte")).facts["language"].to_pylist()
+    facts = apply_step(Language(), table_of("我的卡还没有到", "carte")).facts["language"].to_pylist()
     assert facts == ["zh", "unknown"]

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.steps.length import Length, Lengths
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
+from posttrain.data.steps.validity import Length, Lengths
 
 
 class TestLength(StepContract):
@@ -32,7 +32,7 @@ class TestLength(StepContract):
         )
 
     def test_each_bound(self, step: Step, table: pa.Table) -> None:
-        assert reasons(apply(step, table)) == {
+        assert reasons(apply_step(step, table)) == {
             2: "input too short",
             4: "input too long",
             6: "answer too short",
@@ -42,7 +42,7 @@ class TestLength(StepContract):
         }
 
     def test_detail_score_and_facts(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert outcome.rejected.to_pylist()[0]["detail"] == "input characters 2, must be at least 3"
         assert outcome.rejected.to_pylist()[0]["score"] == 2
         facts = {name: values.to_pylist() for name, values in outcome.facts.items()}
@@ -52,4 +52,4 @@ class TestLength(StepContract):
         assert set(facts) == {"input_characters", "input_words", "answer_characters", "answer_words"}
 
     def test_without_settings_all_pass(self, table: pa.Table) -> None:
-        assert apply(Length(), table).kept.equals(table)
+        assert apply_step(Length(), table).kept.equals(table)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.steps.difficulty import Difficulty
-from posttrain.data.steps.perplexity import Perplexity
+from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.model_scores import Difficulty, Perplexity
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
 
@@ -64,7 +63,7 @@ class TestPerplexity(StepContract):
 
     def test_it_is_that_of_transformers(self, step: Step, table: pa.Table, plain: Any) -> None:
         model, tokenizer = plain
-        found = apply(step, table).facts["perplexity"].to_pylist()
+        found = apply_step(step, table).facts["perplexity"].to_pylist()
         assert found[1:3] == [None, None]  # one token, and none
         for row, text in ((0, TEXTS[0]), (3, TEXTS[3]), (4, TEXTS[4]), (6, "a question\nan answer")):
             ids = tokenizer(text)["input_ids"]
@@ -76,14 +75,14 @@ class TestPerplexity(StepContract):
         assert len(ids) == 1500
         first, second = ids[:1024], ids[1023:]
         nats = _mean_loss(model, first, 1023) * 1023 + _mean_loss(model, second, 476) * 476
-        found = apply(step, table).facts["perplexity"].to_pylist()[5]
+        found = apply_step(step, table).facts["perplexity"].to_pylist()[5]
         assert found == pytest.approx(np.exp(nats / 1499), rel=1e-5)
 
     def test_bounds_reject(self, step: Perplexity, table: pa.Table) -> None:
-        found = apply(step, table).facts["perplexity"].to_pylist()
+        found = apply_step(step, table).facts["perplexity"].to_pylist()
         told = sorted(one for one in found if one is not None)
         low, high = told[1], told[-2]
-        outcome = apply(step.model_copy(update={"min_perplexity": low, "max_perplexity": high}), table)
+        outcome = apply_step(step.model_copy(update={"min_perplexity": low, "max_perplexity": high}), table)
         assert reasons(outcome) == {
             found.index(told[0]) + 1: "predictable text",
             found.index(told[-1]) + 1: "improbable text",
@@ -102,7 +101,7 @@ class TestDifficulty(StepContract):
 
     def test_it_is_the_ratio_of_perplexities(self, step: Step, table: pa.Table, plain: Any) -> None:
         model, tokenizer = plain
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         found = outcome.facts["ifd"].to_pylist()
         assert [row for row, one in enumerate(found) if one is None] == [3, 4, 6]
         stop = tokenizer.eos_token_id
@@ -121,7 +120,7 @@ class TestDifficulty(StepContract):
 
 def test_a_model_by_name_is_the_same_model(tiny_model: Path) -> None:
     table = table_of("plain words")
-    by_name, by_folder = (apply(Perplexity(model=model), table).facts for model in ("tiny", str(tiny_model)))
+    by_name, by_folder = (apply_step(Perplexity(model=model), table).facts for model in ("tiny", str(tiny_model)))
     assert by_name == by_folder
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.normalise import Normalise
 from posttrain.data.steps.step import Step
 
@@ -37,7 +37,7 @@ class TestNormalise(StepContract):
         return table_of(*ROWS)
 
     def test_every_text_is_cleaned(self, step: Step, table: pa.Table) -> None:
-        kept, rejected, changed, _ = apply(step, table)
+        kept, rejected, changed, _ = apply_step(step, table)
         assert kept["text"].to_pylist() == ["clean", "café\n\nau lait", None, None, "a\nb"]
         pair = kept.to_pylist()[2]
         assert [turn["content"] for turn in pair["prompt"]] == ["be kind", "x"]
@@ -49,32 +49,32 @@ class TestNormalise(StepContract):
         assert changed["id"].to_pylist() == [pair["id"]], "an id knows of no whitespace and no form"
 
     def test_what_goes_is_shown_as_it_was(self, step: Step, table: pa.Table) -> None:
-        assert apply(step, table).rejected["text"].to_pylist() == ["\u200b\ufeff", None]
+        assert apply_step(step, table).rejected["text"].to_pylist() == ["\u200b\ufeff", None]
 
     def test_a_second_time_nothing_changes(self, step: Step, table: pa.Table) -> None:
-        once = apply(step, table).kept
-        again = apply(step, once)
+        once = apply_step(step, table).kept
+        again = apply_step(step, once)
         assert again.kept.equals(once)
         assert (again.rejected.num_rows, again.changed.num_rows) == (0, 0)
 
     def test_clean_rows_are_passed_on(self, step: Step) -> None:
         table = table_of("clean", {"prompt": "a", "completion": "b"})
-        assert apply(step, table).kept.equals(table)
+        assert apply_step(step, table).kept.equals(table)
 
     def test_a_slice_of_a_chunked_table(self, step: Step, table: pa.Table) -> None:
         chunked = pa.concat_tables([table, table]).slice(3, 6)
-        assert lines(apply(step, chunked).kept) == [4, 6, 7, 1, 2]
+        assert lines(apply_step(step, chunked).kept) == [4, 6, 7, 1, 2]
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), max_size=6))
 def test_a_second_time_nothing_changes(rows: list[tuple[str, str]]) -> None:
     table = table_of(*({"prompt": f"x{prompt}", "completion": f"y{answer}"} for prompt, answer in rows))
-    once = apply(Normalise(), table).kept
-    assert apply(Normalise(), once).kept.equals(once)
+    once = apply_step(Normalise(), table).kept
+    assert apply_step(Normalise(), once).kept.equals(once)
 
 
 def test_compatible_forms_are_asked_for() -> None:
     table = table_of("ﬁne", "x\u2003y")
-    assert apply(Normalise(), table).kept["text"].to_pylist() == ["ﬁne", "x y"]
-    assert apply(Normalise(unicode="nfkc"), table).kept["text"].to_pylist() == ["fine", "x y"]
-    assert not reasons(apply(Normalise(quotes="straight"), table))
+    assert apply_step(Normalise(), table).kept["text"].to_pylist() == ["ﬁne", "x y"]
+    assert apply_step(Normalise(unicode="nfkc"), table).kept["text"].to_pylist() == ["fine", "x y"]
+    assert not reasons(apply_step(Normalise(quotes="straight"), table))

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.pii import PersonalData
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
@@ -39,7 +39,7 @@ class TestMasking(StepContract):
         return table
 
     def test_placeholders_stand_in_their_place(self, step: Step, table: pa.Table) -> None:
-        kept, rejected, changed, facts = apply(step, table)
+        kept, rejected, changed, facts = apply_step(step, table)
         assert rejected.num_rows == 0
         rows = kept.to_pylist()
         assert rows[1]["text"] == "write to <EMAIL> or <EMAIL>"
@@ -54,8 +54,8 @@ class TestMasking(StepContract):
         assert set(facts) == {"pii", "pii_email", "pii_phone", "pii_card", "pii_iban", "pii_ip", "pii_resident_id"}
 
     def test_masking_again_changes_nothing(self, step: Step, table: pa.Table) -> None:
-        once = apply(step, table).kept
-        again = apply(step, once)
+        once = apply_step(step, table).kept
+        again = apply_step(step, once)
         assert again.kept.equals(once)
         assert again.changed.num_rows == 0
 
@@ -70,7 +70,7 @@ class TestRejecting(StepContract):
         return table
 
     def test_the_reason_tells_kinds_but_no_value(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert reasons(outcome) == dict.fromkeys((2, 3, 5), "personal data")
         assert outcome.rejected["detail"].to_pylist() == ["2 email", "1 card", "1 ip"]
         assert outcome.rejected["score"].to_pylist() == [2, 1, 1]
@@ -86,7 +86,7 @@ class TestReporting(StepContract):
         return table
 
     def test_it_only_measures(self, step: Step, table: pa.Table) -> None:
-        kept, _, changed, facts = apply(step, table)
+        kept, _, changed, facts = apply_step(step, table)
         assert kept.equals(table)
         assert changed.num_rows == 0
         assert facts["pii"].to_pylist() == [0, 0, 1, 0, 0, 0]
@@ -96,7 +96,7 @@ class TestReporting(StepContract):
 def test_slices_and_chunks_are_read_right(table: pa.Table) -> None:
     step = PersonalData(action="reject")
     chunked = pa.concat_tables([table.slice(2, 3), table.slice(0, 2), table.slice(4)])
-    assert lines(apply(step, chunked).kept) == [4, 1, 6]
+    assert lines(apply_step(step, chunked).kept) == [4, 1, 6]
 
 
 def test_the_order_of_kinds_does_not_matter() -> None:

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.quality.classifier import SETTINGS, load_classifier
-from posttrain.data.quality.training import train_quality
+from posttrain.data.quality.classifier import SETTINGS, load_classifier, train_quality
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.quality import Quality
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
@@ -49,7 +48,7 @@ class TestTrainedOnFiles(StepContract):
 
     def test_what_is_like_the_bad_goes(self, step: Step, table: pa.Table) -> None:
         step.check()
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert {2: "low quality", 3: "low quality"}.items() <= reasons(outcome).items()
         assert {1, 4} <= set(lines(outcome.kept))
         found = outcome.facts["quality"].to_pylist()
@@ -83,11 +82,11 @@ class TestKeptInAFolder(StepContract):
 
     def test_scores_are_the_classifiers(self, step: Step, folder: Path) -> None:
         step.check()
-        found = apply(step, table_of(*GOOD, *BAD)).facts["quality"].to_pylist()
+        found = apply_step(step, table_of(*GOOD, *BAD)).facts["quality"].to_pylist()
         assert found == load_classifier(folder).probabilities(GOOD + BAD).tolist()
 
     def test_without_a_threshold_it_only_measures(self, folder: Path, table: pa.Table) -> None:
-        outcome = apply(Quality(model=str(folder), quality_threshold=None), table)
+        outcome = apply_step(Quality(model=str(folder), quality_threshold=None), table)
         assert outcome.kept.equals(table)
         assert outcome.facts["quality"].null_count == 0
 
@@ -95,15 +94,15 @@ class TestKeptInAFolder(StepContract):
 def test_a_classifier_is_trained_once_and_kept(root: Path, tmp_path: Path, table: pa.Table) -> None:
     settings = {"good": str(root / "good.jsonl"), "bad": [str(root / "bad.jsonl")], "ngrams": SMALL}
     step = Quality(**settings, model="kept").located(tmp_path)
-    first = apply(step, table).facts["quality"].to_pylist()
+    first = apply_step(step, table).facts["quality"].to_pylist()
     written = (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns
     # Another threshold is another step, for which nothing is trained.
-    assert apply(step.model_copy(update={"quality_threshold": 0.9}), table).facts["quality"].to_pylist() == first
+    assert apply_step(step.model_copy(update={"quality_threshold": 0.9}), table).facts["quality"].to_pylist() == first
     assert (tmp_path / "kept" / SETTINGS).stat().st_mtime_ns == written
     assert step.key() == Quality(**settings).located(root).key()
-    assert apply(Quality(**settings), table).facts["quality"].to_pylist() == first
+    assert apply_step(Quality(**settings), table).facts["quality"].to_pylist() == first
     with pytest.raises(UserError, match="other examples or settings"):
-        apply(step.model_copy(update={"strength": 2.0}), table)
+        apply_step(step.model_copy(update={"strength": 2.0}), table)
 
 
 @pytest.mark.parametrize(

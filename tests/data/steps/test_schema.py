@@ -4,15 +4,15 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.steps.schema import Schema
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
+from posttrain.data.steps.validity import Schema
 
 LONG = "x" * 998
 
 
 def said(text: str, **settings: object) -> str | None:
-    return reasons(apply(Schema.model_validate(settings), table_of(text))).get(1)
+    return reasons(apply_step(Schema.model_validate(settings), table_of(text))).get(1)
 
 
 class TestSchema(StepContract):
@@ -39,7 +39,7 @@ class TestSchema(StepContract):
         )
 
     def test_each_reason_by_name(self, step: Step, table: pa.Table) -> None:
-        assert reasons(apply(step, table)) == {
+        assert reasons(apply_step(step, table)) == {
             2: "NUL characters",
             3: "control characters",
             4: "replacement characters",
@@ -53,7 +53,7 @@ class TestSchema(StepContract):
         }
 
     def test_facts(self, step: Step, table: pa.Table) -> None:
-        facts = apply(step, table).facts
+        facts = apply_step(step, table).facts
         assert facts["mojibake"].to_pylist()[5] == 4
         assert facts["characters"].to_pylist()[:3] == [12, 3, 3]
         assert facts["turns"].to_pylist()[6:] == [0, 3, 2, 2, 1, 2]
@@ -97,4 +97,4 @@ def test_every_rule_can_be_left_out() -> None:
         empty_turns=True,
     )
     rows = ("\0\ufffd\ue000Ã©Ã©Ã©", {"prompt": "", "completion": "x"})
-    assert apply(nothing, table_of(*rows)).rejected.num_rows == 0
+    assert apply_step(nothing, table_of(*rows)).rejected.num_rows == 0

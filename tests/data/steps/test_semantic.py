@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, table_of
 
-from posttrain.data.alone import apply
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
-from posttrain.data.steps.semantic import Semantic
+from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.duplicates import Semantic
 from posttrain.data.steps.step import Step
 from posttrain.models.embedder import Embedder
 from posttrain.store.errors import UserError
@@ -34,7 +34,7 @@ class TestSemantic(StepContract):
         )
 
     def test_the_first_of_each_answer_stays(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert lines(outcome.kept) == [1, 3, 4, 5]
         gone = outcome.rejected.to_pylist()
         assert [(row["line"], row["reason"]) for row in gone] == [(2, "semantic duplicate"), (6, "semantic duplicate")]

@@ -5,8 +5,17 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, lines, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.duplicates.repeats import Repeat, fingerprints, joined, repeats, twice, verified, windows, words_of
+from posttrain.data.duplicates.repeated_substrings import (
+    RepeatedSpan,
+    comparable_words,
+    fingerprints,
+    joined,
+    repeated_values,
+    repeats,
+    verify_span,
+    windows,
+)
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
 from posttrain.data.steps.substring import Substring
 
@@ -38,11 +47,11 @@ def exhaustive(texts: list[str], length: int) -> list[list[int]]:
 
 def by_step(texts: list[str], length: int) -> list[list[int]]:
     """The same by fingerprints, windows and repeats."""
-    shared = twice(fingerprints(texts, length).values)
-    own = [words_of(text) for text in texts]
+    shared = repeated_values(fingerprints(texts, length).values)
+    own = [comparable_words(text) for text in texts]
     gone: list[set[int]] = [set() for _ in texts]
     for repeat in repeats(windows(texts, length, shared), length):
-        assert verified(repeat, own[repeat.text], own[repeat.source], length) == [repeat]
+        assert verify_span(repeat, own[repeat.text], own[repeat.source], length) == [repeat]
         gone[repeat.text].update(range(repeat.begin, repeat.end))
     return [sorted(one) for one in gone]
 
@@ -83,7 +92,7 @@ class TestSubstring(StepContract):
         )
 
     def test_what_stands_earlier_is_cut(self, step: Step, table: pa.Table) -> None:
-        kept, rejected, changed, facts = apply(step, table)
+        kept, rejected, changed, facts = apply_step(step, table)
         assert lines(kept) == [1, 2, 4]
         assert kept["prompt"].to_pylist()[1] == [{"role": "user", "content": "a b"}]
         assert kept["text"].to_pylist() == [table["text"][0].as_py(), None, table["text"][3].as_py()]
@@ -101,14 +110,16 @@ class TestSubstring(StepContract):
         assert facts["repeated_at"][1].as_py() == told
 
     def test_records_can_be_rejected_instead(self, table: pa.Table) -> None:
-        outcome = apply(Substring(length=LENGTH, action="reject", share=0.9), table)
+        outcome = apply_step(Substring(length=LENGTH, action="reject", share=0.9), table)
         assert lines(outcome.rejected) == [3, 5]
         assert outcome.kept.equals(table.take([0, 1, 3]))
 
 
 def test_the_rest_of_a_text_keeps_its_form() -> None:
     run = prose(0, 12)
-    outcome = apply(Substring(length=LENGTH), table_of(run, f"First line,\n\n  second: {run.upper()}\n\tthe  end. \n"))
+    outcome = apply_step(
+        Substring(length=LENGTH), table_of(run, f"First line,\n\n  second: {run.upper()}\n\tthe  end. \n")
+    )
     assert outcome.kept["text"].to_pylist()[1] == "First line,\n\n  second: the  end."
 
 
@@ -116,13 +127,13 @@ def test_worse_answers_and_system_turns_are_not_read() -> None:
     run = prose(0, 12)
     record = {"prompt": "q", "completion": f"{run} a", "rejected": f"{run} b"}
     system = [{"role": "system", "content": run}, {"role": "user", "content": "hm"}]
-    outcome = apply(Substring(length=LENGTH), table_of(record, {"prompt": system}, {"prompt": system}))
+    outcome = apply_step(Substring(length=LENGTH), table_of(record, {"prompt": system}, {"prompt": system}))
     assert outcome.kept.num_rows == 3
     assert outcome.changed.num_rows == 0
 
 
 def test_the_first_occurrence_in_one_text_stays() -> None:
-    outcome = apply(Substring(length=LENGTH), table_of("ha " * 35))
+    outcome = apply_step(Substring(length=LENGTH), table_of("ha " * 35))
     assert outcome.kept["text"].to_pylist() == [("ha " * LENGTH).strip()]
 
 
@@ -136,8 +147,10 @@ def test_repeats_are_those_of_an_exhaustive_search(vocabulary: int, length: int)
 def test_texts_of_49_words_in_common_are_left_alone() -> None:
     text = prose(0, 80)
     step = Substring()
-    assert apply(step, table_of(text, f"{words(text, 3, 52)} {prose(1, 9)}")).changed.num_rows == 0
-    assert apply(step, table_of(text, f"{words(text, 3, 53)} {prose(1, 9)}")).kept["text"][1].as_py() == prose(1, 9)
+    assert apply_step(step, table_of(text, f"{words(text, 3, 52)} {prose(1, 9)}")).changed.num_rows == 0
+    assert apply_step(step, table_of(text, f"{words(text, 3, 53)} {prose(1, 9)}")).kept["text"][1].as_py() == prose(
+        1, 9
+    )
 
 
 def test_fingerprints_are_few() -> None:
@@ -149,9 +162,9 @@ def test_what_only_shares_a_hash_is_not_cut() -> None:
     found = windows(texts, LENGTH, np.unique(fingerprints(texts, LENGTH).values))
     assert len(found.text) == 11 + 11 + 3
     collided = repeats(found._replace(value=np.zeros(len(found.value), np.uint64)), LENGTH)
-    own = [words_of(text) for text in texts]
-    true = [part for one in collided for part in verified(one, own[one.text], own[one.source], LENGTH)]
-    assert true == [Repeat(2, 0, 10, 0, 0)]
+    own = [comparable_words(text) for text in texts]
+    true = [part for one in collided for part in verify_span(one, own[one.text], own[one.source], LENGTH)]
+    assert true == [RepeatedSpan(2, 0, 10, 0, 0)]
 
 
 def test_nothing_has_no_repeats() -> None:

@@ -9,16 +9,15 @@ import pytest
 import torch
 from step_contract import StepContract, lines, reasons, table_of
 
-from posttrain.data.alone import apply
-from posttrain.data.quality.training import train_quality
-from posttrain.data.safety.terms import Terms, hits, read_terms
+from posttrain.data.quality.classifier import train_quality
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
-from posttrain.data.steps.toxicity import Toxicity
-from posttrain.models.sequence_classifier import SequenceClassifier
+from posttrain.data.steps.toxicity import TermList, Toxicity, count_terms, read_terms
+from posttrain.models.classifier import SequenceClassifier
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
 
-TERMS = Terms.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "heck"])
+TERMS = TermList.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "heck"])
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ TERMS = Terms.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "hec
     ],
 )
 def test_terms_are_whole_words(text: str, found: int) -> None:
-    assert hits([text], TERMS)[0, 0] == found
+    assert count_terms([text], TERMS)[0, 0] == found
 
 
 @pytest.mark.parametrize(
@@ -57,16 +56,16 @@ def test_terms_are_whole_words(text: str, found: int) -> None:
     ],
 )
 def test_disguised_words_count_on_demand(text: str, found: int) -> None:
-    assert hits([text], TERMS, disguised=True)[0, 0] == found
+    assert count_terms([text], TERMS, disguised=True)[0, 0] == found
 
 
 def test_words_are_counted() -> None:
-    assert hits(["one two, three", "坏词x", ""], TERMS)[:, 1].tolist() == [3, 3, 0]
+    assert count_terms(["one two, three", "坏词x", ""], TERMS)[:, 1].tolist() == [3, 3, 0]
 
 
 def test_the_programs_own_list_holds_words() -> None:
     terms = read_terms(None)
-    assert hits(["a piece of shit", "a piece of the cake in Scunthorpe"], terms)[:, 0].tolist() == [2, 0]
+    assert count_terms(["a piece of shit", "a piece of the cake in Scunthorpe"], terms)[:, 0].tolist() == [2, 0]
 
 
 class TestWords(StepContract):
@@ -88,16 +87,16 @@ class TestWords(StepContract):
 
     def test_frequent_words_reject(self, step: Step, table: pa.Table) -> None:
         step.check()
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         assert reasons(outcome) == {2: "listed words", 4: "listed words"}
         assert outcome.facts["toxicity"].to_pylist() == pytest.approx([0, 50, 100 / 31, 25, 0, 0])
 
     def test_any_word_rejects_at_zero(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step.model_copy(update={"max_hits": 0.0}), table)
+        outcome = apply_step(step.model_copy(update={"max_hits": 0.0}), table)
         assert lines(outcome.rejected) == [2, 3, 4]
 
     def test_a_report_rejects_nothing(self, step: Step, table: pa.Table) -> None:
-        outcome = apply(step.model_copy(update={"action": "report"}), table)
+        outcome = apply_step(step.model_copy(update={"action": "report"}), table)
         assert outcome.kept.equals(table)
         assert outcome.facts["toxic_words"].to_pylist()[1] == 50
 
@@ -187,7 +186,7 @@ class TestAClassifier(StepContract):
 
     def test_what_it_calls_toxic_goes(self, step: Toxicity, table: pa.Table) -> None:
         step.check()
-        outcome = apply(step, table)
+        outcome = apply_step(step, table)
         found = np.array(outcome.facts["toxicity"].to_pylist())
         assert lines(outcome.rejected) == (np.flatnonzero(found >= step.classifier_threshold) + 1).tolist()
         assert set(reasons(outcome).values()) == {"toxic"}
@@ -197,7 +196,7 @@ class TestAClassifier(StepContract):
 def test_a_linear_classifier_calls_toxic_what_is_bad(tmp_path: Path) -> None:
     good, bad = ([f"{word} {other}" for other in "abcdefgh"] for word in ("kind", "vile"))
     train_quality(good, bad).save(tmp_path)
-    outcome = apply(Toxicity(classifier=str(tmp_path), max_hits=None), table_of("kind x", "vile x"))
+    outcome = apply_step(Toxicity(classifier=str(tmp_path), max_hits=None), table_of("kind x", "vile x"))
     assert reasons(outcome) == {2: "toxic"}
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from posttrain.data.synthesis.config import EndpointConfig
-from posttrain.data.synthesis.endpoint import Endpoint
-from posttrain.data.synthesis.replies import Remembered, Replies
+from posttrain.data.generation.endpoint import Endpoint, EndpointConfig
+from posttrain.data.generation.reply_cache import CachedGenerate, ReplyCache
 from posttrain.store.errors import UserError, WorkError
 
 
@@ -19,7 +18,7 @@ def turns(text: str) -> list[dict[str, str]]:
 
 def opened(endpoint: Any, folder: Path, anew: bool = True, **settings: Any) -> Endpoint:
     config = EndpointConfig(base_url=endpoint.url, model="m", **{"wait": 0.01, "timeout": 5, **settings})
-    return Endpoint(config, Replies(folder), anew=anew)
+    return Endpoint(config, ReplyCache(folder), anew=anew)
 
 
 def test_replies_come_in_order_and_cost_is_counted(endpoint: Any, tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_refusal_ends_it_at_once(endpoint: Any, tmp_path: Path, status: int) -
 def test_nobody_listens(tmp_path: Path) -> None:
     config = EndpointConfig(base_url="http://127.0.0.1:9/v1", model="m", retries=1, wait=0)
     with pytest.raises(WorkError, match="ConnectError"):
-        Endpoint(config, Replies(tmp_path))([turns("a")])
+        Endpoint(config, ReplyCache(tmp_path))([turns("a")])
 
 
 def test_a_cut_or_empty_reply_is_none_and_kept(endpoint: Any, tmp_path: Path) -> None:
@@ -127,10 +126,10 @@ def test_a_model_at_hand_is_asked_only_for_what_is_new(tmp_path: Path) -> None:
         asked.extend(prompt[-1]["content"] for prompt in prompts)
         return [prompt[-1]["content"].upper() for prompt in prompts]
 
-    assert Remembered(generate, "m", Replies(tmp_path))([turns("a"), turns("b")]) == ["A", "B"]
-    assert Remembered(generate, "m", Replies(tmp_path))([turns("c"), turns("a")]) == ["C", "A"]
+    assert CachedGenerate(generate, "m", ReplyCache(tmp_path))([turns("a"), turns("b")]) == ["A", "B"]
+    assert CachedGenerate(generate, "m", ReplyCache(tmp_path))([turns("c"), turns("a")]) == ["C", "A"]
     assert asked == ["a", "b", "c"]
-    Remembered(generate, "another", Replies(tmp_path))([turns("a")])
+    CachedGenerate(generate, "another", ReplyCache(tmp_path))([turns("a")])
     assert asked == ["a", "b", "c", "a"]
     with pytest.raises(WorkError, match="0 replies to 1 prompts"):
-        Remembered(lambda prompts: [], "m", Replies(tmp_path))([turns("z")])
+        CachedGenerate(lambda prompts: [], "m", ReplyCache(tmp_path))([turns("z")])

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from step_contract import StepContract, table_of
 
-from posttrain.data.augment.paraphrase import Paraphrase, paraphrased
-from posttrain.data.steps.augment import Augment
+from posttrain.data.augment.augment import Augment
+from posttrain.data.augment.rewording import Paraphrase, paraphrase_texts
+from posttrain.data.generation.endpoint import EndpointConfig
 from posttrain.data.steps.step import Step
-from posttrain.data.synthesis.config import EndpointConfig
 from posttrain.store.errors import UserError
 
 
@@ -59,4 +59,4 @@ def test_any_model_can_paraphrase() -> None:
     def generate(prompts: Any) -> list[str | None]:
         return [None if "gone" in prompt[0]["content"] else '["other words"]' for prompt in prompts]
 
-    assert paraphrased(["a", "gone", "a"], generate) == ["other words", None, "other words"]
+    assert paraphrase_texts(["a", "gone", "a"], generate) == ["other words", None, "other words"]

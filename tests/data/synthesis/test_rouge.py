@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data.synthesis.rouge import Nearest, longest_common_subsequence, words
+from posttrain.data.synthesis.rouge import RougeIndex, longest_common_subsequence, rouge_words
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=12)
 
@@ -31,15 +31,15 @@ def test_the_longest_common_subsequence(one: list[str], other: list[str]) -> Non
 def test_the_nearest_is_that_of_all(earlier: list[list[str]], new: list[str], least: float) -> None:
     scores = [2 * table(text, new) / (len(text) + len(new)) if text or new else 0.0 for text in earlier]
     best = max(scores, default=0.0)
-    found = Nearest(" ".join(text) for text in earlier).of(" ".join(new), least)
+    found = RougeIndex(" ".join(text) for text in earlier).of(" ".join(new), least)
     assert found == ((best, scores.index(best)) if best >= least else None)
 
 
 def test_by_hand() -> None:
     """LCS of "the cat sat on the mat" and "the cat on a mat" is 4 of 6 and 5 words."""
-    found = Nearest(["the cat sat on the mat"]).of("The cat, on a mat.", 0.1)
+    found = RougeIndex(["the cat sat on the mat"]).of("The cat, on a mat.", 0.1)
     assert found == (pytest.approx(8 / 11), 0)
 
 
 def test_words_of_languages_without_spaces_are_characters() -> None:
-    assert words("Ich heiße Ä-12, 你好 ok") == ["ich", "heisse", "ä", "12", "你", "好", "ok"]
+    assert rouge_words("Ich heiße Ä-12, 你好 ok") == ["ich", "heisse", "ä", "12", "你", "好", "ok"]

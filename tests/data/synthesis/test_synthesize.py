@@ -10,16 +10,17 @@ import pytest
 import torch
 from step_contract import table_of
 
+from posttrain.data.generation.endpoint import EndpointConfig
+from posttrain.data.generation.local_model import LocalModel, _StopAfterLines
+from posttrain.data.generation.prompts import paraphrase_prompt, parse_json, parse_list, requested_lines
 from posttrain.data.records.schema import RECORD, REJECTED
-from posttrain.data.steps.exact import Exact
-from posttrain.data.synthesis.config import EndpointConfig, SynthesisConfig
-from posttrain.data.synthesis.local import LocalModel, _LinesAreThere
-from posttrain.data.synthesis.prompts import lines_wanted, listed, paraphrases, parse
-from posttrain.data.synthesis.synthesize import Outcome, synthesize
-from posttrain.models.language_model import load
+from posttrain.data.steps.duplicates import Exact
+from posttrain.data.synthesis.config import SynthesisConfig
+from posttrain.data.synthesis.synthesize import SynthesisResult, synthesize
+from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
-from posttrain.store.lock import exclusive
+from posttrain.store.lock import hold_lock
 
 SEEDS = table_of(
     {"prompt": "Name three rivers of Europe.", "completion": "Rhine, Danube, Loire"},
@@ -58,7 +59,7 @@ class Model:
         return f"{verb} {noun} {' '.join(f'w{number * prime % 9973}' for prime in (3, 7, 31, 101, 499))}"
 
 
-def run(folder: Path, model: Any, seeds: pa.Table = SEEDS, **settings: Any) -> Outcome:
+def run(folder: Path, model: Any, seeds: pa.Table = SEEDS, **settings: Any) -> SynthesisResult:
     return synthesize(seeds, SynthesisConfig(**{"records": 8, **settings}), model, folder, model="m")
 
 
@@ -119,7 +120,7 @@ def test_over_http_with_faults_the_result_is_the_same(endpoint: Any, tmp_path: P
     assert plain.records.drop(["meta"]).equals(run(tmp_path / "local", Model()).records.drop(["meta"]))
 
 
-def reasons(outcome: Outcome) -> list[str]:
+def reasons(outcome: SynthesisResult) -> list[str]:
     return list(outcome.rejected["reason"].to_pylist())
 
 
@@ -246,16 +247,16 @@ def test_where_nothing_was_replied_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "lock"), pytest.raises(UserError, match="another posttrain synthesises"):
+    with hold_lock(tmp_path / "lock"), pytest.raises(UserError, match="another posttrain synthesises"):
         run(tmp_path, Model())
 
 
 def test_the_tiny_model_is_asked_and_what_it_babbles_is_rejected(tmp_path: Path, tiny_model: Path) -> None:
     from posttrain.models.generate import generate
-    from posttrain.models.language_model import load
+    from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
 
-    lm = load(tiny_model, TaskConfig(max_new_tokens=4), "float32")
+    lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=4), "float32")
 
     def ask(prompts: Any) -> list[str | None]:
         return [reply.text if reply.finished else None for reply in generate(lm, prompts)]
@@ -280,7 +281,7 @@ def test_the_tiny_model_is_asked_and_what_it_babbles_is_rejected(tmp_path: Path,
     ],
 )
 def test_replies_are_read_strictly(reply: str, expected: list[str] | None) -> None:
-    assert parse(reply) == expected
+    assert parse_json(reply) == expected
 
 
 def test_lines_are_read_where_there_is_no_array(tmp_path: Path) -> None:
@@ -308,15 +309,15 @@ def test_lines_are_read_where_there_is_no_array(tmp_path: Path) -> None:
     ],
 )
 def test_lists(reply: str, expected: list[str] | None) -> None:
-    assert listed(reply) == expected
+    assert parse_list(reply) == expected
 
 
 def test_a_form_is_asked_for(tmp_path: Path) -> None:
     model = Model()
     run(tmp_path, model, LABELLED, method="label_inputs", form="lines", records=4, max_requests=1)
     assert "numbered from 1 to 4" in model.calls[0]
-    assert lines_wanted([{"role": "user", "content": model.calls[0]}]) == 4
-    assert lines_wanted([{"role": "user", "content": f"{model.calls[0]} Really."}]) is None
+    assert requested_lines([{"role": "user", "content": model.calls[0]}]) == 4
+    assert requested_lines([{"role": "user", "content": f"{model.calls[0]} Really."}]) is None
 
 
 def test_answers_that_go_round_in_circles_go(tmp_path: Path) -> None:
@@ -343,13 +344,13 @@ def test_other_settings_ask_anew(tmp_path: Path) -> None:
 
 
 def test_a_local_model_stops_with_its_last_line(tiny_model: Path) -> None:
-    lm = load(tiny_model, TaskConfig(), "float32")
-    prompts = [paraphrases("Where is it?", 2, "lines"), paraphrases("Where is it?", 2)]
+    lm = load_language_model(tiny_model, TaskConfig(), "float32")
+    prompts = [paraphrase_prompt("Where is it?", 2, "lines"), paraphrase_prompt("Where is it?", 2)]
     one, again = (LocalModel(lm, max_tokens=24, seed=3)(prompts) for _ in range(2))
     assert one == again
     newline = lm.tokenizer("\n", add_special_tokens=False)["input_ids"]
     word = lm.tokenizer("word", add_special_tokens=False)["input_ids"]
-    stop = _LinesAreThere(lm, 0, [2, None])
+    stop = _StopAfterLines(lm, 0, [2, None])
     for lines, over in ((1, False), (2, True)):
         row = torch.tensor([(word + newline) * lines] * 2)
         assert stop(row, row).tolist() == [over, False]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.data import Version, build
-from posttrain.store.errors import DamagedArtifact
+from posttrain.store.errors import DamagedArtifactError
 
 AGAIN: dict[str, dict[str, Any]] = {
     "the same": {},
@@ -82,4 +82,4 @@ def test_a_lost_shard_of_a_lost_file_is_an_error(root: Path) -> None:
     (root / "a.jsonl").unlink()
     with pytest.raises(Exception, match=r"a\.jsonl: there is no such file") as error:
         made(root, files=["b.jsonl"])
-    assert not isinstance(error.value, DamagedArtifact)
+    assert not isinstance(error.value, DamagedArtifactError)

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data import Version, build
-from posttrain.data.augment import paraphrase
-from posttrain.data.reading.tables import read
-from posttrain.data.records.made import made_of
-from posttrain.data.records.normalise import Turn
+from posttrain.data.augment import rewording
+from posttrain.data.reading.reader import read
+from posttrain.data.records.identity import Turn
+from posttrain.data.records.provenance import origin_ids
 from posttrain.data.records.schema import concat
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import synthesize
-from posttrain.data.versions.export import export
+from posttrain.data.versions.export import export_file
 
 WORDS = [f"{a}{b}{c}" for a in ("ba", "do", "ki", "lu") for b in ("ra", "ti", "so", "pe") for c in ("n", "m", "l", "k")]
 METHODS: list[dict[str, Any]] = [
@@ -40,7 +40,7 @@ def in_other_words(prompts: Sequence[Sequence[Turn]]) -> list[str | None]:
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paraphrase, "_endpoint", lambda config, folder: in_other_words)
+    monkeypatch.setattr(rewording, "_cached_endpoint", lambda config, folder: in_other_words)
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def sound(version: Version) -> pa.Table:
     """The made records of a version, all of them training records whose origin is not held out."""
     test, train = version.records("test"), version.records("train")
     assert test.num_rows
-    assert made_of(test).null_count == test.num_rows
-    made = train.filter(made_of(train).is_valid())
+    assert origin_ids(test).null_count == test.num_rows
+    made = train.filter(origin_ids(train).is_valid())
     held_out = set(test["id"].to_pylist())
-    assert not held_out & set(made_of(made).to_pylist())
+    assert not held_out & set(origin_ids(made).to_pylist())
     assert not held_out & set(made["group"].to_pylist())
     return made
 
@@ -73,18 +73,18 @@ def test_variants_of_every_method_and_their_export(root: Path) -> None:
     made = sound(version)
     methods = [json.loads(meta)["augmented"]["method"] for meta in made["meta"].to_pylist()]
     train = version.records("train")
-    originals = train.filter(made_of(train).is_null())
+    originals = train.filter(origin_ids(train).is_null())
     assert {method: methods.count(method) for method in methods} == dict.fromkeys(
         ("typos", "templates", "paraphrase"), originals.num_rows
     )
-    assert set(made_of(made).to_pylist()) == set(originals["id"].to_pylist())
+    assert set(origin_ids(made).to_pylist()) == set(originals["id"].to_pylist())
     files = {"first.jsonl": [made, originals, version.records("test")], "last.jsonl": [originals, made]}
     for file, tables in files.items():
-        export(concat(tables), root / file)
+        export_file(concat(tables), root / file)
         again = version_of(root, file.removesuffix(".jsonl"), file, ["exact"], seed=3)
         train = again.records("train")
         kept = sound(again)
-        assert set(made_of(kept).to_pylist()) <= set(train["id"].to_pylist())
+        assert set(origin_ids(kept).to_pylist()) <= set(train["id"].to_pylist())
         assert kept.num_rows == len(methods) if file == "first.jsonl" else 0 < kept.num_rows < len(methods)
 
 
@@ -93,15 +93,15 @@ def test_paraphrases_of_all_records_leave_with_those_held_out(root: Path) -> Non
     seeds = next(read(root / "a.jsonl"))
     config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
     made = synthesize(seeds, config, in_other_words, root / "work").records
-    assert set(made_of(made).to_pylist()) == set(seeds["id"].to_pylist())
-    export(made, root / "made.jsonl")
+    assert set(origin_ids(made).to_pylist()) == set(seeds["id"].to_pylist())
+    export_file(made, root / "made.jsonl")
     grown = version_of(root, "set", "made.jsonl", STEPS)
     assert grown.records("test").equals(before.records("test"))
     held_out = set(before.records("test")["id"].to_pylist())
     kept = sound(grown)
-    assert kept.num_rows == sum(origin not in held_out for origin in made_of(made).to_pylist())
+    assert kept.num_rows == sum(origin not in held_out for origin in origin_ids(made).to_pylist())
     gone = concat(list(grown.rejected()), next(iter(grown.rejected())).schema)
-    left = gone.filter(made_of(gone).is_valid())
+    left = gone.filter(origin_ids(gone).is_valid())
     assert set(left["reason"].to_pylist()) == {"links two splits"}
     assert kept.num_rows + left.num_rows == made.num_rows
 
@@ -113,7 +113,7 @@ def test_the_tie_to_a_seed_that_a_step_rewrites(root: Path) -> None:
     seeds = next(read(root / "a.jsonl"))
     config = SynthesisConfig(method="paraphrases", records=80, per_request=2)
     made = synthesize(seeds, config, in_other_words, root / "work").records
-    export(made, root / "made.jsonl")
+    export_file(made, root / "made.jsonl")
     steps = [{"pii": {"action": "mask"}}, *STEPS]
     files = ["a.jsonl", "made.jsonl"]
     whole = build(
@@ -125,4 +125,4 @@ def test_the_tie_to_a_seed_that_a_step_rewrites(root: Path) -> None:
         held_out = set(seeds.take(pa.array([line - 1 for line in lines]))["id"].to_pylist())
         kept = sound(version)
         assert kept.num_rows
-        assert not held_out & set(made_of(kept).to_pylist())
+        assert not held_out & set(origin_ids(kept).to_pylist())

@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 
 from posttrain.data import build
 from posttrain.data.reading import pieces as cutting
-from posttrain.data.reading.pieces import Piece, pieces
-from posttrain.data.reading.read_piece import read_piece
-from posttrain.data.reading.tables import read
+from posttrain.data.reading.pieces import Piece, pieces, read_piece
+from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
-from posttrain.data.versions.shard import Shard, ShardTask
-from posttrain.data.versions.shard_ids import _first_clash, check_user_ids
+from posttrain.data.versions.build_checks import _first_clash, check_user_ids
+from posttrain.data.versions.shards import Shard, ShardTask
 from posttrain.store.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PIECE_BYTES", 300)
+    monkeypatch.setattr(cutting, "MAX_PIECE_BYTES", 300)
     monkeypatch.setattr(cutting, "BLOCK_BYTES", 64)
     monkeypatch.setattr(cutting, "PIECE_ROWS", 5)
 
@@ -76,7 +75,7 @@ def test_pieces_grow_with_what_is_before_them(tmp_path: Path, name: str, monkeyp
 
 @pytest.mark.parametrize("blank", ["\n", "\n" * 200])
 def test_blank_lines_at_the_start_and_the_end(tmp_path: Path, blank: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "LEAST_PIECE_BYTES", 64)  # as long as a block, as it is in earnest
+    monkeypatch.setattr(cutting, "MIN_PIECE_BYTES", 64)  # as long as a block, as it is in earnest
     (tmp_path / "a.jsonl").write_text(blank + "\n".join(lines_of(40)) + "\n" + blank, encoding="utf-8")
     assert next(pieces(tmp_path / "a.jsonl", "a")).stop > 64
     version = build(

@@ -11,7 +11,7 @@ import pytest
 
 from posttrain.data import Version, build
 from posttrain.data.steps.step import RowStep
-from posttrain.data.versions.named_versions import been_through
+from posttrain.data.versions.named_versions import ids_processed_by
 from posttrain.data.versions.recipe import parse_step
 from posttrain.models.embedder import find_embedder
 from posttrain.store.workspace import Workspace
@@ -137,4 +137,4 @@ def test_what_has_been_through_a_step_is_known_elsewhere(tmp_path: Path) -> None
     assert isinstance(located, RowStep)
     with Workspace.open(tmp_path / "there") as store:
         version = Version.open(store.artifacts, str(store.metadata.named("s")))
-        assert been_through([version], located) == set(version.records()["id"].to_pylist())
+        assert ids_processed_by([version], located) == set(version.records()["id"].to_pylist())

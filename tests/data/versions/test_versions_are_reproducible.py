@@ -53,7 +53,7 @@ def write_records(path: Path, count: int, seed: int) -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of a few kilobytes in several pieces; no waiting for the disk, which only a power cut would punish."""
-    monkeypatch.setattr(cutting, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(cutting, "MAX_PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(cutting, "BLOCK_BYTES", PIECE_BYTES // 2)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
@@ -127,7 +127,7 @@ def test_every_record_is_in_the_version_or_among_the_rejected(make: Make) -> Non
 
 def build_in(root: Path) -> None:
     """What a killed process does."""
-    cutting.PIECE_BYTES, cutting.BLOCK_BYTES = PIECE_BYTES, PIECE_BYTES // 2
+    cutting.MAX_PIECE_BYTES, cutting.BLOCK_BYTES = PIECE_BYTES, PIECE_BYTES // 2
     os.fsync = lambda descriptor: None
     config = {"name": "set", "files": ["b.jsonl"], "workspace": root, "engine": "inline"}
     build({**config, "steps": STEPS, "splits": SPLITS})

@@ -6,7 +6,7 @@ Each writes its scores into a folder.
 
 A moment is ``score:N``, ``rename:N`` or ``kept:N``: inside the forward passes of the N-th chunk that this process
 works on, between writing that chunk and giving it its name, and after that. Each process forks from this one, kills
-itself there, and the last one runs through. ``scored.log`` has a line for each record of a chunk that was kept,
+itself there, and the last one runs through. ``cached_scores.log`` has a line for each record of a chunk that was kept,
 ``begun.log`` for each record of a chunk that was begun.
 """
 
@@ -20,14 +20,13 @@ import pandas  # noqa: F401  which pyarrow imports otherwise in each process
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.models.language_model import load
+from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.select.config import SelectConfig
-from posttrain.select.score import score_pool
 from posttrain.select.scores import labels, passes
-from posttrain.select.scores.cache import ScoreCache, Shelf
-from posttrain.select.scores.columns import Scoring
-from posttrain.select.scores.group import ScoringModel
+from posttrain.select.scores.context import ScoringContext
+from posttrain.select.scores.passes import CachePartition, ScoreCache, ScoringModel
+from posttrain.select.scores.table import score_pool
 
 LABELS = ["card lost", "card stolen", "refund", "top up"]
 RECORDS = 30
@@ -35,8 +34,8 @@ AT_ONCE = 4
 
 
 def main(model: Path, whole: Path, killed: Path, moments: list[str]) -> None:
-    labels._AT_ONCE = AT_ONCE
-    load(model, TaskConfig())  # what takes seconds to import is there for all
+    labels._CHUNK = AT_ONCE
+    load_language_model(model, TaskConfig())  # what takes seconds to import is there for all
     for folder, moment in [(whole, None), *((killed, one) for one in moments), (killed, None)]:
         child = os.fork()
         if child == 0:
@@ -49,8 +48,8 @@ def main(model: Path, whole: Path, killed: Path, moments: list[str]) -> None:
 def run(model: Path, folder: Path, moment: str | None) -> None:
     watch(folder, moment)
     task = TaskConfig(labels=LABELS)
-    champion = ScoringModel("champion", task, lambda: load(model, task))
-    scoring = Scoring(champion, LABELS, cache=ScoreCache(folder / "cache"))
+    champion = ScoringModel("champion", task, lambda: load_language_model(model, task))
+    scoring = ScoringContext(champion, LABELS, cache=ScoreCache(folder / "cache"))
     turn = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     generator = np.random.default_rng(0)
     texts = [f"message {number}" + " again" * int(generator.integers(9)) for number in range(RECORDS)]
@@ -81,7 +80,7 @@ def watch(folder: Path, moment: str | None) -> None:
         with (folder / name).open("a") as file:
             file.writelines(f"{key}\n" for key in keys)
 
-    scored, write, replace = passes.scored, Shelf.write, os.replace
+    scored, write, replace = passes.cached_scores, CachePartition.write, os.replace
 
     def watched(group, model, records, cache):  # type: ignore[no-untyped-def]
         score = group.score
@@ -99,17 +98,17 @@ def watch(folder: Path, moment: str | None) -> None:
         passing("rename")
         replace(source, target)
 
-    def kept(shelf: Shelf, chunk: pa.Table) -> None:
+    def kept(shelf: CachePartition, chunk: pa.Table) -> None:
         os.replace = renamed
         write(shelf, chunk)
         os.replace = replace
         note("scored.log", [f"{shelf.folder.name} {key}" for key in chunk["key"].to_pylist()])  # type: ignore[union-attr]
         passing("kept")
 
-    from posttrain.select.scores import columns
+    from posttrain.select.scores import context as columns
 
     columns.scored = watched
-    Shelf.write = kept  # type: ignore[method-assign]
+    CachePartition.write = kept  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

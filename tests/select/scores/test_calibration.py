@@ -7,12 +7,12 @@ import torch
 from posttrain.evaluate.metrics import expected_calibration_error
 from posttrain.select.scores.calibration import (
     at_temperature,
-    calibrate,
     calibrate_answers,
+    calibrate_labels,
     fit_answer_temperature,
     fit_temperature,
 )
-from posttrain.select.scores.forgetting import forgetting_events
+from posttrain.select.scores.labelled import forgetting_events
 
 
 def drawn(temperature: float, rows: int = 4000, labels: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +46,7 @@ def test_against_gradient_descent() -> None:
 
 def test_calibration_lowers_the_error_of_sharp_probabilities() -> None:
     logs, truth = drawn(3.0)
-    found = calibrate(logs, truth, expected_calibration_error)
+    found = calibrate_labels(logs, truth, expected_calibration_error)
     assert found is not None
     assert found.ece_before > 0.15
     assert found.ece_after < 0.05
@@ -59,7 +59,7 @@ def test_the_error_after_is_of_records_that_the_temperature_has_not_seen() -> No
     """Each fold's temperature would be refuted by its own records, and is not fitted to them."""
     logs, truth = drawn(1.0, rows=50)
     seen: list[np.ndarray] = []
-    calibrate(logs, truth, lambda confidence, correct: float(seen.append(confidence) or 0.0))  # type: ignore[func-returns-value]
+    calibrate_labels(logs, truth, lambda confidence, correct: float(seen.append(confidence) or 0.0))  # type: ignore[func-returns-value]
     for fold in range(5):
         rows = np.arange(50) % 5 == fold
         theirs = at_temperature(logs[rows], fit_temperature(logs[~rows], truth[~rows]))
@@ -68,7 +68,7 @@ def test_the_error_after_is_of_records_that_the_temperature_has_not_seen() -> No
 
 def test_few_records_say_nothing_and_sure_ones_stay_finite() -> None:
     logs, truth = drawn(1.0, rows=29)
-    assert calibrate(logs, truth, expected_calibration_error) is None
+    assert calibrate_labels(logs, truth, expected_calibration_error) is None
     always_right = np.log(np.tile([0.9, 0.1], (40, 1)))
     assert 0.05 <= fit_temperature(always_right, np.zeros(40, int)) < 0.2
     assert fit_temperature(always_right, np.ones(40, int)) == pytest.approx(20, rel=1e-2)

@@ -9,30 +9,35 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig
-from posttrain.select.scores.answers import answer_group, encoded, likelihood_group, mean_token_entropies, surprisal
-from posttrain.select.scores.arrays import as_matrix
-from posttrain.select.scores.dropout import sub_network
-from posttrain.select.scores.group import Asked, Group, ScoringModel
-from posttrain.select.scores.labels import dropout_group
-from posttrain.select.scores.learning import instruction_difficulty_group, loss_and_gradient_norm
-from posttrain.select.scores.meanings import embedding_groups, entailment_groups
-from posttrain.select.scores.perplexity import perplexity_group
-from posttrain.select.scores.sampling import sample_answers, sample_group
-from posttrain.select.scores.verbalised import stated_confidence, verbalised_group
+from posttrain.select.scores.answers import (
+    answer_group,
+    encode_answer,
+    likelihood_group,
+    mean_token_entropies,
+    perplexity_group,
+    stated_confidence,
+    surprisal,
+    verbalised_group,
+)
+from posttrain.select.scores.labelled import instruction_difficulty_group, loss_and_gradient_norm
+from posttrain.select.scores.labels import dropout_group, dropout_mask
+from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel, to_matrix
+from posttrain.select.scores.sampled_answers import sample_answers, sample_group
+from posttrain.select.scores.semantic_entropy import embedding_cluster_group, entailment_cluster_group
 
 LABELS = ["card lost", "card stolen", "refund", "top up"]
 
 
 @pytest.fixture(scope="module")
 def lm(tiny_model: Path) -> LanguageModel:
-    return load(tiny_model, TaskConfig(max_new_tokens=3), dtype="float32")
+    return load_language_model(tiny_model, TaskConfig(max_new_tokens=3), dtype="float32")
 
 
-def asked(*texts: str, answers: tuple[str, ...] = ()) -> list[Asked]:
-    return [Asked([{"role": "user", "content": text}], answers) for text in texts]
+def asked(*texts: str, answers: tuple[str, ...] = ()) -> list[ScoringInput]:
+    return [ScoringInput([{"role": "user", "content": text}], answers) for text in texts]
 
 
 def logits_after(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
@@ -43,7 +48,7 @@ def logits_after(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
 
 def test_token_entropy_is_the_mean_entropy_of_the_full_distribution(lm: LanguageModel) -> None:
     records = [*asked("hello", answers=("a",)), *asked("what a long question this is", answers=("blue sky",))]
-    found = mean_token_entropies(lm, [encoded(lm, one) for one in records])
+    found = mean_token_entropies(lm, [encode_answer(lm, one) for one in records])
     for value, one in zip(found, records, strict=True):
         before, answer = lm.prompt_ids(one.prompt), lm.answer_ids(one.answers[0])
         logs = logits_after(lm, before + answer).log_softmax(-1)[len(before) - 1 : -1]
@@ -52,10 +57,10 @@ def test_token_entropy_is_the_mean_entropy_of_the_full_distribution(lm: Language
 
 @pytest.mark.parametrize("scale", [None, 0.5], ids=["plain logits", "scaled logits"])
 def test_gradient_norm_is_that_of_the_output_layer(tiny_model: Path, scale: float | None) -> None:
-    lm = load(tiny_model, TaskConfig(), dtype="float32")
+    lm = load_language_model(tiny_model, TaskConfig(), dtype="float32")
     lm.model.config.logit_scale = scale  # as Cohere's models have one
     record = asked("my card", answers=("refund",))[0]
-    sequence = encoded(lm, record)
+    sequence = encode_answer(lm, record)
     loss, norm = loss_and_gradient_norm(lm, sequence)
     before = len(lm.prompt_ids(record.prompt))
     ids = torch.tensor([sequence.ids])
@@ -111,11 +116,11 @@ def test_a_sub_network_is_the_same_each_time_and_leaves_the_model_as_it_was(lm: 
         return label_scores(lm, prompts, LABELS, tolerance=0).log_probabilities
 
     whole = scores()
-    with sub_network(lm, 0.3, seed=1, number=0):
+    with dropout_mask(lm, 0.3, seed=1, number=0):
         first = scores()
-    with sub_network(lm, 0.3, seed=1, number=1):
+    with dropout_mask(lm, 0.3, seed=1, number=1):
         second = scores()
-    with sub_network(lm, 0.3, seed=1, number=0):
+    with dropout_mask(lm, 0.3, seed=1, number=0):
         again = scores()
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(whole, scores())
@@ -126,7 +131,7 @@ def test_a_sub_network_is_the_same_each_time_and_leaves_the_model_as_it_was(lm: 
 def test_masks_leave_out_a_share_and_keep_the_mean(lm: LanguageModel) -> None:
     layer = next(one for one in lm.decoder.modules() if isinstance(one, torch.nn.Linear))
     seen: list[torch.Tensor] = []
-    with sub_network(lm, 0.25, seed=0, number=0):
+    with dropout_mask(lm, 0.25, seed=0, number=0):
         handle = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         layer(torch.ones(1, layer.in_features))
         handle.remove()
@@ -137,8 +142,8 @@ def test_masks_leave_out_a_share_and_keep_the_mean(lm: LanguageModel) -> None:
 def test_dropout_passes_are_those_of_the_sub_networks(lm: LanguageModel) -> None:
     records = asked("one", "two")
     table = dropout_group(LABELS, 3, 0.2, 7).score(lm, records)
-    found = as_matrix(table, "log_probabilities").reshape(2, 3, 4)
-    with sub_network(lm, 0.2, 7, 2):
+    found = to_matrix(table, "log_probabilities").reshape(2, 3, 4)
+    with dropout_mask(lm, 0.2, 7, 2):
         direct = label_scores(lm, [one.prompt for one in records], LABELS, tolerance=1e-3).log_probabilities
     np.testing.assert_array_equal(found[:, 2], direct)
 
@@ -146,7 +151,7 @@ def test_dropout_passes_are_those_of_the_sub_networks(lm: LanguageModel) -> None
 def test_the_likelihood_of_a_given_answer_is_that_of_the_greedy_one_where_it_is_it(lm: LanguageModel) -> None:
     greedy = answer_group().score(lm, asked("one", "two"))
     given = [
-        Asked(one.prompt, (answer,))
+        ScoringInput(one.prompt, (answer,))
         for one, answer in zip(asked("one", "two"), greedy["predicted"].to_pylist(), strict=True)
     ]
     assert likelihood_group().score(lm, given).equals(greedy.select(["log_probability", "tokens"]))
@@ -219,22 +224,22 @@ def test_answers_group_by_entailment_in_both_directions(lm: LanguageModel, monke
 
     monkeypatch.setattr(likelihood, "label_scores", verdicts)
     answers = ("A dog", "a big dog", "one dog", "a  DOG")
-    table = entailment_groups().score(lm, asked("what is it?", answers=answers))
+    table = entailment_cluster_group().score(lm, asked("what is it?", answers=answers))
     assert table["groups"].to_pylist() == [[0, 1, 0, 0]]
 
 
 def test_entailment_is_asked_of_the_judge(lm: LanguageModel) -> None:
     judge = ScoringModel("a judge", TaskConfig(), lambda: lm)
     records = asked("what is it?", "and this?", answers=("a dog", "a cat"))
-    own, judged = (group.score(lm, records) for group in (entailment_groups(), entailment_groups(judge)))
+    own, judged = (group.score(lm, records) for group in (entailment_cluster_group(), entailment_cluster_group(judge)))
     assert own.equals(judged)
     assert {len(groups) for groups in own["groups"].to_pylist()} == {2}
-    assert entailment_groups().settings != entailment_groups(judge).settings
+    assert entailment_cluster_group().settings != entailment_cluster_group(judge).settings
 
 
 def test_answers_with_like_embeddings_are_one_group(lm: LanguageModel) -> None:
     answers = ("The card was stolen.", "My card has been stolen", "the card was  STOLEN.", "It rains in Paris")
-    table = embedding_groups("minilm", 0.7).score(lm, asked("what?", answers=answers))
+    table = embedding_cluster_group("minilm", 0.7).score(lm, asked("what?", answers=answers))
     assert table["groups"].to_pylist() == [[0, 0, 0, 1]]
 
 
@@ -246,11 +251,11 @@ def test_answers_with_like_embeddings_are_one_group(lm: LanguageModel) -> None:
         sample_group(2, 1.0, 0),
         perplexity_group(),
         verbalised_group(),
-        entailment_groups(),
+        entailment_cluster_group(),
     ],
     ids=lambda group: group.name,
 )
-def test_no_record_gives_the_columns(lm: LanguageModel, group: Group) -> None:
+def test_no_record_gives_the_columns(lm: LanguageModel, group: ScoreGroup) -> None:
     empty = group.score(lm, [])
     assert isinstance(empty, pa.Table)
     assert empty.num_rows == 0

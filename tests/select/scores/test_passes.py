@@ -12,9 +12,14 @@ import pyarrow as pa
 import pytest
 
 from posttrain.models.task import TaskConfig
-from posttrain.select.scores.cache import ScoreCache, Shelf
-from posttrain.select.scores.group import Asked, Group, ScoringModel
-from posttrain.select.scores.passes import scored
+from posttrain.select.scores.passes import (
+    CachePartition,
+    ScoreCache,
+    ScoreGroup,
+    ScoringInput,
+    ScoringModel,
+    cached_scores,
+)
 
 PROGRAM = Path(__file__).with_name("killed_passes.py")
 MOMENTS = ["score:1", "kept:2", "rename:1", "score:3", "kept:1", "rename:2"]
@@ -26,16 +31,16 @@ class Counting:
     def __init__(self, **changes: Any) -> None:
         self.asked: list[str] = []
         settings = {"name": "length", "version": 1, "settings": {"a": 1}, "at_once": 3, **changes}
-        self.group = Group(score=self.score, **settings)
+        self.group = ScoreGroup(score=self.score, **settings)
 
-    def score(self, lm: Any, records: Sequence[Asked]) -> pa.Table:
+    def score(self, lm: Any, records: Sequence[ScoringInput]) -> pa.Table:
         self.asked += [one.prompt[0]["content"] for one in records]
         lengths = [float(len(one.prompt[0]["content"])) for one in records]
         return pa.table({"length": pa.array(lengths, pa.float64())})
 
 
-def records(*texts: str) -> list[Asked]:
-    return [Asked([{"role": "user", "content": text}]) for text in texts]
+def records(*texts: str) -> list[ScoringInput]:
+    return [ScoringInput([{"role": "user", "content": text}]) for text in texts]
 
 
 def model(id: str = "model-1", task: TaskConfig | None = None) -> ScoringModel:
@@ -47,24 +52,24 @@ WORDS = ("a", "bb", "ccc", "dddd", "eeeee", "ffffff", "g")
 
 def test_a_record_is_scored_once_and_only_new_ones_later(tmp_path: Path) -> None:
     cache, first = ScoreCache(tmp_path), Counting()
-    found = scored(first.group, model(), records("bb", "a", "bb"), cache)
+    found = cached_scores(first.group, model(), records("bb", "a", "bb"), cache)
     assert found["length"].to_pylist() == [2.0, 1.0, 2.0]
     assert found.column_names == ["length"]
     assert first.asked == ["bb", "a"]
     second = Counting()
-    found = scored(second.group, model(), records("a", "ccc", "bb"), cache)
+    found = cached_scores(second.group, model(), records("a", "ccc", "bb"), cache)
     assert found["length"].to_pylist() == [1.0, 3.0, 2.0]
     assert second.asked == ["ccc"]
 
 
 def test_a_model_is_loaded_only_for_what_is_new(tmp_path: Path) -> None:
     cache = ScoreCache(tmp_path)
-    scored(Counting().group, model(), records(*WORDS), cache)
+    cached_scores(Counting().group, model(), records(*WORDS), cache)
 
     def refuse() -> Any:
         raise AssertionError("loaded")
 
-    scored(Counting().group, ScoringModel("model-1", TaskConfig(), refuse), records(*WORDS), cache)
+    cached_scores(Counting().group, ScoringModel("model-1", TaskConfig(), refuse), records(*WORDS), cache)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +85,9 @@ def test_a_model_is_loaded_only_for_what_is_new(tmp_path: Path) -> None:
 )
 def test_what_the_numbers_depend_on_is_the_key(tmp_path: Path, other: dict[str, Any]) -> None:
     cache = ScoreCache(tmp_path)
-    scored(Counting().group, model(), records("a"), cache)
+    cached_scores(Counting().group, model(), records("a"), cache)
     counting = other.get("group", Counting())
-    scored(counting.group, other.get("model", model()), records("a"), cache)
+    cached_scores(counting.group, other.get("model", model()), records("a"), cache)
     assert counting.asked == ["a"]
 
 
@@ -90,13 +95,13 @@ def test_without_a_folder_or_an_id_nothing_is_kept(tmp_path: Path) -> None:
     for cache, of in ((ScoreCache(), model()), (ScoreCache(tmp_path), model(""))):
         for _ in range(2):
             counting = Counting()
-            scored(counting.group, of, records("a"), cache)
+            cached_scores(counting.group, of, records("a"), cache)
             assert counting.asked == ["a"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_records(tmp_path: Path) -> None:
-    assert scored(Counting().group, model(), [], ScoreCache(tmp_path)).column_names == ["length"]
+    assert cached_scores(Counting().group, model(), [], ScoreCache(tmp_path)).column_names == ["length"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
@@ -105,7 +110,7 @@ def test_a_damaged_chunk_is_named_and_scored_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, number: int
 ) -> None:
     cache = ScoreCache(tmp_path)
-    whole = scored(Counting().group, model(), records(*WORDS), cache)
+    whole = cached_scores(Counting().group, model(), records(*WORDS), cache)
     chunks = sorted(tmp_path.rglob("*.chunk"))
     assert len(chunks) == 3
     before = {path.name: path.read_bytes() for path in chunks}
@@ -114,7 +119,7 @@ def test_a_damaged_chunk_is_named_and_scored_again(
     chunks[number].write_bytes({"flip": bytes(content), "cut": bytes(content[:40]), "empty": b""}[damage])
     again = Counting()
     with caplog.at_level(logging.WARNING, "posttrain"):
-        found = scored(again.group, model(), records(*WORDS), cache)
+        found = cached_scores(again.group, model(), records(*WORDS), cache)
     assert found.equals(whole)
     assert [record.getMessage() for record in caplog.records] == [
         f"{chunks[number]} is damaged; scoring its records again"
@@ -125,23 +130,23 @@ def test_a_damaged_chunk_is_named_and_scored_again(
 
 def test_what_a_killed_writer_left_goes(tmp_path: Path) -> None:
     cache = ScoreCache(tmp_path)
-    scored(Counting().group, model(), records("a"), cache)
+    cached_scores(Counting().group, model(), records("a"), cache)
     left = next(tmp_path.rglob("*.chunk")).parent / ".0123.chunk.x9"
     left.write_bytes(b"half")
-    scored(Counting().group, model(), records("a"), cache)
+    cached_scores(Counting().group, model(), records("a"), cache)
     assert not left.exists()
 
 
 def test_only_models_of_use_are_kept(tmp_path: Path) -> None:
     cache = ScoreCache(tmp_path)
     for id in ("model-1", "model-2", "model-3"):
-        scored(Counting().group, model(id), records("a"), cache)
+        cached_scores(Counting().group, model(id), records("a"), cache)
     cache.keep_only({"model-1", "model-3", "model-9"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model-1", "model-3"]
 
 
 def test_a_chunk_reads_as_it_was_written(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "shelf")
+    shelf = CachePartition(tmp_path / "shelf")
     chunk = pa.table({"key": ["x", "y"], "groups": [[1, 2], []], "text": ["", "é"], "value": [float("nan"), 1.0]})
     shelf.write(chunk)
     (found,) = shelf.read()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from posttrain.select.config import SelectConfig
-from posttrain.select.scores.columns import _COLUMNS
-from posttrain.select.scores.names import DOUBT, SCORES
-from posttrain.select.selection import select
+from posttrain.select.scores.context import _COLUMNS
+from posttrain.select.scores.registry import SCORES, UNCERTAINTY_SIGN
+from posttrain.select.selectors.registry import select
 from posttrain.store.errors import UserError
 
 
@@ -54,7 +54,7 @@ def test_the_pool_is_not_chosen_from_by_what_needs_its_labels(name: str) -> None
 
 
 @pytest.mark.parametrize("strategy", ["top", "mmr", "composite", "density_weighted", "cost_aware", "uncertain_diverse"])
-@pytest.mark.parametrize("name", sorted(set(DOUBT) - {"margin"}))
+@pytest.mark.parametrize("name", sorted(set(UNCERTAINTY_SIGN) - {"margin"}))
 def test_strategies_choose_by_every_score_of_the_pool(strategy: str, name: str) -> None:
     of = SCORES[name].of if name in SCORES else "any"
     SelectConfig(strategy=strategy, options={"by": name}).check(of != "text")

@@ -114,7 +114,7 @@ def test_closed_label_set(small: Any, opened: Any, monkeypatch: pytest.MonkeyPat
     }
     small.configure(root, rounds=3, select={**choice, "scoring": {"passes": 3}, "scores": ["perplexity"]})
     monkeypatch.setattr(likelihood, "label_scores", None)
-    monkeypatch.setattr(likelihood, "embeddings", None)
+    monkeypatch.setattr(likelihood, "prompt_embeddings", None)
     store = opened(root, rounds=3, until="score")
     after = parquet.read_table(scores_of(store, 3)[1] / "scores.parquet")
     assert set(after.column_names) == set(before.column_names) - set(CLOSED) | {"bald", "perplexity"}
@@ -159,7 +159,7 @@ def test_a_wrong_score_is_refused_before_any_work(small: Any, opened: Any) -> No
 def test_a_sentence_model_says_which_records_are_alike(
     small: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(likelihood, "embeddings", None)  # the champion is not asked where records lie
+    monkeypatch.setattr(likelihood, "prompt_embeddings", None)  # the champion is not asked where records lie
     root = small(select={"scoring": {"embeddings": "minilm"}}, rounds=2)
     store = opened(root)
     sentences = Embedder.load("minilm")

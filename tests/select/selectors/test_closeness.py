@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from posttrain.select.selectors.closeness import Closeness, Cosine, Euclidean, OuterProducts, closest
+from posttrain.select.selectors.similarity import Cosine, Euclidean, OuterProducts, Similarity, max_similarity
 
 GENERATOR = np.random.default_rng(0)
 LEFT = GENERATOR.normal(size=(40, 5)).astype(np.float32)
@@ -12,15 +12,15 @@ RIGHT = GENERATOR.normal(size=(40, 7)).astype(np.float32) + 2
 PRODUCTS = np.einsum("nk,nd->nkd", LEFT, RIGHT).reshape(40, -1)
 
 KINDS = {
-    "Euclidean": (Euclidean.between_rows_of(RIGHT), -cdist(RIGHT, RIGHT, "sqeuclidean") / 2),
-    "cosine": (Cosine.between_rows_of(RIGHT), 1 - cdist(RIGHT, RIGHT, "cosine")),
-    "outer products": (OuterProducts.between_rows_of(LEFT, RIGHT), -cdist(PRODUCTS, PRODUCTS, "sqeuclidean") / 2),
+    "Euclidean": (Euclidean.from_rows(RIGHT), -cdist(RIGHT, RIGHT, "sqeuclidean") / 2),
+    "cosine": (Cosine.from_rows(RIGHT), 1 - cdist(RIGHT, RIGHT, "cosine")),
+    "outer products": (OuterProducts.from_rows(LEFT, RIGHT), -cdist(PRODUCTS, PRODUCTS, "sqeuclidean") / 2),
 }
 every_kind = pytest.mark.parametrize(("closeness", "exact"), KINDS.values(), ids=KINDS)
 
 
 @every_kind
-def test_it_is_what_it_is_called(closeness: Closeness, exact: np.ndarray) -> None:
+def test_it_is_what_it_is_called(closeness: Similarity, exact: np.ndarray) -> None:
     np.testing.assert_allclose(closeness.between(slice(None), slice(None)), exact, rtol=1e-4, atol=1e-3)
     rows, others = np.array([3, 3, 39]), np.array([0, 20])
     np.testing.assert_allclose(closeness.between(rows, others), exact[rows][:, others], rtol=1e-4, atol=1e-3)
@@ -28,7 +28,7 @@ def test_it_is_what_it_is_called(closeness: Closeness, exact: np.ndarray) -> Non
 
 
 @every_kind
-def test_some_rows_beside_each_other(closeness: Closeness, exact: np.ndarray) -> None:
+def test_some_rows_beside_each_other(closeness: Similarity, exact: np.ndarray) -> None:
     rows = np.array([7, 1, 30])
     some = closeness.of(rows)
     assert len(some) == 3
@@ -36,15 +36,15 @@ def test_some_rows_beside_each_other(closeness: Closeness, exact: np.ndarray) ->
 
 
 @every_kind
-def test_closest(closeness: Closeness, exact: np.ndarray) -> None:
+def test_closest(closeness: Similarity, exact: np.ndarray) -> None:
     others = np.array([5, 11, 2])
     everything = np.arange(40)
     np.testing.assert_allclose(
-        closest(closeness, everything, others), exact[:, others].max(axis=1), rtol=1e-4, atol=1e-3
+        max_similarity(closeness, everything, others), exact[:, others].max(axis=1), rtol=1e-4, atol=1e-3
     )
-    assert np.isneginf(closest(closeness, everything, others[:0])).all()
+    assert np.isneginf(max_similarity(closeness, everything, others[:0])).all()
 
 
 def test_a_row_of_zeros_is_like_none() -> None:
-    cosine = Cosine.between_rows_of(np.array([[0.0, 0.0], [1.0, 0.0]]))
+    cosine = Cosine.from_rows(np.array([[0.0, 0.0], [1.0, 0.0]]))
     assert cosine.between(slice(None), slice(None)).tolist() == [[0, 0], [0, 1]]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.select.selection import select
-from posttrain.select.selectors.coverage import cover
+from posttrain.select.selectors.coverage import greedy_cover
+from posttrain.select.selectors.registry import select
 
 
 def plain(similarity: np.ndarray, n: int, before: np.ndarray) -> list[int]:
@@ -29,7 +29,7 @@ def test_it_is_the_greedy_choice(rows: int, columns: int, n: int, seed: int) -> 
     generator = np.random.default_rng(seed)
     similarity = generator.integers(0, 8, (rows, columns)).astype(np.float32)  # sums are exact, and often the same
     before = generator.integers(0, 3, columns).astype(np.float32)
-    chosen, gains = cover(similarity, n, before)
+    chosen, gains = greedy_cover(similarity, n, before)
     assert chosen.tolist() == plain(similarity, n, before)
     total = np.maximum(before, similarity[chosen].max(axis=0, initial=0)).sum() - before.sum()
     assert gains.sum() == total
@@ -39,7 +39,7 @@ def test_it_is_the_greedy_choice(rows: int, columns: int, n: int, seed: int) -> 
 @pytest.mark.parametrize("seed", range(10))
 def test_it_is_near_the_best(seed: int) -> None:
     similarity = np.random.default_rng(seed).random((12, 20)).astype(np.float32)
-    _, gains = cover(similarity, 4, np.zeros(20, np.float32))
+    _, gains = greedy_cover(similarity, 4, np.zeros(20, np.float32))
     best = max(similarity[list(some)].max(axis=0).sum() for some in combinations(range(12), 4))
     assert (1 - 1 / np.e) * best <= gains.sum() <= best * (1 + 1e-6)
     assert gains.sum() > 0.9 * best  # what greedy covers is nearly always worth more than its bound

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.select.selectors import bounds
-from posttrain.select.selectors.closeness import Cosine, Euclidean
-from posttrain.select.selectors.farthest import farthest_first
+from posttrain.select.selectors import farthest_first as bounds
+from posttrain.select.selectors.farthest_first import farthest_first
+from posttrain.select.selectors.similarity import Cosine, Euclidean
 
 
 def plain(
@@ -42,7 +42,7 @@ def plain(
 @pytest.fixture(autouse=True)
 def small_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows at a time, so that the rest is really left for later."""
-    monkeypatch.setattr(bounds, "_FIRST", 4)
+    monkeypatch.setattr(bounds, "_FIRST_SIZE", 4)
 
 
 @settings(max_examples=60)
@@ -60,7 +60,7 @@ def test_it_is_the_greedy_choice(rows: int, n: int, labelled: int, weight: float
     worth = generator.integers(0, 6, rows).astype(np.float32)
     before = generator.permutation(rows)[:labelled]
     worth[before] = -np.inf
-    euclidean = Euclidean.between_rows_of(points)
+    euclidean = Euclidean.from_rows(points)
     exact = euclidean.between(slice(None), slice(None)).astype(np.float64)
     found = farthest_first(euclidean, n, worth, weight, before)
     assert found.tolist() == plain(exact, n, worth, float(np.float32(weight)), before.tolist())
@@ -71,7 +71,7 @@ def test_quotas_bound_each_group(seed: int) -> None:
     generator = np.random.default_rng(seed)
     points, worth = generator.integers(-9, 10, (200, 4)).astype(np.float32), generator.integers(0, 50, 200) * 1.0
     groups, quotas = generator.integers(0, 4, 200), np.array([0, 3, 100, 5])
-    euclidean = Euclidean.between_rows_of(points)
+    euclidean = Euclidean.from_rows(points)
     found = farthest_first(euclidean, 30, worth, 0.5, np.array([], np.int64), groups, quotas)
     exact = euclidean.between(slice(None), slice(None))
     assert found.tolist() == plain(exact, 30, worth, 0.5, [], groups, quotas)
@@ -83,7 +83,7 @@ def test_quotas_bound_each_group(seed: int) -> None:
 def test_many_rows_of_real_numbers() -> None:
     generator = np.random.default_rng(1)
     points = generator.normal(size=(3000, 16)).astype(np.float32)
-    cosine = Cosine.between_rows_of(points)
+    cosine = Cosine.from_rows(points)
     worth = generator.random(3000).astype(np.float32)
     exact = cosine.between(slice(None), slice(None))
     found = farthest_first(cosine, 200, worth, 0.7, np.array([4]))
@@ -103,6 +103,6 @@ def test_most_rows_are_left_alone() -> None:
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(50, 8)) * 10
     points = (centres[generator.integers(0, 50, 20_000)] + generator.normal(size=(20_000, 8)) * 0.1).astype(np.float32)
-    watched = Watched(points, Euclidean.between_rows_of(points).halves)
+    watched = Watched(points, Euclidean.from_rows(points).halves)
     farthest_first(watched, 40, np.zeros(20_000), 1.0, np.array([0]))
     assert sum(looked_at) < 0.5 * 20_000 * 40

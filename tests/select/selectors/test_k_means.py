@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans, MiniBatchKMeans
 
-from posttrain.select.selection import select
 from posttrain.select.selectors import k_means as module
 from posttrain.select.selectors.k_means import k_means
+from posttrain.select.selectors.registry import select
 from posttrain.store.errors import UserError
 
 
@@ -76,7 +76,7 @@ def test_mini_batches_come_near_to_it(weighted: bool) -> None:
 def test_a_centre_is_the_mean_of_all_rows_that_were_nearest_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sculley's algorithm 1 row by row, from the same first centres and batches."""
     points = cloud(400, 5)
-    monkeypatch.setattr(module, "_STEPS", 4)
+    monkeypatch.setattr(module, "_MAX_BATCHES", 4)
     started: list[np.ndarray] = []
     first = module._first_centres
     monkeypatch.setattr(

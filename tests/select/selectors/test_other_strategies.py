@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from posttrain.select.selection import select
-from posttrain.select.selectors.prob_cover import pure_radius
-from posttrain.select.selectors.typiclust import typicality
+from posttrain.select.selectors.clustering import typicality
+from posttrain.select.selectors.coverage import pure_radius
+from posttrain.select.selectors.registry import select
 from posttrain.store.errors import UserError
 
 GENERATOR = np.random.default_rng(0)

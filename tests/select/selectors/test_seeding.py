@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from posttrain.select.selectors import seeding
-from posttrain.select.selectors.closeness import Euclidean
-from posttrain.select.selectors.seeding import by_squared_distance
+from posttrain.select.selectors import badge
+from posttrain.select.selectors.badge import draw_by_squared_distance
+from posttrain.select.selectors.similarity import Euclidean
 
 POINTS = np.array([[0.0], [1.0], [3.0], [3.5], [7.0], [7.0]], np.float32)
 WEIGHTS = np.array([1.0, 2.0, 1.0, 0.0, 1.0, 0.5])
@@ -27,11 +27,11 @@ def probabilities() -> dict[tuple[int, int, int], float]:
 
 @pytest.mark.parametrize("proposals", [1, 64])
 def test_draws_have_the_probabilities_of_k_means_plus_plus(proposals: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeding, "_PROPOSALS", proposals)
-    draws, closeness = 5_000, Euclidean.between_rows_of(POINTS)
+    monkeypatch.setattr(badge, "_PROPOSALS", proposals)
+    draws, closeness = 5_000, Euclidean.from_rows(POINTS)
     counts: dict[tuple[int, ...], int] = {}
     for seed in range(draws):
-        drawn = tuple(by_squared_distance(closeness, 3, np.random.default_rng(seed), WEIGHTS).tolist())
+        drawn = tuple(draw_by_squared_distance(closeness, 3, np.random.default_rng(seed), WEIGHTS).tolist())
         counts[drawn] = counts.get(drawn, 0) + 1
     exact = probabilities()
     assert sum(exact.values()) == pytest.approx(1)
@@ -46,7 +46,7 @@ def test_draws_have_the_probabilities_of_k_means_plus_plus(proposals: int, monke
 def test_rows_on_top_of_each_other_are_drawn_once_all_others_are() -> None:
     points = np.repeat(np.eye(3, dtype=np.float32), 4, axis=0)
     for seed in range(20):
-        drawn = by_squared_distance(Euclidean.between_rows_of(points), 12, np.random.default_rng(seed), np.ones(12))
+        drawn = draw_by_squared_distance(Euclidean.from_rows(points), 12, np.random.default_rng(seed), np.ones(12))
         assert sorted(drawn.tolist()) == list(range(12))
         assert len({tuple(points[row]) for row in drawn[:3]}) == 3
 
@@ -62,8 +62,8 @@ def test_many_draws_need_few_passes() -> None:
             passes.append(found.size)
             return found
 
-    watched = Watched(points, Euclidean.between_rows_of(points).halves)
-    drawn = by_squared_distance(watched, 300, generator, np.ones(5000))
+    watched = Watched(points, Euclidean.from_rows(points).halves)
+    drawn = draw_by_squared_distance(watched, 300, generator, np.ones(5000))
     assert len(set(drawn.tolist())) == 300
     assert sum(passes) < 1.5 * 5000 * 300
     assert len(passes) < 150

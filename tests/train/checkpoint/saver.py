@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, steps_file
-from posttrain.train.checkpoint import write as writer
-from posttrain.train.watch.values import StepValues
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, writer
+from posttrain.train.checkpoint import writer as steps_file
+from posttrain.train.monitor.metrics import StepValues
 
 
 def make(step: int, version: int = 0, size: int = 50) -> Checkpoint:

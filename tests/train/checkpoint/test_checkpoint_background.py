@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from posttrain.store.errors import UserError, WorkError
-from posttrain.train.checkpoint import Checkpoint, Checkpoints, steps_file, tensors_file
+from posttrain.train.checkpoint import Checkpoint, Checkpoints, writer
 from posttrain.train.checkpoint import folder as folder_module
-from posttrain.train.checkpoint import write as write_module
+from posttrain.train.checkpoint import writer as write_module
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -195,8 +195,8 @@ def half_then_no_space(path: Path, lines: bytes) -> None:
 FULL = {
     "tensors": (write_module, "write_tensors", no_space),
     "half of the tensors": (write_module, "write_tensors", part_then_no_space),
-    "steps": (steps_file, "append", no_space),
-    "half of the steps": (steps_file, "append", half_then_no_space),
+    "steps": (writer, "append", no_space),
+    "half of the steps": (writer, "append", half_then_no_space),
     "files": (Path, "write_bytes", no_space),
     "sync of a file": (write_module, "sync_file", no_space),
     "sync of the folder": (write_module, "sync_folder", no_space),
@@ -272,7 +272,7 @@ def test_any_error_surfaces(
 def test_an_error_while_hashing_surfaces(background: Background, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = background()
     with monkeypatch.context() as patch:
-        patch.setattr(tensors_file, "xxh3_128", broken)
+        patch.setattr(writer, "xxh3_128", broken)
         checkpoints.save(1, make(1))
         with pytest.raises(ZeroDivisionError):
             checkpoints.close()
@@ -300,7 +300,7 @@ def test_a_disk_that_lies_is_caught_before_the_rename(
 ) -> None:
     """What is read back is compared with what was in memory, before any older checkpoint is given up."""
     now.save(1, make(1))
-    forget = write_module._forget
+    forget = write_module._drop_page_cache
 
     def lying(path: Path) -> None:
         if path.name == name:
@@ -308,7 +308,7 @@ def test_a_disk_that_lies_is_caught_before_the_rename(
         forget(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(write_module, "_forget", lying)
+        patch.setattr(write_module, "_drop_page_cache", lying)
         with pytest.raises(WorkError, match=rf"read back after writing, {name} .*; check the disk and the memory"):
             now.save(2, make(2))
     assert now.steps() == [1]

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
-from posttrain.train.checkpoint.manifest import checksum
-from posttrain.train.checkpoint.tensor_bytes import raw
+from posttrain.train.checkpoint.format import byte_view, checksum
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -152,7 +151,7 @@ def test_the_manifest_says_what_is_there(now: Checkpoints, make: Make) -> None:
     for name, tensor in expected.tensors.items():
         entry = manifest["tensors"][name]
         assert (entry["dtype"], entry["shape"]) == (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-        assert entry["checksum"] == checksum(raw(tensor))
+        assert entry["checksum"] == checksum(byte_view(tensor))
         assert (
             content[entry["start"] : entry["start"] + entry["size"]]
             == tensor.flatten().view(torch.uint8).numpy().tobytes()

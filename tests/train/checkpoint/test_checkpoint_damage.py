@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
 from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
-from posttrain.train.checkpoint.manifest import MANIFEST, STATE, STEPS, TENSORS, Damaged
-from posttrain.train.checkpoint.read import read
+from posttrain.train.checkpoint.format import MANIFEST, STATE, STEPS, TENSORS, DamagedCheckpoint
+from posttrain.train.checkpoint.reader import read_checkpoint
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -95,10 +95,10 @@ def test_every_byte_counts(two: Checkpoints, make: Make, same: Same, name: str) 
         flipped = bytearray(whole)
         flipped[position] ^= 1 << position % 8
         file.write_bytes(flipped)
-        with pytest.raises(Damaged, match=name):
-            read(folder, 4)
+        with pytest.raises(DamagedCheckpoint, match=name):
+            read_checkpoint(folder, 4)
     file.write_bytes(whole)
-    assert same(read(folder, 4), make(4))
+    assert same(read_checkpoint(folder, 4), make(4))
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -112,10 +112,10 @@ def test_any_change_of_any_file(two: Checkpoints, data: st.DataObject) -> None:
     file.write_bytes(changed)
     try:
         if changed == whole or (file.name == STEPS and changed.startswith(whole)):
-            read(file.parent, 4)
+            read_checkpoint(file.parent, 4)
         else:
-            with pytest.raises(Damaged):
-                read(file.parent, 4)
+            with pytest.raises(DamagedCheckpoint):
+                read_checkpoint(file.parent, 4)
     finally:
         file.write_bytes(whole)
 
@@ -129,8 +129,8 @@ def test_the_damaged_tensor_is_named(two: Checkpoints, make: Make, caplog: pytes
             flipped = bytearray(whole)
             flipped[position] ^= 4
             file.write_bytes(flipped)
-            with pytest.raises(Damaged) as caught:
-                read(file.parent, 4)
+            with pytest.raises(DamagedCheckpoint) as caught:
+                read_checkpoint(file.parent, 4)
             assert str(caught.value) == f"{TENSORS} does not match its checksums in `{name}`"
     file.write_bytes(whole[:-1])
     last = max(entries, key=lambda name: entries[name]["start"])
@@ -143,8 +143,8 @@ def test_many_damaged_tensors_are_one_line(two: Checkpoints) -> None:
     entries = json.loads((two.folder / NEWEST / MANIFEST).read_bytes())["tensors"]
     start = min(entry["start"] for entry in entries.values())
     file.write_bytes(file.read_bytes()[:start] + bytes(255 - byte for byte in file.read_bytes()[start:]))
-    with pytest.raises(Damaged, match=r"in `master.w`, `half`, `step` and 2 more$"):
-        read(file.parent, 4)
+    with pytest.raises(DamagedCheckpoint, match=r"in `master.w`, `half`, `step` and 2 more$"):
+        read_checkpoint(file.parent, 4)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
 from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
-from posttrain.train.checkpoint.keep import Saved, best_first, kept
+from posttrain.train.checkpoint.folder import SavedCheckpoint, rank_by_metric, steps_to_keep
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -80,10 +80,10 @@ RUNS = st.dictionaries(st.integers(0, 60), METRICS, min_size=1, max_size=30)
 @given(config=CONFIGS, run=RUNS)
 def test_a_run_keeps_what_the_rules_say(config: CheckpointConfig, run: dict[int, float | None]) -> None:
     """Pruned after every save, as if the rules had been applied once to all that was ever saved."""
-    there: list[Saved] = []
+    there: list[SavedCheckpoint] = []
     for step in sorted(run):
-        there.append(Saved(step, run[step]))
-        there = [one for one in there if one.step in kept(there, config)]
+        there.append(SavedCheckpoint(step, run[step]))
+        there = [one for one in there if one.step in steps_to_keep(there, config)]
         assert there[-1].step == step, "the newest is never removed"
     steps = [one.step for one in there]
     newest = sorted(run)[-config.keep_last :]
@@ -93,7 +93,7 @@ def test_a_run_keeps_what_the_rules_say(config: CheckpointConfig, run: dict[int,
     if config.keep_best and measured:
         limit = (min if config.mode == "min" else max)(measured.values())
         best = [min(step for step, metric in measured.items() if metric == limit)]
-        assert best_first(there, config)[0] == best[0]
+        assert rank_by_metric(there, config)[0] == best[0]
     assert set(steps) == {*newest, *every, *best}
 
 

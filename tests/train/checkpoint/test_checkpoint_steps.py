@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, steps_file
-from posttrain.train.checkpoint import write as write_module
-from posttrain.train.checkpoint.manifest import STEPS
+from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, writer
+from posttrain.train.checkpoint import writer as write_module
+from posttrain.train.checkpoint.format import STEPS
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -24,13 +24,13 @@ Same = Callable[[Checkpoint | None, Checkpoint], bool]
 def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many lines each checkpoint wrote."""
     counts: list[int] = []
-    append = steps_file.append
+    append = writer.append
 
     def counted(path: Path, lines: bytes) -> None:
         counts.append(lines.count(b"\n"))
         append(path, lines)
 
-    monkeypatch.setattr(steps_file, "append", counted)
+    monkeypatch.setattr(writer, "append", counted)
     return counts
 
 

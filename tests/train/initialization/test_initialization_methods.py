@@ -11,9 +11,8 @@ from torch import nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.store.errors import UserError
-from posttrain.train.initialization.config import InitializationConfig, RuleConfig
-from posttrain.train.initialization.initialize import initialize
-from posttrain.train.initialization.methods import Distribution, Role, distribution
+from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
+from posttrain.train.initialization.initialize import Distribution, WeightRole, init_distribution, initialize_weights
 
 Fresh = Callable[..., LanguageModel]
 # For 96 * 96 numbers and more, five standard errors of their variance.
@@ -26,7 +25,7 @@ def variance(weight: torch.Tensor) -> float:
 
 def drawn(model: nn.Module, seed: int = 0, **settings: Any) -> dict[str, torch.Tensor]:
     """A model's weights after they were drawn."""
-    initialize(model, InitializationConfig(**settings), seed)
+    initialize_weights(model, InitializationConfig(**settings), seed)
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
@@ -112,16 +111,16 @@ def test_signals_keep_their_variance_where_the_papers_say_so(method: Any, gain: 
     """He et al., section 2.2: with ReLU, n Var(w) / 2 = 1; Glorot and Bengio, section 4.2: without, n Var(w) = 1."""
     width, depth = 512, 12
     generator = torch.Generator().manual_seed(1)
-    role = Role((width, width), None, depth, False)
+    role = WeightRole((width, width), None, depth, False)
     std = 1 / math.sqrt(width)
     signals = torch.randn(512, width, generator=generator)
     first = None
     for _ in range(depth):
-        weight = distribution(method, gain, std, role, "w").draw(torch.Size((width, width)), generator)
+        weight = init_distribution(method, gain, std, role, "w").draw(torch.Size((width, width)), generator)
         signals = (signals.relu() if method == "kaiming" else signals) @ weight.T
         first = first or float(signals.var())
     assert float(signals.var()) / first == pytest.approx(1, abs=0.25)
-    assert distribution("normal", 2.0, std, role, "w").std == 2 * std
+    assert init_distribution("normal", 2.0, std, role, "w").std == 2 * std
 
 
 def test_the_seed_decides(fresh: Fresh) -> None:
@@ -137,9 +136,9 @@ def test_the_seed_decides(fresh: Fresh) -> None:
 
 def test_a_rule_changes_what_it_matches_and_nothing_else(fresh: Fresh) -> None:
     rules = [
-        RuleConfig(match=r"layers\.1\..*down_proj", method="zeros"),
-        RuleConfig(match="down_proj", method="normal", std=0.5),
-        RuleConfig(match="input_layernorm", method="normal", gain=3.0),
+        InitRuleConfig(match=r"layers\.1\..*down_proj", method="zeros"),
+        InitRuleConfig(match="down_proj", method="normal", std=0.5),
+        InitRuleConfig(match="input_layernorm", method="normal", gain=3.0),
     ]
     plain = drawn(fresh().model, method="xavier")
     found = drawn(fresh().model, method="xavier", rules=rules)
@@ -152,13 +151,13 @@ def test_a_rule_changes_what_it_matches_and_nothing_else(fresh: Fresh) -> None:
 
 def test_mistakes(fresh: Fresh) -> None:
     with pytest.raises(UserError, match=r"train\.initialization\.rules\.0: no parameter's name matches `w9`"):
-        drawn(fresh().model, method="xavier", rules=[RuleConfig(match="w9", method="zeros")])
+        drawn(fresh().model, method="xavier", rules=[InitRuleConfig(match="w9", method="zeros")])
     with pytest.raises(UserError, match=r"kaiming is for matrices, and `model.norm.weight` is none; use normal"):
-        drawn(fresh().model, method="xavier", rules=[RuleConfig(match=r"model\.norm", method="kaiming")])
+        drawn(fresh().model, method="xavier", rules=[InitRuleConfig(match=r"model\.norm", method="kaiming")])
     with pytest.raises(ValidationError, match="is no regular expression"):
-        RuleConfig(match="(", method="zeros")
+        InitRuleConfig(match="(", method="zeros")
     with pytest.raises(ValidationError, match="set a method too"):
-        InitializationConfig(rules=[RuleConfig(match="a", method="zeros")])
+        InitializationConfig(rules=[InitRuleConfig(match="a", method="zeros")])
     unknown = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(UserError, match="not known which of the model's weights end a block; take normal"):
         drawn(unknown, method="depth_scaled")

@@ -13,15 +13,14 @@ import torch
 
 from posttrain.data.records.schema import records as table
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import pack
-from posttrain.models.reading import packing
+from posttrain.models.packing import pack, packed_attention
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import examples
-from posttrain.train.lessons.base import Lesson
-from posttrain.train.lessons.make import Given, lesson_for, model_for, shape_of
-from posttrain.train.objectives.loss import means, merged
+from posttrain.train.data.encoding import build_examples
+from posttrain.train.objectives.base import Objective
+from posttrain.train.objectives.build import ObjectiveInputs, build_objective, load_model, record_shape
+from posttrain.train.objectives.loss import mean_metrics, merge_metrics
 from posttrain.train.objectives.registry import OBJECTIVES
 
 LABELS = ["card", "refund", "top up"]
@@ -73,7 +72,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Class:
     """A model with a lesson; ``gradients(parts)`` is what a step over all units gives when it is cut so."""
 
-    def __init__(self, lm: LanguageModel, lesson: Lesson) -> None:
+    def __init__(self, lm: LanguageModel, lesson: Objective) -> None:
         self.lm, self.lesson = lm, lesson
 
     def loss(self, parts: Parts) -> tuple[float, dict[str, float]]:
@@ -84,7 +83,7 @@ class Class:
             (loss.sum / whole).backward()
             total += loss.sum.item()
             metrics.append(loss.metrics)
-        return total / whole, means(merged(metrics))
+        return total / whole, mean_metrics(merge_metrics(metrics))
 
     def gradients(self, parts: Parts) -> tuple[float, Gradients, dict[str, float]]:
         self.lm.model.zero_grad()
@@ -107,17 +106,19 @@ def school(tiny_model: Path, other_model: Path, tmp_path: Path) -> Any:
                 values.setdefault("distill", {}).setdefault("teacher", str(more.get("teacher", other_model)))
             config = TrainConfig.read(values, "test")
             torch.manual_seed(0)
-            lm = model_for(config, tiny_model, TASK, "float32")
+            lm = load_model(config, tiny_model, TASK, "float32")
             records = more.get("records") or records_of(OBJECTIVES[objective].shape)
-            shape = shape_of(config, records)
-            found = examples(lm, records, config.max_length, shape)
-            lesson = lesson_for(
-                Given([one.unit for one in found], config, lm, [e.target for e in found], [e.margin for e in found])
+            shape = record_shape(config, records)
+            found = build_examples(lm, records, config.max_length, shape)
+            lesson = build_objective(
+                ObjectiveInputs(
+                    [one.unit for one in found], config, lm, [e.target for e in found], [e.margin for e in found]
+                )
             )
-            lesson.consult(tmp_path)
-            stack.enter_context(lesson.equipped(lm))
+            lesson.cache_teacher_outputs(tmp_path)
+            stack.enter_context(lesson.attach_modules(lm))
             longest = max(len(sequence.ids) for unit in lesson.units for sequence in unit)
-            assert stack.enter_context(packing(lm, longest))
+            assert stack.enter_context(packed_attention(lm, longest))
             lesson.prepare(lm, tmp_path, padded=False)
             if more.get("moved", True):
                 move(lm)

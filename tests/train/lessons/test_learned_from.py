@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from posttrain.train.config import TrainConfig
-from posttrain.train.examples import encode
-from posttrain.train.lessons.make import learned_from
+from posttrain.train.data.encoding import encode
+from posttrain.train.objectives.build import supervised_unit
 from posttrain.train.objectives.registry import OBJECTIVES
 
 TOKENS = sorted(name for name, one in OBJECTIVES.items() if one.output not in ("reward", "classes"))
@@ -20,7 +20,7 @@ def test_units_are_those_of_the_lesson(school: Any, shaped: Any, objective: str,
     taught = school(objective, settings, moved=False)
     shape = OBJECTIVES[objective].shape
     units, _ = encode(taught.lm, shaped(shape), taught.lesson.config.max_length, shape)
-    assert [learned_from(taught.lesson.config, unit) for unit in units] == list(taught.lesson.units)
+    assert [supervised_unit(taught.lesson.config, unit) for unit in units] == list(taught.lesson.units)
 
 
 @pytest.mark.parametrize("objective", ["reward", "classification"])
@@ -30,6 +30,6 @@ def test_texts_with_one_result_have_no_learned_token(school: Any, shaped: Any, o
     shape = OBJECTIVES[objective].shape
     units, _ = encode(taught.lm, shaped(shape), 1024, shape)
     for unit, read in zip(units, taught.lesson.units, strict=True):
-        shown = learned_from(TrainConfig(objective=objective), unit)
+        shown = supervised_unit(TrainConfig(objective=objective), unit)
         assert [sequence.ids for sequence in shown] == [sequence.ids[:-1] for sequence in read]
         assert not any(any(sequence.supervised) for sequence in shown)

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from posttrain.models.chat import Encoded
+from posttrain.models.chat import TokenizedExample
 from posttrain.models.classifier import padding_token
-from posttrain.models.language_model import LanguageModel, load
+from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
-from posttrain.train.lessons.unpaired import partners
 from posttrain.train.objectives.distillation import divergence
+from posttrain.train.objectives.kto_objective import mismatched_partners
 
 ALL = [list(range(8))]
 
@@ -23,7 +23,7 @@ def tokens(lm: LanguageModel, ids: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
 
 
-def answer(lm: LanguageModel, sequence: Encoded) -> torch.Tensor:
+def answer(lm: LanguageModel, sequence: TokenizedExample) -> torch.Tensor:
     return tokens(lm, sequence.ids)[torch.tensor(sequence.supervised)[1:]]
 
 
@@ -59,13 +59,13 @@ def test_cpo(school: Any) -> None:
 def test_kto(school: Any, tiny_model: Any) -> None:
     taken = school("kto", {"kto": {"beta": 0.5, "undesirable_weight": 0.6}})
     loss, metrics = taken.loss(ALL)
-    policy, reference = plain(taken), load(tiny_model, TaskConfig(), "float32")
+    policy, reference = plain(taken), load_language_model(tiny_model, TaskConfig(), "float32")
     units = [sequence for (sequence,) in taken.lesson.units]
     asked = [sequence.ids[: sequence.supervised.index(True)] for sequence in units]
     said = [sequence.ids[sequence.supervised.index(True) :] for sequence in units]
     ratio = torch.stack([answer(policy, one).sum() - answer(reference, one).sum() for one in units])
     met = zip(asked, said[-1:] + said[:-1], strict=True)
-    others = [Encoded(a + b, [False] * len(a) + [True] * len(b)) for a, b in met]
+    others = [TokenizedExample(a + b, [False] * len(a) + [True] * len(b)) for a, b in met]
     kl = torch.stack([answer(policy, one).sum() - answer(reference, one).sum() for one in others]).mean().clamp(min=0)
     good = torch.tensor([line % 3 != 0 for line in range(1, 9)])
     values = torch.where(good, 1 - torch.sigmoid(0.5 * (ratio - kl)), 0.6 * (1 - torch.sigmoid(0.5 * (kl - ratio))))
@@ -82,10 +82,10 @@ def test_kto_takes_pairs_as_two_answers(school: Any, shaped: Any) -> None:
 
 
 def test_partners_answer_other_prompts() -> None:
-    assert partners([[1], [2], [3], [4], [5]], 3) == [2, 0, 1, 4, 3]
-    assert partners([[1], [2], [3], [4]], 3) == [3, 0, 1, 2], "nobody is left alone"
-    assert partners([[1], [1], [2], [2]], 4) == [2, 3, 0, 1], "a prompt does not meet its own answers"
-    assert sorted(partners([[1], [1], [1], [2]], 4)) == [0, 1, 2, 3], "each answer is given once"
+    assert mismatched_partners([[1], [2], [3], [4], [5]], 3) == [2, 0, 1, 4, 3]
+    assert mismatched_partners([[1], [2], [3], [4]], 3) == [3, 0, 1, 2], "nobody is left alone"
+    assert mismatched_partners([[1], [1], [2], [2]], 4) == [2, 3, 0, 1], "a prompt does not meet its own answers"
+    assert sorted(mismatched_partners([[1], [1], [1], [2]], 4)) == [0, 1, 2, 3], "each answer is given once"
 
 
 def test_reward_and_classes_are_what_transformers_reads(school: Any) -> None:
@@ -111,7 +111,7 @@ def test_reward_and_classes_are_what_transformers_reads(school: Any) -> None:
 def test_distillation(school: Any, other_model: Any, kind: str) -> None:
     taken = school("distill", {"distill": {"divergence": kind, "temperature": 1.5}})
     loss, _ = taken.loss(ALL)
-    student, teacher = plain(taken), load(other_model, TaskConfig(), "float32")
+    student, teacher = plain(taken), load_language_model(other_model, TaskConfig(), "float32")
     found = []
     for (sequence,) in taken.lesson.units:
         on = torch.tensor(sequence.supervised)[1:]
@@ -123,7 +123,7 @@ def test_distillation(school: Any, other_model: Any, kind: str) -> None:
 def test_hidden_distillation_with_projections(school: Any, other_model: Any) -> None:
     taken = school("distill_hidden", {"distill_hidden": {"layers": [(1, 2), (-1, -1)]}})
     loss, _ = taken.loss(ALL)
-    student, teacher = plain(taken), load(other_model, TaskConfig(), "float32")
+    student, teacher = plain(taken), load_language_model(other_model, TaskConfig(), "float32")
     projections = list(student.model.distillation_projections)
     assert [(p.in_features, p.out_features) for p in projections] == [(96, 128), (96, 128)]
     found = []

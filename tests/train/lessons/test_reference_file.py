@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.models.chat import Encoded
+from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit, pack
 from posttrain.store.errors import WorkError
 from posttrain.train.config import LoraConfig
-from posttrain.train.lessons import reference as module
-from posttrain.train.lessons.log_probabilities import sequences
-from posttrain.train.lessons.reference import reference
-from posttrain.train.lora import adapt
-from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.lora import add_adapter
+from posttrain.train.objectives import reference as module
+from posttrain.train.objectives.log_probs import sequence_log_probs
+from posttrain.train.objectives.reference import reference_log_probs
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 UNITS: list[Unit] = [
-    [Encoded([5, 6, 7, said, 9], [False, False, False, True, True]) for said in (20 + number, 40)]
+    [TokenizedExample([5, 6, 7, said, 9], [False, False, False, True, True]) for said in (20 + number, 40)]
     for number in range(5)
 ]
 
 
 def read(lm: LanguageModel, folder: Path, units: list[Unit] = UNITS) -> torch.Tensor:
-    return reference(lm, units, folder, 12, padded=True)
+    return reference_log_probs(lm, units, folder, 12, padded=True)
 
 
 def files(folder: Path) -> list[Path]:
@@ -40,7 +40,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refuse(*_: Any) -> None:
         raise AssertionError("it was computed again")
 
-    return lambda: monkeypatch.setattr(module, "_computed", refuse)
+    return lambda: monkeypatch.setattr(module, "_compute", refuse)
 
 
 def test_it_is_computed_once(fresh: Callable[..., LanguageModel], tmp_path: Path, never: Callable[[], None]) -> None:
@@ -68,10 +68,10 @@ def test_micro_batches_that_are_named_are_read_as_they_are(
 
     monkeypatch.setattr(module, "pack", noted)
     parts = iter([[3, 1], [1, 0], [0, 3]])  # the last has nothing new
-    found = reference(fresh(), UNITS, tmp_path, 10, padded=True, parts=parts)
+    found = reference_log_probs(fresh(), UNITS, tmp_path, 10, padded=True, parts=parts)
     assert read == [[3, 1], [1, 0], [2], [4]]
     (tmp_path / "other").mkdir()
-    torch.testing.assert_close(found, reference(fresh(), UNITS, tmp_path / "other", 12, padded=True))
+    torch.testing.assert_close(found, reference_log_probs(fresh(), UNITS, tmp_path / "other", 12, padded=True))
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_memory_runs_out(
     (tmp_path / "short").mkdir()
     done: list[int] = []
 
-    def short(lm: LanguageModel, packed: Packed) -> Sequences:
+    def short(lm: LanguageModel, packed: Packed) -> SequenceLogProbs:
         if packed.sequences > 2 * room:
             raise torch.OutOfMemoryError("planted")
         done.append(packed.sequences // 2)
-        return sequences(lm, packed)
+        return sequence_log_probs(lm, packed)
 
-    monkeypatch.setattr(module, "sequences", short)
-    found = reference(fresh(), UNITS, tmp_path / "short", 40, padded=True, parts=[[3, 1, 0, 4], [0, 2]])
+    monkeypatch.setattr(module, "sequence_log_probs", short)
+    found = reference_log_probs(fresh(), UNITS, tmp_path / "short", 40, padded=True, parts=[[3, 1, 0, 4], [0, 2]])
     torch.testing.assert_close(found, expected)
     assert done == sizes
     said = [f"  out of memory: at most {budget} tokens are read at a time from here on" for budget in budgets]
@@ -108,10 +108,10 @@ def test_memory_runs_out(
 def test_memory_runs_out_for_one_example(
     fresh: Callable[..., LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(lm: LanguageModel, packed: Packed) -> Sequences:
+    def never(lm: LanguageModel, packed: Packed) -> SequenceLogProbs:
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(module, "sequences", never)
+    monkeypatch.setattr(module, "sequence_log_probs", never)
     with pytest.raises(WorkError, match="out of memory with one example of 10 tokens at a time; set a lower") as caught:
         read(fresh(), tmp_path)
     assert "\n" not in str(caught.value)
@@ -127,7 +127,7 @@ def test_other_weights_and_other_tokens_have_files_of_their_own(
         next(lm.model.parameters())[7, 3] += 0.5
     found.append(read(lm, tmp_path))
     found.append(read(lm, tmp_path, UNITS[:-1]))
-    changed = [[Encoded(one.ids, [False, False, False, False, True]) for one in UNITS[0]], *UNITS[1:]]
+    changed = [[TokenizedExample(one.ids, [False, False, False, False, True]) for one in UNITS[0]], *UNITS[1:]]
     found.append(read(lm, tmp_path, changed))
     assert len(files(tmp_path)) == 4
     assert not torch.equal(found[0], found[1])
@@ -154,7 +154,7 @@ def test_an_adapter_is_switched_off(
 ) -> None:
     (tmp_path / "plain").mkdir()
     plain = read(fresh(), tmp_path / "plain")
-    lm = adapt(fresh(), LoraConfig(rank=4))
+    lm = add_adapter(fresh(), LoraConfig(rank=4))
     with torch.no_grad():
         for name, weight in lm.model.named_parameters():
             if "lora_" in name:

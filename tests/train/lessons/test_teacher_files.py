@@ -12,7 +12,7 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
-from posttrain.train.lessons import teacher as module
+from posttrain.train.objectives import teacher as module
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_memory_runs_out(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     (kept,) = tmp_path.glob("teacher-*")
     ids, values = (np.load(kept / name) for name in ("ids.npy", "log_probabilities.npy"))
     kept.rename(tmp_path / "before")
-    most, planted, read_layers = 0, 0, module.read_layers
+    most, planted, read_layers = 0, 0, module.predicting_states_of_layers
 
     def short(lm: LanguageModel, packed: Packed, layers: list[int]) -> Any:
         nonlocal most, planted
@@ -50,7 +50,7 @@ def test_memory_runs_out(school: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
         most = max(most, packed.sequences)
         return read_layers(lm, packed, layers)
 
-    monkeypatch.setattr(module, "read_layers", short)
+    monkeypatch.setattr(module, "predicting_states_of_layers", short)
     again = school("distill", {"distill": {"top_k": 4}})
     assert planted
     assert most == 2
@@ -68,7 +68,7 @@ def test_it_is_asked_once_and_then_gone(school: Any, monkeypatch: pytest.MonkeyP
     gc.collect()
     assert sum(type(one) is LlamaForCausalLM for one in gc.get_objects()) == before + 1, "the student alone"
     expected = first.loss([list(range(8))])
-    monkeypatch.setattr(module, "load", lambda *_: pytest.fail("it was loaded again"))
+    monkeypatch.setattr(module, "load_language_model", lambda *_: pytest.fail("it was loaded again"))
     assert school("distill", moved=False).loss([list(range(8))]) == expected
     (kept,) = tmp_path.glob("teacher-*")
     (kept / "what.json").unlink()  # as when it was killed before the end

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from posttrain.models.packing import pack, packs
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.train import loader
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons import reference
+from posttrain.train.data import loader
+from posttrain.train.objectives import reference
 from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.stage import train
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from posttrain.train.config import TrainConfig
-from posttrain.train.lessons.make import Given, lesson_for
-from posttrain.train.lessons.units import UnitView, changed, read_to_end, split
-from posttrain.train.tokens.token_set import TokenSet, counted, longest
-from posttrain.train.tokens.tokenise import tokenise
+from posttrain.train.data.token_set import TokenSet, count_longest, longest_lengths
+from posttrain.train.data.tokenise import tokenise
+from posttrain.train.data.units import UnitView, map_sequences, read_to_last_token, split_units
+from posttrain.train.objectives.build import ObjectiveInputs, build_objective
 
 
 @pytest.fixture
@@ -28,19 +28,19 @@ def test_the_units_of_a_lesson(
     pairs: TokenSet, fresh: Callable[..., Any], objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig.model_validate({"objective": objective, "batch_size": 4})
-    units = lesson_for(Given(pairs, config, fresh())).units
-    expected = counted(list(units))
+    units = build_objective(ObjectiveInputs(pairs, config, fresh())).units
+    expected = count_longest(list(units))
     monkeypatch.setattr(TokenSet, "__getitem__", refuse)
-    assert longest(units).tolist() == expected.tolist()
+    assert longest_lengths(units).tolist() == expected.tolist()
 
 
 def test_units_that_are_changed_are_counted_once(pairs: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    units = changed(split(pairs), lambda sequence: read_to_end(sequence.ids, None))
-    assert longest(units).tolist() == (pairs.sequence_lengths + 1).tolist()
+    units = map_sequences(split_units(pairs), lambda sequence: read_to_last_token(sequence.ids, None))
+    assert longest_lengths(units).tolist() == (pairs.sequence_lengths + 1).tolist()
     monkeypatch.setattr(TokenSet, "__getitem__", refuse)
-    assert longest(units).max() == pairs.longest.max() + 1
+    assert longest_lengths(units).max() == pairs.longest.max() + 1
 
 
 def test_units_without_a_token_set() -> None:
-    view = UnitView(2, lambda place: [read_to_end([1] * (place + 1), None)], np.array([2, 3]))
-    assert longest(view).tolist() == longest(list(view)).tolist() == [2, 3]
+    view = UnitView(2, lambda place: [read_to_last_token([1] * (place + 1), None)], np.array([2, 3]))
+    assert longest_lengths(view).tolist() == longest_lengths(list(view)).tolist() == [2, 3]

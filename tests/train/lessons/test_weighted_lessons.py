@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.models.packing import pack
-from posttrain.train.order import Order, StageConfig
-from posttrain.train.world import World
+from posttrain.train.data.batch_sampler import BatchSampler
+from posttrain.train.data.config import PhaseConfig
+from posttrain.train.data.rank_partition import RankPartition
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("sft", {}),
@@ -67,8 +68,8 @@ def test_the_shares_of_several_processes_add_up(school: Any, processes: int) -> 
     taken = school("sft")
     taken.lesson.weights = torch.tensor(TIMES, dtype=torch.float64) / 1.25
     loss, gradients, _ = taken.gradients([ALL])
-    order = Order(8, 8, 3, [StageConfig(epochs=1)])
-    ranks = World(order, np.array([len(unit[0].ids) for unit in taken.lesson.units]), processes).ranks(0)
+    order = BatchSampler(8, 8, 3, [PhaseConfig(epochs=1)])
+    ranks = RankPartition(order, np.array([len(unit[0].ids) for unit in taken.lesson.units]), processes).ranks(0)
     shares = [[row for row, rank in zip(order.rows(0), ranks, strict=True) if rank == one] for one in range(processes)]
     whole = sum(taken.lesson.begin(taken.lm, [share]) for share in shares)
     assert whole == pytest.approx(taken.lesson.begin(taken.lm, [ALL]), rel=1e-12)

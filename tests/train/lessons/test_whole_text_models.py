@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from posttrain.models.classifier import load_classifier, output_names, outputs
-from posttrain.models.language_model import save
-from posttrain.models.packing import pack
-from posttrain.models.reading import read
+from posttrain.models.classifier import class_logits, load_classifier, output_names
+from posttrain.models.language_model import save_language_model
+from posttrain.models.packing import pack, predicting_states
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 
@@ -21,7 +20,7 @@ TASK = TaskConfig()
 @torch.no_grad()
 def said(taken: Any) -> torch.Tensor:
     """What the trainer's model says of each sequence."""
-    return outputs(taken.lm, read(taken.lm, pack(list(taken.lesson.units))))
+    return class_logits(taken.lm, predicting_states(taken.lm, pack(list(taken.lesson.units))))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def test_the_saved_model_gives_the_trainers_outputs(
 ) -> None:
     taken = school(objective)
     expected = said(taken)
-    save(taken.lm, tmp_path / "out", "float32")
+    save_language_model(taken.lm, tmp_path / "out", "float32")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", num_labels=len(names)).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert list(model.config.id2label.values()) == names
@@ -54,14 +53,14 @@ def test_a_padding_token_that_ends_answers_is_passed_over(school: Any, tmp_path:
         for sequence in unit:
             assert sequence.ids[-2] != taken.lm.tokenizer.eos_token_id
     with torch.no_grad():
-        found = outputs(taken.lm, read(taken.lm, pack(list(lesson.units))))
+        found = class_logits(taken.lm, predicting_states(taken.lm, pack(list(lesson.units))))
         taken.lm.model.set_attn_implementation("eager")
         ids = [*lesson.units[0][0].ids[:-1], taken.lm.tokenizer.eos_token_id]
         torch.testing.assert_close(taken.lm.model(input_ids=torch.tensor([ids])).logits, found[:1])
 
 
 def test_mistakes_are_one_clear_line(school: Any, tiny_model: Path, tmp_path: Path) -> None:
-    save(school("classification").lm, tmp_path / "classes")
+    save_language_model(school("classification").lm, tmp_path / "classes")
     with pytest.raises(UserError, match="has the outputs card, refund, top up, and reward are wanted"):
         load_classifier(tmp_path / "classes", TASK, "float32", ["reward"])
     config = json.loads((tmp_path / "classes" / "config.json").read_text())

@@ -8,21 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from posttrain.models.chat import Encoded
-from posttrain.models.fused import fused
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.fused import fuse_layers
 from posttrain.models.head import token_log_probabilities
 from posttrain.models.language_model import DTYPES, LanguageModel
-from posttrain.models.packing import Packed, pack
-from posttrain.models.reading import packing, read
+from posttrain.models.packing import Packed, pack, packed_attention, predicting_states
 from posttrain.train.config import LoraConfig, TrainConfig
-from posttrain.train.lora import adapt
+from posttrain.train.lora import add_adapter
 
 
 def packed_row(lengths: Sequence[int], vocabulary: int, supervised: int = 10) -> Packed:
     """Sequences that share no beginning, the last ``supervised`` tokens of each learned."""
     units = [
         [
-            Encoded(
+            TokenizedExample(
                 [(at * 7 + number * 31) % (vocabulary - 1) for at in range(length)],
                 [at >= length - supervised for at in range(length)],
             )
@@ -62,7 +61,7 @@ def model(fresh: Callable[..., LanguageModel]) -> Callable[..., LanguageModel]:
             made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(common | settings)))
             lm = LanguageModel(made.to(DTYPES[config.dtype]), tiny.tokenizer, tiny.task)
             if config.method == "lora":
-                lm = adapt(lm, config.lora)
+                lm = add_adapter(lm, config.lora)
         lm.model.train()
         return lm
 
@@ -94,15 +93,15 @@ def kept_bytes() -> Callable[..., int]:
     def measure(
         lm: LanguageModel, packed: Packed, config: TrainConfig, condition: AbstractContextManager[Any] | None = None
     ) -> int:
-        with fused(lm), packing(lm, 500) as packs, counted(lm) as kept:
+        with fuse_layers(lm), packed_attention(lm, 500) as packs, counted(lm) as kept:
             assert packs
             kept.clear()
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "autocast"):
                 if condition is None:
-                    token_log_probabilities(lm, read(lm, packed), packed.targets)
+                    token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
                 else:
                     with condition:
-                        token_log_probabilities(lm, read(lm, packed), packed.targets)
+                        token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
             return sum(kept.values())
 
     return measure

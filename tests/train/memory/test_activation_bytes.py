@@ -7,14 +7,14 @@ import pytest
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
-from posttrain.models.shape import shape
+from posttrain.models.shape import model_shape
 from posttrain.train.config import TrainConfig
 from posttrain.train.memory.activations import layer_costs
-from posttrain.train.memory.batch import MicroBatch, largest
-from posttrain.train.memory.estimate import estimate
-from posttrain.train.memory.weights import Blueprint
-from posttrain.train.noise import conditions
-from posttrain.train.noise.config import NoiseConfig
+from posttrain.train.memory.estimate import estimate_memory
+from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
+from posttrain.train.memory.weights import ModelSpec
+from posttrain.train.regularization import dropout
+from posttrain.train.regularization.config import NoiseConfig
 
 LENGTHS = (60, 58, 33, 31)
 
@@ -33,10 +33,10 @@ def test_a_layer_to_the_byte(
     packed = row(LENGTHS, 300)
     batch = MicroBatch.of(packed)
     two, three = (model(kind, trained, layers, **settings) for layers in (2, 3))
-    costs = layer_costs(Blueprint.of_model(two.model), trained, batch)
+    costs = layer_costs(ModelSpec.of_model(two.model), trained, batch)
     weights = 0
     if trained.precision == "autocast":  # copies in bfloat16, of which the estimate counts all layers' together
-        per_layer = [w for w in Blueprint.of_model(three.model).weights if w.depth == 2 and len(w.shape) == 2]
+        per_layer = [w for w in ModelSpec.of_model(three.model).weights if w.depth == 2 and len(w.shape) == 2]
         weights = sum(2 * weight.count for weight in per_layer)
     measured = kept_bytes(three, packed, trained) - kept_bytes(two, packed, trained)
     assert measured == costs.whole.kept + weights
@@ -45,7 +45,7 @@ def test_a_layer_to_the_byte(
 def test_a_whole_model(trained: TrainConfig, model: Model, row: Row, kept_bytes: Kept) -> None:
     packed = row(LENGTHS, 300)
     lm = model("llama", trained, 4)
-    found = estimate(Blueprint.of_model(lm.model), trained, MicroBatch.of(packed))
+    found = estimate_memory(ModelSpec.of_model(lm.model), trained, MicroBatch.of(packed))
     # The masks of the first layer's dropout are not kept, as its input needs no gradient.
     assert found.activations == pytest.approx(
         kept_bytes(lm, packed, trained), rel=0.04 if trained.lora.dropout else 0.01
@@ -66,8 +66,8 @@ def test_attention_and_noise(
     config = TrainConfig.read({"noise": noise}, "train")
     packed = row(lengths, 300)
     lm = model("llama", config, 4)
-    found = estimate(Blueprint.of_model(lm.model), config, MicroBatch.of(packed))
-    with conditions.noise(lm, config.noise):
+    found = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
+    with dropout.apply_noise(lm, config.noise):
         assert found.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.02)
 
 
@@ -76,9 +76,9 @@ def test_perturbed_embeddings(method: Any, model: Model, row: Row) -> None:
     """The perturbations are kept in float32, and with them what leads back to them."""
     plain = TrainConfig(method=method)
     attacked = plain.model_copy(update={"noise": NoiseConfig.read({"adversarial": {"method": "fgm"}}, "noise")})
-    blueprint = Blueprint.of_model(model("llama", plain, 4).model)
+    blueprint = ModelSpec.of_model(model("llama", plain, 4).model)
     batch = MicroBatch.of(row(LENGTHS, 300))
-    more, less = (estimate(blueprint, config, batch).activations for config in (attacked, plain))
+    more, less = (estimate_memory(blueprint, config, batch).activations for config in (attacked, plain))
     first_norm = batch.tokens * (4 * 64 + 4) if method == "lora" else 0
     assert more == less + batch.tokens * 4 * 64 + first_norm
 
@@ -88,24 +88,24 @@ def test_other_families_are_near(model: Model, row: Row, kept_bytes: Kept) -> No
     packed = row(LENGTHS, 300)
     settings = {"n_embd": 64, "n_layer": 4, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     lm = model("gpt2", config, 4, activation_function="gelu", **settings)
-    assert not shape(lm.model).gated
-    found = estimate(Blueprint.of_model(lm.model), config, MicroBatch.of(packed))
+    assert not model_shape(lm.model).gated
+    found = estimate_memory(ModelSpec.of_model(lm.model), config, MicroBatch.of(packed))
     assert found.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.1)
 
 
 def test_what_sequences_share_is_counted(model: Model, kept_bytes: Kept) -> None:
-    from posttrain.models.chat import Encoded
+    from posttrain.models.chat import TokenizedExample
     from posttrain.models.packing import pack
 
     config = TrainConfig()
-    sequences = [Encoded([5] * 40 + [9 + at] * (8 + at), [False] * 40 + [True] * (8 + at)) for at in range(12)]
+    sequences = [TokenizedExample([5] * 40 + [9 + at] * (8 + at), [False] * 40 + [True] * (8 + at)) for at in range(12)]
     packed = pack([[sequence] for sequence in sequences])
     batch = MicroBatch.of(packed)
     assert batch.tokens < sum(len(one.ids) for one in sequences) / 3
     assert batch.queries > batch.tokens  # sequences side by side are padded
     assert batch.keys >= 12 * 39  # each has a copy of what is shared, but for the last token, which each reads itself
     lm = model("llama", config, 4)
-    found = estimate(Blueprint.of_model(lm.model), config, batch)
+    found = estimate_memory(ModelSpec.of_model(lm.model), config, batch)
     assert found.activations == pytest.approx(kept_bytes(lm, packed, config), rel=0.05)
 
 
@@ -123,4 +123,4 @@ def test_a_full_micro_batch_is_the_largest(row: Row) -> None:
     whole = {"scores": 2 * 39 * 39, "longest": 39}
     assert real == MicroBatch(tokens=78, supervised=20, pairs=2 * 39 * 40 // 2, queries=78, keys=78, **whole)
     both = [MicroBatch(1, 5, 1, 1, 0, 2, 9), MicroBatch(4, 2, 3, 4, 7, 5, 8)]
-    assert largest(both) == MicroBatch(4, 5, 3, 4, 7, 5, 9)
+    assert elementwise_max(both) == MicroBatch(4, 5, 3, 4, 7, 5, 9)

@@ -9,47 +9,52 @@ from hypothesis import strategies as some
 from pydantic import ValidationError
 
 from posttrain.store.errors import UserError
-from posttrain.train.config import TrainConfig
-from posttrain.train.memory.activations import Cost, LayerCosts
-from posttrain.train.memory.choice import NOTHING, Way, choose, chosen_ways, ways
-from posttrain.train.memory.config import RecomputeConfig
+from posttrain.train.config import RecomputeConfig, TrainConfig
+from posttrain.train.memory.activations import ActivationCost, LayerCosts
+from posttrain.train.memory.recompute import (
+    KEEP_ALL,
+    RecomputePolicy,
+    choose_policies,
+    layer_policies,
+    recompute_policies,
+)
 
 COSTS = LayerCosts(
-    norms=Cost(30, 10, 4.0),
-    attention=Cost(50, 10, 100.0),
-    feed_forward=Cost(80, 10, 150.0),
-    activation=Cost(80, 50, 6.0),
-    whole=Cost(160, 10, 300.0),
+    norms=ActivationCost(30, 10, 4.0),
+    attention=ActivationCost(50, 10, 100.0),
+    feed_forward=ActivationCost(80, 10, 150.0),
+    activation=ActivationCost(80, 50, 6.0),
+    whole=ActivationCost(160, 10, 300.0),
 )
 
 
-def best(every: list[Way], layers: int, needed: int) -> float:
+def best(every: list[RecomputePolicy], layers: int, needed: int) -> float:
     """The fewest FLOPs of all combinations that save enough."""
     found = combinations_with_replacement(every, layers)
     return min(sum(w.flops for w in ones) for ones in found if sum(w.saved for w in ones) >= needed)
 
 
 def test_the_ways_of_a_layer() -> None:
-    every = ways(COSTS)
-    assert every[0] == NOTHING
+    every = recompute_policies(COSTS)
+    assert every[0] == KEEP_ALL
     assert len(every) == 2 * 2 * 3 + 1
-    assert Way(frozenset({"norms", "activation"}), 50, 10.0) in every
-    assert every[-1] == Way(frozenset({"layer"}), 150, 300.0)
+    assert RecomputePolicy(frozenset({"norms", "activation"}), 50, 10.0) in every
+    assert every[-1] == RecomputePolicy(frozenset({"layer"}), 150, 300.0)
 
 
 def test_what_saves_most_for_least_comes_first() -> None:
-    every = ways(COSTS)
-    assert choose(every, 3, 0) == [NOTHING] * 3
-    assert [set(way.parts) for way in choose(every, 3, 45)] == [{"norms", "activation"}, set(), set()]
+    every = recompute_policies(COSTS)
+    assert choose_policies(every, 3, 0) == [KEEP_ALL] * 3
+    assert [set(way.parts) for way in choose_policies(every, 3, 45)] == [{"norms", "activation"}, set(), set()]
     # Of the last layer as little as is enough.
-    assert [set(way.parts) for way in choose(every, 3, 65)] == [{"norms", "activation"}, {"norms"}, set()]
-    assert sum(way.saved for way in choose(every, 3, 10_000)) == 3 * 150
+    assert [set(way.parts) for way in choose_policies(every, 3, 65)] == [{"norms", "activation"}, {"norms"}, set()]
+    assert sum(way.saved for way in choose_policies(every, 3, 10_000)) == 3 * 150
 
 
 @pytest.mark.parametrize("needed", range(0, 451, 25))
 def test_near_the_best_of_all(needed: int) -> None:
-    every = ways(COSTS)
-    found = choose(every, 3, needed)
+    every = recompute_policies(COSTS)
+    found = choose_policies(every, 3, needed)
     assert sum(way.saved for way in found) >= needed
     # A greedy choice does at most one layer's way too much.
     assert sum(way.flops for way in found) <= best(every, 3, needed) + max(way.flops for way in every)
@@ -61,9 +66,9 @@ def test_near_the_best_of_all(needed: int) -> None:
     some.integers(0, 200),
 )
 def test_any_ways(pairs: list[tuple[int, float]], layers: int, needed: int) -> None:
-    every = [NOTHING, *(Way(frozenset({str(at)}), *pair) for at, pair in enumerate(pairs))]
+    every = [KEEP_ALL, *(RecomputePolicy(frozenset({str(at)}), *pair) for at, pair in enumerate(pairs))]
     needed = min(needed, layers * max(way.saved for way in every))
-    found = choose(every, layers, needed)
+    found = choose_policies(every, layers, needed)
     assert len(found) == layers
     assert sum(way.saved for way in found) >= needed
     flops = sum(way.flops for way in found)
@@ -89,10 +94,10 @@ def test_the_config() -> None:
 
 
 def test_what_the_config_asks_for() -> None:
-    def chosen(**settings: str) -> list[Way]:
-        return chosen_ways(TrainConfig.read({"recompute": settings}, "x"), COSTS, 4)
+    def chosen(**settings: str) -> list[RecomputePolicy]:
+        return layer_policies(TrainConfig.read({"recompute": settings}, "x"), COSTS, 4)
 
-    assert chosen(mode="none") == [NOTHING] * 4
+    assert chosen(mode="none") == [KEEP_ALL] * 4
     assert [way.parts for way in chosen(mode="full")] == [{"layer"}] * 4
     assert sum(way.saved for way in chosen(mode="selective", budget="50%")) >= 320
     assert sum(way.saved for way in chosen(mode="selective", budget="100%")) == 0

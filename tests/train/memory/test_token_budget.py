@@ -7,18 +7,18 @@ from transformers import LlamaConfig
 
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.memory.batch import MicroBatch
-from posttrain.train.memory.budget import choose_budget, fits
-from posttrain.train.memory.estimate import estimate
-from posttrain.train.memory.weights import Blueprint
-from posttrain.train.optimizers.config import OptimizerConfig
+from posttrain.train.memory.estimate import estimate_memory
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.token_budget import choose_budget, fits
+from posttrain.train.memory.weights import ModelSpec
+from posttrain.train.optim.config import OptimizerConfig
 
 GIB = 2**30
 CONFIG = TrainConfig(checkpoint=CheckpointConfig(every_seconds=None))
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Blueprint:
+def smollm2() -> ModelSpec:
     """The shape of SmolLM2-135M."""
     config = LlamaConfig(
         vocab_size=49152,
@@ -29,11 +29,11 @@ def smollm2() -> Blueprint:
         num_key_value_heads=3,
         tie_word_embeddings=True,
     )
-    return Blueprint.of(config, CONFIG)
+    return ModelSpec.of(config, CONFIG)
 
 
-def test_parts_add_up(smollm2: Blueprint) -> None:
-    found = estimate(smollm2, CONFIG, MicroBatch.full(4096, CONFIG), process=GIB)
+def test_parts_add_up(smollm2: ModelSpec) -> None:
+    found = estimate_memory(smollm2, CONFIG, MicroBatch.full(4096, CONFIG), process=GIB)
     count = 134_515_008
     assert (found.parameters, found.masters, found.gradients) == (2 * count, 4 * count, 4 * count)
     assert (found.optimizer, found.snapshot, found.averages) == (8 * count, 0, 0)
@@ -47,11 +47,11 @@ def test_parts_add_up(smollm2: Blueprint) -> None:
     assert found.recomputed == 0
 
 
-def test_what_makes_it_smaller(smollm2: Blueprint) -> None:
+def test_what_makes_it_smaller(smollm2: ModelSpec) -> None:
     batch = MicroBatch.full(4096, CONFIG)
 
     def total(**changes: object) -> int:
-        return estimate(smollm2, CONFIG.model_copy(update=changes), batch).total
+        return estimate_memory(smollm2, CONFIG.model_copy(update=changes), batch).total
 
     full, half, none = (
         TrainConfig.read({"recompute": mode}, "x").recompute
@@ -63,33 +63,33 @@ def test_what_makes_it_smaller(smollm2: Blueprint) -> None:
     averaged = CONFIG.ema.model_copy(update={"decay": 0.99})
     assert total(ema=averaged) == total() + 4 * smollm2.count()
     for smaller in (replace(batch, tokens=2048), replace(batch, supervised=1), replace(batch, queries=1)):
-        assert estimate(smollm2, CONFIG, smaller).total < estimate(smollm2, CONFIG, batch).total
+        assert estimate_memory(smollm2, CONFIG, smaller).total < estimate_memory(smollm2, CONFIG, batch).total
 
 
-def test_recomputing_all_keeps_a_layer_and_the_layers_inputs(smollm2: Blueprint) -> None:
+def test_recomputing_all_keeps_a_layer_and_the_layers_inputs(smollm2: ModelSpec) -> None:
     config = TrainConfig.read({"recompute": "full", "checkpoint": {"every_seconds": None}}, "x")
     batch = MicroBatch.full(4096, config)
-    plain, again = estimate(smollm2, CONFIG, batch), estimate(smollm2, config, batch)
+    plain, again = estimate_memory(smollm2, CONFIG, batch), estimate_memory(smollm2, config, batch)
     assert again.activations < plain.activations / 9
     assert again.recomputed > 0
     assert again.working["backward"] >= plain.activations / 30
 
 
-def test_an_accelerator(smollm2: Blueprint) -> None:
+def test_an_accelerator(smollm2: ModelSpec) -> None:
     config = TrainConfig()
     batch = MicroBatch.full(4096, config)
-    here, there = (estimate(smollm2, config, batch, device=device, process=GIB) for device in ("cpu", "cuda"))
+    here, there = (estimate_memory(smollm2, config, batch, device=device, process=GIB) for device in ("cpu", "cuda"))
     assert here.host == 0
     assert there.host == GIB + here.snapshot
     assert (there.process, there.snapshot) == (0, 0)
     moved = config.model_copy(update={"optimizer": OptimizerConfig(offload=True)})
-    offloaded = estimate(smollm2, moved, batch, device="cuda", process=GIB)
+    offloaded = estimate_memory(smollm2, moved, batch, device="cuda", process=GIB)
     assert offloaded.static == offloaded.parameters
     assert offloaded.host == there.host + (8 + 8 + 2) * smollm2.count()
-    assert estimate(smollm2, moved, batch, process=GIB) == here  # there is nowhere to move it
+    assert estimate_memory(smollm2, moved, batch, process=GIB) == here  # there is nowhere to move it
 
 
-def test_the_largest_budget_that_fits(smollm2: Blueprint) -> None:
+def test_the_largest_budget_that_fits(smollm2: ModelSpec) -> None:
     chosen = {room: choose_budget(smollm2, CONFIG, room * GIB) for room in (1, 4, 5, 6, 60)}
     assert not chosen[1].fits
     assert all(chosen[room].fits for room in (4, 5, 6, 60))
@@ -99,13 +99,13 @@ def test_the_largest_budget_that_fits(smollm2: Blueprint) -> None:
     assert all(tokens & (tokens - 1) == 0 for tokens in budgets)
     for room, found in chosen.items():
         if found.tokens < 4096 and found.fits:
-            twice = estimate(smollm2, CONFIG, MicroBatch.full(2 * found.tokens, CONFIG))
+            twice = estimate_memory(smollm2, CONFIG, MicroBatch.full(2 * found.tokens, CONFIG))
             assert not fits(twice, room * GIB)
     assert choose_budget(smollm2, CONFIG, None).tokens == 4096
     assert choose_budget(smollm2, CONFIG, None, device="cuda").tokens == 32768
 
 
-def test_the_longest_sequence_sets_the_least(smollm2: Blueprint) -> None:
+def test_the_longest_sequence_sets_the_least(smollm2: ModelSpec) -> None:
     config = CONFIG.model_copy(update={"max_length": 8192})
     short, long = (choose_budget(smollm2, config, 4 * GIB, longest) for longest in (128, 8192))
     assert short.fits

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.classification import classification, label_weights
 from posttrain.train.objectives.config import ClassificationConfig
-from posttrain.train.objectives.loss import means
+from posttrain.train.objectives.loss import mean_metrics
 
 Array = np.ndarray
 batches = st.tuples(st.integers(1, 6), st.integers(2, 5)).flatmap(
@@ -39,7 +39,7 @@ def test_against_the_definition(drawn: tuple[Array, Array, Array], smoothing: fl
     expected = -(weights * aim * log_softmax(logits, axis=1)).sum()
     assert found.sum.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert found.count == pytest.approx(weights[targets].sum())
-    assert means(found.metrics)["accuracy"] == pytest.approx((logits.argmax(1) == targets).mean())
+    assert mean_metrics(found.metrics)["accuracy"] == pytest.approx((logits.argmax(1) == targets).mean())
 
 
 @given(batches)
@@ -60,7 +60,7 @@ def test_an_example() -> None:
     logits = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
     found = classification(logits, torch.tensor([0, 1]), ClassificationConfig())
     assert found.sum.item() == pytest.approx(math.log(4 / 3) + math.log(2))
-    assert means(found.metrics) == {"accuracy": 0.5}
+    assert mean_metrics(found.metrics) == {"accuracy": 0.5}
 
 
 def test_weights_by_label() -> None:

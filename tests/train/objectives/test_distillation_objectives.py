@@ -15,7 +15,7 @@ from scipy.stats import entropy
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.config import DistillationConfig
 from posttrain.train.objectives.distillation import TopTokens, distill, top_tokens
-from posttrain.train.objectives.loss import means
+from posttrain.train.objectives.loss import mean_metrics
 
 Array = np.ndarray
 logit_pairs = st.tuples(st.integers(1, 4), st.integers(2, 9)).flatmap(
@@ -83,7 +83,7 @@ def test_there_is_nothing_to_learn_from_oneself(divergence: str, top_k: int | No
     assert found.sum.item() == pytest.approx(0, abs=1e-9)
     assert student.grad is not None
     assert student.grad.abs().max().item() == pytest.approx(0, abs=1e-9)
-    assert top_k or means(found.metrics)["agreement"] == 1  # of equally probable tokens any may be kept
+    assert top_k or mean_metrics(found.metrics)["agreement"] == 1  # of equally probable tokens any may be kept
 
 
 @given(logit_pairs, st.floats(0, 1), st.integers(0, 2**32 - 1))
@@ -96,7 +96,7 @@ def test_soft_and_hard_targets(logits: Array, weight: float, seed: int) -> None:
     soft = rel_entr(softmax(teacher / 2, axis=1), softmax(student / 2, axis=1)).sum()
     hard = -log_softmax(student, axis=1)[np.arange(rows), targets].sum()
     assert found.sum.item() == pytest.approx((1 - weight) * 4 * soft + weight * hard, rel=1e-6, abs=1e-9)
-    assert means(found.metrics)["divergence"] == pytest.approx(soft / rows, rel=1e-6, abs=1e-9)
+    assert mean_metrics(found.metrics)["divergence"] == pytest.approx(soft / rows, rel=1e-6, abs=1e-9)
 
 
 @each_divergence
@@ -175,4 +175,4 @@ def test_a_rest_below_float32_pulls_at_nothing(divergence: str) -> None:
 def test_the_most_probable_kept_token_may_lie_anywhere() -> None:
     kept = TopTokens(torch.tensor([[0, 2]]), torch.tensor([[0.2, 0.7]]).log())
     found = distill(torch.tensor([[0.0, 0.0, 1.0]]), kept, DistillationConfig())
-    assert means(found.metrics)["agreement"] == 1
+    assert mean_metrics(found.metrics)["agreement"] == 1

@@ -10,15 +10,15 @@ from scipy.special import expit
 
 from posttrain.train.objectives.config import KtoConfig
 from posttrain.train.objectives.kto import kl_estimate, kto
-from posttrain.train.objectives.loss import means
-from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.objectives.loss import mean_metrics
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 Array = np.ndarray
 
 
-def sequences(sums: Array | list[float]) -> Sequences:
+def sequences(sums: Array | list[float]) -> SequenceLogProbs:
     values = torch.as_tensor(sums)
-    return Sequences(values, torch.ones(len(values), dtype=torch.long))
+    return SequenceLogProbs(values, torch.ones(len(values), dtype=torch.long))
 
 
 @given(
@@ -64,7 +64,7 @@ def test_an_example() -> None:
         "rewards/rejected": 1,
         "logps/rejected": 1,
     }
-    assert means(found.metrics) == pytest.approx(
+    assert mean_metrics(found.metrics) == pytest.approx(
         {
             "kl": 1,
             "rewards/chosen": 0.05,
@@ -81,12 +81,12 @@ def test_answers_of_one_kind(good: bool) -> None:
     config = KtoConfig()
     found = kto(sequences([-3.0]), sequences([-3.0]), torch.tensor([good]), torch.tensor(0.0), config)
     assert found.sum.item() == pytest.approx(0.5)
-    assert ("rewards/rejected" in means(found.metrics)) is not good
+    assert ("rewards/rejected" in mean_metrics(found.metrics)) is not good
 
 
 def test_the_estimate_is_a_clamped_mean_without_graph() -> None:
     learned = torch.tensor([-1.0, -2.0, -6.0], requires_grad=True)
-    policy = Sequences(learned, torch.ones(3, dtype=torch.long))
+    policy = SequenceLogProbs(learned, torch.ones(3, dtype=torch.long))
     estimate = kl_estimate(policy, sequences([-4.0, -4, -4]))
     assert estimate.item() == pytest.approx(1)
     assert not estimate.requires_grad
@@ -97,7 +97,7 @@ def test_the_estimate_is_a_clamped_mean_without_graph() -> None:
 def test_the_estimate_teaches_nothing() -> None:
     kl = torch.tensor(0.5, requires_grad=True)
     learned = torch.tensor([-1.0], requires_grad=True)
-    policy = Sequences(learned, torch.ones(1, dtype=torch.long))
+    policy = SequenceLogProbs(learned, torch.ones(1, dtype=torch.long))
     kto(policy, sequences([-2.0]), torch.tensor([True]), kl, KtoConfig()).sum.backward()
     assert kl.grad is None
     slope = expit(0.05) * expit(-0.05)

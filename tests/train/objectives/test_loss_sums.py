@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from posttrain.train.objectives.loss import Loss, means, merged, precise
-from posttrain.train.objectives.sequences import Sequences, log_ratios
+from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics, to_float32
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs, log_ratios
 
 
 def metric(total: float, count: float) -> tuple[torch.Tensor, float]:
@@ -10,24 +10,24 @@ def metric(total: float, count: float) -> tuple[torch.Tensor, float]:
 
 
 def test_metrics_of_two_losses() -> None:
-    together = merged([{"a": metric(3, 2), "b": metric(1, 1)}, {"a": metric(5, 6), "c": metric(7, 1)}])
+    together = merge_metrics([{"a": metric(3, 2), "b": metric(1, 1)}, {"a": metric(5, 6), "c": metric(7, 1)}])
     assert {name: (value.item(), count) for name, (value, count) in together.items()} == {
         "a": (8, 8),
         "b": (1, 1),
         "c": (7, 1),
     }
-    assert means(together) == {"a": 1, "b": 1, "c": 7}
+    assert mean_metrics(together) == {"a": 1, "b": 1, "c": 7}
 
 
 def test_what_was_not_counted_has_no_mean() -> None:
-    assert means({"a": metric(0, 0), "b": metric(4, 2)}) == {"b": 2}
+    assert mean_metrics({"a": metric(0, 0), "b": metric(4, 2)}) == {"b": 2}
 
 
 def test_margin_of_rows_that_are_no_pairs() -> None:
     rewards = {"rewards/chosen": metric(6, 2), "rewards/rejected": metric(3, 3)}
-    assert means(rewards)["rewards/margins"] == 2
-    assert "rewards/margins" not in means({**rewards, "rewards/rejected": metric(0, 0)})
-    assert means({**rewards, "rewards/margins": metric(5, 1)})["rewards/margins"] == 5
+    assert mean_metrics(rewards)["rewards/margins"] == 2
+    assert "rewards/margins" not in mean_metrics({**rewards, "rewards/rejected": metric(0, 0)})
+    assert mean_metrics({**rewards, "rewards/margins": metric(5, 1)})["rewards/margins"] == 5
 
 
 def test_a_weighted_second_loss() -> None:
@@ -39,16 +39,16 @@ def test_a_weighted_second_loss() -> None:
 
 
 def test_precision() -> None:
-    assert precise(torch.zeros(1, dtype=torch.bfloat16)).dtype == torch.float32
-    assert precise(torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+    assert to_float32(torch.zeros(1, dtype=torch.bfloat16)).dtype == torch.float32
+    assert to_float32(torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_sequences() -> None:
-    one = Sequences(torch.tensor([-4.0, 0.0, -3.0]), torch.tensor([2, 0, 3]))
+    one = SequenceLogProbs(torch.tensor([-4.0, 0.0, -3.0]), torch.tensor([2, 0, 3]))
     assert one.means.tolist() == [-2, 0, -1]
     assert one[1:].sums.tolist() == [0, -3]
     assert one[torch.tensor([2, 0])].counts.tolist() == [3, 2]
-    joined = Sequences.join([one[:1], one[1:]])
+    joined = SequenceLogProbs.join([one[:1], one[1:]])
     assert (joined.sums.tolist(), joined.counts.tolist()) == (one.sums.tolist(), one.counts.tolist())
     assert len(joined) == 3
 
@@ -56,10 +56,13 @@ def test_sequences() -> None:
 @pytest.mark.parametrize(("sums", "counts"), [((2,), (3,)), ((1, 2), (1, 2)), ((), ())])
 def test_sequences_that_are_no_vectors(sums: tuple[int, ...], counts: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="vectors"):
-        Sequences(torch.zeros(sums), torch.zeros(counts, dtype=torch.long))
+        SequenceLogProbs(torch.zeros(sums), torch.zeros(counts, dtype=torch.long))
 
 
 def test_a_lone_reference_is_not_broadcast() -> None:
-    many, one = Sequences(torch.zeros(3), torch.ones(3).long()), Sequences(torch.zeros(1), torch.ones(1).long())
+    many, one = (
+        SequenceLogProbs(torch.zeros(3), torch.ones(3).long()),
+        SequenceLogProbs(torch.zeros(1), torch.ones(1).long()),
+    )
     with pytest.raises(ValueError, match="3 sequences do not go with 1"):
         log_ratios(many, one)

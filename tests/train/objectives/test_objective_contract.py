@@ -16,9 +16,9 @@ from posttrain.store.section import Section
 from posttrain.train.objectives import config as settings
 from posttrain.train.objectives.distillation import top_tokens
 from posttrain.train.objectives.functions import FUNCTIONS
-from posttrain.train.objectives.loss import Loss, merged
+from posttrain.train.objectives.loss import Loss, merge_metrics
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 Rows = Mapping[str, Tensor]
 Make = Callable[..., dict[str, Tensor]]
@@ -37,8 +37,8 @@ class Case:
         return self.call(FUNCTIONS[self.name], rows, self.config)
 
 
-def sequences(rows: Rows, name: str) -> Sequences:
-    return Sequences(rows[name], rows[f"{name}_counts"])
+def sequences(rows: Rows, name: str) -> SequenceLogProbs:
+    return SequenceLogProbs(rows[name], rows[f"{name}_counts"])
 
 
 def with_reference(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
@@ -50,7 +50,7 @@ def reference_free(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
 
 
 def orpo_with_prompts(f: Callable[..., Loss], rows: Rows, config: Section) -> Loss:
-    texts = Sequences(rows["chosen"] * 1.5, rows["chosen_counts"] + 3)
+    texts = SequenceLogProbs(rows["chosen"] * 1.5, rows["chosen_counts"] + 3)
     chosen, rejected = sequences(rows, "chosen"), sequences(rows, "rejected")
     return f(chosen, rejected, config, likelihood=texts, tokens_per_pair=6.5)
 
@@ -137,7 +137,7 @@ def test_parts_of_a_batch_add_up_to_it(case: Case, make: Make, seed: int, n: int
     parts = [case.loss(part(rows, slice(0, middle))), case.loss(part(rows, slice(middle, None)))]
     assert sum(one.sum.item() for one in parts) == pytest.approx(whole.sum.item(), rel=1e-9, abs=1e-12)
     assert sum(one.count for one in parts) == pytest.approx(whole.count)
-    together = merged(one.metrics for one in parts)
+    together = merge_metrics(one.metrics for one in parts)
     assert together.keys() == whole.metrics.keys()
     for name, (value, count) in whole.metrics.items():
         assert together[name][0].item() == pytest.approx(value.item(), rel=1e-9, abs=1e-12), name

@@ -8,7 +8,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.objectives import config as settings
 from posttrain.train.objectives.functions import FUNCTIONS
-from posttrain.train.objectives.registry import OBJECTIVES, objective
+from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
 
 
 def test_every_name_has_a_function() -> None:
@@ -17,7 +17,7 @@ def test_every_name_has_a_function() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_descriptions_agree_with_themselves(name: str) -> None:
-    found = objective(name)
+    found = objective_spec(name)
     assert found is OBJECTIVES[name]
     assert not found.mismatched or found.reference
     assert not found.reference or found.shape in ("pair", "labelled")
@@ -33,7 +33,7 @@ def test_what_needs_a_reference(name: str) -> None:
 
 def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
     with pytest.raises(UserError) as caught:
-        objective("dop")
+        objective_spec("dop")
     assert str(caught.value) == "train.objective: no objective `dop`; did you mean `dpo`?"
 
 

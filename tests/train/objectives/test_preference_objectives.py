@@ -13,9 +13,9 @@ from scipy.special import log_expit
 
 from posttrain.store.section import Section
 from posttrain.train.objectives.config import CdpoConfig, DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
-from posttrain.train.objectives.loss import Loss, means
-from posttrain.train.objectives.preference import dpo, hinge, ipo, robust_dpo
-from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.objectives.dpo import dpo, hinge, ipo, robust_dpo
+from posttrain.train.objectives.loss import Loss, mean_metrics
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 Array = np.ndarray
 # Four rows of log-probabilities (chosen, rejected and the reference's of both) and two of token counts.
@@ -28,7 +28,9 @@ quadruples = st.integers(1, 6).flatmap(
 
 def loss(function: Callable[..., Loss], logps: Array, counts: Array, config: Section) -> Loss:
     lengths = torch.from_numpy(np.concatenate([counts, counts]))
-    return function(*(Sequences(torch.from_numpy(row), n) for row, n in zip(logps, lengths, strict=True)), config)
+    return function(
+        *(SequenceLogProbs(torch.from_numpy(row), n) for row, n in zip(logps, lengths, strict=True)), config
+    )
 
 
 def difference(logps: Array) -> Array:
@@ -104,7 +106,7 @@ def test_metrics_of_an_example() -> None:
     logps = np.array([[-10.0, -5, -3], [-20.0, -4, -3], [-12.0, -5, -3], [-19.0, -6, -3]])
     found = loss(dpo, logps, np.ones((2, 3), np.int64), DpoConfig())
     assert {name: count for name, (_, count) in found.metrics.items()} == dict.fromkeys(found.metrics, 3)
-    assert means(found.metrics) == pytest.approx(
+    assert mean_metrics(found.metrics) == pytest.approx(
         {
             "rewards/chosen": 0.1 * (2 + 0 + 0) / 3,
             "rewards/rejected": 0.1 * (-1 + 2 + 0) / 3,
@@ -163,15 +165,15 @@ def test_a_pair_that_is_its_own_reverse() -> None:
     logps = torch.tensor([-7.0, -7, -6, -6]).unbind()
     chosen, rejected = (value[None].requires_grad_() for value in logps[:2])
     count = torch.tensor([3])
-    reference = [Sequences(value[None], count) for value in logps[2:]]
-    found = dpo(Sequences(chosen, count), Sequences(rejected, count), *reference, DpoConfig())
+    reference = [SequenceLogProbs(value[None], count) for value in logps[2:]]
+    found = dpo(SequenceLogProbs(chosen, count), SequenceLogProbs(rejected, count), *reference, DpoConfig())
     found.sum.backward()
     assert found.sum.item() == pytest.approx(math.log(2))
     assert chosen.grad is not None
     assert chosen.grad.item() == pytest.approx(-0.05)
     assert rejected.grad is not None
     assert rejected.grad.item() == pytest.approx(0.05)
-    assert means(found.metrics)["rewards/accuracies"] == 0
+    assert mean_metrics(found.metrics)["rewards/accuracies"] == 0
 
 
 @pytest.mark.parametrize("chosen", [-1e6, 1e6])
@@ -181,6 +183,6 @@ def test_certainty_overflows_nothing(chosen: float) -> None:
 
 
 def test_sides_of_different_lengths_are_no_pairs() -> None:
-    two, three = (Sequences(torch.zeros(n), torch.ones(n).long()) for n in (2, 3))
+    two, three = (SequenceLogProbs(torch.zeros(n), torch.ones(n).long()) for n in (2, 3))
     with pytest.raises(ValueError, match="do not go with"):
         dpo(two, three, two, three, DpoConfig())

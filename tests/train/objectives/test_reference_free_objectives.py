@@ -11,9 +11,9 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import log_expit, logit
 
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
-from posttrain.train.objectives.loss import means
+from posttrain.train.objectives.loss import mean_metrics
 from posttrain.train.objectives.reference_free import cpo, orpo, simpo
-from posttrain.train.objectives.sequences import Sequences
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 Array = np.ndarray
 # Rows: log-probability a token of the chosen and the rejected answers, and of the prompts; then token counts.
@@ -25,21 +25,21 @@ drawn_pairs = st.integers(1, 6).flatmap(
 )
 
 
-def sequences(means: Array, counts: Array) -> Sequences:
-    return Sequences(torch.from_numpy(means * counts), torch.from_numpy(counts))
+def sequences(means: Array, counts: Array) -> SequenceLogProbs:
+    return SequenceLogProbs(torch.from_numpy(means * counts), torch.from_numpy(counts))
 
 
 @given(drawn_pairs, st.floats(0, 2))
 def test_orpo_against_the_papers_formula(drawn: tuple[Array, Array], beta: float) -> None:
     logps, counts = drawn
-    texts = Sequences(torch.from_numpy((logps * counts)[[0, 2]].sum(0)), torch.from_numpy(counts[[0, 2]].sum(0)))
+    texts = SequenceLogProbs(torch.from_numpy((logps * counts)[[0, 2]].sum(0)), torch.from_numpy(counts[[0, 2]].sum(0)))
     chosen, rejected = sequences(logps[0], counts[0]), sequences(logps[1], counts[1])
     found = orpo(chosen, rejected, OrpoConfig(beta=beta), likelihood=texts)
     # TRL: one mean over all tokens of the chosen texts, and one over the pairs.
     nll = -(logps * counts)[[0, 2]].sum() / counts[[0, 2]].sum()
     ratio = log_expit(logit(np.exp(logps[0])) - logit(np.exp(logps[1]))).mean()
     assert found.sum.item() / found.count == pytest.approx(nll - beta * ratio, rel=1e-8)
-    assert means(found.metrics)["nll"] == pytest.approx(nll)
+    assert mean_metrics(found.metrics)["nll"] == pytest.approx(nll)
 
 
 @given(drawn_pairs, st.floats(0.05, 3), st.floats(0, 2), st.floats(0, 0.5), st.sampled_from([0.0, 0.7]))
@@ -69,10 +69,12 @@ def test_cpo_against_the_papers_formula(
     assert found.sum.item() / found.count == pytest.approx(preferred.mean() + nll_weight * nll, rel=1e-9)
 
 
-def pair(chosen: float, rejected: float, chosen_count: int = 2, rejected_count: int = 4) -> tuple[Sequences, Sequences]:
+def pair(
+    chosen: float, rejected: float, chosen_count: int = 2, rejected_count: int = 4
+) -> tuple[SequenceLogProbs, SequenceLogProbs]:
     """One pair from log-probabilities of whole answers, in float32."""
     return tuple(  # type: ignore[return-value]
-        Sequences(torch.tensor([value], requires_grad=True), torch.tensor([count]))
+        SequenceLogProbs(torch.tensor([value], requires_grad=True), torch.tensor([count]))
         for value, count in ((chosen, chosen_count), (rejected, rejected_count))
     )
 
@@ -82,7 +84,7 @@ def test_examples() -> None:
     chosen, rejected = pair(2 * math.log(0.5), 4 * math.log(0.25))
     found = orpo(chosen, rejected, OrpoConfig())
     assert found.sum.item() == pytest.approx(math.log(2) + 0.1 * math.log(1 + 1 / 3))
-    assert means(found.metrics) == pytest.approx(
+    assert mean_metrics(found.metrics) == pytest.approx(
         {
             "rewards/chosen": 0.1 * math.log(0.5),
             "rewards/rejected": 0.1 * math.log(0.25),
@@ -97,17 +99,17 @@ def test_examples() -> None:
     logits = 2 * math.log(2) - 1
     found = simpo(chosen, rejected, SimpoConfig(beta=2, gamma=1))
     assert found.sum.item() == pytest.approx(math.log(1 + math.exp(-logits)))
-    assert means(found.metrics)["logps/rejected"] == pytest.approx(math.log(0.25))
+    assert mean_metrics(found.metrics)["logps/rejected"] == pytest.approx(math.log(0.25))
     assert "nll" not in found.metrics
     logits = 0.1 * (2 * math.log(0.5) - 4 * math.log(0.25))
     found = cpo(chosen, rejected, CpoConfig())
     assert found.sum.item() == pytest.approx(math.log(1 + math.exp(-logits)) + math.log(2))
-    assert means(found.metrics)["logps/rejected"] == pytest.approx(4 * math.log(0.25))
+    assert mean_metrics(found.metrics)["logps/rejected"] == pytest.approx(4 * math.log(0.25))
 
 
 def test_likelihood_is_a_mean_over_the_steps_tokens() -> None:
     # Two pairs of 1 and 9 chosen tokens: 5 a pair. Their parts add up to the token mean, not a mean of means.
-    both = Sequences(torch.tensor([-4.0, -9.0]), torch.tensor([1, 9]))
+    both = SequenceLogProbs(torch.tensor([-4.0, -9.0]), torch.tensor([1, 9]))
     config = CpoConfig(beta=1e-9)
     parts = [cpo(both[rows], both[rows], config, tokens_per_pair=5.0) for rows in (slice(0, 1), slice(1, 2))]
     expected = math.log(2) + 13 / 10
@@ -141,12 +143,12 @@ def test_odds_of_certain_and_impossible_answers_stay_finite(chosen: float, rejec
 def test_log_odds_keep_their_digits_in_float32(logp: float) -> None:
     found = orpo(*pair(logp, math.log(0.5), 1, 1), OrpoConfig())
     exact = np.float64(np.float32(logp))
-    assert means(found.metrics)["log_odds"] == pytest.approx(exact - np.log(-np.expm1(exact)), rel=1e-5)
+    assert mean_metrics(found.metrics)["log_odds"] == pytest.approx(exact - np.log(-np.expm1(exact)), rel=1e-5)
 
 
 def test_a_likelihood_of_other_texts_is_refused() -> None:
     chosen, rejected = pair(-1.0, -2.0)
     with pytest.raises(ValueError, match="2 texts do not go with 1 pairs"):
-        orpo(chosen, rejected, OrpoConfig(), likelihood=Sequences.join([chosen, rejected]))
+        orpo(chosen, rejected, OrpoConfig(), likelihood=SequenceLogProbs.join([chosen, rejected]))
     with pytest.raises(ValueError, match="do not go with"):
-        simpo(chosen, Sequences.join([chosen, rejected]), SimpoConfig())
+        simpo(chosen, SequenceLogProbs.join([chosen, rejected]), SimpoConfig())

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import log_expit
 
 from posttrain.train.objectives.config import RewardConfig
-from posttrain.train.objectives.loss import means
+from posttrain.train.objectives.loss import mean_metrics
 from posttrain.train.objectives.reward import reward
 
 three_rows = st.integers(1, 6).flatmap(lambda n: arrays(np.float64, (3, n), elements=st.floats(-50, 50)))
@@ -40,7 +40,7 @@ def test_an_example() -> None:
     chosen, rejected = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 1.0])
     found = reward(chosen, rejected, RewardConfig(centring=0.1), margin=torch.tensor([0.5, 0.0]))
     assert found.sum.item() == pytest.approx(math.log(1 + math.exp(-0.5)) + math.log(2) + 0.1 * (9 + 4))
-    assert means(found.metrics) == {
+    assert mean_metrics(found.metrics) == {
         "rewards/chosen": 1.5,
         "rewards/rejected": 1.0,
         "rewards/margins": 0.5,

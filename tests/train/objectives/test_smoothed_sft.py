@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as functional
 
 from posttrain.train.objectives.config import SftConfig
-from posttrain.train.objectives.sequences import Sequences
-from posttrain.train.objectives.supervised import sft
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
+from posttrain.train.objectives.sft import sft
 
 COUNTS = torch.tensor([3, 0, 2])
 
 
-def example() -> tuple[torch.Tensor, torch.Tensor, Sequences, torch.Tensor]:
+def example() -> tuple[torch.Tensor, torch.Tensor, SequenceLogProbs, torch.Tensor]:
     """Logits [5, 11], targets, and the same as sequences of 3, 0 and 2 tokens."""
     logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     targets = torch.tensor([0, 10, 4, 4, 7])
@@ -19,7 +19,7 @@ def example() -> tuple[torch.Tensor, torch.Tensor, Sequences, torch.Tensor]:
     owner = torch.tensor([0, 0, 0, 2, 2])
     sums = torch.zeros(3, dtype=torch.float64).index_add(0, owner, every.gather(-1, targets[:, None])[:, 0])
     means = torch.zeros(3, dtype=torch.float64).index_add(0, owner, every.mean(-1))
-    return logits, targets, Sequences(sums, COUNTS), means
+    return logits, targets, SequenceLogProbs(sums, COUNTS), means
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.75])

@@ -11,20 +11,19 @@ from playwright.sync_api import Browser
 
 from posttrain.web.charts import (
     CurvePoint,
-    Node,
+    LineageNode,
     bars,
+    format_seconds,
     funnel,
     heat_map,
-    line_chart,
+    learning_curve_chart,
     lineage,
-    seconds,
     stacked_bars,
 )
 from posttrain.web.charts.svg import ticks
-from posttrain.web.figures import learning_curve_svg
-from posttrain.web.report import render
+from posttrain.web.formatting import metric_text, points_text
+from posttrain.web.report import learning_curve_svg, render_report
 from posttrain.web.report_data import Interval, Report
-from posttrain.web.wording import metric_text, points_text
 
 Shapes = Callable[[str, str, str], list[ElementTree.Element]]
 Words = Callable[[str], list[str]]
@@ -53,7 +52,7 @@ def test_the_curve_marks_decisions_and_the_champion_moves_only_when_deployed(sha
         CurvePoint("round 3", "", 0.85, (0.8,), "refuse"),
         CurvePoint("round 4", "", 0.3, (0.1,), "rollback"),
     ]
-    svg = line_chart(points, "accuracy")
+    svg = learning_curve_chart(points, "accuracy")
     marks = (("rect", "baseline", 1), ("circle", "deploy", 1), ("path", "refuse", 2), ("path", "rollback", 1))
     for tag, class_, count in marks:
         assert len(shapes(svg, tag, class_)) == count + 1, class_  # and once in the legend
@@ -76,7 +75,7 @@ def test_the_champions_line_moves_between_rounds_too_and_is_open_where_nothing_i
         CurvePoint("round 3", "", 0.5, (), "refuse"),
         CurvePoint("round 4", "", 0.9, (0.9,), "deploy"),
     ]
-    (step,) = shapes(line_chart(points, "accuracy"), "path", "champion")
+    (step,) = shapes(learning_curve_chart(points, "accuracy"), "path", "champion")
     pieces = re.findall(r"([ML])([\d.]+) ([\d.]+)H([\d.]+)", step.attrib["d"])
     assert [pen for pen, *_ in pieces] == ["M", "L", "L", "L", "M"]
     starts, heights, ends = ([float(piece[at]) for piece in pieces] for at in (1, 2, 3))
@@ -108,17 +107,19 @@ def test_a_gain_is_told_in_its_own_unit_and_drawn_over_its_own_metric_alone(
     curve = learning_curve_svg(changed)
     assert f"deployed, gain in {shown}" in curve
     assert len(shapes(curve, "line", "error")) == (3 if drawn else 0)
-    page = render(changed)
+    page = render_report(changed)
     assert page.count(f"gain in {shown}") == 3, "at both widths of the curve, and in the list of decisions"
     assert ("90% paired bootstrap interval" in page) is drawn
     assert "95% interval" not in page
 
 
 def test_the_curve_takes_a_single_round_and_equal_values(words: Words) -> None:
-    svg = line_chart([CurvePoint("round 0", "", 3.0, (3.0,), "baseline")], "perplexity", percent=False, width=340)
+    svg = learning_curve_chart(
+        [CurvePoint("round 0", "", 3.0, (3.0,), "baseline")], "perplexity", percent=False, width=340
+    )
     assert "3" in words(svg)
     assert "nan" not in svg
-    assert line_chart([], "nothing") == ""
+    assert learning_curve_chart([], "nothing") == ""
 
 
 def test_a_funnel_loses_what_is_rejected_and_ends_in_what_is_kept(shapes: Shapes, words: Words) -> None:
@@ -155,9 +156,9 @@ def test_a_heat_map_holds_every_count_and_darkens_with_it(shapes: Shapes, words:
 
 def test_lineage_puts_parents_left_of_their_children(shapes: Shapes) -> None:
     nodes = [
-        Node("m", "round 1", "model", True),
-        Node("d", "train@v1", "dataset"),
-        Node("f", "f.csv", "file"),
+        LineageNode("m", "round 1", "model", True),
+        LineageNode("d", "train@v1", "dataset"),
+        LineageNode("f", "f.csv", "file"),
     ]
     svg = lineage(nodes, [("f", "d"), ("d", "m")], "lineage")
     places = {kind: shapes(svg, "rect", f"node {kind}")[0] for kind in ("file", "dataset", "model marked")}
@@ -168,7 +169,7 @@ def test_lineage_puts_parents_left_of_their_children(shapes: Shapes) -> None:
     with pytest.raises(ValueError, match="no node"):
         lineage(nodes, [("f", "gone")], "lineage")
     with pytest.raises(ValueError, match="no known kind"):
-        lineage([Node("x", "x", "planet")], [], "lineage")
+        lineage([LineageNode("x", "x", "planet")], [], "lineage")
 
 
 def test_the_curve_is_a_picture_of_its_own(report: Report, browser: Browser, tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_ticks_are_round_and_enclose(low: float, high: float, marks: list[float]
     ],
 )
 def test_durations_are_written_as_people_say_them(value: float, words: str) -> None:
-    assert seconds(value) == words
+    assert format_seconds(value) == words
 
 
 def test_metrics_are_written_in_their_units() -> None:
@@ -219,8 +220,10 @@ def test_the_random_loop_is_a_line_of_its_own(shapes: Shapes) -> None:
         CurvePoint(f"round {number}", "", value, (value,), "deploy", beside=beside)
         for number, (value, beside) in enumerate([(0.2, 0.2), (0.6, 0.4), (0.8, None)])
     ]
-    svg = line_chart(points, "accuracy")
+    svg = learning_curve_chart(points, "accuracy")
     (line,) = shapes(svg, "path", "beside")
     assert line.get("d", "").count("L") == 1, "two rounds, as the third has none yet"
     assert "round 1, drawn at random: 40.0%" in svg
-    assert "drawn at random" not in line_chart([CurvePoint("round 0", "", 0.2, (0.2,), "baseline")], "accuracy")
+    assert "drawn at random" not in learning_curve_chart(
+        [CurvePoint("round 0", "", 0.2, (0.2,), "baseline")], "accuracy"
+    )

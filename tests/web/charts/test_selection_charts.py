@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from posttrain.web.charts import Expectation, Layer, bars, expectations, histogram, scatter
+from posttrain.web.charts import Expectation, ScatterLayer, bars, expectations, histogram, scatter
 
 Shapes = Callable[[str, str, str], list[ElementTree.Element]]
 Words = Callable[[str], list[str]]
@@ -22,9 +22,9 @@ def test_a_scatter_keeps_distances_in_both_directions_and_tells_what_its_points_
 ) -> None:
     square = np.array([[0, 0], [4, 0], [4, 2], [0, 2]])
     layers = [
-        Layer("pool", square, "pool", "dot"),
-        Layer("chosen: a & b", np.array([[2.0, 1.0], [4.0, 2.0]]), "chosen series-0", "diamond", ["1, <first>"]),
-        Layer("none", np.zeros((0, 2)), "labelled", "cross"),
+        ScatterLayer("pool", square, "pool", "dot"),
+        ScatterLayer("chosen: a & b", np.array([[2.0, 1.0], [4.0, 2.0]]), "chosen series-0", "diamond", ["1, <first>"]),
+        ScatterLayer("none", np.zeros((0, 2)), "labelled", "cross"),
     ]
     svg = scatter(layers, "map")
     pool, _ = shapes(svg, "path", "pool")  # and once in the legend
@@ -42,10 +42,10 @@ def test_a_scatter_keeps_distances_in_both_directions_and_tells_what_its_points_
 
 def test_a_scatter_of_one_point_or_of_points_that_are_all_one_is_in_the_middle(shapes: Shapes) -> None:
     for count in (1, 3):
-        svg = scatter([Layer("pool", np.full((count, 2), 7.0), "pool", "dot")], "map", width=340)
+        svg = scatter([ScatterLayer("pool", np.full((count, 2), 7.0), "pool", "dot")], "map", width=340)
         path = shapes(svg, "path", "pool")[0].attrib["d"]
         assert _starts(path) == [(170, 170)] * count
-    assert scatter([Layer("pool", np.zeros((0, 2)), "pool", "dot")], "map") == ""
+    assert scatter([ScatterLayer("pool", np.zeros((0, 2)), "pool", "dot")], "map") == ""
 
 
 def test_the_part_of_a_histogram_stands_before_the_whole(shapes: Shapes, words: Words) -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from posttrain.web.charts import Mark, Style, curve, strips
-from posttrain.web.charts.thin import smooth, thin, window_of
+from posttrain.web.charts import Annotation, CurveStyle, curve, strips
+from posttrain.web.charts.curve import downsample, smooth, smoothing_window
 
 SVG = "{http://www.w3.org/2000/svg}"
 Shapes = Callable[[str, str, str], list[ElementTree.Element]]
 Words = Callable[[str], list[str]]
-PLAIN = Style(lambda value: f"{value:.4g}")
+PLAIN = CurveStyle(lambda value: f"{value:.4g}")
 values_of = some.lists(
     some.one_of(some.just(float("nan")), some.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=400
 )
@@ -28,7 +28,7 @@ def points(path: str) -> list[tuple[float, float]]:
 @given(values_of, some.integers(1, 60))
 def test_thinning_keeps_every_spike_and_the_order(values: list[float], buckets: int) -> None:
     steps, held = np.arange(len(values), dtype=np.float64), np.array(values)
-    thin_steps, thin_values = thin(steps, held, buckets)
+    thin_steps, thin_values = downsample(steps, held, buckets)
     assert len(thin_values) <= 2 * buckets
     assert list(thin_steps) == sorted(set(thin_steps))
     assert np.array_equal(thin_values, held[thin_steps.astype(int)], equal_nan=True)
@@ -53,8 +53,8 @@ def test_a_mean_is_a_mean_of_what_is_around(values: list[float], half: int) -> N
 def test_smoothing_leaves_a_straight_line_as_it_is() -> None:
     line = np.linspace(3.0, -2.0, 101)
     assert smooth(line, 21) == pytest.approx(line)
-    assert window_of(29) == 1
-    assert window_of(3000) == 101
+    assert smoothing_window(29) == 1
+    assert smoothing_window(3000) == 101
 
 
 def test_a_curve_rises_where_its_values_do(shapes: Shapes) -> None:
@@ -75,7 +75,7 @@ def test_noisy_steps_get_a_mean_and_single_steps_a_dot(shapes: Shapes) -> None:
     steps = np.arange(200, dtype=np.float64)
     noisy = curve(steps, np.random.default_rng(0).random(200), "loss", PLAIN)
     assert len(shapes(noisy, "path", "step-line")) == len(shapes(noisy, "path", "mean-line")) == 1
-    smooth_one = curve(steps, steps, "learning rate", Style(str, mean=False))
+    smooth_one = curve(steps, steps, "learning rate", CurveStyle(str, mean=False))
     assert not shapes(smooth_one, "path", "step-line")
     (dot,) = shapes(curve(np.array([7.0]), np.array([2.5]), "loss", PLAIN), "path", "mean-line")
     assert dot.attrib["d"].endswith("h0")
@@ -114,7 +114,12 @@ def test_a_constant_has_an_axis(shapes: Shapes, words: Words, value: float) -> N
 
 def test_decisions_are_marked_at_their_steps(shapes: Shapes, words: Words) -> None:
     steps = np.arange(101, dtype=np.float64)
-    marks = [Mark(50, 1, "too large: left out"), Mark(50, 2, "again"), Mark(75, 3, "<b>"), Mark(999, 4, "elsewhere")]
+    marks = [
+        Annotation(50, 1, "too large: left out"),
+        Annotation(50, 2, "again"),
+        Annotation(75, 3, "<b>"),
+        Annotation(999, 4, "elsewhere"),
+    ]
     svg = curve(steps, steps, "loss", PLAIN, marks=marks)
     lines = shapes(svg, "line", "mark-line")
     (path,) = shapes(svg, "path", "step-line")

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.quality_report import Drift, Profile, drift, profile
-from posttrain.data.records.normalise import identify
+from posttrain.data.records.identity import assign_ids
+from posttrain.data.records.outcome import Rejection, reject_rows
 from posttrain.data.records.schema import FACT, RECORD, records
-from posttrain.data.steps.step import Rejection, part
-from posttrain.web.data_report import render_data, write_data_report
+from posttrain.data.report import Drift, Profile, build_profile, measure_drift
+from posttrain.web.dataset_report import render_dataset_report, write_dataset_report
 
 SCRIPT = "<script>alert(1)</script>"
 SECTIONS = [
@@ -46,10 +46,10 @@ def _version(seed: int, weight: int) -> Profile:
         }
         for number in range(600)
     ]
-    table = identify(records(rows))
+    table = assign_ids(records(rows))
     why = {row: Rejection("near duplicate", f"like {SCRIPT}", 0.9, cluster=SCRIPT, kept=SCRIPT) for row in range(20)}
     why |= {row: Rejection("word count", f"{row} words, must be at least 30", float(row)) for row in range(20, 28)}
-    kept, rejected, *_ = part(table, "gopher_and_others", why)
+    kept, rejected, *_ = reject_rows(table, "gopher_and_others", why)
     ids = kept["id"].to_pylist()
 
     def facts(step: str, name: str, values: list[Any]) -> pa.Table:
@@ -70,18 +70,18 @@ def _version(seed: int, weight: int) -> Profile:
         facts("pii", "pii_email", [float(rng.random() < 0.1) for _ in ids]),
     ]
     sides = rng.choices(["train", "test"], [9, 1], k=len(ids))
-    return profile([kept], [sides], [rejected], facts=measured)
+    return build_profile([kept], [sides], [rejected], facts=measured)
 
 
 @pytest.fixture(scope="module")
 def versions() -> tuple[Profile, Drift]:
     old, new = _version(1, 1), _version(2, 30)
-    return new, drift(old, new, permutations=99)
+    return new, measure_drift(old, new, permutations=99)
 
 
 @pytest.fixture
 def opened(open_in_view: Callable[[Path], Any], versions: tuple[Profile, Drift], tmp_path: Path) -> Any:
-    write_data_report(tmp_path / "page.html", *versions, heading=f"support v1.1.0 {SCRIPT}", since="v1.0.0")
+    write_dataset_report(tmp_path / "page.html", *versions, heading=f"support v1.1.0 {SCRIPT}", since="v1.0.0")
     return open_in_view(tmp_path / "page.html")
 
 
@@ -109,13 +109,13 @@ def test_the_page_says_what_was_measured(opened: Any, versions: tuple[Profile, D
 
 
 def test_a_bare_version_has_a_page_too(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    write_data_report(tmp_path / "page.html", profile([]))
+    write_dataset_report(tmp_path / "page.html", build_profile([]))
     opened = open_page(tmp_path / "page.html")
     assert opened.complaints == []
     assert opened.page.locator(".empty").count() == 9
     assert opened.page.locator("#drift").count() == 0
-    nothing = drift(profile([]), profile([]))
-    assert "nothing to compare" in render_data(profile([]), nothing)
+    nothing = measure_drift(build_profile([]), build_profile([]))
+    assert "nothing to compare" in render_dataset_report(build_profile([]), nothing)
 
 
 def test_the_page_does_not_grow_with_the_set(versions: tuple[Profile, Drift]) -> None:
@@ -123,7 +123,7 @@ def test_the_page_does_not_grow_with_the_set(versions: tuple[Profile, Drift]) ->
     many = {f"source {number}": 5 for number in range(100_000)}
     labels = dataclasses.replace(new.balances["all"], counts={f"label {number}": 1 for number in range(1000)})
     large = dataclasses.replace(new, sources=many, balances={"all": labels})
-    page = render_data(large, changed)
+    page = render_dataset_report(large, changed)
     assert len(page) < 400_000
     assert "99,980 others" in page
 
@@ -131,6 +131,6 @@ def test_the_page_does_not_grow_with_the_set(versions: tuple[Profile, Drift]) ->
 def test_what_reading_left_out_came_in_once(versions: tuple[Profile, Drift]) -> None:
     counts = [("read", "in", 700), ("read", "empty", 100), ("length", "too short", 28), ("kept", "kept", 572)]
     rows = tuple({"set": "records", "step": step, "reason": reason, "count": count} for step, reason, count in counts)
-    page = render_data(dataclasses.replace(versions[0], funnel=rows))
+    page = render_dataset_report(dataclasses.replace(versions[0], funnel=rows))
     assert "of 700 that came in" in page
     assert "read: empty: 100 records, 14.3% of what came in" in page

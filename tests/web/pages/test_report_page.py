@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.web.charts import Node
-from posttrain.web.report import render, write
+from posttrain.web.charts import LineageNode
+from posttrain.web.report import render_report, write_report
 from posttrain.web.report_data import Report
-from posttrain.web.selection_data import PoolMap, Selection
+from posttrain.web.selection import PoolMap, Selection
 
 SECTIONS = [
     "learning-curve",
@@ -30,7 +30,7 @@ SECTIONS = [
 
 @pytest.fixture
 def opened(open_in_view: Callable[[Path], Any], report: Report, tmp_path: Path) -> Any:
-    write(report, tmp_path / "report.html")
+    write_report(report, tmp_path / "report.html")
     return open_in_view(tmp_path / "report.html")
 
 
@@ -117,15 +117,15 @@ def test_a_long_history_of_large_batches_makes_no_huge_page(report: Report) -> N
         plane = PoolMap(places, 100 * rng.random((1500, 2)), 100 * rng.random((1000, 2)))
         return dataclasses.replace(one, round=number, records=500, chosen=tuple(chosen), map=plane)
 
-    few = render(dataclasses.replace(report, selections=()))
-    page = render(dataclasses.replace(report, selections=tuple(map(selection, range(1, 31)))))
+    few = render_report(dataclasses.replace(report, selections=()))
+    page = render_report(dataclasses.replace(report, selections=tuple(map(selection, range(1, 31)))))
     assert len(page) - len(few) < 3_500_000
     assert "The batches of the 10 earliest rounds are not drawn." in page
     assert "The first 80 of 500 records" in page
 
 
 def test_an_empty_workspace_has_a_page_too(bare_report: Report, open_page: Callable[..., Any], tmp_path: Path) -> None:
-    write(bare_report, tmp_path / "report.html")
+    write_report(bare_report, tmp_path / "report.html")
     page = open_page(tmp_path / "report.html").page
     assert page.locator("section .empty").count() == len(SECTIONS)
     assert page.locator("svg").count() == 0
@@ -133,7 +133,7 @@ def test_an_empty_workspace_has_a_page_too(bare_report: Report, open_page: Calla
 
 def test_what_users_write_stays_text(report: Report) -> None:
     evil = '<script>alert("x")</script>'
-    page = render(
+    page = render_report(
         dataclasses.replace(
             report,
             title=evil,
@@ -152,7 +152,7 @@ def test_what_users_write_stays_text(report: Report) -> None:
                     missing=(evil,),
                 ),
             ),
-            lineage_nodes=(Node(evil, evil, "file"),),
+            lineage_nodes=(LineageNode(evil, evil, "file"),),
             lineage_edges=(),
         )
     )
@@ -160,7 +160,7 @@ def test_what_users_write_stays_text(report: Report) -> None:
 
 
 def test_the_same_report_gives_the_same_page(report: Report) -> None:
-    assert render(report) == render(report)
+    assert render_report(report) == render_report(report)
 
 
 def test_writing_is_whole_or_not_at_all(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_writing_is_whole_or_not_at_all(report: Report, tmp_path: Path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         with pytest.raises(UserError, match=r"report\.html: no space left on device; free some space"):
-            write(report, path)
+            write_report(report, path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
-    write(report, path)
+    write_report(report, path)
     assert path.read_text().startswith("<!doctype html>")

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.train.watch.findings import Decision, Finding
-from posttrain.web.gather_training import training, training_of_folder
+from posttrain.train.monitor.decisions import Decision, Finding
 from posttrain.web.report import render_training, write_training
-from posttrain.web.training_data import Training
+from posttrain.web.training import Training, read_training_folder, training_from_steps
 
 MakeLines = Callable[..., list[dict[str, Any]]]
 
@@ -39,7 +38,7 @@ def folder(tmp_path: Path, training_lines: MakeLines) -> Path:
 
 
 def test_a_training_is_read_from_its_folder(folder: Path) -> None:
-    found = training_of_folder(folder)
+    found = read_training_folder(folder)
     assert found.name == "support <b>"
     assert list(found.steps) == list(range(200))
     assert math.isnan(found.values["loss"][150])
@@ -63,7 +62,7 @@ def test_a_training_that_still_runs_has_a_page_too(folder: Path) -> None:
     (work / "notes.json").write_text(json.dumps({"steps": [], "decisions": [ROLLED_BACK.to_json()]}))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 200, "lo')
-    found = training_of_folder(folder)
+    found = read_training_folder(folder)
     assert len(found.steps) == 200
     assert [one.kind for one in found.decisions] == ["explosion", "divergence"]
     assert "posttrain" in render_training(found)
@@ -71,7 +70,7 @@ def test_a_training_that_still_runs_has_a_page_too(folder: Path) -> None:
 
 def test_what_older_versions_wrote_has_a_page_too() -> None:
     old = [{"step": step, "loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "tokens": 5} for step in range(3)]
-    page = render_training(training("old", old))
+    page = render_training(training_from_steps("old", old))
     assert "loss by step" in page
     assert "nan" not in re.sub("<style>.*</style>", "", page, flags=re.DOTALL)
 
@@ -81,21 +80,21 @@ def test_a_folder_without_a_training(tmp_path: Path, content: str | None, says: 
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(UserError, match=says):
-        training_of_folder(tmp_path)
+        read_training_folder(tmp_path)
 
 
 def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_lines: MakeLines) -> None:
     one = training_lines(1000, groups=30)
     steps = np.arange(100_000, dtype=np.float64)
     rng = np.random.default_rng(1)
-    short = training("long", one)
+    short = training_from_steps("long", one)
     long = dataclasses.replace(
         short,
         steps=steps,
         values={name: np.resize(values, 100_000) + 1e-9 * rng.random(100_000) for name, values in short.values.items()},
         groups={name: np.exp(rng.standard_normal(100_000)) for name in short.groups},
         objective={name: rng.random(100_000) for name in short.objective},
-        decisions=tuple(training("", [], [SKIPPED.to_json()]).decisions) * 5000,
+        decisions=tuple(training_from_steps("", [], [SKIPPED.to_json()]).decisions) * 5000,
     )
     page = render_training(long)
     assert len(page) < 1_000_000
@@ -104,7 +103,7 @@ def test_a_page_of_a_hundred_thousand_steps_stays_under_a_megabyte(training_line
 
 @pytest.fixture
 def opened(open_in_view: Callable[[Path], Any], folder: Path, tmp_path: Path) -> Any:
-    write_training(training_of_folder(folder), tmp_path / "page.html")
+    write_training(read_training_folder(folder), tmp_path / "page.html")
     return open_in_view(tmp_path / "page.html")
 
 
@@ -159,14 +158,14 @@ def test_the_curves_can_be_read_as_tables_by_keyboard(opened: Any) -> None:
 
 
 def test_what_users_write_stays_text(folder: Path) -> None:
-    page = render_training(training_of_folder(folder), "<script>alert(1)</script>")
+    page = render_training(read_training_folder(folder), "<script>alert(1)</script>")
     assert "<script" not in page
     assert "support <b>" not in page
     assert "<i>pairs" not in page
 
 
 def test_a_training_of_one_step(open_page: Callable[..., Any], tmp_path: Path, training_lines: MakeLines) -> None:
-    one: Training = training("short", training_lines(1, metrics=False))
+    one: Training = training_from_steps("short", training_lines(1, metrics=False))
     write_training(one, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html").page
     assert page.locator("#curves svg:visible").count() == 8

@@ -4,46 +4,48 @@ from typing import ClassVar
 
 import typer
 
-from posttrain.cli.verbs import Verb, VerbGroup
+from posttrain.cli.verbs import LazyGroup, LazyVerb
 
 
-class _Verbs(VerbGroup):
+class _Verbs(LazyGroup):
     verbs: ClassVar = {
-        "check": Verb(
-            "posttrain.cli.data.check",
+        "check": LazyVerb(
+            "posttrain.cli.data.add",
             "Every problem of the files, with file and line; leaves with 2 if `data add` would refuse one for it.",
         ),
-        "add": Verb(
+        "add": LazyVerb(
             "posttrain.cli.data.add",
             "With --name: run the pipeline and name the version. Without: copy files into the loop's pool.",
         ),
-        "list": Verb("posttrain.cli.data.versions", "All dataset versions."),
-        "log": Verb(
+        "list": LazyVerb("posttrain.cli.data.versions", "All dataset versions."),
+        "log": LazyVerb(
             "posttrain.cli.data.versions",
             "A dataset's versions, newest first: what came, what went, by which steps, and why.",
         ),
-        "tag": Verb("posttrain.cli.data.versions", "Have NAME@WORD lead to a version from now on."),
-        "show": Verb(
-            "posttrain.cli.data.show", "A version's funnel and records, or what was rejected on the way to it."
+        "tag": LazyVerb("posttrain.cli.data.versions", "Have NAME@WORD lead to a version from now on."),
+        "show": LazyVerb(
+            "posttrain.cli.data.records", "A version's funnel and records, or what was rejected on the way to it."
         ),
-        "why": Verb(
-            "posttrain.cli.data.why",
+        "why": LazyVerb(
+            "posttrain.cli.data.records",
             "What became of a record: where it was read, what steps did to it, and why it stayed or went.",
         ),
-        "diff": Verb("posttrain.cli.data.diff", "What came and what went between two versions, and why."),
-        "export": Verb(
-            "posttrain.cli.data.export",
+        "diff": LazyVerb("posttrain.cli.data.versions", "What came and what went between two versions, and why."),
+        "export": LazyVerb(
+            "posttrain.cli.data.records",
             "Write a version's records to a new file, or to a folder that `datasets.load_from_disk` reads.",
         ),
-        "report": Verb(
-            "posttrain.cli.data.report",
+        "report": LazyVerb(
+            "posttrain.cli.data.records",
             "One self-contained page about a version: counts, lengths, balance, duplicates, rejections, drift.",
         ),
-        "synthesize": Verb(
+        "synthesize": LazyVerb(
             "posttrain.cli.data.synthesize",
             "Have a model write records like the seeds; what repeats them or each other is left out.",
         ),
-        "gc": Verb("posttrain.cli.data.gc", "Remove shards that no version holds; with --keep also old versions."),
+        "gc": LazyVerb(
+            "posttrain.cli.data.versions", "Remove shards that no version holds; with --keep also old versions."
+        ),
     }
 
 

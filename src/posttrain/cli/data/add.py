@@ -1,24 +1,36 @@
-"""``posttrain data add``: files into a dataset version, or into the loop."""
+"""``posttrain data add`` and ``posttrain data check``: files into a dataset version or the loop, and what is wrong with them."""
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
-from posttrain.cli.data.stored import ColumnOption, columns_with, opened_store, say_unused
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
-from posttrain.data.collecting.drain import Batch, drain
-from posttrain.data.collecting.feedback import KINDS
-from posttrain.data.collecting.feedback_files import bring_home
-from posttrain.data.reading.check import check as find_problems
-from posttrain.data.reading.paths import expand
-from posttrain.data.sets.config import DataConfig
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.workspace import (
+    CURRENT_FOLDER,
+    ColumnOption,
+    WorkspaceOption,
+    merge_columns,
+    open_store,
+    open_workspace,
+    report_unused_columns,
+)
+from posttrain.data.config import DataConfig
+from posttrain.data.feedback.entries import KINDS
+from posttrain.data.feedback.ingest import FeedbackBatch, export_batch, ingest
+from posttrain.data.reading.data_files import DataPath, display_path, expand_paths
+from posttrain.data.reading.reader import check_file as find_problems
+from posttrain.data.reading.rows import Problem, group_problems
 from posttrain.data.versions.named_build import BuildConfig, build
-from posttrain.loop.config import CONFIG_FILE, read_config
+from posttrain.loop.config import Config, load_config, read_config
+from posttrain.loop.stages.collect import with_added_files
+from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError
-from posttrain.store.files import write_atomically, writing
+from posttrain.store.files import disk_errors, write_atomically
 
 
 def add(
@@ -39,26 +51,26 @@ def add(
     inbox: Annotated[bool, typer.Option("--inbox", help="Also what `posttrain serve` has gathered.")] = False,
     engine: Annotated[str, typer.Option(help="auto, inline, processes or ray.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="How many work at a time.")] = None,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """With --name: run the pipeline and name the version. Without: copy files into the loop's pool."""
-    batches = drain(workspace.absolute() / ".posttrain" / "inbox") if inbox else []
+    batches = ingest(workspace.absolute() / ".posttrain" / "inbox") if inbox else []
     if not files and not inbox:
         raise UserError("no file is named", fix="posttrain data add FILE, or --inbox")
     if name is None:
         if column:
             fix = "set `data.columns` in posttrain.yaml, which the loop reads by"
             raise UserError("only a dataset is read so", where="--column", fix=fix)
-        _into_loop([Path(file) for file in files or ()], to or "pool", workspace)
-        _feedback_into_loop(batches, workspace)
+        _add_to_loop([Path(file) for file in files or ()], to or "pool", workspace)
+        _add_feedback_to_loop(batches, workspace)
         return
     if to is not None:
         raise UserError("a named version is no part of the loop's sets", where="--to", fix="leave out --to or --name")
     values = {
-        **_from_config(workspace, name),
+        **_config_values(workspace, name),
         "name": name,
-        "files": [_from_root(file, workspace) for file in files or ()],
+        "files": [_relative_to_root(file, workspace) for file in files or ()],
         "workspace": workspace,
         "version": version,
         "note": note,
@@ -67,20 +79,20 @@ def add(
         "engine": engine,
         "workers": workers,
     }
-    values["columns"] = columns_with(values.get("columns"), column)
-    places = expand(values["files"], workspace.absolute())
+    values["columns"] = merge_columns(values.get("columns"), column)
+    places = expand_paths(values["files"], workspace.absolute())
     gathered = workspace / "data" / "feedback"
     for batch in batches:
-        home = bring_home(batch, dict.fromkeys(KINDS, gathered), values["columns"], values.get("labels", ()))
-        values["files"] += [_from_root(str(path), workspace) for path in home]
+        home = export_batch(batch, dict.fromkeys(KINDS, gathered), values["columns"], values.get("labels", ()))
+        values["files"] += [_relative_to_root(str(path), workspace) for path in home]
     if step:
-        values["steps"] = [read_step(one) for one in step]
+        values["steps"] = [parse_step_option(one) for one in step]
     config = BuildConfig.read(values, "posttrain data add")
-    with opened_store(workspace, write=True) as store:
+    with open_store(workspace, write=True) as store:
         built = build(config, store)
         for batch in batches:
             batch.done()
-        say_unused(places, workspace.absolute(), config.columns)
+        report_unused_columns(places, workspace.absolute(), config.columns)
         named = next(one for one in reversed(store.metadata.names(name)) if one.artifact_id == built.id)
         if json:
             print_json({"version": named.text, "id": built.id, **built.meta})
@@ -91,7 +103,7 @@ def add(
         console.print(f"{named.text}  {built.id}  {parts}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _from_config(root: Path, name: str) -> dict[str, Any]:
+def _config_values(root: Path, name: str) -> dict[str, Any]:
     """What ``posttrain.yaml`` says of recipes; the defaults where there is none.
 
     Args:
@@ -110,7 +122,7 @@ def _from_config(root: Path, name: str) -> dict[str, Any]:
     return {**found, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
 
 
-def read_step(text: str) -> Any:
+def parse_step_option(text: str) -> Any:
     """A step as YAML writes it: its name, or `minhash: {threshold: 0.8}`."""
     try:
         return yaml.safe_load(text)
@@ -118,7 +130,7 @@ def read_step(text: str) -> Any:
         raise UserError(f"`{text}` cannot be read", where="--step", fix="such as 'minhash: {threshold: 0.8}'") from None
 
 
-def _from_root(file: str, root: Path) -> str:
+def _relative_to_root(file: str, root: Path) -> str:
     """A file that was named from the current folder, named from the workspace's if it lies there."""
     if "://" in file:
         return file
@@ -127,13 +139,13 @@ def _from_root(file: str, root: Path) -> str:
     return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
-def _into_loop(files: list[Path], to: str, workspace: Path) -> None:
+def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
     """Copy files into the workspace; the next round takes them in."""
     if to not in ("pool", "labelled"):
         raise UserError(f"no set `{to}`", where="--to", fix="pool or labelled")
     if not files:
         return
-    with opened(workspace, write=True) as (_, config):
+    with open_workspace(workspace, write=True) as (_, config):
         answers = to == "labelled"
         labels = (config.task.label_set or None) if answers else None
         for file in files:
@@ -151,14 +163,14 @@ def _into_loop(files: list[Path], to: str, workspace: Path) -> None:
             if before != content:
                 raise UserError("another file of this name was added before", where=str(target), fix="rename yours")
             contents[target] = content
-        with writing(folder):
+        with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for target, content in contents.items():
             write_atomically(target, content)
             console.print(f"added {target}", markup=False, soft_wrap=True)
 
 
-def _feedback_into_loop(batches: list[Batch], workspace: Path) -> None:
+def _add_feedback_to_loop(batches: list[FeedbackBatch], workspace: Path) -> None:
     """Rated and corrected answers become labelled records, other prompts the pool's."""
     if not batches:
         return
@@ -167,7 +179,7 @@ def _feedback_into_loop(batches: list[Batch], workspace: Path) -> None:
     data = workspace / "data"
     for batch in batches:
         folders = {kind: data / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
-        for path in bring_home(batch, folders, config.data.columns, labels):
+        for path in export_batch(batch, folders, config.data.columns, labels):
             console.print(f"added {path}", markup=False, soft_wrap=True)
         batch.done()
 
@@ -175,3 +187,67 @@ def _feedback_into_loop(batches: list[Batch], workspace: Path) -> None:
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
     app.command()(add)
+
+
+def check(
+    files: Annotated[list[str], typer.Argument(help="Files of records, globs or URLs.")],
+    column: ColumnOption = None,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Every problem of the files, with file and line; leaves with 2 if `data add` would refuse one for it."""
+    config = load_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
+    columns = merge_columns(config.data.columns if config else None, column)
+    labels = config.task.label_set or None if config else None
+    unanswered = _pool_files(config, workspace) if config else set()
+    places, problems = _expand_names(files)
+    for file in places:
+        allowed = None if isinstance(file, Path) and file.resolve() in unanswered else labels
+        problems += find_problems(file, columns, allowed, name=display_path(file, Path()), answers=False)
+    counts = Counter(problem.kind for problem in problems)
+    blocking = any(problem.blocking for problem in problems)
+    if json:
+        print_json({"counts": dict(counts), "problems": [_problem_json(problem) for problem in problems]})
+    else:
+        for problem in group_problems(problems):
+            _print_check(str(problem.error()))
+        _print_check(", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found")
+        if problems and not blocking:
+            _print_check("`data add` takes the files: these records are left out, or taken out by steps, and counted")
+    report_unused_columns([file for file in places if not isinstance(file, Path) or file.exists()], Path(), columns)
+    if blocking:
+        raise typer.Exit(2)
+
+
+def _expand_names(names: Sequence[str]) -> tuple[list[DataPath], list[Problem]]:
+    """The files that the names stand for, each once, and a problem for each name that stands for none."""
+    found: dict[DataPath, None] = {}
+    problems = []
+    for name in names:
+        try:
+            found.update(dict.fromkeys(expand_paths([name], Path())))
+        except UserError as error:
+            problems.append(Problem(error.where or name, None, "missing file", error.what, error.fix))
+    return list(found), problems
+
+
+def _problem_json(problem: Problem) -> dict[str, Any]:
+    return {name: getattr(problem, name) for name in ("file", "line", "kind", "message", "fix", "blocking")}
+
+
+def _print_check(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _pool_files(config: Config, root: Path) -> set[Path]:
+    """The files that are in the pool alone: the loop hides whatever answers they hold."""
+    data = with_added_files(config.data, root)
+    pool, answered = (
+        {(root / Path(name).expanduser()).resolve() for name in names} for names in (data.pool, data.answered_files)
+    )
+    return pool - answered
+
+
+def add_check(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(check)

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pyarrow as pa
 import typer
 
-from posttrain.cli.data.add import read_step
-from posttrain.cli.data.stored import opened_store, stored_version
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
-from posttrain.data.reading.tables import read
+from posttrain.cli.data.add import parse_step_option
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store, open_version
+from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
 from posttrain.data.steps.step import Step
 from posttrain.data.synthesis.config import SynthesisConfig
 from posttrain.data.synthesis.synthesize import synthesize as write_records
-from posttrain.data.versions.export import export
+from posttrain.data.versions.export import export_file
 from posttrain.data.versions.recipe import parse_step
-from posttrain.loop.config import CONFIG_FILE, read_config
+from posttrain.loop.config import read_config
+from posttrain.store.config import CONFIG_FILE
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import write_atomically
 
 if TYPE_CHECKING:
-    from posttrain.data.synthesis.local import LocalModel
+    from posttrain.data.generation.local_model import LocalModel
 
 _LOCAL_TOKENS = 256
 
@@ -52,7 +53,7 @@ def synthesize(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Of the sampling; 0 for the likeliest reply.", min=0)] = 0.7,
     seed: Annotated[int, typer.Option(help="Of the choice of examples, and of a local model.", min=0)] = 0,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """Have a model write records like the seeds; what repeats them or each other is left out."""
@@ -72,17 +73,17 @@ def synthesize(
     config = SynthesisConfig.read(
         {**values, "form": form or ("json" if endpoint else "lines")}, "posttrain data synthesize"
     )
-    steps = None if step is None else [_step(one, workspace) for one in step]
-    given = _seeds(seeds, workspace)
-    local = None if endpoint else _local(model, max_tokens or _LOCAL_TOKENS, temperature, seed)
+    steps = None if step is None else [_parse_step(one, workspace) for one in step]
+    given = _read_seeds(seeds, workspace)
+    local = None if endpoint else _load_local_model(model, max_tokens or _LOCAL_TOKENS, temperature, seed)
     replies, rejected = out.with_suffix(".replies"), out.with_suffix(".rejected.jsonl")
     settings = local.settings if local else None
     made = write_records(given, config, local, replies, model=model, settings=settings, steps=steps)
-    _keep(made.rejected, rejected)
+    _write_rejected(made.rejected, rejected)
     if not made.records.num_rows:
         why = ", ".join(f"{what} {count}" for what, count in made.counts.items() if count)
         raise WorkError(f"{model} wrote no record that could be used ({why}); see {rejected}")
-    export(made.records, out)
+    export_file(made.records, out)
     if json:
         print_json({"counts": dict(made.counts), "usage": vars(made.usage)})
         return
@@ -92,26 +93,26 @@ def synthesize(
         console.print(f"what was rejected, {made.rejected.num_rows}, is in {rejected}", markup=False, soft_wrap=True)
 
 
-def _seeds(text: str, workspace: Path) -> pa.Table:
+def _read_seeds(text: str, workspace: Path) -> pa.Table:
     columns = read_config(workspace).data.columns if (workspace / CONFIG_FILE).is_file() else None
     if Path(text).exists() or ("@" not in text and Path(text).suffix):
         return concat(list(read(Path(text), columns, name=text)))
-    with opened_store(workspace) as store:
-        version = stored_version(store, text)
+    with open_store(workspace) as store:
+        version = open_version(store, text)
         return version.records(version.splits[0] if not version.whole else None)
 
 
-def _step(text: str, workspace: Path) -> Step:
+def _parse_step(text: str, workspace: Path) -> Step:
     """A step as YAML writes it, ready for work."""
     try:
-        step = parse_step(read_step(text)).located(workspace)
+        step = parse_step(parse_step_option(text)).located(workspace)
     except ValueError as error:
         raise UserError(str(error), where="--step") from None
     step.check()
     return step
 
 
-def _keep(rejected: pa.Table, path: Path) -> None:
+def _write_rejected(rejected: pa.Table, path: Path) -> None:
     """Write what was rejected, a line each with step, reason and what else is known; nothing where nothing was."""
     rows = [{name: value for name, value in row.items() if value is not None} for row in rejected.to_pylist()]
     if rows:
@@ -119,14 +120,14 @@ def _keep(rejected: pa.Table, path: Path) -> None:
         write_atomically(path, text.encode())
 
 
-def _local(name: str, max_tokens: int, temperature: float, seed: int) -> "LocalModel":
+def _load_local_model(name: str, max_tokens: int, temperature: float, seed: int) -> "LocalModel":
     """A model on this machine."""
     from tempfile import TemporaryDirectory
 
     from torch import cuda
 
-    from posttrain.data.synthesis.local import LocalModel
-    from posttrain.models.language_model import load
+    from posttrain.data.generation.local_model import LocalModel
+    from posttrain.models.language_model import load_language_model
     from posttrain.models.sources import fetch, locate
     from posttrain.models.task import TaskConfig
 
@@ -134,7 +135,7 @@ def _local(name: str, max_tokens: int, temperature: float, seed: int) -> "LocalM
     with TemporaryDirectory(prefix="posttrain-") as folder:
         fetch(located, Path(folder) / "model")
         # On a CPU bfloat16 is at best as fast.
-        lm = load(Path(folder) / "model", TaskConfig(), "bfloat16" if cuda.is_available() else "float32")
+        lm = load_language_model(Path(folder) / "model", TaskConfig(), "bfloat16" if cuda.is_available() else "float32")
     return LocalModel(lm, max_tokens, temperature, seed)
 
 

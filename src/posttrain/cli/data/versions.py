@@ -1,34 +1,40 @@
-"""``posttrain data list``, ``log`` and ``tag``: versions and their history."""
+"""``posttrain data list``, ``log``, ``tag``, ``diff`` and ``gc``: versions, their history and what can be removed."""
 
 from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.data.stored import VersionArgument, opened_store
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, console, print_json, print_records, print_rejections, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, VersionArgument, WorkspaceOption, open_store, open_version
+from posttrain.data.versions.diff import diff_versions
+from posttrain.data.versions.garbage import find_garbage, remove_garbage
 from posttrain.store.errors import UserError
-from posttrain.store.records import Named
+from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
 
+_LIST_COLUMNS = ["version", "records", "rejected", "id", "parent", "tags"]
 
-def list_versions(workspace: WorkspaceOption = HERE, json: JsonOption = False) -> None:
+_DIFF_ROWS = 50
+
+
+def list_versions(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
     """All dataset versions."""
-    with opened_store(workspace) as store:
-        rows = [_row(store, named) for named in store.metadata.names()]
+    with open_store(workspace) as store:
+        rows = [_version_row(store, named) for named in store.metadata.names()]
     if json:
         print_json(rows)
     else:
-        print_table("", _COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+        print_table("", _LIST_COLUMNS, [[row[column] for column in _LIST_COLUMNS] for row in rows])
 
 
 def log(
     name: Annotated[str, typer.Argument(help="A dataset's name.")],
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """A dataset's versions, newest first: what came, what went, by which steps, and why."""
-    with opened_store(workspace) as store:
-        entries = [_entry(store, named) for named in reversed(store.metadata.names(name))]
+    with open_store(workspace) as store:
+        entries = [_log_entry(store, named) for named in reversed(store.metadata.names(name))]
     if not entries:
         raise UserError(f"there is no dataset `{name}`", fix="posttrain data list")
     if json:
@@ -36,25 +42,25 @@ def log(
         return
     for entry in entries:
         tags = f"  ({', '.join(entry['tags'])})" if entry["tags"] else ""
-        _line(f"{entry['version']}{tags}  {entry['id']}  {entry['created']}")
+        _print_log(f"{entry['version']}{tags}  {entry['id']}  {entry['created']}")
         if entry["note"]:
-            _line(f"  {entry['note']}")
-        _line(f"  {entry['records']:,} records" + _grown(entry))
+            _print_log(f"  {entry['note']}")
+        _print_log(f"  {entry['records']:,} records" + _growth_text(entry))
         for source in entry["came"]:
-            _line(f"  + {source['records']:,} read from {source['name']}")
-        _line(f"  steps: {', '.join(entry['steps']) or 'none'}")
+            _print_log(f"  + {source['records']:,} read from {source['name']}")
+        _print_log(f"  steps: {', '.join(entry['steps']) or 'none'}")
 
 
 def tag(
     version: VersionArgument,
     word: Annotated[str, typer.Argument(help="Such as production.")],
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Have NAME@WORD lead to a version from now on."""
-    from posttrain.data.versions.semantic_version import check_tag
+    from posttrain.data.versions.named_build import check_tag
 
     check_tag(word)
-    with opened_store(workspace, write=True) as store:
+    with open_store(workspace, write=True) as store:
         id = store.metadata.named(version) or store.metadata.resolve(version)
         name = version.partition("@")[0]
         found = [one for one in store.metadata.names() if one.artifact_id == id]
@@ -65,10 +71,7 @@ def tag(
     console.print(f"{named.name}@{word} is {named.text}", markup=False)
 
 
-_COLUMNS = ["version", "records", "rejected", "id", "parent", "tags"]
-
-
-def _row(store: Workspace, named: Named) -> dict[str, Any]:
+def _version_row(store: Workspace, named: NamedVersion) -> dict[str, Any]:
     artifact = store.metadata.artifact(named.artifact_id)
     counts = artifact.meta["counts"] if artifact else {}
     return {
@@ -82,8 +85,8 @@ def _row(store: Workspace, named: Named) -> dict[str, Any]:
     }
 
 
-def _entry(store: Workspace, named: Named) -> dict[str, Any]:
-    from posttrain.data.versions.stored_version import Version
+def _log_entry(store: Workspace, named: NamedVersion) -> dict[str, Any]:
+    from posttrain.data.versions.version import Version
 
     meta = Version.open(store.artifacts, named.artifact_id).meta
     before: dict[str, str] = {}
@@ -98,18 +101,18 @@ def _entry(store: Workspace, named: Named) -> dict[str, Any]:
         if before.get(source["name"]) != source["digest"]
     ]
     steps = [next(iter(step)) for step in meta["recipe"]["steps"]] if "recipe" in meta else meta.get("filters", [])
-    row = _row(store, named)
+    row = _version_row(store, named)
     return {**row, "tags": list(named.tags), "note": named.note, "parent_records": parent_records, "came": came,
             "steps": steps}  # fmt: skip
 
 
-def _grown(entry: dict[str, Any]) -> str:
+def _growth_text(entry: dict[str, Any]) -> str:
     if entry["parent_records"] is None:
         return ""
     return f", {entry['records'] - entry['parent_records']:+,} on {entry['parent']}"
 
 
-def _line(text: str) -> None:
+def _print_log(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -118,3 +121,66 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="list")(list_versions)
     app.command()(log)
     app.command()(tag)
+
+
+def diff(
+    older: VersionArgument,
+    newer: VersionArgument,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """What came and what went between two versions, and why."""
+    with open_store(workspace) as store:
+        found = diff_versions(open_version(store, older), open_version(store, newer))
+    if json:
+        print_json({name: getattr(found, name).to_pylist() for name in ("came", "went", "changed")})
+        return
+    if not (found.came.num_rows or found.went.num_rows or found.changed.num_rows):
+        console.print("no difference")
+        return
+    console.print(f"{found.came.num_rows} came, {found.went.num_rows} went, {found.changed.num_rows} changed")
+    if found.came.num_rows:
+        print_records("came", found.came.slice(0, _DIFF_ROWS).to_pylist())
+    if found.went.num_rows:
+        print_rejections("went", found.went.slice(0, _DIFF_ROWS).to_pylist())
+    changed = [
+        [row["input_id"], row["before"], row["after"], f"{row['source']}:{row['line']}"]
+        for row in found.changed.slice(0, _DIFF_ROWS).to_pylist()
+    ]
+    if changed:
+        print_table("changed", ["input", "before", "after", "where"], changed)
+
+
+def add_diff(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(diff)
+
+
+def gc(
+    keep: Annotated[
+        int | None, typer.Option(help="Newest versions of each dataset to keep, besides tagged and used ones.", min=1)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and let it stay.")] = False,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Remove shards that no version holds; with --keep also old versions."""
+    with open_store(workspace, write=True) as store, store.lock():
+        garbage = find_garbage(store, keep)
+        if not dry_run:
+            remove_garbage(store, garbage)
+    versions = [named.text for named in garbage.versions]
+    if json:
+        print_json({"versions": versions, "artifacts": list(garbage.artifacts), "bytes": garbage.size})
+        return
+    verb = "would remove" if dry_run else "removed"
+    if versions:
+        console.print(f"{verb} {', '.join(versions)}", markup=False, soft_wrap=True)
+    console.print(
+        f"{verb} {len(garbage.artifacts)} artifacts, {garbage.size / 1e6:.1f} MB", markup=False, soft_wrap=True
+    )
+
+
+def add_gc(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(gc)

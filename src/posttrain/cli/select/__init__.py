@@ -2,7 +2,7 @@
 
 import typer
 
-from posttrain.cli.select import adversarial, compare, explain, value
+from posttrain.cli.select import adversarial, batch, explain, value
 from posttrain.cli.select.batch import select
 
 
@@ -10,6 +10,6 @@ def add_to(parent: typer.Typer) -> None:
     """Register the group, which without a verb chooses a batch."""
     app = typer.Typer(name="select")
     app.callback(invoke_without_command=True)(select)
-    for verb in (compare, value, explain, adversarial):
+    for verb in (batch, value, explain, adversarial):
         verb.add_to(app)
     parent.add_typer(app)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
-from posttrain.store.files import check_new, write_atomically
+from posttrain.store.files import check_new_file, write_atomically
 
 
 def adversarial(
@@ -28,23 +29,23 @@ def adversarial(
     budget: Annotated[int, typer.Option(min=1, help="Prompts that the champion reads at most.")] = 10_000,
     seed: Annotated[int | None, typer.Option(min=0, help="The config's by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new .jsonl file for the examples.")] = None,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """Prompts like ones that the champion answers rightly, which it answers otherwise."""
-    from posttrain.loop.adversarial_search import search_adversarial
-    from posttrain.select.hard_cases.adversarial.outcome import Settings, row_of
+    from posttrain.inspect.adversarial_search import search_adversarial
+    from posttrain.select.adversarial.examples import SearchSettings, to_json_row
 
     if suite is not None and records is not None:
         raise UserError("records come from one place", where="--records", fix="leave out --suite or --records")
     if out is not None:
-        check_new(out, (".jsonl",))
-    with opened(workspace, write=True) as (store, config):
-        settings = Settings(n, method, similarity, swaps, budget, config.seed if seed is None else seed)
+        check_new_file(out, (".jsonl",))
+    with open_workspace(workspace, write=True) as (store, config):
+        settings = SearchSettings(n, method, similarity, swaps, budget, config.seed if seed is None else seed)
         found = search_adversarial(store, config, settings, suite=suite, file=records)
     outcome = found.outcome
     if out is not None and outcome.examples:
-        rows = [row_of(example, method, found.columns) for example in outcome.examples]
+        rows = [to_json_row(example, method, found.columns) for example in outcome.examples]
         write_atomically(out, "".join(to_json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     closing = _closing(outcome.counts["kept"], outcome.passes, found.measured, suite, out)
     if json:

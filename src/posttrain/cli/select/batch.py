@@ -1,36 +1,42 @@
-"""``posttrain select``: a batch of records worth a label, with the reasons."""
+"""``posttrain select`` and ``posttrain select compare``: a batch of records worth a label, and strategies side by side."""
 
 from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.workspace import CURRENT_FOLDER, ColumnOption, WorkspaceOption, merge_columns, open_workspace
+from posttrain.select.strategy import AUTO
 from posttrain.store.errors import UserError
+
+_DEFAULT_STRATEGIES = "auto,random,margin,uncertain_diverse,typiclust,facility_location,badge"
 
 
 def select(
     context: typer.Context,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Records wanted; label.per_round by default.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Choose records of the pool that are worth a label, by the present champion; labels nothing."""
     if context.invoked_subcommand is not None:
-        _check_nothing_before(context)
+        _reject_misplaced_options(context)
         return
-    from posttrain.loop.outlook import as_detail
-    from posttrain.loop.preview import preview_selection
+    from posttrain.inspect.preview import preview_selection
+    from posttrain.loop.stages.select import gain_detail
 
-    with opened(workspace, write=True) as (store, config):
+    with open_workspace(workspace, write=True) as (store, config):
         label = config.label.model_copy(update={"per_round": n} if n else {})
         found = preview_selection(store, config.model_copy(update={"label": label}), strategy)
     chosen = found.records
     if not chosen:
         raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
     if json:
-        outlook = None if found.outlook is None else as_detail(found.outlook)
+        outlook = None if found.outlook is None else gain_detail(found.outlook)
         print_json({"records": chosen, "strategy": found.strategy, "outlook": outlook, "labels_left": found.left})
         return
     rows = [[r["rank"], r["reason"], r["predicted"], r["id"], r["input"][:70], r["why"]] for r in chosen]
@@ -46,10 +52,74 @@ def select(
             console.print(f"labelling more has stopped to pay: {found.outlook.why}", markup=False, soft_wrap=True)
 
 
-def _check_nothing_before(context: typer.Context) -> None:
+def _reject_misplaced_options(context: typer.Context) -> None:
     """Raise a UserError if options stand before a verb that would not see them."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             verb = str(context.invoked_subcommand)
             raise UserError(f"`--{name}` stands before `{verb}`, which does not see it", fix=f"put it behind `{verb}`")
+
+
+def compare(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Labelled records; those that the loop has labels of by default.")
+    ] = None,
+    strategies: Annotated[str, typer.Option(help="Names, with commas between them.")] = _DEFAULT_STRATEGIES,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Learning curves of each strategy; fewer than 6 can be sure of nothing.")
+    ] = 6,
+    batch: Annotated[int, typer.Option(min=1, help="Labels asked for at a time.")] = 50,
+    labels: Annotated[int, typer.Option(min=1, help="Labels in the end.")] = 500,
+    cold_start: Annotated[
+        str, typer.Option(help="For the first labels of a strategy that goes by what a model predicts.")
+    ] = AUTO,
+    embedder: Annotated[
+        str | None,
+        typer.Option(
+            help="champion (in a workspace), minilm, a folder or a Hub id in that layout; minilm of files, and in a "
+            "workspace what select.scoring.embeddings names, by default."
+        ),
+    ] = None,
+    column: ColumnOption = None,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Learning curves of strategies on labelled records, and which of them to use."""
+    from posttrain.inspect.labelled_records import labelled_in, labelled_so_far
+    from posttrain.select.strategy_comparison import (
+        BASELINE,
+        TARGET,
+        check_cold_start,
+        check_strategies,
+        recommendation,
+    )
+    from posttrain.select.strategy_comparison import compare_strategies as compared
+
+    names = [name.strip() for name in strategies.split(",") if name.strip()]
+    if not names:
+        raise UserError("no strategy is named", where="--strategies", fix="such as auto,margin")
+    check_strategies(names)
+    check_cold_start(cold_start)
+    if column and not files:
+        raise UserError("there is no file to map columns of", where="--column", fix="name the file")
+    if files:
+        features, answers = labelled_in(files, merge_columns(None, column), embedder or "minilm")
+    else:
+        with open_workspace(workspace) as (store, config):
+            features, answers = labelled_so_far(store, config, embedder)
+    found = compared(features, answers, names, seeds=seeds, batch=batch, most=labels, cold_start=cold_start)
+    line = recommendation(found.summaries, BASELINE)
+    if json:
+        print_json({**asdict(found), "advice": line})
+        return
+    columns = ["strategy", "area", f"labels to {TARGET:.0%} of {found.full_accuracy:.3f}", "gain", "p"]
+    columns += [str(count) for count in found.counts]
+    rows = [[one.strategy, one.area, one.labels, one.gain, one.p_value, *one.accuracy] for one in found.summaries]
+    print_table("", columns, rows)
+    console.print(line, markup=False, soft_wrap=True)
+
+
+def add_compare(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command()(compare)

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.select.record_rows import NAMES, cells, short
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.output import RECORD_COLUMNS, JsonOption, console, one_line, print_json, print_table, record_cells
+from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 
 
 def explain(
@@ -21,22 +21,22 @@ def explain(
         int, typer.Option(min=2, help="Training records that are looked at: those most like the record.")
     ] = 300,
     count: Annotated[int, typer.Option("--n", min=1, help="Records named of each kind.")] = 5,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """Which training records made the champion answer a test record so; why a record was chosen, and by whom labelled.
 
     Of a record of the pool: its scores in every round, and the labelled records nearest to it.
     """
-    from posttrain.loop.explain.explain import explain as explained
+    from posttrain.inspect.explanation import explain as explained
 
-    with opened(workspace, write=True) as (store, config):
+    with open_workspace(workspace, write=True) as (store, config):
         found = explained(store, config, record, method=method, among=among, count=count)
     if json:
         print_json(found)
         return
     one = found["record"]
-    _line(f"{one['id']} of {_KINDS[found['kind']]}, {one['source']}:{one['line']}: {short(one['input'])}")
+    _line(f"{one['id']} of {_KINDS[found['kind']]}, {one['source']}:{one['line']}: {one_line(one['input'])}")
     if found["kind"] == "evaluated":
         _show_influence(found)
         return
@@ -44,8 +44,8 @@ def explain(
         _show_label(found)
     _show_rounds(found["rounds"])
     if nearest := found.get("nearest"):
-        rows = [[f"{row['similarity']:.3f}", *cells(row)] for row in nearest]
-        print_table("labelled records nearest to it", ["cosine", *NAMES], rows)
+        rows = [[f"{row['similarity']:.3f}", *record_cells(row)] for row in nearest]
+        print_table("labelled records nearest to it", ["cosine", *RECORD_COLUMNS], rows)
 
 
 _KINDS = {"evaluated": "what models are measured on", "training": "the training set", "pool": "the pool"}
@@ -60,9 +60,9 @@ def _show_influence(found: dict[str, Any]) -> None:
     _line(f"influence by {found['method']} on {which} of {found['training']} training records; {found['parameters']}")
     rather = f"`{said['predicted']}`" + (f" rather than `{found['instead']}`" if found["instead"] is not None else "")
     for side in ("towards", "against"):
-        rows = [[f"{row['share']:+.1%}", *cells(row)] for row in found[side]]
+        rows = [[f"{row['share']:+.1%}", *record_cells(row)] for row in found[side]]
         if rows:
-            print_table(f"{side} {rather}", ["influence", *NAMES], rows)
+            print_table(f"{side} {rather}", ["influence", *RECORD_COLUMNS], rows)
         else:
             _line(f"{side} {rather}: none")
 
@@ -77,29 +77,29 @@ def _show_label(found: dict[str, Any]) -> None:
 
 
 def _show_rounds(rounds: list[dict[str, Any]]) -> None:
-    from posttrain.select.scores.names import SCORES
+    from posttrain.select.scores.registry import SCORES
 
     if not rounds:
         _line("no round has scored it")
         return
-    names = list(dict.fromkeys(name for told in rounds for name in told["scores"] or {} if name not in _KNOWN))
+    names = list(dict.fromkeys(name for told in rounds for name in told["scores"] or {} if name not in _ID_COLUMNS))
     rows = []
     for told in rounds:
         chosen, scores = told["chosen"], told["scores"] or {}
         choice = f"{chosen['reason']}, rank {chosen['rank']}" if chosen else "not chosen"
         label = told["labelled"]["label"] if told["labelled"] else None
         why = chosen["why"] if chosen else None
-        rows.append([told["round"], choice, label, *(_plain(scores.get(name)) for name in names), why])
+        rows.append([told["round"], choice, label, *(_nan_to_none(scores.get(name)) for name in names), why])
     print_table("what the rounds said of it", ["round", "chosen", "label", *names, "why"], rows)
     for name in names:
         if name in SCORES:
             _line(f"{name}: {SCORES[name].meaning}")
 
 
-_KNOWN = ("id", "input_id", "source")
+_ID_COLUMNS = ("id", "input_id", "source")
 
 
-def _plain(value: Any) -> Any:
+def _nan_to_none(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
 

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.data.stored import ColumnOption, columns_with
-from posttrain.cli.select.record_rows import NAMES, cells
-from posttrain.cli.shared import HERE, JsonOption, WorkspaceOption, console, opened, print_json, print_table
+from posttrain.cli.output import RECORD_COLUMNS, JsonOption, console, print_json, print_table, record_cells
+from posttrain.cli.workspace import CURRENT_FOLDER, ColumnOption, WorkspaceOption, merge_columns, open_workspace
 from posttrain.store.errors import UserError
-from posttrain.store.files import check_new, remove_tree, write_atomically
+from posttrain.store.files import check_new_file, remove_tree, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from posttrain.loop.record_values import Valued
-    from posttrain.select.value.methods import Method
+    from posttrain.attribution.valuation import ValuationMethod
+    from posttrain.inspect.record_values import Valued
 
 _FOLDS = 10
 
@@ -52,7 +51,7 @@ def value(
     seed: Annotated[int, typer.Option(min=0, help="Of the parts and of what is drawn.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     column: ColumnOption = None,
-    workspace: WorkspaceOption = HERE,
+    workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """What labelled records are worth for predicting each other, the worst first.
@@ -61,42 +60,42 @@ def value(
     whose training set they had shaped could no longer be judged by them. A run that was killed goes on with the same
     command, on files only with --out.
     """
-    from posttrain.loop.record_values import check_by, value_labelled, value_records
-    from posttrain.select.value.methods import OUT_OF_BAG, Method
+    from posttrain.attribution.valuation import DATA_OOB, ValuationMethod
+    from posttrain.inspect.record_values import check_by, value_labelled, value_records
 
-    what, how = check_by(by), Method(method, learner, draws, seed, workers)
-    if folds is not None and method == OUT_OF_BAG:
+    what, how = check_by(by), ValuationMethod(method, learner, draws, seed, workers)
+    if folds is not None and method == DATA_OOB:
         raise UserError(f"{method} holds nothing out", where="--folds", fix="leave it out")
     if column and not files:
         raise UserError("there is no file to map columns of", where="--column", fix="name the file")
     parts = folds or _FOLDS
     if out is not None:
-        check_new(out, _WRITERS)
+        check_new_file(out, _WRITERS)
     if files:
-        from posttrain.loop.labelled_records import by_sentences, labelled_records
+        from posttrain.inspect.labelled_records import by_sentences, labelled_records
 
-        records = labelled_records(files, columns_with(None, column))
-        kept = replace(how, folder=None if out is None else _unfinished(out))
+        records = labelled_records(files, merge_columns(None, column))
+        kept = replace(how, folder=None if out is None else _partial_folder(out))
         found = value_records(records, by_sentences(records, embedder or "minilm"), kept, what, parts, seed)
     else:
-        with opened(workspace, write=True) as (store, config):
+        with open_workspace(workspace, write=True) as (store, config):
             found = value_labelled(store, config, how, what, parts, embedder or "champion", seed)
     if out is not None:
         write_atomically(out, _WRITERS[out.suffix.lower()](found.table))
     if files and out is not None:
-        remove_tree(_unfinished(out))
+        remove_tree(_partial_folder(out))
     _show(found, how, by, worst, out, json)
 
 
-def _unfinished(out: Path) -> Path:
+def _partial_folder(out: Path) -> Path:
     """Where finished parts of the work on files lie until their values are written, for a killed run to go on with."""
     return out.with_name(f"{out.name}.unfinished")
 
 
-def _show(found: "Valued", how: "Method", by: str, worst: int, out: Path | None, json: bool) -> None:
+def _show(found: "Valued", how: "ValuationMethod", by: str, worst: int, out: Path | None, json: bool) -> None:
     shown = found.table.slice(0, worst).to_pylist()
     harmful = found.harmful.num_rows
-    lines = _lines(found, how, by, out)
+    lines = _summary_lines(found, how, by, out)
     if json:
         print_json(
             {
@@ -117,8 +116,8 @@ def _show(found: "Valued", how: "Method", by: str, worst: int, out: Path | None,
         )
         return
     if by == "record":
-        names = ["value", "s.e.", *NAMES]
-        rows = [[*map(_number, (row["value"], row["standard_error"])), *cells(row)] for row in shown]
+        names = ["value", "s.e.", *RECORD_COLUMNS]
+        rows = [[*map(_number, (row["value"], row["standard_error"])), *record_cells(row)] for row in shown]
     else:
         names = [by, "records", "all", "each", "s.e."]
         rows = [
@@ -130,7 +129,7 @@ def _show(found: "Valued", how: "Method", by: str, worst: int, out: Path | None,
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(found: "Valued", how: "Method", by: str, out: Path | None) -> list[str]:
+def _summary_lines(found: "Valued", how: "ValuationMethod", by: str, out: Path | None) -> list[str]:
     """What was measured by what, how many do harm, and what to do about them."""
     many = {"record": "records", "source": "sources", "label": "labels"}[by]
     against = (

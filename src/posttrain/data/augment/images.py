@@ -9,14 +9,14 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from posttrain.data.augment.method import Method
+from posttrain.data.augment.method import AugmentMethod
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, write_atomically
 
 _TINTS = ("brightness", "contrast", "colour")
 
 
-class Images(Method):
+class Images(AugmentMethod):
     """For records whose ``meta`` names an ``image``, beside the file of records: crop, flip and colour jitter.
 
     A crop of ``least_area`` or more, back at the old size (as Szegedy et al. 2015, arXiv:1409.4842; the shape stays),
@@ -51,7 +51,7 @@ class Images(Method):
         if not isinstance(named, str) or not named:
             return None
         beside = (self.base / source).parent
-        image = _opened(beside / named, source)
+        image = _open_image(beside / named, source)
         content = self._varied(image, rng)
         new = self.folder / f"{hashlib.sha256(content).hexdigest()[:32]}.png"
         if not new.exists():
@@ -83,7 +83,7 @@ class Images(Method):
         return written.getvalue()
 
 
-def _opened(path: Path, source: str) -> Any:
+def _open_image(path: Path, source: str) -> Any:
     pillow = _pillow()
     try:
         with pillow.open(path) as image:

@@ -1,6 +1,7 @@
-"""What every way of augmenting shares."""
+"""The base class of augmentation methods, and what several of them use."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +14,7 @@ from posttrain.store.section import Section
 Generators = Sequence[np.random.Generator]
 
 
-class Method(Section):
+class AugmentMethod(Section):
     """How records are varied. A method changes what a record says (`text`) or what its ``meta`` names (`meta`).
 
     Both get a generator of their own for each record and copy, so that nothing depends on other records.
@@ -53,7 +54,16 @@ class Method(Section):
         return None
 
 
-def generator(seed: int, id: str, method: str, copy: int) -> np.random.Generator:
+def record_generator(seed: int, id: str, method: str, copy: int) -> np.random.Generator:
     """A generator that these alone decide."""
     digest = hashlib.sha256(f"{seed}\0{id}\0{method}\0{copy}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16])))
+
+
+def replace_words(text: str, places: Sequence[re.Match[str]], words: Sequence[str]) -> str:
+    """``text`` with each of the words in the place of one match; the matches are in order and apart."""
+    parts, end = [], 0
+    for place, word in zip(places, words, strict=True):
+        parts += [text[end : place.start()], word]
+        end = place.end()
+    return "".join([*parts, text[end:]])

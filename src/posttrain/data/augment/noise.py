@@ -1,6 +1,11 @@
 """Noising as smoothing (Xie et al. 2017, "Data Noising as Smoothing in Neural Network Language Models", 1703.02573)."""
 
+import itertools
+import json
 import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -9,21 +14,22 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from posttrain.data.augment.method import Generators, Method
-from posttrain.data.augment.noise_counts import NoiseCounts, read_counts
-from posttrain.data.augment.replace import replace
+from posttrain.data.augment.method import AugmentMethod, Generators, replace_words
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
 from posttrain.store.hashing import file_digest
+from posttrain.store.text_files import read_text
 
 _WORD = re.compile(r"\S+")
 
 
-class Noise(Method):
+class Noise(AugmentMethod):
     """Words replaced by a blank, or by words drawn from the corpus' counts, each with a probability of its own.
 
-    The probabilities of section 3.3, where x is the word and ``rate`` is gamma 0:
+    The probabilities of section 3.3, where x is the word and ``scheduled_lr`` is gamma 0:
 
-    - ``blank``: ``rate`` for every word, which stands for interpolation with a uniform blank.
-    - ``unigram``: ``rate`` for every word, another drawn by c(x): linear interpolation with the unigram.
+    - ``blank``: ``scheduled_lr`` for every word, which stands for interpolation with a uniform blank.
+    - ``unigram``: ``scheduled_lr`` for every word, another drawn by c(x): linear interpolation with the unigram.
     - ``back_off``: ``rate N1+(x, .) / c(x, .)``, as absolute discounting backs off where many words follow; another
       drawn by N1+(., x), as Kneser-Ney's lower order is: words that come after many others are likelier to come here.
     """
@@ -39,7 +45,7 @@ class Noise(Method):
     @model_validator(mode="after")
     def _counts_are_there(self) -> Self:
         if (self.kind == "blank") != (self.counts is None):
-            raise ValueError("unigram and back_off need `counts`, blank has none")
+            raise ValueError("unigram and back_off need `ngram_counts`, blank has none")
         return self
 
     def located(self, root: Path) -> Self:
@@ -56,10 +62,10 @@ class Noise(Method):
         return [self._noised(text, rng) for text, rng in zip(texts, rngs, strict=True)]
 
     def probability(self, words: list[str]) -> npt.NDArray[np.float64]:
-        """Gamma of each word, float64 [N]; a word that was never counted, or never followed, gets ``rate``."""
+        """Gamma of each word, float64 [N]; a word that was never counted, or never followed, gets ``scheduled_lr``."""
         gamma = np.full(len(words), self.rate)
         if self.kind == "back_off" and self.counts is not None:
-            known = _index(self.counts)
+            known = _word_index(self.counts)
             rows = np.array([known.get(word, -1) for word in words], dtype=np.int64)
             counts, seen = read_counts(self.counts), rows >= 0
             followed = counts.followed[rows[seen]]
@@ -76,24 +82,102 @@ class Noise(Method):
             new = [self.blank] * hits.size
         else:
             counts = read_counts(self.counts)
-            drawn = np.searchsorted(_cumulated(self.counts, self.kind), rng.random(hits.size), side="right")
+            drawn = np.searchsorted(_cumulative(self.counts, self.kind), rng.random(hits.size), side="right")
             new = [counts.words[row] for row in drawn.tolist()]
-        return replace(text, [places[at] for at in hits.tolist()], new)
+        return replace_words(text, [places[at] for at in hits.tolist()], new)
 
 
-def proposal(counts: NoiseCounts, kind: str) -> npt.NDArray[np.float64]:
+@dataclass(frozen=True)
+class NoiseCounts:
+    """Counts of the V words of a corpus; words are what whitespace separates, as they are written.
+
+    Attributes:
+        words: sorted, [V].
+        counts: occurrences c(x), int64 [V].
+        followed: occurrences with a word behind them, c(x, .), int64 [V].
+        followers: different words that follow x, N1+(x, .), int64 [V].
+        predecessors: different words that come before x, N1+(., x), int64 [V].
+    """
+
+    words: tuple[str, ...]
+    counts: npt.NDArray[np.int64]
+    followed: npt.NDArray[np.int64]
+    followers: npt.NDArray[np.int64]
+    predecessors: npt.NDArray[np.int64]
+
+
+def replacement_distribution(counts: NoiseCounts, kind: str) -> npt.NDArray[np.float64]:
     """The distribution that replacements are drawn from, float64 [V]."""
     weights = counts.predecessors if kind == "back_off" and counts.predecessors.any() else counts.counts
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
 @lru_cache(maxsize=4)
-def _cumulated(file: Path, kind: str) -> npt.NDArray[np.float64]:
-    cumulated = np.cumsum(proposal(read_counts(file), kind))
+def _cumulative(file: Path, kind: str) -> npt.NDArray[np.float64]:
+    cumulated = np.cumsum(replacement_distribution(read_counts(file), kind))
     cumulated[-1] = 1.0  # rounding must leave no draw without a word
     return np.asarray(cumulated, dtype=np.float64)
 
 
 @lru_cache(maxsize=2)
-def _index(file: Path) -> dict[str, int]:
+def _word_index(file: Path) -> dict[str, int]:
     return {word: row for row, word in enumerate(read_counts(file).words)}
+
+
+def count_words(texts: Iterable[str]) -> NoiseCounts:
+    """The counts of some texts; no bigram spans two of them."""
+    counts: Counter[str] = Counter()
+    followed: Counter[str] = Counter()
+    pairs: set[tuple[str, str]] = set()
+    for text in texts:
+        found = text.split()
+        counts.update(found)
+        followed.update(found[:-1])
+        pairs.update(itertools.pairwise(found))
+    followers, predecessors = Counter(first for first, _ in pairs), Counter(second for _, second in pairs)
+    words = tuple(sorted(counts))
+    columns = (
+        np.array([count[word] for word in words], dtype=np.int64)
+        for count in (counts, followed, followers, predecessors)
+    )
+    return NoiseCounts(words, *columns)
+
+
+def write_counts(counts: NoiseCounts, file: Path) -> None:
+    """Write counts as JSON: ``{"words": [[word, count, followed, followers, predecessors], ...]}``.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    columns = (
+        counts.counts.tolist(),
+        counts.followed.tolist(),
+        counts.followers.tolist(),
+        counts.predecessors.tolist(),
+    )
+    rows = list(zip(counts.words, *columns, strict=True))
+    write_atomically(file, json.dumps({"words": rows}, ensure_ascii=False).encode())
+
+
+@lru_cache(maxsize=2)
+def read_counts(file: Path) -> NoiseCounts:
+    """What `write_counts` wrote.
+
+    Raises:
+        UserError: the file cannot be read or holds something else.
+    """
+    try:
+        rows = json.loads(read_text(file, str(file)))["words"]
+        words = tuple(str(row[0]) for row in rows)
+        numbers = np.array([row[1:] for row in rows], dtype=np.int64).reshape(len(rows), 4)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise UserError(
+            "holds no counts", where=str(file), fix="write it with write_counts(count_words(texts))"
+        ) from None
+    if not words or numbers.min() < 0 or numbers[:, 0].min() < 1:
+        raise _no_counts_error(file)
+    return NoiseCounts(words, *numbers.T)
+
+
+def _no_counts_error(file: Path) -> UserError:
+    return UserError("holds no counts", where=str(file), fix="write it with write_counts(count_words(texts))")

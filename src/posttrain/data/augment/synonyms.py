@@ -9,17 +9,16 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from posttrain.data.augment.method import Generators, Method
-from posttrain.data.augment.replace import replace
+from posttrain.data.augment.method import AugmentMethod, Generators, replace_words
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
-from posttrain.store.text import read_text
+from posttrain.store.text_files import read_text
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 _WHERE = "augment.synonyms"
 
 
-class Synonyms(Method):
+class Synonyms(AugmentMethod):
     """Words replaced by others of their line in a file, or of their synsets in a wordnet.
 
     A wordnet does not know which sense is meant; a file of the task's own words is safer.
@@ -62,12 +61,14 @@ class Synonyms(Method):
             chosen = rng.integers(len(places), size=1)
         found, synonyms = zip(*(places[at] for at in chosen.tolist()), strict=True)
         drawn = [others[rng.integers(len(others))] for others in synonyms]
-        return replace(text, found, [_as_written(word, place[0]) for word, place in zip(drawn, found, strict=True)])
+        return replace_words(
+            text, found, [_match_case(word, place[0]) for word, place in zip(drawn, found, strict=True)]
+        )
 
     def _others(self, word: str) -> tuple[str, ...]:
         if self.file is not None:
             return read_synonyms(self.file).get(word, ())
-        return _of_wordnet(self.wordnet or "", word)
+        return _wordnet_synonyms(self.wordnet or "", word)
 
 
 @lru_cache(maxsize=4)
@@ -110,13 +111,13 @@ def _wordnet(name: str) -> Any:
 
 
 @lru_cache(maxsize=100_000)
-def _of_wordnet(name: str, word: str) -> tuple[str, ...]:
+def _wordnet_synonyms(name: str, word: str) -> tuple[str, ...]:
     """Words that share a synset with ``word``, itself and those of several words left out, sorted."""
     found = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
     return tuple(sorted(lemma for lemma in found if lemma.casefold() != word and _WORD.fullmatch(lemma)))
 
 
-def _as_written(word: str, before: str) -> str:
+def _match_case(word: str, before: str) -> str:
     """``word`` in the capitals of the word that it replaces."""
     if before.isupper() and len(before) > 1:
         return word.upper()

@@ -1,15 +1,19 @@
-"""Typing mistakes as augmentation."""
+"""Typing mistakes: a neighbouring key, a dropped, doubled or swapped letter."""
 
+import re
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from posttrain.data.augment.method import Generators, Method
-from posttrain.data.augment.typing_mistakes import add_typo
+from posttrain.data.augment.method import AugmentMethod, Generators
+
+_KEYBOARD_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+
+_WORD = re.compile(r"(?<![\w@.£#-])[A-Za-z]{4,}(?![\w@-])")
 
 
-class Typos(Method):
+class Typos(AugmentMethod):
     """Some words mistyped as on a keyboard; words with digits, addresses and short words stay."""
 
     method: Literal["typos"] = "typos"
@@ -22,3 +26,38 @@ class Typos(Method):
         for _ in range(self.words):
             text = add_typo(text, rng, set())
         return text
+
+
+def adjacent_keys(letter: str) -> str:
+    """The letters beside this one on a QWERTY keyboard, left and right."""
+    row = next(row for row in _KEYBOARD_ROWS if letter in row)
+    at = row.index(letter)
+    return row[max(at - 1, 0) : at] + row[at + 1 : at + 2]
+
+
+def add_typo(text: str, rng: np.random.Generator, known: set[str]) -> str:
+    """The text with one word of at least four letters mistyped, never into a word of ``file_key`` (case-folded).
+
+    A text without such a word comes back as it is.
+    """
+    places = list(_WORD.finditer(text))
+    if not places:
+        return text
+    while True:
+        place = places[rng.integers(len(places))]
+        wrong = _mistyped_word(place[0], rng)
+        if wrong.casefold() not in known:
+            return text[: place.start()] + wrong + text[place.end() :]
+
+
+def _mistyped_word(word: str, rng: np.random.Generator) -> str:
+    at = int(rng.integers(1, len(word) - 1))  # first and last letters are seldom mistyped
+    kind = rng.integers(4)
+    if kind == 0:
+        beside = adjacent_keys(word[at].lower())
+        return word[:at] + beside[rng.integers(len(beside))] + word[at + 1 :]
+    if kind == 1:
+        return word[:at] + word[at + 1 :]
+    if kind == 2:
+        return word[:at] + word[at] + word[at:]
+    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]

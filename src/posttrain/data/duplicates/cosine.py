@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.duplicates.union import union
+from posttrain.data.duplicates.union_find import union
 
 Floats = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.floating[Any]]
@@ -37,8 +37,8 @@ def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100
     cluster = np.arange(len(embeddings), dtype=np.int64)
     if not embeddings.size:
         return cluster
-    rows = _different(embeddings, cluster)
-    for i, j in _near(embeddings, rows, threshold - _ROUNDING, exact_rows, seed):
+    rows = _distinct_rows(embeddings, cluster)
+    for i, j in _candidate_pairs(embeddings, rows, threshold - _ROUNDING, exact_rows, seed):
         apart = cluster[i] != cluster[j]
         i, j = i[apart], j[apart]
         alike = cosines(embeddings, i, j) >= threshold
@@ -57,7 +57,7 @@ def cosines(embeddings: Vectors, i: Indices, j: Indices) -> npt.NDArray[np.float
     return found
 
 
-def _different(embeddings: Vectors, cluster: Indices) -> Indices:
+def _distinct_rows(embeddings: Vectors, cluster: Indices) -> Indices:
     """The rows that differ, in order; equal ones are joined, and those of zeros left out."""
     first: dict[bytes, int] = {}
     real = np.flatnonzero([row.any() for row in embeddings])
@@ -69,14 +69,14 @@ def _different(embeddings: Vectors, cluster: Indices) -> Indices:
     return np.array(list(first.values()), dtype=np.int64)
 
 
-def _near(
+def _candidate_pairs(
     embeddings: Vectors, rows: Indices, least: float, exact_rows: int, seed: int
 ) -> Iterator[tuple[Indices, Indices]]:
     """Pairs of ``rows`` with a product of at least ``least``, block by block."""
     if len(rows) <= exact_rows:
         yield from _pairs(embeddings, rows, least)
         return
-    cells = _nearest(embeddings, rows, _centres(embeddings, rows, seed), 2)
+    cells = _nearest_centres(embeddings, rows, _centres(embeddings, rows, seed), 2)
     order = np.argsort(cells.reshape(-1), kind="stable")
     borders = np.flatnonzero(np.diff(cells.reshape(-1)[order])) + 1
     for members in np.split(rows[order // cells.shape[1]], borders):
@@ -84,14 +84,14 @@ def _near(
 
 
 def _pairs(embeddings: Vectors, rows: Indices, least: float) -> Iterator[tuple[Indices, Indices]]:
-    vectors = _unit(embeddings[rows])
+    vectors = _unit_vectors(embeddings[rows])
     size = max(1, min(_ROWS_A_BLOCK, _PRODUCTS_A_BLOCK // max(len(rows), 1)))
     for start in range(0, len(rows), size):
         i, j = np.nonzero(vectors[start : start + size] @ vectors[start:].T >= least)
         yield rows[start + i], rows[start + j]
 
 
-def _unit(embeddings: Vectors) -> Floats:
+def _unit_vectors(embeddings: Vectors) -> Floats:
     vectors = embeddings.astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors
@@ -102,22 +102,22 @@ def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Floats:
     count = max(2, len(rows) // _ROWS_A_CELL)
     draw = np.random.default_rng(seed)
     sample = np.sort(draw.choice(rows, min(len(rows), count * _SAMPLE_A_CELL), replace=False))
-    centres = _unit(embeddings[np.sort(draw.choice(sample, count, replace=False))])
+    centres = _unit_vectors(embeddings[np.sort(draw.choice(sample, count, replace=False))])
     for _ in range(_PASSES):
-        cell = _nearest(embeddings, sample, centres, 1)[:, 0]
+        cell = _nearest_centres(embeddings, sample, centres, 1)[:, 0]
         sums = np.zeros(centres.shape, dtype=np.float64)
-        np.add.at(sums, cell, _unit(embeddings[sample]))
+        np.add.at(sums, cell, _unit_vectors(embeddings[sample]))
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)
         # A cell that lost all its members stays where it was.
         centres = np.where(lengths > 0, sums / np.maximum(lengths, 1e-12), centres).astype(np.float32)
     return centres
 
 
-def _nearest(embeddings: Vectors, rows: Indices, centres: Floats, count: int) -> Indices:
+def _nearest_centres(embeddings: Vectors, rows: Indices, centres: Floats, count: int) -> Indices:
     """The ``count`` centres with the largest cosine to each row, int64 [N, count]."""
     found = np.empty((len(rows), count), dtype=np.int64)
     size = max(1, _PRODUCTS_A_BLOCK // len(centres))
     for start in range(0, len(rows), size):
-        products = _unit(embeddings[rows[start : start + size]]) @ centres.T
+        products = _unit_vectors(embeddings[rows[start : start + size]]) @ centres.T
         found[start : start + size] = np.argpartition(-products, count - 1, axis=1)[:, :count]
     return found

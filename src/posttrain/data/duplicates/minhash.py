@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.duplicates.shingles import Shingles, mix, runs
+from posttrain.data.duplicates.shingles import Shingles, ngram_sequences, splitmix64
 
 PERMUTATIONS = 128
 
-_MISS = 0.001
-_MISS_BY_BANDS = 0.95
+_MISS_RATE = 0.001
+_MISS_SHARE_OF_BANDS = 0.95
 _BITS = 64
 _CHARACTERS_A_PIECE = 1 << 22
 _SETS_A_PIECE = 256
@@ -41,7 +41,7 @@ def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
 
     The number of rows is that with the smallest ``integral from 0 to threshold of 1 - (1 - s^r)^b ds``; the number
     of bands follows from it: the fewest with ``(1 - threshold^r)^b`` at most 0.00095. The rest, up to 0.001, is
-    what :func:`agreement` may miss.
+    what :func:`required_matching_bits` may miss.
 
     Args:
         permutations: bands times rows is at most this, unless one row a band needs more.
@@ -54,7 +54,7 @@ def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
     similarity = np.linspace(0, threshold, 201)
     found, least = Banding(1, 1), math.inf
     for rows in range(1, permutations + 1):
-        bands = _bands(threshold, rows)
+        bands = _bands_needed(threshold, rows)
         if rows > 1 and bands * rows > permutations:
             break  # more rows take more bands too
         area = float(np.mean(1 - (1 - similarity**rows) ** bands))
@@ -63,12 +63,12 @@ def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
     return found
 
 
-def _bands(threshold: float, rows: int) -> int:
+def _bands_needed(threshold: float, rows: int) -> int:
     together = threshold**rows
-    return 1 if together == 1 else math.ceil(math.log(_MISS * _MISS_BY_BANDS) / math.log1p(-together))
+    return 1 if together == 1 else math.ceil(math.log(_MISS_RATE * _MISS_SHARE_OF_BANDS) / math.log1p(-together))
 
 
-def agreement(threshold: float, bits: int = _BITS) -> int:
+def required_matching_bits(threshold: float, bits: int = _BITS) -> int:
     """In how many of ``bits`` bits a pair at the threshold agrees, except for 0.005 % of such pairs.
 
     The greatest k with ``P(Binomial(bits, (1 + threshold) / 2) < k)`` at most that.
@@ -77,12 +77,12 @@ def agreement(threshold: float, bits: int = _BITS) -> int:
     below = 0.0
     for k in range(bits + 1):
         below += math.comb(bits, k) * chance**k * (1 - chance) ** (bits - k)
-        if below > _MISS * (1 - _MISS_BY_BANDS):
+        if below > _MISS_RATE * (1 - _MISS_SHARE_OF_BANDS):
             return k
     return bits
 
 
-def sketch(
+def minhash_sketch(
     texts: Sequence[str], threshold: float = 0.8, ngram: int = 5, seed: int = 0, permutations: int = PERMUTATIONS
 ) -> pa.Table:
     """One row a text, all columns uint64: ``grams``, ``bits`` and ``band_0``, ``band_1`` ...
@@ -100,24 +100,26 @@ def sketch(
     lengths = np.cumsum([len(text) for text in texts]) // _CHARACTERS_A_PIECE
     for piece in np.split(np.arange(len(texts)), np.flatnonzero(np.diff(lengths)) + 1):
         if len(piece):
-            pieces.append(_sketch(runs(texts[piece[0] : piece[-1] + 1], ngram), shape, seed))
+            pieces.append(_sketch_piece(ngram_sequences(texts[piece[0] : piece[-1] + 1], ngram), shape, seed))
     return pa.table(dict(zip(names, map(pa.array, np.concatenate(pieces).T.copy()), strict=True)))
 
 
 @lru_cache(maxsize=1)
-def sketch_of_shard(texts: tuple[str, ...], threshold: float, ngram: int, seed: int, permutations: int) -> pa.Table:
+def cached_minhash_sketch(
+    texts: tuple[str, ...], threshold: float, ngram: int, seed: int, permutations: int
+) -> pa.Table:
     """As `sketch`; steps that follow each other ask for the same, of which the last is remembered."""
-    return sketch(texts, threshold, ngram, seed, permutations)
+    return minhash_sketch(texts, threshold, ngram, seed, permutations)
 
 
-def _sketch(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[np.uint64]:
+def _sketch_piece(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[np.uint64]:
     minima = signatures(shingles, shape.bands * shape.rows, seed)
     grams = np.add.reduceat(shingles.values, shingles.offsets[:-1])
     lowest = np.zeros((len(minima), _BITS), dtype=np.uint8)
     lowest[:, : minima.shape[1]] = minima[:, :_BITS] & 1
     bits = np.packbits(lowest, axis=1).view(np.uint64)
-    weights = mix(np.arange(1, shape.rows + 1, dtype=np.uint64)) | np.uint64(1)
-    bands = mix(minima.astype(np.uint64).reshape(len(minima), shape.bands, shape.rows) @ weights)
+    weights = splitmix64(np.arange(1, shape.rows + 1, dtype=np.uint64)) | np.uint64(1)
+    bands = splitmix64(minima.astype(np.uint64).reshape(len(minima), shape.bands, shape.rows) @ weights)
     return np.column_stack([grams, bits, bands])
 
 

@@ -1,9 +1,34 @@
 """Texts that say nearly the same."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.duplicates.dense_buckets import DenseBuckets, Fetch, Map, all_pairs, equal_runs
+from posttrain.data.duplicates.minhash import required_matching_bits
+from posttrain.data.duplicates.shingles import jaccard, ngram_sets, offsets_of
+from posttrain.data.duplicates.union_find import union
+
+Indices = npt.NDArray[np.int64]
+
+_PAIRS_A_LIST = 1 << 22
+
+_PAIRS_A_BLOCK = 20_000  # their texts are held in memory
+
+_PAIRS_AN_ITEM = 1_000
+
+_LEADING_BITS = 20
+
+_MIN_FOREST_SHARE = 0.5  # the share of a forest that has to hold for another one to be tried
+
+_ROWS_TO_WARN = 100_000  # all their pairs take a minute or more
+
+log = logging.getLogger("posttrain")
 
 
 def near_duplicates(
@@ -22,7 +47,7 @@ def near_duplicates(
         seed: draws the permutations, and so which few pairs at the threshold are missed.
 
     Raises:
-        TypeError: ``texts`` is one text, or holds something that is none.
+        TypeError: ``record_texts`` is one text, or holds something that is none.
         ValueError: the threshold lies outside (0, 1], or ``ngram`` is below 1.
     """
     if isinstance(texts, str):
@@ -30,9 +55,257 @@ def near_duplicates(
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"texts must be strings, but texts[{row}] is {type(text).__name__}")
-    from posttrain.data.duplicates.clusters import clusters
-    from posttrain.data.duplicates.minhash import sketch
+    pass
+    from posttrain.data.duplicates.minhash import minhash_sketch
 
-    return clusters(
-        sketch(texts, threshold, ngram, seed), lambda rows: [texts[row] for row in rows.tolist()], threshold, ngram
+    return cluster_near_duplicates(
+        minhash_sketch(texts, threshold, ngram, seed),
+        lambda rows: [texts[row] for row in rows.tolist()],
+        threshold,
+        ngram,
     )
+
+
+class _Pairs(NamedTuple):
+    i: Indices
+    j: Indices
+
+
+class _CompareItem(NamedTuple):
+    """Work for one process: pairs among a few texts."""
+
+    texts: Sequence[str]
+    i: Indices
+    j: Indices
+
+
+def cluster_near_duplicates(
+    sketches: pa.Table,
+    texts: Fetch,
+    threshold: float = 0.8,
+    ngram: int = 5,
+    alive: npt.NDArray[np.bool_] | None = None,
+    known: Indices | None = None,
+    over: Map = map,
+) -> Indices:
+    """Cluster of every row, int64 [N], named by the smallest row in it.
+
+    Args:
+        sketches: N rows made by `posttrain.data.duplicates.minhash.minhash_sketch` with this threshold and ngram.
+        texts: gives the texts of rows.
+        alive: bool [N]; other rows are clusters of their own. None: all.
+        known: int64 [K], what this function returned for the first K rows with the same settings. Only pairs with
+            a later row are looked for, and the result is that of a search from scratch.
+        over: ``map`` or what does the same with several processes.
+    """
+    names = [name for name in sketches.column_names if name.startswith("band_")]
+    old = 0 if known is None else len(known)
+    cluster = np.arange(sketches.num_rows, dtype=np.int64)
+    if known is not None:
+        cluster[:old] = known
+    rows = np.arange(len(cluster)) if alive is None else np.flatnonzero(alive)
+    _, first, inverse = np.unique(_column(sketches, "grams")[rows], return_index=True, return_inverse=True)
+    union(cluster, rows, rows[first][inverse])
+    distinct = np.sort(rows[first])
+    bands = [_column(sketches, name) for name in names]
+    search = _Search(bands, _column(sketches, "bits"), required_matching_bits(threshold), old)
+    buckets = [_buckets(keys, distinct, old) for keys in bands]
+    compare = partial(_similarities, texts=texts, ngram=ngram, over=over)
+    failed = _join_verified(search.stars(buckets, cluster), cluster, compare, threshold, search)
+    seen = np.sort(failed.i * len(cluster) + failed.j)
+    crowds = DenseBuckets.of(bands, buckets, cluster, old)
+    for crowd in crowds.rows:
+        if len(crowd) >= _ROWS_TO_WARN:
+            log.warning("%d texts are almost alike: comparing all of them takes a while", len(crowd))
+        for i, j in all_pairs(crowd, crowd >= old, cluster, texts, threshold, ngram, over):
+            candidate = search.candidate(i, j)
+            union(cluster, i[candidate], j[candidate])
+    buckets = [crowds.outside(keys, members) for keys, members in zip(bands, buckets, strict=True)]
+    for pairs in search.across(buckets, cluster):
+        fresh = ~(np.isin(pairs.i * len(cluster) + pairs.j, seen) | crowds.hold(*pairs))
+        _join_verified(_Pairs(pairs.i[fresh], pairs.j[fresh]), cluster, compare, threshold, search)
+    return cluster
+
+
+def similarities(texts: Fetch, i: Indices, j: Indices, ngram: int = 5, over: Map = map) -> npt.NDArray[np.float64]:
+    """Jaccard similarity of the n-grams of rows ``i[p]`` and ``j[p]``, float64 [P]; arguments as in `clusters`."""
+    blocks = [
+        _similarities(*block, texts=texts, ngram=ngram, over=over)
+        for block in _blocks_of_pairs(_Pairs(i, j), _PAIRS_A_BLOCK)
+    ]
+    return np.concatenate([np.empty(0), *blocks])
+
+
+class _Search(NamedTuple):
+    """The candidates among rows, at least one of each pair at or behind ``old``."""
+
+    bands: Sequence[npt.NDArray[np.uint64]]
+    bits: npt.NDArray[np.uint64]
+    needed: int
+    old: int
+
+    def candidate(self, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
+        """Whether pairs agree in a band and in enough bits."""
+        good = np.zeros(len(i), dtype=bool)
+        for keys in self.bands:
+            good |= keys[i] == keys[j]
+        good &= np.bitwise_count(~(self.bits[i] ^ self.bits[j])) >= self.needed
+        return good
+
+    def possible(self, band: int, cluster: Indices, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
+        """Whether pairs that agree in a band are in two clusters, agree in enough bits, and in no band before."""
+        good: npt.NDArray[np.bool_] = cluster[i] != cluster[j]
+        good[good] = np.bitwise_count(~(self.bits[i[good]] ^ self.bits[j[good]])) >= self.needed
+        for keys in self.bands[:band]:
+            good[good] = keys[i[good]] != keys[j[good]]
+        return good
+
+    def stars(self, buckets: Sequence[Indices], cluster: Indices) -> _Pairs:
+        """The pairs with the smallest row of each bucket, less those that join nothing if all others hold."""
+        hoped = cluster.copy()
+        found = []
+        for band, members in enumerate(buckets):
+            if not len(members):
+                continue
+            starts, sizes = equal_runs(self.bands[band][members])
+            # Rows in a bucket are in order.
+            i, j = np.repeat(members[starts], sizes), members
+            late = (i != j) & (j >= self.old)
+            i, j = i[late], j[late]
+            good = self.possible(band, hoped, i, j)
+            found.append(_Pairs(i[good], j[good]))
+            union(hoped, *found[-1])
+        return _concatenate_pairs(found)
+
+    def across(self, buckets: Sequence[Indices], cluster: Indices) -> Iterator[_Pairs]:
+        """All pairs from two different clusters, as these are when a list is asked for."""
+        found: list[_Pairs] = []
+        for band, members in enumerate(buckets):
+            for pairs in self._across(band, members, cluster):
+                found.append(pairs)
+                if sum(len(one.i) for one in found) > _PAIRS_A_BLOCK:
+                    yield _concatenate_pairs(found)
+                    found = []
+        yield _concatenate_pairs(found)
+
+    def _across(self, band: int, members: Indices, cluster: Indices) -> Iterator[_Pairs]:
+        keys = self.bands[band][members]
+        # New rows first, so that every pair to be listed runs from a new row to one behind its own cluster.
+        order = np.lexsort((cluster[members], members < self.old, keys))
+        members, keys = members[order], keys[order]
+        starts, sizes = equal_runs(keys)
+        bucket_end = np.repeat(starts + sizes, sizes)
+        own, own_sizes = equal_runs(keys, cluster[members], members < self.old)
+        own_end = np.repeat(own + own_sizes, own_sizes)
+        counts = np.where(members >= self.old, bucket_end - own_end, 0)
+        origins = np.flatnonzero(counts)
+        pieces = np.cumsum(counts[origins]) // _PAIRS_A_LIST
+        for piece in np.split(origins, np.flatnonzero(np.diff(pieces)) + 1):
+            many = counts[piece]
+            begins = offsets_of(many)
+            partner = np.arange(begins[-1]) + np.repeat(own_end[piece] - begins[:-1], many)
+            i, j = np.repeat(members[piece], many), members[partner]
+            good = self.possible(band, cluster, i, j)
+            i, j = i[good], j[good]
+            yield _Pairs(np.minimum(i, j), np.maximum(i, j))
+
+    def forest(self, pairs: _Pairs, cluster: Indices) -> npt.NDArray[np.bool_]:
+        """Which of the pairs, most alike by their bits, would join all the clusters that all of them would."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import minimum_spanning_tree
+
+        ends = np.concatenate(pairs)
+        names, places = np.unique(np.concatenate([ends, cluster[ends]]), return_inverse=True)
+        ends, roots = places.reshape(2, -1)
+        i, j = ends.reshape(2, -1)
+        # What is in one cluster already hangs together by edges shorter than any.
+        ties = np.unique((ends * len(names) + roots)[ends != roots])
+        length = np.full(len(i) + len(ties), 0.5)
+        length[: len(i)] = np.bitwise_count(self.bits[pairs.i] ^ self.bits[pairs.j]) + 1.0
+        edges = np.concatenate([i, ties // len(names)]), np.concatenate([j, ties % len(names)])
+        tree = minimum_spanning_tree(coo_array((length, edges), shape=(len(names),) * 2).tocsr()).tocoo()
+        return np.isin(i * len(names) + j, tree.row.astype(np.int64) * len(names) + tree.col)
+
+
+def _join_verified(
+    pairs: _Pairs, cluster: Indices, compare: Callable[[Indices, Indices], Any], threshold: float, search: _Search
+) -> _Pairs:
+    """Joins in place the clusters of the pairs at or above the threshold; those that were compared and are not."""
+    failed = [_Pairs(pairs.i[:0], pairs.j[:0])]
+
+    def settle(block: _Pairs) -> float:
+        apart = cluster[block.i] != cluster[block.j]
+        i, j = block.i[apart], block.j[apart]
+        alike = compare(i, j) >= threshold
+        union(cluster, i[alike], j[alike])
+        failed.append(_Pairs(i[~alike], j[~alike]))
+        return float(alike.mean()) if len(i) else 0.0
+
+    hopeful = True
+    while hopeful and len(pairs.i) > _PAIRS_A_BLOCK:
+        chosen = search.forest(pairs, cluster)
+        hopeful = settle(_Pairs(pairs.i[chosen], pairs.j[chosen])) > _MIN_FOREST_SHARE
+        left = ~chosen & (cluster[pairs.i] != cluster[pairs.j])
+        pairs = _Pairs(pairs.i[left], pairs.j[left])
+    for block in _blocks_of_pairs(pairs, _PAIRS_A_BLOCK):
+        settle(block)
+    return _concatenate_pairs(failed)
+
+
+def _column(sketches: pa.Table, name: str) -> npt.NDArray[np.uint64]:
+    return np.asarray(sketches[name].to_numpy(), dtype=np.uint64)
+
+
+def _buckets(keys: npt.NDArray[np.uint64], rows: Indices, old: int) -> Indices:
+    """Rows that share their key with another, at least one of them new; by key, then by row."""
+    new = np.sort(keys[rows[rows >= old]])
+    before = rows[rows < old]
+    if len(before):
+        before = before[_members_of(keys[before], new)]
+    rows = np.concatenate([before, rows[rows >= old]])
+    rows = rows[np.argsort(keys[rows])]
+    _, sizes = equal_runs(keys[rows])
+    rows = rows[np.repeat(sizes > 1, sizes)]
+    return rows[np.lexsort((rows, keys[rows]))]
+
+
+def _members_of(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> Indices:
+    """Where in ``keys`` stand values of ``requested_scores``, which is sorted; a table of leading bits spares most the search."""
+    table = np.zeros(1 << _LEADING_BITS, dtype=bool)
+    table[wanted >> np.uint64(64 - _LEADING_BITS)] = True
+    places = np.flatnonzero(table[keys >> np.uint64(64 - _LEADING_BITS)])
+    found = np.searchsorted(wanted, keys[places])
+    return places[wanted[np.minimum(found, len(wanted) - 1)] == keys[places]] if len(places) else places
+
+
+def _concatenate_pairs(found: Sequence[_Pairs]) -> _Pairs:
+    """All pairs, each once, by row: neighbours in the list read the same texts."""
+    empty = np.empty(0, np.int64)
+    i = np.concatenate([empty, *(pairs.i for pairs in found)])
+    j = np.concatenate([empty, *(pairs.j for pairs in found)])
+    order = np.lexsort((j, i))
+    return _Pairs(i[order], j[order])
+
+
+def _blocks_of_pairs(pairs: _Pairs, size: int) -> Iterator[_Pairs]:
+    for start in range(0, len(pairs.i), size):
+        yield _Pairs(pairs.i[start : start + size], pairs.j[start : start + size])
+
+
+def _similarities(i: Indices, j: Indices, *, texts: Fetch, ngram: int, over: Map) -> npt.NDArray[np.float64]:
+    """Similarity of one block of pairs, whose texts are held in memory."""
+    rows, places = np.unique(np.concatenate([i, j]), return_inverse=True)
+    held = texts(rows) if len(rows) else []
+    items = _items(held, _Pairs(places[: len(i)], places[len(i) :]))
+    return np.concatenate([np.empty(0), *over(partial(_compare, ngram=ngram), items)])
+
+
+def _items(held: Sequence[str], pairs: _Pairs) -> Iterable[_CompareItem]:
+    for part in _blocks_of_pairs(pairs, _PAIRS_AN_ITEM):
+        rows, places = np.unique(np.concatenate(part), return_inverse=True)
+        yield _CompareItem([held[row] for row in rows.tolist()], places[: len(part.i)], places[len(part.i) :])
+
+
+def _compare(item: _CompareItem, ngram: int) -> npt.NDArray[np.float64]:
+    sets = ngram_sets(item.texts, ngram)
+    return jaccard(sets, sets, item.i, item.j)

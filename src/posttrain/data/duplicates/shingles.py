@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.records.normalise import almost_ascii, comparable
+from posttrain.data.records.identity import fold_case, is_nearly_ascii
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -46,21 +46,23 @@ class Shingles(NamedTuple):
         return np.diff(self.offsets)
 
 
-def hashes(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
+def ngram_sets(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
     """The set of n-grams of every text, as 64-bit hashes: 8 bytes a character, so pass large sets in pieces.
 
-    Texts are compared in the form of `posttrain.data.records.normalise.comparable`; words are what its spaces part. A
+    Texts are compared in the form of `posttrain.data.records.identity.fold_case`; words are what its spaces part. A
     text
     of fewer than ``ngram`` units is one shingle. A hash depends on nothing but the n-gram.
 
     Raises:
         ValueError: ``ngram`` is below 1.
     """
-    raw = runs(texts, ngram, unit)
+    raw = ngram_sequences(texts, ngram, unit)
     return distinct(raw)
 
 
-def runs(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
+def ngram_sequences(
+    texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character"
+) -> Shingles:
     """As `hashes`, in the order of the text and with repetitions: faster, and enough where order says nothing."""
     if ngram < 1:
         raise ValueError(f"an n-gram has at least one unit, not {ngram}")
@@ -99,7 +101,7 @@ def jaccard(a: Shingles, b: Shingles, i: Indices, j: Indices) -> npt.NDArray[np.
     return np.asarray(shared / (a.sizes[i] + b.sizes[j] - shared), dtype=np.float64)
 
 
-def mix(values: Hashes) -> Hashes:
+def splitmix64(values: Hashes) -> Hashes:
     """A bijection on 64 bits after which every bit depends on every bit (splitmix64's finaliser; Steele, Lea and
     Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
     shifted = values >> np.uint64(30)
@@ -111,7 +113,7 @@ def mix(values: Hashes) -> Hashes:
     return mixed
 
 
-def members(sets: Shingles, rows: Indices) -> Shingles:
+def select_sets(sets: Shingles, rows: Indices) -> Shingles:
     """Some of the sets, in the order given."""
     sizes = sets.sizes[rows]
     offsets = offsets_of(sizes)
@@ -133,7 +135,7 @@ def distinct(sets: Shingles) -> Shingles:
 
 def _intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
     """Both sets of a pair are merged by sorting; what stands twice is shared."""
-    left, right = members(a, i), members(b, j)
+    left, right = select_sets(a, i), select_sets(b, j)
     sizes = left.sizes + right.sizes
     offsets = offsets_of(sizes)
     both = np.empty(offsets[-1], dtype=np.uint64)
@@ -152,7 +154,7 @@ def _sort(values: Hashes, offsets: Indices, kind: Literal["quicksort", "stable"]
 
 
 def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
-    """Pieces of ``texts`` that fit a processor's cache."""
+    """Pieces of ``record_texts`` that fit a processor's cache."""
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     cuts = np.flatnonzero(np.diff(np.cumsum(lengths + 1) // _CHARACTERS_A_BLOCK)) + 1
     borders = [0, *cuts.tolist(), len(texts)]
@@ -161,7 +163,7 @@ def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
 
 def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
     """Code points of the comparable texts, each with a space behind it, and the lengths without it."""
-    stripped = [text.strip() if almost_ascii(text) else comparable(text) for text in texts]
+    stripped = [text.strip() if is_nearly_ascii(text) else fold_case(text) for text in texts]
     lengths = np.fromiter(map(len, stripped), np.int64, len(stripped))
     joined = " ".join(stripped) + " "
     codes: Codes = np.frombuffer(joined.encode("ascii", "replace").translate(_FOLD), dtype=np.uint8)
@@ -190,7 +192,7 @@ def _words(codes: Codes, lengths: Indices) -> tuple[Hashes, Indices]:
     np.cumsum(codes * powers, out=sums[1:])
     ends = np.flatnonzero(codes == _SPACE)
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
-    words = mix((sums[ends] - sums[begins]) * inverse_powers[begins] + _tag(ends - begins))
+    words = splitmix64((sums[ends] - sums[begins]) * inverse_powers[begins] + _tag(ends - begins))
     # An empty text is one empty word: like every text shorter than an n-gram it becomes one shingle.
     last = np.searchsorted(ends, np.cumsum(lengths + 1) - 1)
     filled = np.insert(words, last + 1, np.uint64(0))
@@ -205,18 +207,18 @@ def _powers(base: int, count: int) -> Hashes:
 
 def _tag(length: Indices) -> Hashes:
     """Sets runs of different lengths apart, whatever they begin with."""
-    return mix(length.astype(np.uint64))
+    return splitmix64(length.astype(np.uint64))
 
 
 def _rolling(codes: Codes, lengths: Indices, ngram: int) -> tuple[Hashes, Indices]:
     """Hash of every n-gram that lies within a text, and how many each text has."""
     ends = np.cumsum(lengths + 1)
     starts = ends - lengths - 1
-    values = mix(_polynomials(codes, ngram) + _tag(np.array([ngram])))
+    values = splitmix64(_polynomials(codes, ngram) + _tag(np.array([ngram])))
     for length in np.unique(lengths[lengths < ngram]).tolist():
         short = starts[lengths == length]
         units = [codes[short + place] for place in range(length)]
-        values[short] = mix(_horner(units, len(short)) + _tag(np.array([length])))
+        values[short] = splitmix64(_horner(units, len(short)) + _tag(np.array([length])))
     outside = np.zeros(len(codes), dtype=bool)
     for back in range(1, ngram + 1):
         outside[np.maximum(ends - back, starts)] = True
@@ -236,15 +238,15 @@ def _polynomials(codes: Codes, length: int) -> Hashes:
     size, power = 1, _BASE
     while True:
         if length & size:
-            total = doubled if not made else _joined(total, doubled, made, power)
+            total = doubled if not made else _join_polynomials(total, doubled, made, power)
             made += size
         if made == length:
             return total[: len(codes)]
-        doubled = _joined(doubled, doubled, size, power)
+        doubled = _join_polynomials(doubled, doubled, size, power)
         size, power = 2 * size, power * power % (1 << 64)
 
 
-def _joined(first: Hashes, second: Hashes, made: int, power: int) -> Hashes:
+def _join_polynomials(first: Hashes, second: Hashes, made: int, power: int) -> Hashes:
     """Polynomials of runs that begin with the ``made`` codes of ``first`` and go on with those of ``second``."""
     joined = first[: len(second) - made] * np.uint64(power)
     joined += second[made:]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 Labels = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-Prune = Literal["noise rate", "class", "both", "confident"]
+PruneRule = Literal["noise rate", "class", "both", "confident"]
 """The paper's rules, by the names of its section 3.2: PBNR, PBC, C+NR and the confident joint itself."""
 
 _ROUNDING = 1e-9
@@ -67,7 +67,7 @@ def normalised_margin(labels: Labels, probabilities: Floats) -> Floats:
     return margin
 
 
-def issues(labels: Labels, probabilities: Floats, prune: Prune = "both") -> npt.NDArray[np.bool_]:
+def find_label_issues(labels: Labels, probabilities: Floats, prune: PruneRule = "both") -> npt.NDArray[np.bool_]:
     """Which records are label errors, bool [N].
 
     A label that is also the likeliest class is none, whatever the rules of counts say; that is no part of the paper.
@@ -79,13 +79,15 @@ def issues(labels: Labels, probabilities: Floats, prune: Prune = "both") -> npt.
             joint's diagonal. Of equal records the first goes.
     """
     if prune == "both":
-        return issues(labels, probabilities, "noise rate") & issues(labels, probabilities, "class")
+        return find_label_issues(labels, probabilities, "noise rate") & find_label_issues(
+            labels, probabilities, "class"
+        )
     if not len(labels):
         return np.zeros(0, dtype=bool)
     if prune == "confident":
         sure = _confident_class(labels, probabilities)
         return np.asarray((sure >= 0) & (sure != labels))
-    expected = _whole_numbers(joint(labels, probabilities) * len(labels))
+    expected = _round_rows(joint(labels, probabilities) * len(labels))
     np.fill_diagonal(expected, 0)
     found = np.zeros(len(labels), dtype=bool)
     for label in np.flatnonzero(expected.sum(axis=1) > 0).tolist():
@@ -107,7 +109,7 @@ def _confident_class(labels: Labels, probabilities: Floats) -> Labels:
     return np.where(reached.max(axis=1, initial=-1.0) < 0, -1, reached.argmax(axis=1)).astype(np.int64)
 
 
-def _whole_numbers(expected: Floats) -> Labels:
+def _round_rows(expected: Floats) -> Labels:
     """Rows of whole numbers with the sums of the rows given: rounded down, then up where most was cut off.
 
     Each by itself, most of the many small numbers of a joint would round to nothing.

@@ -1,4 +1,4 @@
-"""Personal data in a text: where it stands and of which kind it is."""
+"""Finds and masks personal data in a text."""
 
 import ipaddress
 import re
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from posttrain.data.pii.checksums import IBAN_LENGTHS, is_card, is_iban, is_old_resident_id, is_resident_id
-from posttrain.data.pii.phones import phones
 
 Kind = Literal["email", "iban", "resident_id", "card", "ip", "ssn", "phone"]
+
 KINDS: tuple[Kind, ...] = ("email", "iban", "resident_id", "card", "ip", "ssn", "phone")
 """In the order in which they are looked for: what one has taken, those after it do not see."""
 
@@ -31,78 +31,29 @@ HINT = (
 )
 """What every text with personal data holds, as an expression that RE2 runs in one pass."""
 
-
-class Found(NamedTuple):
-    """A piece of personal data: ``text[start:end]``."""
-
-    kind: Kind
-    start: int
-    end: int
-
-
-def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> list[Found]:
-    """The pieces of personal data in a text, from left to right; none overlaps another.
-
-    Args:
-        kinds: which are looked for.
-        reserved: whether IP addresses count that reach nobody: private, loopback, link-local, for documentation.
-    """
-    found: list[Found] = []
-    stretches = [match.span() for match in _DIGITS.finditer(text)]
-    for kind in KINDS:
-        if kind not in kinds:
-            continue
-        spans = _WHOLE[kind](text, reserved) if kind in _WHOLE else _among(stretches, text, _NUMBERS[kind])
-        for start, end in spans:
-            if all(end <= one.start or one.end <= start for one in found):
-                found.append(Found(kind, start, end))
-    return sorted(found, key=lambda one: one.start)
-
-
-def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> tuple[str, dict[Kind, int]]:
-    """The text with a placeholder for each piece of personal data, and how many of each kind there were.
-
-    The outcome holds none: what comes to light beside a placeholder is masked in turn.
-    """
-    counts: dict[Kind, int] = {}
-    while found := detect(text, kinds, reserved=reserved):
-        parts, end = [], 0
-        for one in found:
-            parts += [text[end : one.start], PLACEHOLDERS[one.kind]]
-            end = one.end
-            counts[one.kind] = counts.get(one.kind, 0) + 1
-        text = "".join([*parts, text[end:]])
-    return text, counts
-
-
 Spans = Iterable[tuple[int, int]]
 
 # Numbers are looked for around such a stretch alone: most of a text is none.
 _DIGITS = re.compile(r"[0-9](?:[ .()/\-]{0,4}[0-9]){7,}")
+
 _SEEN_BEFORE, _SEEN_BEHIND, _OPENING = 48, 24, 4
-
-
-def _among(stretches: Sequence[tuple[int, int]], text: str, look: Callable[[str], Spans]) -> Spans:
-    """What ``look`` finds in stretches of digits, shown with the characters around them that it asks for."""
-    for first, last in stretches:
-        shown = max(0, first - _SEEN_BEFORE)
-        for start, end in look(text[shown : last + _SEEN_BEHIND]):
-            if first - _OPENING <= start + shown < last:
-                yield start + shown, end + shown
-
 
 # Borders are of ASCII letters and digits: in Chinese no space stands between a word and a number.
 _START, _END = r"(?<![0-9A-Za-z])", r"(?![0-9A-Za-z])"
+
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
+
 # The characters of RFC 5322's dot-atom that people do use; names that are not written in ASCII are left out.
 _EMAIL = re.compile(
     r"(?<![A-Za-z0-9._%+'\-])[A-Za-z0-9_%+'\-]{1,64}(?:\.[A-Za-z0-9_%+'\-]{1,64}){0,8}"
     rf"@((?:{_LABEL}\.){{1,6}}(xn--[A-Za-z0-9\-]{{2,59}}|[A-Za-z]{{2,24}})){_END}"
 )
+
 # ``logo@2x.png`` is a picture.
-_FILES = frozenset(
+_FILE_SUFFIXES = frozenset(
     ("png", "jpg", "jpeg", "gif", "svg", "webp", "bmp", "ico", "css", "js", "json", "html", "pdf", "txt")
 )
+
 # Capitals may have spaces anywhere; what is not all capitals, or has hyphens, stands in fours or in one piece: words
 # between single spaces would else be tried too.
 _IBAN = re.compile(
@@ -122,22 +73,32 @@ _IBAN = re.compile(
     + ")",
     re.ASCII,
 )
+
 _IBAN_START = re.compile(r"[A-Za-z]{2}[0-9]{2}")
+
 _RESIDENT_ID = re.compile(rf"{_START}[1-9][0-9]{{5}}(?:19|20)[0-9]{{2}}[01][0-9][0-3][0-9]{{4}}[0-9Xx]{_END}")
+
 # A point before a number makes it a fraction, unless it ends a word as in `no.`
 _NO_AMOUNT = r"(?<![0-9A-Za-z$€£¥=_])(?<![0-9][ \-.,])(?:(?<!\.)|(?<=[^\W\d_]\.))"
+
 _OLD_RESIDENT_ID = re.compile(
     rf"{_NO_AMOUNT}[1-9][0-9]{{5}}[0-9]{{2}}[01][0-9][0-3][0-9][0-9]{{3}}(?![0-9A-Za-z_]|[.,\-][0-9])"
 )
+
 _CARD = re.compile(
     _NO_AMOUNT
     + r"(?:[0-9]{12,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,4}(?:\1[0-9]{3})?|[0-9]{4}([ -])[0-9]{6}\2[0-9]{4,5})"
     r"(?![0-9A-Za-z_]|[.,\-][0-9]| [0-9]{4}(?![0-9]))"
 )
-_FOUR = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
-_COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
+
+_IPV4_HINT = re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]")
+
+_IPV6_HINT = re.compile(r":[0-9A-Fa-f]{0,4}:")
+
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+
 _IPV4 = re.compile(rf"(?<![0-9A-Za-z.\-])(?:{_OCTET}\.){{3}}{_OCTET}(?![0-9A-Za-z]|[.\-][0-9A-Za-z])")
+
 # Four numbers with dots are as often the version of a program; behind a slash (`Chrome/120.0.0.0`, RFC 9110, section
 # 10.1.5) they always are.
 _VERSION = re.compile(
@@ -147,21 +108,118 @@ _VERSION = re.compile(
     r"|版本(?:号?是?为?\s?[:：]?\s?)$",
     re.IGNORECASE,
 )
+
 _BEFORE_VERSION = 20  # characters that may tell a version
+
 _IPV6 = re.compile(
     r"(?<![0-9A-Za-z:.])(?=[0-9A-Fa-f:]*:[0-9A-Fa-f]*:)[0-9A-Fa-f:]{2,39}(?<!(?<!:):)"
     r"(?![0-9A-Za-z]|:[0-9A-Fa-f:]|\.[0-9])"
 )
+
 _GLOBAL = ipaddress.IPv6Network("2000::/3")  # all that is given out (IANA)
+
 _SSN = re.compile(
     r"(?<![0-9A-Za-z\-.])(?!000|666|9)[0-9]{3}([- ])(?!00)[0-9]{2}\1(?!0000)[0-9]{4}(?![0-9A-Za-z]|[-.][0-9])"
 )
+
+# Country calling codes of ITU-T E.164; no code is the beginning of another.
+_CODES = re.compile(
+    r"1|7|2[07]|2[1-689]\d|3[0-4]|3[578]\d|36|39|4[013-9]|42\d|5[1-8]|5[09]\d|6[0-6]|6[789]\d|8[1246]|8[05789]\d|9[0-58]|9[679]\d"
+)
+
+_BEFORE = r"(?<![0-9A-Za-z+$€£¥₹#=*/_%&@<.-])(?<![0-9][ ,:])"
+
+_AFTER = r"(?![0-9A-Za-z%*=@]|[-./:,+*][0-9])"
+
+_EXTENSION = r"(?:\s?(?:x|ext\.?)\s?\d{1,5})?"
+
+_GROUPS = r"\d{1,15}(?:[ .\-/]{1,2}\d{1,12}|[ .\-]?\(\d{1,5}\)[ .\-]?\d{1,12}){0,6}"
+
+_DATE = r"(?!\d{1,2}([./-])\d{1,2}\1\d{4})"
+
+_INTERNATIONAL = re.compile(rf"{_BEFORE}(?:\(\+\d{{1,3}}\) ?|(?:\+|00 ?)(?=[1-9])){_GROUPS}{_AFTER}", re.ASCII)
+
+_NATIONAL = re.compile(
+    rf"{_BEFORE}(?:"
+    # North America: neither the area nor the exchange begins with 0 or 1 (North American Numbering Plan).
+    rf"(?:1[-. ])?(?:\([2-9]\d{{2}}\) ?|[2-9]\d{{2}}[-.])[2-9]\d{{2}}[-. ]\d{{4}}{_EXTENSION}"
+    # China: mobile numbers; 400 and 800 lines.
+    r"|1[3-9]\d{9}|1[3-9]\d([- ])\d{4}\1\d{4}|[48]00-\d{3}-\d{4}"
+    # A trunk 0 and groups, as in most of the world.
+    rf"|{_DATE}(?:\(0\d{{1,4}}\)|0\d{{1,4}})(?:[ .\-/]{{1,2}}\d{{2,8}}){{1,4}}(?! \d)|07\d{{9}}"
+    # Brazil: the area in brackets.
+    r"|\([1-9]\d\) ?9?\d{4}-\d{4}"
+    rf"){_AFTER}",
+    re.ASCII,
+)
+
+_AFTER_KEYWORD = re.compile(
+    r"(?:\b(?:tel|telephone|phone|mobile|cell|fax|whatsapp|call(?: me)?(?: at| on)?|reach me (?:at|on))"
+    r"(?: (?:number|no))?"
+    r"|电话|手机|手机号|联系电话|传真)(?:\.|\b| (?:is|at|on)\b|[是为号码])*[:：]? ?"
+    rf"({_BEFORE}\(?\d(?:[ .\-()]{{0,2}}\d){{7,11}}){_AFTER}",
+    re.IGNORECASE | re.ASCII,
+)
+
+_ANY_DATE = re.compile(r"(?:19|20)\d\d([-./ ]?)\d\d\1\d\d|\d\d([-./ ])\d\d\2(?:19|20)\d\d", re.ASCII)
+
+
+class PiiSpan(NamedTuple):
+    """A piece of personal data: ``text[start:end]``."""
+
+    kind: Kind
+    start: int
+    end: int
+
+
+def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> list[PiiSpan]:
+    """The pieces of personal data in a text, from left to right; none overlaps another.
+
+    Args:
+        kinds: which are looked for.
+        reserved: whether IP addresses count that reach nobody: private, loopback, link-local, for documentation.
+    """
+    found: list[PiiSpan] = []
+    stretches = [match.span() for match in _DIGITS.finditer(text)]
+    for kind in KINDS:
+        if kind not in kinds:
+            continue
+        spans = _WHOLE[kind](text, reserved) if kind in _WHOLE else _near_digits(stretches, text, _NUMBERS[kind])
+        for start, end in spans:
+            if all(end <= one.start or one.end <= start for one in found):
+                found.append(PiiSpan(kind, start, end))
+    return sorted(found, key=lambda one: one.start)
+
+
+def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> tuple[str, dict[Kind, int]]:
+    """The text with a placeholder for each piece of personal data, and how many of each kind there were.
+
+    The outcome holds none: what comes to light beside a placeholder is masked in turn.
+    """
+    counts: dict[Kind, int] = {}
+    while found := detect(text, kinds, reserved=reserved):
+        parts, end = [], 0
+        for one in found:
+            parts += [text[end : one.start], PLACEHOLDERS[one.kind]]
+            end = one.end
+            counts[one.kind] = counts.get(one.kind, 0) + 1
+        text = "".join([*parts, text[end:]])
+    return text, counts
+
+
+def _near_digits(stretches: Sequence[tuple[int, int]], text: str, look: Callable[[str], Spans]) -> Spans:
+    """What ``look`` finds in stretches of digits, shown with the characters around them that it asks for."""
+    for first, last in stretches:
+        shown = max(0, first - _SEEN_BEFORE)
+        for start, end in look(text[shown : last + _SEEN_BEHIND]):
+            if first - _OPENING <= start + shown < last:
+                yield start + shown, end + shown
 
 
 def _emails(text: str, reserved: bool) -> Spans:
     if "@" in text:
         for match in _EMAIL.finditer(text):
-            if match[2].lower() not in _FILES:
+            if match[2].lower() not in _FILE_SUFFIXES:
                 yield match.span()
 
 
@@ -190,13 +248,13 @@ def _cards(text: str) -> Spans:
 
 
 def _addresses(text: str, reserved: bool) -> Spans:
-    if _FOUR.search(text):
+    if _IPV4_HINT.search(text):
         for match in _IPV4.finditer(text):
             four = ipaddress.IPv4Address(match[0])
             before = text[max(0, match.start() - _BEFORE_VERSION) : match.start()]
             if (four.is_global or reserved) and not _VERSION.search(before):
                 yield match.span()
-    if _COLONS.search(text):
+    if _IPV6_HINT.search(text):
         for match in _IPV6.finditer(text):
             try:
                 six = ipaddress.IPv6Address(match[0])
@@ -212,9 +270,39 @@ def _ssns(text: str) -> Spans:
 
 
 _WHOLE: dict[Kind, Callable[[str, bool], Spans]] = {"email": _emails, "iban": _ibans, "ip": _addresses}
+
+
+def find_phones(text: str) -> list[tuple[int, int]]:
+    """Where telephone numbers begin and end."""
+    found = [match.span() for match in _INTERNATIONAL.finditer(text) if _is_international(match[0])]
+    found += [match.span() for match in _NATIONAL.finditer(text) if _is_national(match[0])]
+    found += [match.span(1) for match in _AFTER_KEYWORD.finditer(text) if _is_phone_after_keyword(match[1])]
+    return sorted(found, key=lambda span: (span[0], -span[1]))
+
+
 _NUMBERS: dict[Kind, Callable[[str], Spans]] = {
     "resident_id": _resident_ids,
     "card": _cards,
     "ssn": _ssns,
-    "phone": phones,
+    "phone": find_phones,
 }
+
+
+def _is_international(number: str) -> bool:
+    digits = re.sub(r"\D", "", number.removeprefix("00") if number.startswith("00") else number)
+    code = _CODES.match(digits)
+    if code is None or not 8 <= len(digits) <= 15:  # E.164: 15 digits at most
+        return False
+    if code[0] == "1":
+        return re.fullmatch(r"1[2-9]\d{2}[2-9]\d{6}", digits) is not None
+    # Grouped, or as long as a whole number: a short run after a plus may be a sum.
+    return len(digits) >= 10 or re.search(r"\d[ .\-/(]", number) is not None
+
+
+def _is_phone_after_keyword(number: str) -> bool:
+    return number.count(".") != 1 and _ANY_DATE.fullmatch(number) is None  # with one point it is an amount
+
+
+def _is_national(number: str) -> bool:
+    digits = re.sub(r"\D", "", re.split(r"x|ext", number)[0])
+    return 9 <= len(digits) <= 12 if digits.startswith("0") else True

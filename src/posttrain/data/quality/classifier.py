@@ -1,7 +1,7 @@
-"""The classifier: what it has learned, how it scores, and its files."""
+"""A linear text classifier: its training, calibration, scores and files."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,21 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from posttrain.data.quality.ngrams import Ngrams, features
+from posttrain.data.quality.features import NgramSettings, embed_texts, ngram_features
 from posttrain.store.errors import UserError
-from posttrain.store.files import make_folder, write_atomically, writing
+from posttrain.store.files import disk_errors, make_folder, write_atomically
 
 SETTINGS = "classifier.json"
+
 WEIGHTS = "classifier.safetensors"
+
 _VERSION = 1
 
 Numbers = npt.NDArray[np.float64]
+
+_BINS = 15
+
+Targets = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +42,7 @@ class LinearClassifier:
         report: what its training found: counts, AUC, ECE and the like.
     """
 
-    ngrams: Ngrams
+    ngrams: NgramSettings
     weights: npt.NDArray[np.float32]
     intercept: float
     slope: float = 1.0
@@ -49,14 +55,14 @@ class LinearClassifier:
         """Uncalibrated logits, float64 [N]; that of a text does not hang on the others."""
         found = np.full(len(texts), self.intercept)
         weights = self.weights.astype(np.float64)
-        for part in features(texts, self.ngrams):
+        for part in ngram_features(texts, self.ngrams):
             size = part.texts.stop - part.texts.start
             found[part.texts] += np.bincount(part.rows, weights[part.buckets] * part.values, size)
         if self.embedder is not None and len(texts):
-            from posttrain.data.quality.embeddings import embeddings
+            from posttrain.data.quality.features import embed_texts
 
             # A product of matrices would round a row in a way that hangs on how many there are.
-            products = embeddings(self.embedder, texts).astype(np.float64) * self.embedding_weights
+            products = embed_texts(self.embedder, texts).astype(np.float64) * self.embedding_weights
             found += products.sum(axis=1)
         return found
 
@@ -73,7 +79,7 @@ class LinearClassifier:
             UserError: the disk refused.
         """
         make_folder(folder)
-        with writing(folder):
+        with disk_errors(folder):
             save_file({"weights": self.weights, "embedding_weights": self.embedding_weights}, folder / WEIGHTS)
         settings = {
             "version": _VERSION,
@@ -100,14 +106,14 @@ def load_classifier(folder: Path) -> LinearClassifier:
     """
     where = str(folder)
     if not is_classifier(folder):
-        raise UserError(f"holds no {SETTINGS}", where=where, fix="train one with posttrain.data.quality.training")
+        raise UserError(f"holds no {SETTINGS}", where=where, fix="train one with posttrain.data.quality.classifier")
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         if settings["version"] != _VERSION:
             raise UserError(f"a classifier of version {settings['version']} is not known here", where=where)
         tensors = load_file(folder / WEIGHTS)
         loaded = LinearClassifier(
-            Ngrams.read(settings["ngrams"], where),
+            NgramSettings.read(settings["ngrams"], where),
             tensors["weights"],
             float(settings["intercept"]),
             float(settings["slope"]),
@@ -121,3 +127,133 @@ def load_classifier(folder: Path) -> LinearClassifier:
     if loaded.weights.shape != (loaded.ngrams.buckets,) or loaded.weights.dtype != np.float32:
         raise UserError(f"its weights do not fit its {SETTINGS}", where=where, fix="train it again")
     return loaded
+
+
+def train_quality(
+    good: Iterable[str],
+    bad: Iterable[str],
+    *,
+    ngrams: NgramSettings | None = None,
+    embedder: str | None = None,
+    strength: float = 1.0,
+    folds: int = 5,
+    seed: int = 0,
+    told: Mapping[str, Any] | None = None,
+) -> LinearClassifier:
+    """A logistic regression over hashed n-grams, calibrated and measured on texts that it had not seen.
+
+    Each of ``assign_folds`` parts is scored by a classifier that learned from the others. On these logits Platt's sigmoid is
+    fitted, and AUC and expected calibration error are measured; they stand in the classifier's ``report``. The
+    classifier itself learns from all texts. The same texts give the same classifier.
+
+    Args:
+        good, bad: examples; equal texts in both are left to contradict each other.
+        ngrams: which are looked at.
+        embedder: sentence embeddings to look at as well, by the name that `posttrain.models.embedder` knows.
+        strength: how far the examples outweigh the penalty on large weights: scikit-learn's ``C``.
+        folds: parts; at least 2.
+        seed: of the order in which texts are dealt to the parts.
+        told: what else the report is to hold, such as where the examples are from.
+
+    Raises:
+        UserError: there are fewer good or bad examples than parts.
+    """
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import StratifiedKFold
+    from threadpoolctl import threadpool_limits
+
+    ngrams = ngrams or NgramSettings()
+    texts = [*good]
+    positives = len(texts)
+    texts += bad
+    truths = np.arange(len(texts)) < positives
+    for name, count in (("good", positives), ("bad", len(texts) - positives)):
+        if count < folds:
+            what = f"{count} {name} examples are too few for {folds} folds"
+            raise UserError(what, where="quality", fix=f"give at least {folds}, better some thousands")
+    with threadpool_limits(1):  # sums in another order would be other sums
+        matrix = _feature_matrix(texts, ngrams, embedder)
+        logits = np.zeros(len(texts))
+        parts = StratifiedKFold(folds, shuffle=True, random_state=seed)
+        for seen, unseen in parts.split(np.zeros(len(texts)), truths):
+            weights, intercept = _fit_logistic(matrix[seen], truths[seen], strength)
+            logits[unseen] = matrix[unseen] @ weights + intercept
+        slope, offset = fit_platt(logits, truths)
+        weights, intercept = _fit_logistic(matrix, truths, strength)
+    probabilities = 1 / (1 + np.exp(-(slope * logits + offset)))
+    report = {
+        "good": positives,
+        "bad": len(texts) - positives,
+        "folds": folds,
+        "seed": seed,
+        "strength": strength,
+        "auc": float(roc_auc_score(truths, logits)),
+        "ece": expected_calibration_error(probabilities, truths),
+        **(told or {}),
+    }
+    return LinearClassifier(
+        ngrams,
+        weights[: ngrams.buckets].astype(np.float32),
+        intercept,
+        slope,
+        offset,
+        embedder,
+        weights[ngrams.buckets :].astype(np.float32),
+        report,
+    )
+
+
+def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
+    """Slope and offset of the sigmoid that best tells probabilities from logits [N].
+
+    Platt, "Probabilistic outputs for support vector machines" (1999): the most likely sigmoid, for targets that are
+    drawn in from 0 and 1 by what the counts leave open: (N+ + 1) / (N+ + 2) and 1 / (N- + 2).
+    """
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    positives = int(truths.sum())
+    targets = np.where(truths, (positives + 1) / (positives + 2), 1 / (len(truths) - positives + 2))
+    scale = max(float(np.abs(logits).max()), 1e-12)  # the search starts from numbers of size one
+    scaled = logits / scale
+
+    def loss(values: Numbers) -> tuple[float, Numbers]:
+        margin = values[0] * scaled + values[1]
+        apart = expit(margin) - targets
+        value = float(np.sum(np.logaddexp(0, margin) - targets * margin))
+        return value, np.array([apart @ scaled, apart.sum()])
+
+    base = float(np.log((positives + 1) / (len(truths) - positives + 1)))
+    found = minimize(loss, np.array([0.0, base]), jac=True, method="BFGS", options={"gtol": 1e-8 * len(truths)})
+    return float(found.x[0] / scale), float(found.x[1])
+
+
+def expected_calibration_error(probabilities: Numbers, truths: Targets) -> float:
+    """Expected calibration error over 15 bins of equal width: mean distance of probability and share of good ones.
+
+    Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning" (2015).
+    """
+    bins = np.minimum((probabilities * _BINS).astype(np.int64), _BINS - 1)
+    apart = np.bincount(bins, probabilities - truths, _BINS)
+    return float(np.abs(apart).sum() / len(truths))
+
+
+def _feature_matrix(texts: Sequence[str], ngrams: NgramSettings, embedder: str | None) -> Any:
+    """Sparse float64 [N, B + D]: n-grams and embeddings."""
+    from scipy.sparse import csr_array, hstack, vstack
+
+    blocks = []
+    for part in ngram_features(texts, ngrams):
+        shape = (part.texts.stop - part.texts.start, ngrams.buckets)
+        blocks.append(csr_array((part.values, (part.rows, part.buckets)), shape=shape))  # equal places are added up
+    matrix = vstack(blocks, format="csr")
+    if embedder is not None:
+        matrix = hstack([matrix, csr_array(embed_texts(embedder, texts).astype(np.float64))], format="csr")
+    return matrix
+
+
+def _fit_logistic(matrix: Any, truths: Targets, strength: float) -> tuple[Numbers, float]:
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=strength, max_iter=1000, tol=1e-4).fit(matrix, truths)
+    return model.coef_[0], float(model.intercept_[0])

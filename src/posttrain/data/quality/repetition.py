@@ -13,7 +13,7 @@ Indices = npt.NDArray[np.int64]
 _WORDS_A_BLOCK = 1 << 16
 
 
-def repeated(parts: Sequence[str]) -> tuple[float, float]:
+def repeated_shares(parts: Sequence[str]) -> tuple[float, float]:
     """The share of parts that stood before, and the share of all parts' characters that is in them.
 
     Both are NaN where there is no part, or no character.
@@ -26,7 +26,7 @@ def repeated(parts: Sequence[str]) -> tuple[float, float]:
     return (len(parts) - len(distinct)) / len(parts), characters
 
 
-class Ngrams(NamedTuple):
+class NgramShares(NamedTuple):
     """Shares of the characters of N texts, by the n of the n-gram, float64 [N] each; NaN for a text without words.
 
     Attributes:
@@ -39,10 +39,12 @@ class Ngrams(NamedTuple):
     repeated: dict[int, Shares]
 
 
-def ngrams(texts: Sequence[str], top: Iterable[int], repeated: Iterable[int]) -> Ngrams:
+def ngram_shares(texts: Sequence[str], top: Iterable[int], repeated: Iterable[int]) -> NgramShares:
     """What n-grams of words make of each text; whitespace parts words, and is no part of their characters."""
     tops, repeats = set(top), set(repeated)
-    found = Ngrams({n: np.full(len(texts), np.nan) for n in tops}, {n: np.full(len(texts), np.nan) for n in repeats})
+    found = NgramShares(
+        {n: np.full(len(texts), np.nan) for n in tops}, {n: np.full(len(texts), np.nan) for n in repeats}
+    )
     for begin, end, block in _blocks(texts):
         for n, starts, names in block.recurring(max(tops | repeats, default=0)):
             if n in tops:

@@ -1,25 +1,28 @@
-"""From the rows of one file to records."""
+"""Converts the rows of one file to records."""
 
+import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from posttrain.data.reading.problem import Problem, listed, shortened
-from posttrain.data.reading.row import MOST_COLUMNS, Row, json_in
+import pyarrow as pa
+
+from posttrain.data.reading.messages import InvalidRecord
+from posttrain.data.reading.rows import MAX_COLUMNS, Problem, Row, join_names, parse_json, shorten
 from posttrain.data.reading.shapes import SHAPES, Shape, shape_of
-from posttrain.data.reading.user_ids import UserIds
-from posttrain.data.records.content import BadRecord
-from posttrain.data.records.normalise import identities, image_of
-from posttrain.store.nearest import did_you_mean, nearest
+from posttrain.data.records.identity import content_ids, image_name
+from posttrain.store.errors import closest_match, suggest
 
 Record = dict[str, Any]
 
 _NAN = ("nan", "NaN", "NAN")
 """How programs write a missing number where a text should be, such as pandas an empty cell."""
 
+_ID_LINE_BITS = 40
 
-class Conversion:
+
+class RecordConverter:
     """Turns rows into records; knows what all rows of a file must agree on.
 
     Args:
@@ -65,14 +68,14 @@ class Conversion:
                 values = self._renamed(row.values)
                 if tuple(row.values) != self._names:
                     self._look_at(row, values)
-            except BadRecord as bad:
+            except InvalidRecord as bad:
                 yield self._problem(bad, 1 if self._same_columns else row.line)
                 if self._same_columns:
                     return
                 continue
             try:
                 yield self._record(row, values)
-            except BadRecord as bad:
+            except InvalidRecord as bad:
                 yield self._problem(bad, row.line)
 
     @property
@@ -80,7 +83,7 @@ class Conversion:
         """The columns of the last row that records keep in ``meta`` alone, but for ``id`` and ``meta`` itself."""
         return [column for column in self._others if column not in ("id", "meta")]
 
-    def _problem(self, bad: BadRecord, line: int) -> Problem:
+    def _problem(self, bad: InvalidRecord, line: int) -> Problem:
         return Problem(self.source, line, bad.kind, bad.message, bad.fix, bad.blocking)
 
     def _renamed(self, values: Record) -> Record:
@@ -100,21 +103,21 @@ class Conversion:
         columns = self._columns or {}
         for target, column in columns.items():
             if column not in values and (self._answers or target != "completion"):
-                message = f"there is no column `{shortened(column)}`; the columns are {listed(values) or '(none)'}"
-                raise BadRecord("missing column", message, did_you_mean(column[:100], [*values][:1000]))
+                message = f"there is no column `{shorten(column)}`; the columns are {join_names(values) or '(none)'}"
+                raise InvalidRecord("missing column", message, suggest(column[:100], [*values][:1000]))
         return {target: values[column] for target, column in columns.items() if column in values}
 
     def _look_at(self, row: Row, values: Record) -> None:
         """Find the shape of a row that has not the columns of the last one."""
-        if len(row.values) > MOST_COLUMNS:
-            message = f"there are {len(row.values):,} columns; the most that are read are {MOST_COLUMNS:,}"
-            raise BadRecord("too many columns", message, "keep those that the records are made of")
+        if len(row.values) > MAX_COLUMNS:
+            message = f"there are {len(row.values):,} columns; the most that are read are {MAX_COLUMNS:,}"
+            raise InvalidRecord("too many columns", message, "keep those that the records are made of")
         shape = self._shape_of(values) or self._unknown(row.values)
         if self.shape is None:
             self.shape, self._line = shape, row.line
         elif shape.name != self.shape.name:
             message = f"has the shape `{shape.name}`, but line {self._line} has the shape `{self.shape.name}`"
-            raise BadRecord("mixed shapes", message, "keep one shape in one file")
+            raise InvalidRecord("mixed shapes", message, "keep one shape in one file")
         columns = self._columns or {}
         names = [name for name in (*shape.uses, "group") if name in values]
         read = {columns.get(name, name) for name in names}
@@ -130,31 +133,33 @@ class Conversion:
         return shape if all(target == "group" or target in shape.uses for target in mapped) else None
 
     def _unknown(self, given: Record) -> Shape:
-        message = f"the columns {listed(given) or '(none)'} are no shape that we know"
+        message = f"the columns {join_names(given) or '(none)'} are no shape that we know"
         if self._columns:
             fix = "map `prompt`, `messages`, `conversations`, `chosen` and `rejected`, or `text`"
-            raise BadRecord("unknown shape", f"`columns` maps only {', '.join(self._columns)}, and {message}", fix)
+            raise InvalidRecord("unknown shape", f"`columns` maps only {', '.join(self._columns)}, and {message}", fix)
         wanted = {need for shape in SHAPES for need in shape.needs}
-        raise BadRecord("unknown shape", message, _suggestion([*given][:100], wanted))
+        raise InvalidRecord("unknown shape", message, _suggestion([*given][:100], wanted))
 
     def _record(self, row: Row, values: Record) -> Record:
         if self.shape is None:
             raise AssertionError("no row was looked at")
-        content = self.shape.convert(_unpacked(values) if self._cells else values)
+        content = self.shape.convert(_parse_json_turns(values) if self._cells else values)
         if content.completion in _NAN or content.rejected in _NAN:
             fix = "fill it in, or leave it empty for a record without an answer"
-            raise BadRecord("NaN", f"the answer is {content.completion}, which is no text but a missing number", fix)
+            raise InvalidRecord(
+                "NaN", f"the answer is {content.completion}, which is no text but a missing number", fix
+            )
         group = _group(values["group"]) if "group" in values else None
         others = {column: row.values[column] for column in self._others}
         user_id = others.get("id")
         others.update(content.extra)
         meta = _meta(others) if others else "{}"
-        id, input_id = identities(content.prompt, content.completion, content.rejected, content.text, image_of(meta))
+        id, input_id = content_ids(content.prompt, content.completion, content.rejected, content.text, image_name(meta))
         if isinstance(user_id, str | int) and not isinstance(user_id, bool) and user_id != "":
             first = self.user_ids.clash(user_id, id, row.line)
             if first is not None:
-                message = f"the id `{shortened(str(user_id))}` stands on line {first} too, with other content"
-                raise BadRecord("duplicate id", message, "give every record an id of its own")
+                message = f"the id `{shorten(str(user_id))}` stands on line {first} too, with other content"
+                raise InvalidRecord("duplicate id", message, "give every record an id of its own")
         self.records += 1
         return {
             "id": id,
@@ -170,11 +175,11 @@ class Conversion:
         }
 
 
-def turns_in(text: str) -> list[Mapping[str, Any]] | None:
+def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
     """The turns that a cell of a delimited file holds as JSON text; None for any other text."""
     if not text.startswith("["):
         return None
-    value = json_in(text)
+    value = parse_json(text)
     if not isinstance(value, list) or not value:
         return None
     return value if all(isinstance(turn, dict) and {"role", "from"} & set(turn) for turn in value) else None
@@ -182,15 +187,15 @@ def turns_in(text: str) -> list[Mapping[str, Any]] | None:
 
 def _suggestion(given: Collection[str], wanted: Collection[str]) -> str:
     for column in given:
-        if near := nearest(column[:100], wanted, likeness=0.75):
-            return f"did you mean `{near}` by `{shortened(column)}`?"
+        if near := closest_match(column[:100], wanted, likeness=0.75):
+            return f"did you mean `{near}` by `{shorten(column)}`?"
     return "say in `columns` which column holds what, such as {prompt: question, completion: answer}"
 
 
-def _unpacked(values: Record) -> Record:
+def _parse_json_turns(values: Record) -> Record:
     """``values`` of a delimited file, which can hold lists of turns only as JSON text."""
     packed = {column for column in ("prompt", "messages", "conversations") if column in values}
-    return {**values, **{column: turns_in(values[column]) or values[column] for column in packed}}
+    return {**values, **{column: turns_from_json(values[column]) or values[column] for column in packed}}
 
 
 def _group(value: Any) -> str | None:
@@ -198,32 +203,57 @@ def _group(value: Any) -> str | None:
         return value or None
     if isinstance(value, int) and not isinstance(value, bool):
         return _number(value)
-    raise BadRecord("not text", f"the group `{shortened(str(value))}` is neither text nor a whole number")
+    raise InvalidRecord("not text", f"the group `{shorten(str(value))}` is neither text nor a whole number")
 
 
 def _number(value: int) -> str:
     try:
         return str(value)
     except ValueError:
-        raise BadRecord("not text", "the group is a number of thousands of digits") from None
+        raise InvalidRecord("not text", "the group is a number of thousands of digits") from None
 
 
 def _meta(others: Record) -> str:
     """Canonical JSON of ``others``; a column ``meta`` that holds an object is poured in."""
     given = others.get("meta")
     if isinstance(given, str):
-        given = json_in(given)
+        given = parse_json(given)
     if isinstance(given, dict):
         others = {**given, **{column: value for column, value in others.items() if column != "meta"}}
-    return json.dumps(_plain(others), ensure_ascii=False, sort_keys=True)
+    return json.dumps(_json_value(others), ensure_ascii=False, sort_keys=True)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """``value`` as JSON can hold it; times, bytes and numbers that are not finite become text."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _json_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [_json_value(inner) for inner in value]
     if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
+
+
+class UserIds:
+    """Remembers which content had an id first, in about 200 bytes an id."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def clash(self, user_id: str | int, record_id: str, line: int) -> int | None:
+        """The line of the record that had the id first, if its content is another; None if all is well."""
+        key = int.from_bytes(hashlib.blake2b(str(user_id).encode(), digest_size=12).digest())
+        content = int(record_id, 16)
+        first = self._seen.setdefault(key, content << _ID_LINE_BITS | line)
+        return None if first >> _ID_LINE_BITS == content else first & ((1 << _ID_LINE_BITS) - 1)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def table(self) -> pa.Table:
+        """All ids: ``token_set_key`` (a hash of the id, 12 bytes), ``content`` (of the record's id, 10 bytes) and ``line``."""
+        keys = [key.to_bytes(12) for key in self._seen]
+        contents = [(first >> _ID_LINE_BITS).to_bytes(10) for first in self._seen.values()]
+        lines = [first & ((1 << _ID_LINE_BITS) - 1) for first in self._seen.values()]
+        columns = (pa.array(keys, pa.binary(12)), pa.array(contents, pa.binary(10)), pa.array(lines, pa.int64()))
+        return pa.table(columns, names=["key", "content", "line"])

@@ -6,10 +6,25 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from posttrain.data.reading.opening import LINE_BYTES, damaged, lines, opened, too_long
-from posttrain.data.reading.paths import Place
-from posttrain.data.reading.problem import Problem, shortened
-from posttrain.data.reading.row import DEEPEST, Row, Rows, checked, is_utf16, not_utf8, nul_bytes
+from posttrain.data.reading.data_files import (
+    MAX_LINE_BYTES,
+    DataPath,
+    decompression_error,
+    long_line_problem,
+    open_file,
+    read_lines,
+)
+from posttrain.data.reading.rows import (
+    MAX_DEPTH,
+    Problem,
+    Row,
+    Rows,
+    check_row,
+    is_utf16,
+    not_utf8_problem,
+    nul_problem,
+    shorten,
+)
 
 
 def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
@@ -24,8 +39,8 @@ def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
     for line, raw in enumerate(lines, first_line):
         if raw.isspace() or not raw:
             continue
-        if len(raw) > LINE_BYTES:
-            yield too_long(name, line)
+        if len(raw) > MAX_LINE_BYTES:
+            yield long_line_problem(name, line)
             continue
         try:
             text = raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip()
@@ -36,60 +51,62 @@ def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
             if end != len(text):
                 value = _DECODER.decode(text)
             if repeated := _repeated_key(text, value):
-                yield _repeated(repeated, name, line)
+                yield _repeated_key_problem(repeated, name, line)
                 continue
         except UnicodeDecodeError:
-            yield not_utf8(raw, name, line)
+            yield not_utf8_problem(raw, name, line)
             if line == 1 and is_utf16(raw):
                 return
             continue
         except (ValueError, RecursionError) as error:
             if b"\0" in raw:
-                yield not_utf8(raw, name, line) if line == 1 and is_utf16(raw) else nul_bytes(name, line)
+                yield not_utf8_problem(raw, name, line) if line == 1 and is_utf16(raw) else nul_problem(name, line)
                 if line == 1 and is_utf16(raw):
                     return
             elif line == 1 and isinstance(error, json.JSONDecodeError) and text.startswith("["):
                 yield Problem(
-                    name, line, "not an object", "broken JSON: the file is no JSON lines but one array", _ARRAY
+                    name, line, "not an object", "broken JSON: the file is no JSON lines but one array", _ARRAY_FIX
                 )
                 return
             else:
-                yield _broken(error, name, line)
+                yield _broken_json_problem(error, name, line)
             continue
         if line == 1 and type(value) is list:
-            yield Problem(name, line, "not an object", "a record must be a JSON object, and this is an array", _ARRAY)
+            yield Problem(
+                name, line, "not an object", "a record must be a JSON object, and this is an array", _ARRAY_FIX
+            )
             continue
         # Only an escape can bring what bytes of UTF-8 cannot, and what has few brackets is not deep.
-        if type(value) is dict and b"\\u" not in raw and raw.count(b"{") + raw.count(b"[") < DEEPEST:
+        if type(value) is dict and b"\\u" not in raw and raw.count(b"{") + raw.count(b"[") < MAX_DEPTH:
             yield Row(line, value)
         else:
-            yield checked(value, name, line)
+            yield check_row(value, name, line)
 
 
-def json_file(path: Place, name: str) -> Rows:
+def json_file(path: DataPath, name: str) -> Rows:
     """A .json file holds one array of objects, or one object a line."""
-    with opened(path, name) as file:
+    with open_file(path, name) as file:
         try:
             start = file.read(1 << 16)
             is_array = start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
             whole = start + file.read() if is_array else None
         except (EOFError, zlib.error, OSError) as error:
-            raise damaged(error, name, None) from None
+            raise decompression_error(error, name, None) from None
     if whole is None:
-        with opened(path, name) as file:
-            yield from json_lines(lines(file, name), name)
+        with open_file(path, name) as file:
+            yield from json_lines(read_lines(file, name), name)
     else:
-        yield from _array(whole, name)
+        yield from _array_rows(whole, name)
 
 
-def _array(raw: bytes, name: str) -> Rows:
+def _array_rows(raw: bytes, name: str) -> Rows:
     if (nul := raw.find(b"\0")) >= 0:
-        yield nul_bytes(name, raw.count(b"\n", 0, nul) + 1)
+        yield nul_problem(name, raw.count(b"\n", 0, nul) + 1)
         return
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        yield not_utf8(raw, name, raw.count(b"\n", 0, error.start) + 1)
+        yield not_utf8_problem(raw, name, raw.count(b"\n", 0, error.start) + 1)
         return
     position, line = text.index("[") + 1, 1
     counted = 0
@@ -104,9 +121,9 @@ def _array(raw: bytes, name: str) -> Rows:
             value, end = _DECODER.raw_decode(text, position)
             repeated = _repeated_key(text[position:end], value)
         except (ValueError, RecursionError) as error:
-            yield _broken(error, name, getattr(error, "lineno", line))
+            yield _broken_json_problem(error, name, getattr(error, "lineno", line))
             return
-        yield _repeated(repeated, name, line) if repeated else checked(value, name, line)
+        yield _repeated_key_problem(repeated, name, line) if repeated else check_row(value, name, line)
         position = end
         position = _skip_space(text, position)
         if text.startswith(",", position):
@@ -117,19 +134,19 @@ def _array(raw: bytes, name: str) -> Rows:
             return
 
 
-def _no_constant(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"`{constant}` is not JSON")
 
 
-_DECODER: Any = json.JSONDecoder(parse_constant=_no_constant)
-_ARRAY = "a file that holds one JSON array is named .json"
+_DECODER: Any = json.JSONDecoder(parse_constant=_reject_constant)
+_ARRAY_FIX = "a file that holds one JSON array is named .json"
 
 
 class _RepeatedKey(ValueError):
     """Its only argument is the key."""
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -138,7 +155,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _KEY_ENDS = re.compile(r'"[ \t\r\n]*:')
-_KEYS_APART = json.JSONDecoder(object_pairs_hook=_pairs)
+_STRICT_DECODER = json.JSONDecoder(object_pairs_hook=_unique_pairs)
 
 
 def _repeated_key(text: str, value: Any) -> str | None:
@@ -150,16 +167,16 @@ def _repeated_key(text: str, value: Any) -> str | None:
     if type(value) is not dict:
         return None
     colons = text.count(":")
-    if colons == len(value) or colons == _keys_on_top(value) or len(_KEY_ENDS.findall(text)) == _keys(value):
+    if colons == len(value) or colons == _count_top_keys(value) or len(_KEY_ENDS.findall(text)) == _count_keys(value):
         return None
     try:
-        _KEYS_APART.decode(text)
+        _STRICT_DECODER.decode(text)
     except _RepeatedKey as repeated:
         return str(repeated.args[0])
     return None
 
 
-def _keys_on_top(value: dict[str, Any]) -> int:
+def _count_top_keys(value: dict[str, Any]) -> int:
     """The keys of an object and of the objects in its lists, such as turns."""
     count = len(value)
     for inner in value.values():
@@ -170,15 +187,15 @@ def _keys_on_top(value: dict[str, Any]) -> int:
     return count
 
 
-def _keys(value: Any) -> int:
+def _count_keys(value: Any) -> int:
     """The keys of all objects of a value."""
     if type(value) is dict:
-        return len(value) + sum([_keys(inner) for inner in value.values() if type(inner) in (dict, list)])
-    return sum([_keys(inner) for inner in value if type(inner) in (dict, list)])
+        return len(value) + sum([_count_keys(inner) for inner in value.values() if type(inner) in (dict, list)])
+    return sum([_count_keys(inner) for inner in value if type(inner) in (dict, list)])
 
 
-def _repeated(key: str, name: str, line: int) -> Problem:
-    message = f"the key `{shortened(key)}` stands in one object twice"
+def _repeated_key_problem(key: str, name: str, line: int) -> Problem:
+    message = f"the key `{shorten(key)}` stands in one object twice"
     return Problem(name, line, "repeated column", message, "keep the right one")
 
 
@@ -188,9 +205,9 @@ def _skip_space(text: str, position: int) -> int:
     return position
 
 
-def _broken(error: Exception, name: str, line: int) -> Problem:
+def _broken_json_problem(error: Exception, name: str, line: int) -> Problem:
     if isinstance(error, RecursionError):
-        message = f"nested too deeply (over {DEEPEST} levels)"
+        message = f"nested too deeply (over {MAX_DEPTH} levels)"
     elif isinstance(error, json.JSONDecodeError):
         message = f"{error.msg} (column {error.colno})"
     elif "integer string conversion" in str(error):

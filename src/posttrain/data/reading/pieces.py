@@ -1,20 +1,30 @@
-"""Files in pieces: what one task reads, known by its content."""
+"""Cuts files into pieces, each known by its content, and reads a piece as one RECORD table."""
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.reading.files import Row, rows
-from posttrain.data.reading.paths import Place
-from posttrain.data.reading.problem import Problem
+import pyarrow as pa
+
+from posttrain.data.reading.conversion import RecordConverter
+from posttrain.data.reading.data_files import DataPath, file_format, read_line_range, to_data_path
+from posttrain.data.reading.formats import DELIMITERS, has_fixed_columns, read_rows
+from posttrain.data.reading.json_rows import json_lines
+from posttrain.data.reading.reader import convert_rows
+from posttrain.data.reading.rows import Problem, Row, unknown_label_problem
+from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
 
-PIECE_BYTES = 16 << 20
-LEAST_PIECE_BYTES = 1 << 20
+MAX_PIECE_BYTES = 16 << 20
+
+MIN_PIECE_BYTES = 1 << 20
+
 PIECE_ROWS = 16_384
+
 BLOCK_BYTES = 1 << 20  # that are read at a time; a piece ends in the first line end of a block
 
 
@@ -44,7 +54,7 @@ class Piece:
         return {"name": self.name, "first_line": self.first_line, "digest": self.digest}
 
 
-def pieces(path: Place, name: str) -> Iterator[Piece]:
+def pieces(path: DataPath, name: str) -> Iterator[Piece]:
     """Cut a file.
 
     Raises:
@@ -52,21 +62,21 @@ def pieces(path: Place, name: str) -> Iterator[Piece]:
     """
     if isinstance(path, Path) and path.suffix.lower() == ".jsonl" and path.is_file():
         try:
-            yield from _ranges(path, name)
+            yield from _byte_ranges(path, name)
         except OSError as error:
             raise UserError(f"cannot be read: {error.strerror}", where=name) from None
     else:
-        yield from _batches(path, name)
+        yield from _row_batches(path, name)
 
 
-def _ranges(path: Path, name: str) -> Iterator[Piece]:
+def _byte_ranges(path: Path, name: str) -> Iterator[Piece]:
     """Ranges of whole lines; a line that is longer than a piece is a range by itself."""
     start, line, first_line, length = 0, 1, 1, 0
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             rest = memoryview(block)
-            if length and length + len(block) >= _wanted(start) and (end := block.find(b"\n")) >= 0:
+            if length and length + len(block) >= _target_bytes(start) and (end := block.find(b"\n")) >= 0:
                 head, rest = rest[: end + 1], rest[end + 1 :]
                 digest.update(head)
                 length += len(head)
@@ -80,7 +90,7 @@ def _ranges(path: Path, name: str) -> Iterator[Piece]:
         yield Piece(name, str(path), first_line, digest.hexdigest(), start, start + length)
 
 
-def _batches(path: Place, name: str) -> Iterator[Piece]:
+def _row_batches(path: DataPath, name: str) -> Iterator[Piece]:
     waiting: list[Row | Problem] = []
     size, before, digest, cut = 0, 0, hashlib.sha256(), False
 
@@ -88,19 +98,70 @@ def _batches(path: Place, name: str) -> Iterator[Piece]:
         first = waiting[0].line if waiting else 1
         return Piece(name, str(path), first or 1, digest.hexdigest(), rows=tuple(waiting))
 
-    for row in rows(path, name):
+    for row in read_rows(path, name):
         waiting.append(row)
         content = json.dumps(row.values, default=str, ensure_ascii=False) if isinstance(row, Row) else repr(row)
         encoded = content.encode("utf-8", "surrogatepass")
         digest.update(encoded + b"\n")
         size += len(encoded)
-        if len(waiting) == PIECE_ROWS or size >= _wanted(before):
+        if len(waiting) == PIECE_ROWS or size >= _target_bytes(before):
             yield piece()
             waiting, size, before, digest, cut = [], 0, before + size, hashlib.sha256(), True
     if waiting or not cut:  # a file without rows is one piece, so that it is known to be empty
         yield piece()
 
 
-def _wanted(before: int) -> int:
+def _target_bytes(before: int) -> int:
     """Bytes of a piece with so many before it: small ones first, so that a file of any length keeps processes busy."""
-    return min(max(before // 4, LEAST_PIECE_BYTES), PIECE_BYTES)
+    return min(max(before // 4, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
+
+
+@dataclass(frozen=True)
+class PieceRecords:
+    """Attributes:
+    records: RECORD table.
+    shape: of the records in the file; None where there are none.
+    left_out: how many rows no record was made of, by kind, such as the failed requests of a log.
+    """
+
+    records: pa.Table
+    shape: str | None
+    left_out: dict[str, int]
+    user_ids: pa.Table
+
+
+def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence[str] = ()) -> PieceRecords:
+    """The records of a piece.
+
+    Args:
+        labels: the closed label set that answers keep to; empty for open-ended answers.
+
+    Raises:
+        UserError: on the first bad record, with file and line.
+    """
+    path = to_data_path(piece.path)
+    cells = file_format(path) in DELIMITERS
+    conversion = RecordConverter(piece.name, columns, answers=False, cells=cells, same_columns=has_fixed_columns(path))
+    left_out: Counter[str] = Counter()
+
+    def skipped(problem: Problem) -> None:
+        left_out[problem.kind] += 1
+
+    rows: Iterable[Row | Problem]
+    if piece.rows is not None:
+        rows = piece.rows
+    else:
+        rows = json_lines(read_line_range(piece.path, piece.start, piece.stop), piece.name, piece.first_line)
+    table = concat(list(convert_rows(rows, conversion, skipped=skipped)))
+    if labels:
+        _check_labels(table, labels)
+    return PieceRecords(
+        table, conversion.shape.name if conversion.shape else None, dict(left_out), conversion.user_ids.table()
+    )
+
+
+def _check_labels(table: pa.Table, labels: Sequence[str]) -> None:
+    known = pa.array([None, *labels], pa.string())
+    wrong = pa.compute.invert(pa.compute.is_in(table["completion"], value_set=known))
+    for row in table.filter(wrong).slice(0, 1).to_pylist():
+        raise unknown_label_problem(row["completion"], labels, row["source"], row["line"]).error()

@@ -7,28 +7,28 @@ The shapes are those of OpenAI's API reference: chat completions and completions
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.data.reading.row import json_in
-from posttrain.data.records.content import (
+from posttrain.data.reading.messages import (
     ROLES,
-    BadRecord,
     Content,
-    checked_prompt,
-    conversation,
-    prompt_in,
-    shown,
-    text_in,
-    turns_of,
+    InvalidRecord,
+    check_prompt,
+    parse_prompt,
+    parse_text,
+    parse_turns,
+    preview,
+    split_conversation,
 )
-from posttrain.data.records.normalise import Turn
+from posttrain.data.reading.rows import parse_json
+from posttrain.data.records.identity import Turn
 
 LOG_COLUMNS = ("request", "body", "messages", "response", "choices", "error")
 """The columns that are read; all others are kept in ``meta``."""
 
 _LOG_ROLES = {**ROLES, "developer": "system", "function": "tool"}
-_OF_RESPONSE = ("id", "created", "model", "usage", "system_fingerprint", "service_tier")
+_RESPONSE_FIELDS = ("id", "created", "model", "usage", "system_fingerprint", "service_tier")
 
 
-def logged(values: Mapping[str, Any]) -> Content:
+def parse_request_log(values: Mapping[str, Any]) -> Content:
     """One request and its answer; ``meta`` gets the request's settings, and the response's id, model and usage.
 
     A setting that the row names too stays as the row has it. The response's id is then ``response_id``; the model
@@ -43,21 +43,21 @@ def logged(values: Mapping[str, Any]) -> Content:
     try:
         turns = _prompt(request)
         if choice is None and turns[-1]["role"] == "assistant":
-            said = conversation(turns, {})
-            return Content(said.prompt, said.completion, extra=_said(values, request, {}, {}))
-        prompt = checked_prompt(turns)
+            said = split_conversation(turns, {})
+            return Content(said.prompt, said.completion, extra=_request_metadata(values, request, {}, {}))
+        prompt = check_prompt(turns)
         answer = _answer(choice) if choice is not None else None
-    except BadRecord as bad:
+    except InvalidRecord as bad:
         if bad.kind in ("not turns", "wrong role"):
             raise
-        raise BadRecord(bad.kind, bad.message, bad.fix, blocking=False) from None
-    return Content(prompt, answer, extra=_said(values, request, response or {}, choice or {}))
+        raise InvalidRecord(bad.kind, bad.message, bad.fix, blocking=False) from None
+    return Content(prompt, answer, extra=_request_metadata(values, request, response or {}, choice or {}))
 
 
 def _object(value: Any) -> Any:
     """``value``, parsed where it is the JSON text of an object."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        return json_in(value)
+        return parse_json(value)
     return value
 
 
@@ -67,7 +67,7 @@ def _request(values: Mapping[str, Any]) -> Mapping[str, Any]:
         request = _object(request.get("body"))
     if not isinstance(request, Mapping) or not ("messages" in request or "prompt" in request):
         fix = "join answers with their requests first, or say in `columns` which column holds what"
-        raise BadRecord("not a request", "the request holds neither `messages` nor `prompt`", fix)
+        raise InvalidRecord("not a request", "the request holds neither `messages` nor `prompt`", fix)
     return request
 
 
@@ -75,30 +75,30 @@ def _response(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The object with the choices; None where the row has no answer at all, as in a batch that was not sent yet."""
     error = _object(values.get("error"))
     if error:
-        raise _failed(f"the request failed: {_reason(error)}")
+        raise _failed(f"the request failed: {_error_message(error)}")
     if "choices" in values:
-        return {name: values[name] for name in ("choices", *_OF_RESPONSE) if name in values}
+        return {name: values[name] for name in ("choices", *_RESPONSE_FIELDS) if name in values}
     if "response" not in values:
         return None
     response = _object(values["response"])
     if isinstance(response, list) and response and all(isinstance(one, Mapping) for one in response):
-        raise BadRecord("stream", "the response is a stream of chunks", "log the whole response", blocking=False)
+        raise InvalidRecord("stream", "the response is a stream of chunks", "log the whole response", blocking=False)
     if not isinstance(response, Mapping):
-        raise _failed(f"there is no response but {shown(response)}")
+        raise _failed(f"there is no response but {preview(response)}")
     status = response.get("status_code")
     if isinstance(status, int) and not 200 <= status < 300:
         raise _failed(f"the request failed with the status {status}")
     body = _object(response.get("body"))
     response = body if isinstance(body, Mapping) else response
     if response.get("error"):
-        raise _failed(f"the request failed: {_reason(response['error'])}")
+        raise _failed(f"the request failed: {_error_message(response['error'])}")
     return response
 
 
 def _choice(values: Mapping[str, Any], response: Mapping[str, Any]) -> Mapping[str, Any]:
     choices = response.get("choices")
     if isinstance(choices, str):
-        choices = json_in(choices)
+        choices = parse_json(choices)
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise _failed("the response holds no choices")
     if choices[0].get("finish_reason") == "content_filter":
@@ -108,11 +108,11 @@ def _choice(values: Mapping[str, Any], response: Mapping[str, Any]) -> Mapping[s
 
 def _prompt(request: Mapping[str, Any]) -> list[Turn]:
     if "messages" not in request:
-        return prompt_in(request["prompt"])
+        return parse_prompt(request["prompt"])
     messages = request["messages"]
     if isinstance(messages, str):
-        messages = json_in(messages)
-    return turns_of(messages, "messages", roles=_LOG_ROLES)[0]
+        messages = parse_json(messages)
+    return parse_turns(messages, "messages", roles=_LOG_ROLES)[0]
 
 
 def _answer(choice: Mapping[str, Any]) -> str:
@@ -120,24 +120,24 @@ def _answer(choice: Mapping[str, Any]) -> str:
     if not isinstance(message, Mapping):
         raise _failed("the response holds no message")
     if message.get("tool_calls") or message.get("function_call"):
-        raise BadRecord("tool calls", "the answer calls tools, which records cannot hold")
+        raise InvalidRecord("tool calls", "the answer calls tools, which records cannot hold")
     value = message.get("content") if "message" in choice else choice.get("text")
     if value is None:
         raise _failed("the model refused" if message.get("refusal") else "the answer is empty")
-    text = text_in(value, "content")
+    text = parse_text(value, "content")
     if not text.strip():
         raise _failed("the answer is empty")
     return text
 
 
-def _said(
+def _request_metadata(
     values: Mapping[str, Any], request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What request and response say besides the texts, but for what the row says itself."""
     nested = request is not values
     settings = request if nested else {}
     said = {name: value for name, value in settings.items() if name not in ("messages", "prompt")}
-    answered = {name: response[name] for name in _OF_RESPONSE if response.get(name) is not None}
+    answered = {name: response[name] for name in _RESPONSE_FIELDS if response.get(name) is not None}
     if said.get("model") not in (None, answered.get("model", said.get("model"))):
         said["requested_model"] = said["model"]
     said.update(answered)
@@ -148,10 +148,10 @@ def _said(
     return {name: value for name, value in said.items() if name not in values or name in LOG_COLUMNS}
 
 
-def _failed(message: str) -> BadRecord:
-    return BadRecord("failed request", message, blocking=False)
+def _failed(message: str) -> InvalidRecord:
+    return InvalidRecord("failed request", message, blocking=False)
 
 
-def _reason(error: Any) -> str:
+def _error_message(error: Any) -> str:
     said = error.get("message") or error.get("code") if isinstance(error, Mapping) else error
-    return shown(said if said is not None else error)
+    return preview(said if said is not None else error)

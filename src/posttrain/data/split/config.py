@@ -1,17 +1,22 @@
-"""The config section ``data.splits``."""
+"""The config section ``data.splits``, and the timestamps that it names."""
 
-from typing import Annotated, Literal, Self
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.data.split.moments import moment
 from posttrain.store.section import Section
 
 SPLITS = ("train", "validation", "test")
 """Names of the splits by their index."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
 _ROUNDING = 1e-6
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_MILLISECONDS = 1e11  # as seconds this lies in the year 5138, as milliseconds in 1973
 
 
 class SplitsConfig(Section):
@@ -50,7 +55,7 @@ class SplitsConfig(Section):
     @field_validator("since")
     @classmethod
     def _moments(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        moments = {name: moment(text) for name, text in (value or {}).items()}
+        moments = {name: parse_timestamp(text) for name, text in (value or {}).items()}
         if len(moments) == 2 and moments["validation"] > moments["test"]:
             raise ValueError("validation must begin before test")
         return value
@@ -65,5 +70,31 @@ class SplitsConfig(Section):
         if self.by == "time" and self.stratify is not None:
             raise ValueError("`stratify` is for `by: hash`; time decides by itself")
         if self.by == "hash" and (self.time is not None or self.since is not None):
-            raise ValueError("`time` and `since` are for `by: time`")
+            raise ValueError("`time` and `phase_seconds_since` are for `by: time`")
         return self
+
+
+def parse_timestamp(value: Any) -> int:
+    """Microseconds since 1970, UTC.
+
+    Args:
+        value: ISO 8601, in UTC where it names no zone; or seconds, or milliseconds, since 1970.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        if isinstance(value, str):
+            read = datetime.fromisoformat(value.strip())
+            read = read if read.tzinfo else read.replace(tzinfo=UTC)
+            return (read - _EPOCH) // timedelta(microseconds=1)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return round(value * (1_000 if abs(value) >= _MILLISECONDS else 1_000_000))
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"`{value}` is no moment; write it like 2026-01-31 or 2026-01-31T12:00:00Z")
+
+
+def format_timestamp(microseconds: int) -> str:
+    """ISO 8601 in UTC, which `parse_timestamp` reads back."""
+    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat()

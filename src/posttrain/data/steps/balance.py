@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute
 from pydantic import Field
 
-from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection
+from posttrain.data.records.outcome import Rejection
+from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 
 
 class Balance(GlobalStep):
@@ -44,16 +45,16 @@ class Balance(GlobalStep):
         numbers = pa.array(np.frombuffer(b"".join(hashed), dtype=np.int64))
         return pa.table({"id": table["id"], "class": numbers.take(column.indices)})
 
-    def decide(self, corpus: Corpus) -> Decision:
+    def decide(self, corpus: Corpus) -> GlobalResult:
         sketches = corpus.sketches()
         counted = np.flatnonzero(corpus.alive & np.asarray(pa.compute.is_valid(sketches["class"])))
         hashed = sketches["class"].take(pa.array(counted)).to_numpy()
         _, inverse, sizes = np.unique(hashed, return_inverse=True, return_counts=True)
-        facts = {"class_size": _fact(corpus.rows, counted, sizes[inverse].astype(np.float64))}
+        facts = {"class_size": _fact_column(corpus.rows, counted, sizes[inverse].astype(np.float64))}
         rejections: dict[int, Rejection] = {}
         if self.mode == "downsample" and len(counted):
             rejections = self._surplus(corpus, sketches, counted, inverse, sizes)
-        return Decision(rejections, facts=facts)
+        return GlobalResult(rejections, facts=facts)
 
     def _surplus(
         self,
@@ -84,7 +85,7 @@ class Balance(GlobalStep):
         }
 
 
-def _fact(rows: int, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> pa.Array:
+def _fact_column(rows: int, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> pa.Array:
     """Float64 [rows], null but for ``values`` at the rows ``at``."""
     column = np.full(rows, np.nan)
     column[at] = values

@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.steps.step import Outcome, Rejection, part
+from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 
 Measures = Mapping[str, npt.NDArray[np.float64]]
 """By name one number a record; NaN where a record has nothing to measure."""
 
-_HOLDS = {
+_COMPARISONS = {
     "at least": np.greater_equal,
     "at most": np.less_equal,
     "more than": np.greater,
@@ -35,7 +35,7 @@ class Bound(NamedTuple):
     limit: float | None
 
 
-def judge(table: pa.Table, step: str, measures: Measures, bounds: Sequence[Bound]) -> Outcome:
+def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequence[Bound]) -> Outcome:
     """Rejects every record of a RECORD table of N rows for the first of the bounds that it breaks.
 
     Args:
@@ -46,16 +46,16 @@ def judge(table: pa.Table, step: str, measures: Measures, bounds: Sequence[Bound
         if bound.limit is None:
             continue
         values = measures[bound.measure]
-        broken = ~(_HOLDS[bound.must_be](values, bound.limit) | np.isnan(values))
+        broken = ~(_COMPARISONS[bound.must_be](values, bound.limit) | np.isnan(values))
         for row in np.flatnonzero(broken).tolist():
             value = float(values[row])
             detail = f"{bound.measure.replace('_', ' ')} {value:.6g}, must be {bound.must_be} {bound.limit:.6g}"
             rejections.setdefault(row, Rejection(bound.reason, detail, score=value))
     facts = {name: pa.array(values, pa.float64(), from_pandas=True) for name, values in measures.items()}
-    return part(table, step, rejections, facts)
+    return reject_rows(table, step, rejections, facts)
 
 
-def share(piece: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def ratio(piece: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """One divided by the other, float64 [N]; NaN where the whole is nothing."""
     found = np.full(len(whole), np.nan)
     np.divide(piece, whole, out=found, where=whole > 0)

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.reading.files import rows
-from posttrain.data.reading.problem import Problem
-from posttrain.data.steps.sources import check_there, known, state, under
-from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
+from posttrain.data.reading.formats import read_rows
+from posttrain.data.reading.rows import Problem
+from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
+from posttrain.data.steps.resources import check_exists, file_key, file_state, resolve_path
+from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
-from posttrain.store.text import read_text
+from posttrain.store.text_files import read_text
 
 _NAMES = ("id", "input_id")
 _YES, _NO = ("true", "1", "yes"), ("false", "0", "no", "", "none")
@@ -34,14 +35,14 @@ class Drop(RowStep):
     )
 
     def located(self, root: Path) -> Self:
-        return self.model_copy(update={"file": under(root, self.file)})
+        return self.model_copy(update={"file": resolve_path(root, self.file)})
 
     def check(self) -> None:
-        check_there(self.file, "drop.file")
+        check_exists(self.file, "drop.file")
         self._named()
 
     def key(self) -> dict[str, Any]:
-        return {**super().key(), "file": known(self.file)}
+        return {**super().key(), "file": file_key(self.file)}
 
     def apply(self, table: pa.Table) -> Outcome:
         named, file = self._named(), Path(self.file).name
@@ -50,14 +51,14 @@ class Drop(RowStep):
             for row, ids in enumerate(zip(*(table[name].to_pylist() for name in _NAMES), strict=True))
             if (line := next((named[one] for one in ids if one in named), None)) is not None
         }
-        return part(table, self.name, rejections)
+        return reject_rows(table, self.name, rejections)
 
     def _named(self) -> dict[str, int]:
-        return _named(self.file, self.only, state(self.file))
+        return _named_ids(self.file, self.only, file_state(self.file))
 
 
 @cache
-def _named(file: str, only: str | None, state: str) -> dict[str, int]:
+def _named_ids(file: str, only: str | None, state: str) -> dict[str, int]:
     """The line of each id in a file; of ids that stand twice the first.
 
     Raises:
@@ -69,20 +70,20 @@ def _named(file: str, only: str | None, state: str) -> dict[str, int]:
             if text.strip():
                 found.setdefault(text.strip(), number)
         return found
-    for row in rows(path, path.name):
+    for row in read_rows(path, path.name):
         if isinstance(row, Problem):
             raise row.error()
         ids = [str(row.values[name]) for name in _NAMES if row.values.get(name)]
         if not ids:
             fix = "give the file a column `id` or `input_id`"
             raise UserError("names no record", where=f"{path.name}:{row.line}", fix=fix)
-        if only is None or only not in row.values or _says_yes(row.values[only], only, f"{path.name}:{row.line}"):
+        if only is None or only not in row.values or _is_true(row.values[only], only, f"{path.name}:{row.line}"):
             for one in ids:
                 found.setdefault(one, row.line)
     return found
 
 
-def _says_yes(value: Any, column: str, where: str) -> bool:
+def _is_true(value: Any, column: str, where: str) -> bool:
     text = str(value).strip().lower()
     if text not in (*_YES, *_NO):
         raise UserError(f"`{column}` is `{value}`", where=where, fix="true or false")

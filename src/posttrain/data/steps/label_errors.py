@@ -1,18 +1,19 @@
-"""Records whose label is likely wrong."""
+"""Finds records whose label is likely wrong."""
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 from pydantic import Field
 
-from posttrain.data.labels.audit import Audit, audit
-from posttrain.data.labels.confident_learning import Prune, issues
-from posttrain.data.records.normalise import input_texts
-from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection
+from posttrain.data.labels.confident_learning import PruneRule, find_label_issues
+from posttrain.data.labels.label_noise import LabelAudit, audit_labels
+from posttrain.data.records.outcome import Rejection
+from posttrain.data.records.texts import input_texts
+from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.int64]
 
+_COLUMNS = 1 << 18
+
+_WIDTH = 256
+
 
 class LabelErrors(GlobalStep):
     """Tells, or takes out, records of a closed label set whose label contradicts what like records are labelled.
 
     Confident learning (Northcutt et al. 2021, arXiv:1911.00068): every record is predicted by classifiers that have
     not learnt from it. From predictions and labels a model of how labels go wrong is fitted
-    (`posttrain.data.labels.noise`), and a label is an error when it is more likely wrong than right; or one of the
+    (`posttrain.data.labels.label_noise`), and a label is an error when it is more likely wrong than right; or one of the
     paper's own rules decides. Labels with fewer different inputs than folds are not judged, neither are records
     without an answer and preference pairs.
 
@@ -42,7 +47,7 @@ class LabelErrors(GlobalStep):
         "embedding", description="what inputs are compared by: a sentence embedding, or n-grams, which need no model"
     )
     embedder: str = Field("minilm", description="model for `features: embedding`: minilm, a folder or a Hub id")
-    prune: Literal["likelihood"] | Prune = Field(
+    prune: Literal["likelihood"] | PruneRule = Field(
         "likelihood", description="what makes an error: more likely wrong than right, or a rule of confident learning"
     )
     folds: int = Field(5, ge=2, description="parts of the records, each predicted by what the others teach")
@@ -71,7 +76,7 @@ class LabelErrors(GlobalStep):
     def sketch_key(self) -> dict[str, Any]:
         return {"step": self.name, "version": self.version}
 
-    def decide(self, corpus: Corpus) -> Decision:
+    def decide(self, corpus: Corpus) -> GlobalResult:
         sketches = corpus.sketches()
         rows, labels, names = self._judged(sketches, corpus.alive)
         quality = np.full(corpus.rows, np.nan)
@@ -79,7 +84,7 @@ class LabelErrors(GlobalStep):
         rejections = {}
         if len(names) > 1:
             inputs = sketches["input_id"].take(pa.array(rows)).to_pylist()
-            found = audit(self._features(corpus, rows), labels, inputs, self.folds, self.rounds, self.seed)
+            found = audit_labels(self._features(corpus, rows), labels, inputs, self.folds, self.rounds, self.seed)
             quality[rows] = found.channel.correct
             for at, other in self._errors(labels, found):
                 row = int(rows[at])
@@ -90,7 +95,7 @@ class LabelErrors(GlobalStep):
             "label_quality": pa.array(quality, mask=np.isnan(quality)),
             "suggested_label": pa.array(suggested, pa.string()),
         }
-        return Decision(rejections if self.action == "reject" else {}, facts=facts)
+        return GlobalResult(rejections if self.action == "reject" else {}, facts=facts)
 
     def _judged(self, sketches: pa.Table, alive: npt.NDArray[np.bool_]) -> tuple[Rows, Rows, list[str]]:
         """The rows that are judged, the number of each one's label, and the labels by number.
@@ -115,21 +120,23 @@ class LabelErrors(GlobalStep):
 
     def _features(self, corpus: Corpus, rows: Rows) -> npt.NDArray[Any]:
         if self.features == "embedding":
-            parts = [vectors for _, vectors in corpus.map_tables(partial(_embedded, name=self.embedder))]
+            parts = [vectors for _, vectors in corpus.map_tables(partial(_embed_table, name=self.embedder))]
             return np.concatenate(parts)[rows]
         from scipy.sparse import vstack
 
-        from posttrain.data.labels.text_features import reduced
+        pass
 
-        return reduced(vstack([counted for _, counted in corpus.map_tables(_counted)]).tocsr()[rows], self.seed)
+        return lsa_features(
+            vstack([counted for _, counted in corpus.map_tables(_count_table)]).tocsr()[rows], self.seed
+        )
 
-    def _errors(self, labels: Rows, found: Audit) -> list[tuple[int, int]]:
+    def _errors(self, labels: Rows, found: LabelAudit) -> list[tuple[int, int]]:
         """The records that are label errors, and the label that each should likely have."""
         if self.prune == "likelihood":
             wrong = found.channel.likely != labels
             wrong &= found.channel.correct < 0.5
         else:
-            wrong = issues(labels, found.probabilities, self.prune)
+            wrong = find_label_issues(labels, found.probabilities, self.prune)
         others = found.probabilities.copy()
         others[np.arange(len(labels)), labels] = -1
         better = np.where(found.channel.likely != labels, found.channel.likely, others.argmax(axis=1))
@@ -144,11 +151,38 @@ def _embedder(name: str) -> "Embedder":
     return Embedder.load(name)
 
 
-def _embedded(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
+def _embed_table(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
     return _embedder(name).embed(input_texts(table))
 
 
-def _counted(table: pa.Table) -> Any:
-    from posttrain.data.labels.text_features import counts
+def _count_table(table: pa.Table) -> Any:
+    pass
 
-    return counts(input_texts(table))
+    return ngram_counts(input_texts(table))
+
+
+def ngram_counts(texts: Sequence[str]) -> Any:
+    """Sparse float64 [N, 2^18]: character n-grams of 2 to 5 within words, each in a column by its hash."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectoriser = HashingVectorizer(
+        analyzer="char_wb", ngram_range=(2, 5), n_features=_COLUMNS, alternate_sign=False, norm=None
+    )
+    return vectoriser.transform(texts).tocsr()
+
+
+def lsa_features(rows: Any, seed: int = 0) -> npt.NDArray[np.float64]:
+    """Latent semantic analysis of `ngram_counts`, float64 [N, at most 256], rows of length one (Deerwester et al. 1990).
+
+    TF-IDF with the logarithm of counts, then the leading singular vectors by a seeded randomised method.
+    """
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.preprocessing import normalize
+    from threadpoolctl import threadpool_limits
+
+    used = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]))
+    weighed = TfidfTransformer(sublinear_tf=True).fit_transform(rows[:, used])
+    with threadpool_limits(1):
+        width = max(1, min(_WIDTH, weighed.shape[0] - 1))
+        return np.asarray(normalize(TruncatedSVD(width, random_state=seed).fit_transform(weighed)), dtype=np.float64)

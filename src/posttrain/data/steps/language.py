@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 from pydantic import Field as Setting
 
-from posttrain.data.records.normalise import Field, texts_of
-from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
+from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
+from posttrain.data.records.texts import TextField, joined_texts
+from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
 
 UNKNOWN = "unknown"
@@ -30,7 +31,7 @@ class Language(RowStep):
     """
 
     name: ClassVar[str] = "language"
-    field: Field = Setting("all", description="which words of a record are read: input, answer or all")
+    field: TextField = Setting("all", description="which words of a record are read: input, answer or all")
     keep: tuple[str, ...] | None = Setting(
         None, min_length=1, description="codes of the languages that stay, such as en; all if not set"
     )
@@ -51,7 +52,7 @@ class Language(RowStep):
             )
 
     def apply(self, table: pa.Table) -> Outcome:
-        guesses, scores = self._guesses(texts_of(table, self.field))
+        guesses, scores = self._guesses(joined_texts(table, self.field))
         sure = [score is not None and score >= self.threshold for score in scores]
         languages = [guess if good else UNKNOWN for guess, good in zip(guesses, sure, strict=True)]
         rejections: dict[int, Rejection] = {}
@@ -64,7 +65,7 @@ class Language(RowStep):
                 detail = "too few letters" if score is None else f"{guesses[row]} with only {score:.2f}"
                 rejections[row] = Rejection("unknown language", detail, score)
         facts = {"language": pa.array(languages, pa.string()), "language_score": pa.array(scores, pa.float64())}
-        return part(table, self.name, rejections, facts)
+        return reject_rows(table, self.name, rejections, facts)
 
     def _guesses(self, texts: Sequence[str]) -> tuple[list[str], list[float | None]]:
         """The best guess for every text and its probability, None for what is too short."""

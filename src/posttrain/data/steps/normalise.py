@@ -1,22 +1,64 @@
-"""Texts in one form of Unicode and whitespace."""
+"""Writes texts in one form of Unicode and whitespace."""
 
+import re
+import unicodedata
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 from pydantic import Field as Setting
 
-from posttrain.data.records.clean_text import Form, Quotes, clean, suspect
-from posttrain.data.records.contents import contents, emptied, revised
-from posttrain.data.steps.rewrite import rewrite
-from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
+from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
+from posttrain.data.records.texts import first_empty, map_texts, text_columns
+from posttrain.data.steps.step import RowStep
+
+UnicodeForm = Literal["nfc", "nfkc", "keep"]
+"""Unicode normal form (Unicode Standard Annex #15): canonical, compatible as well (ﬁ to fi, ² to 2), or as it is."""
+
+Quotes = Literal["keep", "straight"]
+"""Whether curly quotation marks become the straight ones of a keyboard."""
+
+_SPACES = "\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+
+_LINE_ENDS = "\v\f\x1c-\x1e\x85\u2028\u2029"
+
+_CONTROLS = "\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f"
+
+# Soft hyphen, zero-width space and no-break space, word joiner and other signs without a shape, marks of direction,
+# fillers, interlinear marks, tags, and code points that are no characters.
+_INVISIBLE = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    "\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff\U000e0000-\U000e007f"
+)
+
+_JOINERS = "\u200c\u200d"
+
+_SPACE = re.compile(f"[{_SPACES}]")
+
+_LINE_END = re.compile(f"\r\n|[\r{_LINE_ENDS}]")
+
+_REMOVED = re.compile(f"[{_CONTROLS}{_INVISIBLE}]")
+
+# Between two characters beyond ASCII joiners shape letters (Persian, Indic scripts) and make one emoji of several.
+_IDLE_JOINERS = re.compile(rf"(?<![^\x00-\x7f])[{_JOINERS}]++|(?<![{_JOINERS}])[{_JOINERS}]++(?![^\x00-\x7f])")
+
+_UNUSUAL = re.compile(f"[\r{_SPACES}{_LINE_ENDS}{_CONTROLS}{_INVISIBLE}{_JOINERS}]")
+
+_CURLY = str.maketrans("‘’‚‛“”„‟′″", "''''\"\"\"\"'\"")
+
+# Letters, signs and ideographs of common scripts that stand in no composition of Unicode as a second character.
+_SAFE = (
+    "\u00a1-\u00ac\u00ae-\u02ff\u0400-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u3001-\u3029"
+    "\u3030-\u303e\u3041-\u3096\u309d-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff9f"
+)
+
+_LOOSE = r"[ \t]\n|\n\n|\A\n|[ \t\n]\z"
 
 
 class Normalise(RowStep):
-    """Every text of a record, the system's turns as well, is kept as `posttrain.data.records.clean_text.clean` writes
+    """Every text of a record, the system's turns as well, is kept as `posttrain.data.steps.normalise.clean_text` writes
     it.
 
     Records are told apart by their ids without regard to whitespace and canonical forms, so that only some of the
@@ -26,32 +68,69 @@ class Normalise(RowStep):
 
     name: ClassVar[str] = "normalise"
     evaluation: ClassVar[bool] = True
-    unicode: Form = Setting("nfc", description="Unicode normal form: nfc, nfkc, or keep what there is")
+    unicode: UnicodeForm = Setting("nfc", description="Unicode normal form: nfc, nfkc, or keep what there is")
     quotes: Quotes = Setting("keep", description="keep quotation marks, or make curly ones straight")
     blank_lines: int = Setting(2, ge=0, description="how many blank lines stay of those that follow each other")
 
     def apply(self, table: pa.Table) -> Outcome:
-        function = partial(clean, form=self.unicode, quotes=self.quotes, blank_lines=self.blank_lines)
-        suspects = _suspects(table, suspect(self.unicode, self.quotes))
+        function = partial(clean_text, form=self.unicode, quotes=self.quotes, blank_lines=self.blank_lines)
+        suspects = _rows_to_clean(table, dirty_pattern(self.unicode, self.quotes))
         texts = table.select(["prompt", "completion", "rejected", "text"]).take(pa.array(suspects)).to_pylist()
         values: dict[int, dict[str, Any]] = {}
         rejections: dict[int, Rejection] = {}
         for row, record in zip(suspects.tolist(), texts, strict=True):
-            if new := revised(record, function):
-                if name := emptied(new):
+            if new := map_texts(record, function):
+                if name := first_empty(new):
                     rejections[row] = Rejection("empty", f"the {name} holds nothing that can be seen")
                 else:
                     values[row] = new
         if not values:
-            return part(table, self.name, rejections)
+            return reject_rows(table, self.name, rejections)
         table, changed = rewrite(table, values, self.name, dict.fromkeys(values, "Unicode and whitespace"))
-        return part(table, self.name, rejections)._replace(changed=changed)
+        return reject_rows(table, self.name, rejections)._replace(changed=changed)
 
 
-def _suspects(table: pa.Table, pattern: str) -> npt.NDArray[np.int64]:
+def _rows_to_clean(table: pa.Table, pattern: str) -> npt.NDArray[np.int64]:
     """Rows with a text that may change, in order; a glance at the bytes is enough for most."""
     rows = [
         held.rows[pa.compute.match_substring_regex(held.texts, pattern).to_numpy(zero_copy_only=False)]
-        for held in contents(table)
+        for held in text_columns(table)
     ]
     return np.unique(np.concatenate(rows))
+
+
+def dirty_pattern(form: UnicodeForm = "nfc", quotes: Quotes = "keep") -> str:
+    """A regular expression of RE2 that is found in every text that `clean_text` changes, and in few others."""
+    safe = "" if form == "nfkc" or quotes == "straight" else _SAFE
+    return f"[^\\n\\t\\x20-\\x7e{safe}]|{_LOOSE}"
+
+
+def clean_text(text: str, form: UnicodeForm = "nfc", quotes: Quotes = "keep", blank_lines: int = 2) -> str:
+    """``text`` in a form that stays as it is when it is cleaned again.
+
+    Line ends of all systems become line feeds, spaces of all widths become the space, control characters, characters
+    without a shape and marks of direction go, joiners stay only between characters beyond ASCII. Spaces and tabs at
+    the ends of lines go, and so do line ends at the beginning and whitespace at the end of the text; the indentation
+    of lines and the spaces within them stay, for they have a meaning in code.
+
+    Args:
+        blank_lines: how many blank lines stay of those that follow each other.
+    """
+    while (new := _clean_once(text, form, quotes, blank_lines)) != text:  # what goes may bring others together
+        text = new
+    return new
+
+
+def _clean_once(text: str, form: UnicodeForm, quotes: Quotes, blank_lines: int) -> str:
+    if not text.isascii():
+        if form != "keep":
+            text = unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)  # looks first if it is
+        if quotes == "straight":
+            text = text.translate(_CURLY)
+    if _UNUSUAL.search(text):
+        text = _IDLE_JOINERS.sub("", _REMOVED.sub("", _SPACE.sub(" ", _LINE_END.sub("\n", text))))
+    if " \n" in text or "\t\n" in text:
+        text = "\n".join(line.rstrip(" \t") for line in text.split("\n"))
+    text = text.rstrip(" \t\n").lstrip("\n")
+    most = "\n" * (blank_lines + 1)
+    return re.sub(f"{most}\n+", most, text) if most + "\n" in text else text

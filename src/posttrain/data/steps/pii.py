@@ -11,9 +11,9 @@ import pyarrow.compute
 from pydantic import Field, field_validator
 
 from posttrain.data.pii.detect import HINT, KINDS, Kind, detect, mask
-from posttrain.data.records.normalise import Field as Words
-from posttrain.data.steps.rewrite import rewrite
-from posttrain.data.steps.step import Outcome, Rejection, RowStep, part
+from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
+from posttrain.data.records.texts import TextField as Words
+from posttrain.data.steps.step import RowStep
 
 
 class PersonalData(RowStep):
@@ -60,22 +60,22 @@ class PersonalData(RowStep):
             rejections = {
                 row: Rejection("personal data", told[row], float(found.total())) for row, found in counts.items()
             }
-            return part(table, self.name, rejections, facts)
+            return reject_rows(table, self.name, rejections, facts)
         if self.action == "report" or not counts:
-            return part(table, self.name, {}, facts)
+            return reject_rows(table, self.name, {}, facts)
         kept, changed = rewrite(table, values, self.name, told)
-        return part(kept, self.name, {}, facts)._replace(changed=changed)
+        return reject_rows(kept, self.name, {}, facts)._replace(changed=changed)
 
     def _suspects(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """Rows that may hold something, told by a glance; most records are done with after it."""
         suspect = np.zeros(table.num_rows, dtype=bool)
         for name in self._columns():
-            suspect |= _glance(table[name])
+            suspect |= _may_hold_pii(table[name])
         if self.field != "answer":
             for start, chunk in _chunks(table["prompt"]):
                 turns = pa.compute.struct_field(pa.compute.list_flatten(chunk), "content")
                 rows = pa.compute.list_parent_indices(chunk).to_numpy(zero_copy_only=False)
-                suspect[start + rows[_glance(turns)]] = True
+                suspect[start + rows[_may_hold_pii(turns)]] = True
         return np.flatnonzero(suspect)
 
     def _columns(self) -> list[str]:
@@ -125,7 +125,7 @@ def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
         start += len(chunk)
 
 
-def _glance(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+def _may_hold_pii(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     """Bool [N]: which texts hold what every text with personal data holds."""
     hit = pa.compute.match_substring_regex(texts, HINT)
     hit = hit.combine_chunks() if isinstance(hit, pa.ChunkedArray) else hit

@@ -8,12 +8,13 @@ import pyarrow as pa
 from filelock import FileLock
 from pydantic import BeforeValidator, Field, model_validator
 
-from posttrain.data.quality.ngrams import Ngrams
-from posttrain.data.records.normalise import Field as Words
-from posttrain.data.records.normalise import texts_of
-from posttrain.data.steps.bounds import Bound, judge
-from posttrain.data.steps.sources import check_there, known, state, under
-from posttrain.data.steps.step import Outcome, RowStep
+from posttrain.data.quality.features import NgramSettings
+from posttrain.data.records.outcome import Outcome
+from posttrain.data.records.texts import TextField as Words
+from posttrain.data.records.texts import joined_texts
+from posttrain.data.steps.bounds import Bound, apply_bounds
+from posttrain.data.steps.resources import check_exists, file_key, file_state, resolve_path
+from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder
 from posttrain.store.hashing import digest
@@ -42,7 +43,9 @@ class Quality(RowStep):
     good: Files = Field([], description="files of good examples, in any format that records are read from")
     bad: Files = Field([], description="files of bad examples")
     field: Words = Field("all", description="which words of a record are read: input, answer or all")
-    ngrams: Ngrams = Field(Ngrams(), description="which runs of words and characters are looked at in training")
+    ngrams: NgramSettings = Field(
+        NgramSettings(), description="which runs of words and characters are looked at in training"
+    )
     embedder: str | None = Field(
         None, description="sentence embeddings that are looked at as well: minilm, a folder or a Hub id"
     )
@@ -57,16 +60,18 @@ class Quality(RowStep):
         return self
 
     def located(self, root: Path) -> Self:
-        places = {name: [under(root, file) for file in getattr(self, name)] for name in ("good", "bad")}
+        places = {name: [resolve_path(root, file) for file in getattr(self, name)] for name in ("good", "bad")}
         embedder = self.embedder
         if embedder is not None and (root / embedder).is_dir():
-            embedder = under(root, embedder)
-        return self.model_copy(update={**places, "model": self.model and under(root, self.model), "embedder": embedder})
+            embedder = resolve_path(root, embedder)
+        return self.model_copy(
+            update={**places, "model": self.model and resolve_path(root, self.model), "embedder": embedder}
+        )
 
     def check(self) -> None:
         for name in ("good", "bad"):
             for file in getattr(self, name):
-                check_there(file, f"quality.{name}")
+                check_exists(file, f"quality.{name}")
         if not self.good:
             self._classifier()
         elif self.embedder is not None:
@@ -77,8 +82,8 @@ class Quality(RowStep):
     def key(self) -> dict[str, Any]:
         settings = super().key()
         if not self.good:
-            return {**settings, "model": known(str(self.model))}
-        files = {name: [known(file) for file in getattr(self, name)] for name in ("good", "bad")}
+            return {**settings, "model": file_key(str(self.model))}
+        files = {name: [file_key(file) for file in getattr(self, name)] for name in ("good", "bad")}
         if self.embedder is None:
             return {**settings, **files, "model": None}  # where it is kept changes nothing
         from posttrain.models.embedder import embedder_key
@@ -86,15 +91,15 @@ class Quality(RowStep):
         return {**settings, **files, "model": None, "embedder": embedder_key(self.embedder)}
 
     def apply(self, table: pa.Table) -> Outcome:
-        probabilities = self._classifier().probabilities(texts_of(table, self.field))
+        probabilities = self._classifier().probabilities(joined_texts(table, self.field))
         bound = Bound("low quality", "quality", "at least", self.quality_threshold)
-        return judge(table, self.name, {"quality": probabilities}, [bound])
+        return apply_bounds(table, self.name, {"quality": probabilities}, [bound])
 
     def _classifier(self) -> "LinearClassifier":
         model = str(self.model)
         if not self.good:
-            return _loaded(model, state(model))
-        return _trained(self.model_dump_json(), tuple(state(file) for file in [*self.good, *self.bad]))
+            return _loaded_classifier(model, file_state(model))
+        return _trained_classifier(self.model_dump_json(), tuple(file_state(file) for file in [*self.good, *self.bad]))
 
     def _train(self) -> "LinearClassifier":
         """Learn it from the files, unless it is kept in its folder already."""
@@ -117,27 +122,27 @@ class Quality(RowStep):
             return learned
 
     def _learned(self, told: dict[str, Any]) -> "LinearClassifier":
-        from posttrain.data.quality.training import train_quality
+        from posttrain.data.quality.classifier import train_quality
 
         good, bad = (self._texts(files) for files in (self.good, self.bad))
         return train_quality(good, bad, ngrams=self.ngrams, embedder=self.embedder, strength=self.strength, told=told)
 
     def _texts(self, files: list[str]) -> list[str]:
-        from posttrain.data.reading.tables import read
+        from posttrain.data.reading.reader import read
 
-        return [text for file in files for table in read(Path(file)) for text in texts_of(table, self.field)]
+        return [text for file in files for table in read(Path(file)) for text in joined_texts(table, self.field)]
 
 
 _NOT_TRAINED = frozenset({"version", "quality_threshold"})
 
 
 @cache
-def _trained(settings: str, states: tuple[str, ...]) -> "LinearClassifier":
+def _trained_classifier(settings: str, states: tuple[str, ...]) -> "LinearClassifier":
     return Quality.model_validate_json(settings)._train()
 
 
 @cache
-def _loaded(folder: str, state: str) -> "LinearClassifier":
+def _loaded_classifier(folder: str, state: str) -> "LinearClassifier":
     from posttrain.data.quality.classifier import load_classifier
 
     return load_classifier(Path(folder))

@@ -10,46 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.records.schema import CHANGED, REJECTED
+from posttrain.data.records.outcome import Outcome, Rejection
 from posttrain.store.section import Section
 
 Item = TypeVar("Item")
+
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """Why a record goes.
-
-    Attributes:
-        reason: one of few; it is counted.
-        detail: tells of this record.
-        score: what the decision rests on, where it is a number: a similarity, a share, a perplexity.
-        cluster: id of the first record of its cluster, for a duplicate.
-        kept: id of the record that stayed in its place, for a duplicate.
-    """
-
-    reason: str
-    detail: str
-    score: float | None = None
-    cluster: str | None = None
-    kept: str | None = None
-
-
-class Outcome(NamedTuple):
-    """What a step made of a RECORD table of N rows; all tables are in the order of that table.
-
-    Attributes:
-        kept: RECORD table; rows that the step added follow the row that they were made from.
-        rejected: REJECTED table.
-        changed: CHANGED table of the kept rows whose content is not what it was, and of those that were added.
-        facts: what was measured, by name: N values each, float64 or string, null where there is nothing to say.
-    """
-
-    kept: pa.Table
-    rejected: pa.Table
-    changed: pa.Table = pa.Table.from_batches([], CHANGED)
-    facts: Mapping[str, pa.Array] = {}
 
 
 class Step(Section):
@@ -91,7 +57,7 @@ class RowStep(Step, ABC):
         """What becomes of the rows of a RECORD table."""
 
 
-class Part(Protocol):
+class ShardView(Protocol):
     """Some rows of a corpus, one behind the other; pickled to a worker, which reads them there."""
 
     @property
@@ -105,7 +71,7 @@ class Part(Protocol):
         """RECORD table of the rows, in the order given."""
 
 
-class Known(NamedTuple):
+class PreviousState(NamedTuple):
     """What a step left when the set was smaller.
 
     Attributes:
@@ -117,8 +83,8 @@ class Known(NamedTuple):
     unchanged: bool
 
 
-class Likeness(NamedTuple):
-    """What made inputs alike: the settings of `posttrain.data.duplicates.minhash.sketch`."""
+class SimilarityKind(NamedTuple):
+    """What made inputs alike: the settings of `posttrain.data.duplicates.minhash.minhash_sketch`."""
 
     threshold: float
     ngram: int
@@ -149,7 +115,7 @@ class Corpus(Protocol):
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """RECORD table of the rows, in the order given."""
 
-    def known(self) -> Known | None:
+    def known(self) -> PreviousState | None:
         """What the step left with the same settings, if there is something."""
 
     def sides(self) -> npt.NDArray[np.int8]:
@@ -158,10 +124,10 @@ class Corpus(Protocol):
     def changed(self) -> pa.Table:
         """``id`` and ``before`` of the CHANGED table of what steps have rewritten so far."""
 
-    def clustered(self) -> Mapping[Likeness, pa.ChunkedArray]:
+    def clustered(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
         """Clusters, int64 [N], that earlier steps found among these rows and others that have gone since."""
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[ShardView]:
         """All rows, in order."""
 
     def evaluation(self) -> pa.Table:
@@ -175,7 +141,7 @@ class Corpus(Protocol):
 
 
 @dataclass(frozen=True)
-class Decision:
+class GlobalResult:
     """What a global step decided.
 
     Attributes:
@@ -194,9 +160,9 @@ class Decision:
     facts: Mapping[str, pa.Array] = field(default_factory=dict)
     state: pa.Table | None = None
     settled: Mapping[str, Any] | None = None
-    clustered: Likeness | None = None
+    clustered: SimilarityKind | None = None
     sides: npt.NDArray[np.uint8] | None = None
-    given_away: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    contaminated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class GlobalStep(Step, ABC):
@@ -211,33 +177,5 @@ class GlobalStep(Step, ABC):
         return self.key()
 
     @abstractmethod
-    def decide(self, corpus: Corpus) -> Decision:
+    def decide(self, corpus: Corpus) -> GlobalResult:
         """What becomes of all rows."""
-
-
-def part(
-    table: pa.Table, step: str, rejections: Mapping[int, Rejection], facts: Mapping[str, pa.Array] | None = None
-) -> Outcome:
-    """``table`` without the rows in ``rejections``, and those rows with the reasons; both in table order."""
-    rows = sorted(rejections)
-    keep = np.ones(table.num_rows, dtype=bool)
-    keep[rows] = False
-    gone = table.take(pa.array(rows, pa.int64()))
-    why = [rejections[row] for row in rows]
-    columns = [
-        pa.array([step] * len(rows), pa.string()),
-        pa.array([one.reason for one in why], pa.string()),
-        pa.array([one.detail for one in why], pa.string()),
-        pa.array([one.score for one in why], pa.float64()),
-        pa.array([one.cluster for one in why], pa.string()),
-        pa.array([one.kept for one in why], pa.string()),
-    ]
-    rejected = pa.table([*gone.columns, *columns], schema=REJECTED)
-    return Outcome(table.filter(pa.array(keep)), rejected, facts=facts or {})
-
-
-def places(table: pa.Table) -> list[str]:
-    """``file:line`` of every record."""
-    return [
-        f"{source}:{line}" for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
-    ]

@@ -10,21 +10,22 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.duplicates.repeats import (
-    Repeat,
+from posttrain.data.duplicates.repeated_substrings import (
+    RepeatedSpan,
     Windows,
+    comparable_words,
     fingerprints,
-    held,
+    is_member,
     joined,
+    repeated_values,
     repeats,
-    twice,
-    verified,
+    verify_span,
     windows,
-    words_of,
 )
-from posttrain.data.reading.problem import shortened
-from posttrain.data.records.normalise import Field as Words
-from posttrain.data.steps.step import Corpus, Decision, GlobalStep, Rejection, places
+from posttrain.data.reading.rows import shorten
+from posttrain.data.records.outcome import Rejection, locations
+from posttrain.data.records.texts import TextField as Words
+from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 
 _ROWS_A_BLOCK = 1024
 _SAMPLE_WORDS, _SAMPLE_LENGTH = 6, 80
@@ -67,7 +68,7 @@ class Substring(GlobalStep):
         lists = pa.LargeListArray.from_arrays(pa.array(np.cumsum(sizes)), pa.array(found.values, pa.uint64()))
         return pa.table({"fingerprints": lists})
 
-    def decide(self, corpus: Corpus) -> Decision:
+    def decide(self, corpus: Corpus) -> GlobalResult:
         rows, shared = _suspects(corpus)
         blocks = [rows[start : start + _ROWS_A_BLOCK] for start in range(0, len(rows), _ROWS_A_BLOCK)]
         search = partial(_windows, field=self.field, length=self.length, shared=shared)
@@ -92,10 +93,10 @@ class Substring(GlobalStep):
                 detail = f"{own.share:.0%} of its words: {'; '.join(own.told)}"
                 rejections[row] = Rejection("repeated text", detail, own.share, own.kept, own.kept)
         facts = {"repeated_share": pa.array(share, pa.float64()), "repeated_at": pa.array(at, pa.string())}
-        return Decision(rejections, rewritten, facts)
+        return GlobalResult(rejections, rewritten, facts)
 
     def _repeated(
-        self, found: Sequence[Repeat], corpus: Corpus
+        self, found: Sequence[RepeatedSpan], corpus: Corpus
     ) -> Iterator[tuple[int, Mapping[str, Any], "_Repeated"]]:
         """Every row with repeated words, its record, and what of it is repeated."""
         owner = np.array([_row_of(repeat.text) for repeat in found], dtype=np.int64)
@@ -108,16 +109,16 @@ class Substring(GlobalStep):
                 _code(rows[_row_of(code)].item(), _place_of(code)): text
                 for code, text in _parts(table, self.field).items()
             }
-            words = {code: words_of(text) for code, text in texts.items()}
-            where = dict(zip(rows.tolist(), places(table), strict=True))
+            words = {code: comparable_words(text) for code, text in texts.items()}
+            where = dict(zip(rows.tolist(), locations(table), strict=True))
             ids = dict(zip(rows.tolist(), table["id"].to_pylist(), strict=True))
             counts: dict[int, int] = {}
             for code, own in words.items():
                 counts[_row_of(code)] = counts.get(_row_of(code), 0) + len(own)
             records = dict(zip(rows.tolist(), table.to_pylist(), strict=True))
-            by_row: dict[int, list[Repeat]] = {}
+            by_row: dict[int, list[RepeatedSpan]] = {}
             for repeat in here:
-                if true := verified(repeat, words[repeat.text], words[repeat.source], self.length):
+                if true := verify_span(repeat, words[repeat.text], words[repeat.source], self.length):
                     by_row.setdefault(_row_of(repeat.text), []).extend(true)
             for row, true in by_row.items():
                 cuts = _joined_spans(true)
@@ -200,8 +201,8 @@ def _suspects(corpus: Corpus) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uin
     row = np.repeat(np.arange(corpus.rows), sizes)
     living = corpus.alive[row]
     row, values = row[living], values[living]
-    shared = twice(values)
-    return np.unique(row[held(values, shared)]), shared
+    shared = repeated_values(values)
+    return np.unique(row[is_member(values, shared)]), shared
 
 
 def _windows(table: pa.Table, field: Words, length: int, shared: npt.NDArray[np.uint64]) -> Windows:
@@ -212,10 +213,10 @@ def _windows(table: pa.Table, field: Words, length: int, shared: npt.NDArray[np.
 
 def _sample(words: Sequence[str], begin: int) -> str:
     """The first words of a run, which is longer."""
-    return shortened(" ".join([*words[begin : begin + _SAMPLE_WORDS], "…"]), _SAMPLE_LENGTH)
+    return shorten(" ".join([*words[begin : begin + _SAMPLE_WORDS], "…"]), _SAMPLE_LENGTH)
 
 
-def _joined_spans(found: Sequence[Repeat]) -> dict[int, list[tuple[int, int]]]:
+def _joined_spans(found: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int, int]]]:
     """By text the words in any of the repeats, which are in order."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for one in found:

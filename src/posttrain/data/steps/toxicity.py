@@ -1,6 +1,10 @@
-"""Abuse in records, by listed words and by a classifier."""
+"""Filters abusive records by a list of terms and by a classifier."""
 
-from functools import cache
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -9,17 +13,48 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from posttrain.data.records.normalise import Field as Words
-from posttrain.data.records.normalise import texts_of
-from posttrain.data.safety.terms import Terms, hits, read_terms
-from posttrain.data.steps.bounds import Bound, judge
-from posttrain.data.steps.sources import check_there, known, state, under
-from posttrain.data.steps.step import Outcome, RowStep
+from posttrain.data.records.identity import plain_words
+from posttrain.data.records.outcome import Outcome
+from posttrain.data.records.texts import TextField as Words
+from posttrain.data.records.texts import joined_texts
+from posttrain.data.steps.bounds import Bound, apply_bounds
+from posttrain.data.steps.resources import check_exists, file_key, file_state, resolve_path
+from posttrain.data.steps.step import RowStep
 from posttrain.store.errors import UserError
+from posttrain.store.text_files import read_text
 
 if TYPE_CHECKING:
     from posttrain.data.quality.classifier import LinearClassifier
-    from posttrain.models.sequence_classifier import SequenceClassifier
+    from posttrain.models.classifier import SequenceClassifier
+
+# A word, in lower case, with a sign or a digit in the place of a letter.
+_DISGUISED = re.compile(r"(?<![\w*#@$!])[a-z@$][\w*#@$!]*[*#@$!0-9][\w*#@$!]*", re.ASCII)
+
+_LOOKALIKES = str.maketrans("013457@$!", "oieastasi")
+
+_HIDDEN = re.compile(r"[*#]")
+
+
+@dataclass(frozen=True)
+class TermList:
+    """Listed terms, each as its words in lower case.
+
+    Attributes:
+        by_first: by first word the terms that begin with it, as tuples of words.
+        words: terms of one word.
+    """
+
+    by_first: dict[str, tuple[tuple[str, ...], ...]]
+    words: frozenset[str]
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> "TermList":
+        """The terms of some lines; empty lines and those that begin with ``#`` are none."""
+        terms = {tuple(term.split()) for term in plain_words(line for line in lines if not line.startswith("#"))}
+        by_first: dict[str, tuple[tuple[str, ...], ...]] = {}
+        for term in sorted(terms - {()}):
+            by_first[term[0]] = (*by_first.get(term[0], ()), term)
+        return cls(by_first, frozenset(term[0] for term in terms if len(term) == 1))
 
 
 class Toxicity(RowStep):
@@ -51,34 +86,34 @@ class Toxicity(RowStep):
     def located(self, root: Path) -> Self:
         return self.model_copy(
             update={
-                "words": self.words and under(root, self.words),
-                "classifier": self.classifier and under(root, self.classifier),
+                "words": self.words and resolve_path(root, self.words),
+                "classifier": self.classifier and resolve_path(root, self.classifier),
             }
         )
 
     def check(self) -> None:
         self._terms()
         if self.classifier is not None:
-            check_there(self.classifier, "toxicity.classifier")
+            check_exists(self.classifier, "toxicity.classifier")
             self._probabilities([])
 
     def key(self) -> dict[str, Any]:
-        files = {name: known(file) for name in ("words", "classifier") if (file := getattr(self, name)) is not None}
+        files = {name: file_key(file) for name in ("words", "classifier") if (file := getattr(self, name)) is not None}
         return {**super().key(), **files}
 
     def apply(self, table: pa.Table) -> Outcome:
-        texts = texts_of(table, self.field)
-        counts = hits(texts, self._terms(), disguised=self.disguised).astype(np.float64)
+        texts = joined_texts(table, self.field)
+        counts = count_terms(texts, self._terms(), disguised=self.disguised).astype(np.float64)
         frequent = 100 * counts[:, 0] / np.maximum(counts[:, 1], 1)
         measures = {"toxic_words": frequent, "toxicity": frequent}
         bounds = [Bound("listed words", "toxic_words", "at most", self.max_hits)]
         if self.classifier is not None:
             measures["toxicity"] = self._probabilities(texts)
             bounds.append(Bound("toxic", "toxicity", "less than", self.classifier_threshold))
-        return judge(table, self.name, measures, bounds if self.action == "reject" else [])
+        return apply_bounds(table, self.name, measures, bounds if self.action == "reject" else [])
 
-    def _terms(self) -> Terms:
-        return _terms(self.words, "" if self.words is None else state(self.words))
+    def _terms(self) -> TermList:
+        return _cached_terms(self.words, "" if self.words is None else file_state(self.words))
 
     def _probabilities(self, texts: list[str]) -> npt.NDArray[np.float64]:
         """Of being toxic, float64 [N]."""
@@ -86,28 +121,86 @@ class Toxicity(RowStep):
 
         folder = str(self.classifier)
         if is_classifier(Path(folder)):
-            return 1 - _quality(folder, state(folder)).probabilities(texts)
+            return 1 - _linear_classifier(folder, file_state(folder)).probabilities(texts)
         where = "toxicity.toxic_labels"
         if not self.toxic_labels:
             raise UserError("no label is said to be toxic", where=where, fix="name some of the classifier's")
-        classifier = _classifier(folder, state(folder))
+        classifier = _sequence_classifier(folder, file_state(folder))
         return classifier.probabilities(texts, classifier.places(self.toxic_labels, where))
 
 
 @cache
-def _terms(file: str | None, state: str) -> Terms:
+def _cached_terms(file: str | None, state: str) -> TermList:
     return read_terms(None if file is None else Path(file))
 
 
 @cache
-def _classifier(folder: str, state: str) -> "SequenceClassifier":
-    from posttrain.models.sequence_classifier import SequenceClassifier
+def _sequence_classifier(folder: str, state: str) -> "SequenceClassifier":
+    from posttrain.models.classifier import SequenceClassifier
 
     return SequenceClassifier.load(Path(folder))
 
 
 @cache
-def _quality(folder: str, state: str) -> "LinearClassifier":
+def _linear_classifier(folder: str, state: str) -> "LinearClassifier":
     from posttrain.data.quality.classifier import load_classifier
 
     return load_classifier(Path(folder))
+
+
+def read_terms(path: Path | None) -> TermList:
+    """The terms of a file with one a line, or those that come with the program.
+
+    Raises:
+        UserError: the file is missing, is not UTF-8, or lists nothing.
+    """
+    if path is None:
+        return TermList.of(files(__package__).joinpath("terms.txt").read_text(encoding="utf-8").splitlines())
+    terms = TermList.of(read_text(path, str(path)).splitlines())
+    if not terms.by_first:
+        raise UserError("lists no term", where=str(path), fix="put one on a line")
+    return terms
+
+
+def count_terms(texts: Sequence[str], terms: TermList, *, disguised: bool = False) -> npt.NDArray[np.int64]:
+    """Terms in each text, and its words: int64 [N, 2].
+
+    Words are runs of letters and digits, whatever their case; a Chinese or Japanese character is a word. Terms that
+    overlap all count.
+
+    Args:
+        disguised: whether words count whose letters are hidden behind ``*`` or ``#`` or replaced by digits and signs
+            that look like them, if the first letter is there and at least half of them are.
+    """
+    counts = np.zeros((len(texts), 2), np.int64)
+    for row, (text, plain) in enumerate(zip(texts, plain_words(texts), strict=True)):
+        words = plain.split()
+        counts[row, 1] = len(words)
+        if not terms.by_first.keys().isdisjoint(words):
+            counts[row, 0] = _count_listed(words, terms)
+        if disguised:
+            counts[row, 0] += sum(_is_disguised_term(word, terms.words) for word in _DISGUISED.findall(text.casefold()))
+    return counts
+
+
+def _count_listed(words: Sequence[str], terms: TermList) -> int:
+    return sum(
+        tuple(words[place : place + len(term)]) == term
+        for place, word in enumerate(words)
+        for term in terms.by_first.get(word, ())
+    )
+
+
+@lru_cache(100_000)
+def _is_disguised_term(word: str, listed: frozenset[str]) -> bool:
+    """Whether a disguised word is a listed one."""
+    if not listed.isdisjoint(plain_words([word])[0].split()):
+        return False  # not disguised, and counted already
+    shown = word.rstrip("!").translate(_LOOKALIKES)
+    if not _HIDDEN.search(shown):
+        return shown in listed
+    seen = len(_HIDDEN.sub("", shown))
+    if shown[0] in "*#" or 2 * seen < len(shown):
+        return False
+    pattern = re.compile(_HIDDEN.sub("[a-z]", shown))
+    return any(pattern.fullmatch(one) for one in listed)

@@ -2,33 +2,13 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from posttrain.data.generation.endpoint import EndpointConfig
+from posttrain.data.generation.prompts import Form
 from posttrain.store.section import Section
 
 Method = Literal["instructions", "label_inputs", "paraphrases"]
-Form = Literal["json", "lines"]
-
-
-class EndpointConfig(Section):
-    """A server that speaks OpenAI's chat completions: OpenAI's own, vLLM, llama.cpp, Ollama and others."""
-
-    base_url: str = Field(description="What `/chat/completions` is added to, such as http://127.0.0.1:8000/v1.")
-    model: str = Field(min_length=1, description="The model's name there.")
-    key_variable: str | None = Field(None, description="The environment variable that holds the key; empty for none.")
-    temperature: float = Field(0.7, ge=0, description="Sampling temperature.")
-    max_tokens: int = Field(1024, ge=1, description="Longest reply, in tokens; a longer one is not used.")
-    timeout: float = Field(120.0, gt=0, description="Seconds to wait for a reply.")
-    retries: int = Field(5, ge=0, description="How often a request is made again that failed in passing.")
-    wait: float = Field(1.0, ge=0, description="Seconds before the first retry; each further one waits twice as long.")
-    concurrency: int = Field(8, ge=1, description="Requests under way at a time.")
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError("must begin with http:// or https://")
-        return url.rstrip("/")
 
 
 class SynthesisConfig(Section):

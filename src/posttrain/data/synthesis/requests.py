@@ -1,4 +1,4 @@
-"""Which request comes when: chosen examples and the prompt made of them, by seed and number alone."""
+"""Build the requests of a synthesis: seed and number decide examples and prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data.records.normalise import Turn
+from posttrain.data.generation.prompts import instructions_prompt, label_inputs_prompt, paraphrase_prompt
+from posttrain.data.records.identity import Turn
 from posttrain.data.synthesis.config import SynthesisConfig
-from posttrain.data.synthesis.prompts import inputs_of, new_instructions, paraphrases
 from posttrain.store.errors import UserError
 
-_MADE_EXAMPLES = 4  # one example in so many is a new record: two of eight in the paper
+_SEEDS_PER_NEW_EXAMPLE = 4  # one example in so many is a new record: two of eight in the paper
 _MOST_LABELS = 1000
 
 
@@ -46,7 +46,7 @@ class Request:
     frame: Seed | None = None
 
 
-def seeds_of(records: Sequence[Mapping[str, Any]], config: SynthesisConfig) -> list[Seed]:
+def select_seeds(records: Sequence[Mapping[str, Any]], config: SynthesisConfig) -> list[Seed]:
     """The records that can be seeds.
 
     Raises:
@@ -70,7 +70,7 @@ def seeds_of(records: Sequence[Mapping[str, Any]], config: SynthesisConfig) -> l
     return found
 
 
-class Requests:
+class RequestSchedule:
     """The requests of one synthesis by number."""
 
     def __init__(self, seeds: Sequence[Seed], config: SynthesisConfig) -> None:
@@ -93,18 +93,18 @@ class Requests:
             seed = self._seeds[self._order[number % len(self._seeds)]]
             columns = {name: seed.record[name] for name in ("completion", "rejected")}
             columns["group"] = seed.record["group"] or seed.id
-            return Request(paraphrases(seed.text, config.per_request, config.form), (seed.id,), columns, seed)
+            return Request(paraphrase_prompt(seed.text, config.per_request, config.form), (seed.id,), columns, seed)
         if config.method == "label_inputs":
             label = self._labels[number % len(self._labels)]
             shown = _draw(self._by_label[label], config.examples, rng)
-            prompt = inputs_of(label, [seed.text for seed in shown], config.per_request, config.form)
+            prompt = label_inputs_prompt(label, [seed.text for seed in shown], config.per_request, config.form)
             columns = {"completion": label}
             return Request(prompt, tuple(seed.id for seed in shown), columns, shown[0])
-        own = _draw(made, config.examples // _MADE_EXAMPLES, rng)
+        own = _draw(made, config.examples // _SEEDS_PER_NEW_EXAMPLE, rng)
         shown = _draw(self._seeds, config.examples - len(own), rng)
         mixed = [*shown, *own]
         examples = [mixed[at].text for at in rng.permutation(len(mixed))]
-        prompt = new_instructions(examples, config.per_request, config.form)
+        prompt = instructions_prompt(examples, config.per_request, config.form)
         return Request(prompt, tuple(seed.id for seed in mixed), {})
 
 

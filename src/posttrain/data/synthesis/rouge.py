@@ -11,7 +11,7 @@ import numpy as np
 _WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿]|[^\W_぀-ヿ㐀-䶿一-鿿豈-﫿]+")
 
 
-def words(text: str) -> list[str]:
+def rouge_words(text: str) -> list[str]:
     """The case-folded words that are compared."""
     return _WORD.findall(text.casefold())
 
@@ -29,7 +29,7 @@ def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     return len(one) - row.bit_count()
 
 
-class Nearest:
+class RougeIndex:
     """Earlier texts, and which of them a new one is most like by ROUGE-L's F1.
 
     F1 is ``2 LCS / (m + n)`` for texts of m and n words. Words shared in any order bound the LCS from above, so that
@@ -45,7 +45,7 @@ class Nearest:
 
     def add(self, text: str) -> None:
         """Have later texts compared to this one too."""
-        found = words(text)
+        found = rouge_words(text)
         for word, count in Counter(found).items():
             rows, counts = self._holders.setdefault(word, (array("i"), array("i")))
             rows.append(len(self._texts))
@@ -55,7 +55,7 @@ class Nearest:
 
     def of(self, text: str, least: float) -> tuple[float, int] | None:
         """F1 and index of the most similar earlier text, the first of equals; None if none reaches ``least`` > 0."""
-        found = words(text)
+        found = rouge_words(text)
         if not found or not self._texts:
             return None
         shared = np.zeros(len(self._texts), dtype=np.int64)

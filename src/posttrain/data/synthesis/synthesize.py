@@ -18,26 +18,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from posttrain.data.alone import apply
-from posttrain.data.records.normalise import identify
+from posttrain.data.generation.endpoint import Endpoint, Usage
+from posttrain.data.generation.prompts import parse_json, parse_list
+from posttrain.data.generation.reply_cache import CachedGenerate, Generate, ReplyCache
+from posttrain.data.records.identity import assign_ids
+from posttrain.data.records.outcome import Rejection, reject_rows
 from posttrain.data.records.schema import RECORD, REJECTED, concat, records
+from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.registry import STEPS
-from posttrain.data.steps.step import GlobalStep, Rejection, Step, part
+from posttrain.data.steps.step import GlobalStep, Step
 from posttrain.data.synthesis.config import SynthesisConfig
-from posttrain.data.synthesis.endpoint import Endpoint, Usage
-from posttrain.data.synthesis.prompts import listed, parse
-from posttrain.data.synthesis.replies import Generate, Remembered, Replies
-from posttrain.data.synthesis.requests import Request, Requests, Seed, seeds_of
-from posttrain.data.synthesis.rouge import Nearest
+from posttrain.data.synthesis.requests import Request, RequestSchedule, Seed, select_seeds
+from posttrain.data.synthesis.rouge import RougeIndex
 from posttrain.store.errors import UserError
 from posttrain.store.files import make_folder, remove_tree
-from posttrain.store.lock import exclusive
-from posttrain.store.progress import task
+from posttrain.store.lock import hold_lock
+from posttrain.store.progress import progress_bar
 
 log = logging.getLogger("posttrain")
 
 STEP = "synthesize"
-_AT_ONCE = 32  # requests between two looks at what has come; fixed, as it decides which examples are shown
+_REQUESTS_PER_WAVE = 32  # requests between two looks at what has come; fixed, as it decides which examples are shown
 DEFAULT_STEPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("length", {"input": {"min_characters": 2, "max_characters": 8000}, "answer": {"max_characters": 20_000}}),
     ("gopher_repetition", {"field": "input"}),
@@ -50,13 +51,13 @@ say nothing, to go on without end and to go round in circles; then duplicates.""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SynthesisResult:
     """What came of a synthesis.
 
     Attributes:
         records: RECORD table of the new ones, each marked in ``meta``: ``synthetic`` with method, seeds' ids, model.
         rejected: REJECTED table of all else that the model wrote; a reply that could not be read is a ``text``.
-        counts: ``asked`` (requests), ``written`` (items), ``kept``, rejections by ``step: reason``, and where there
+        counts: ``asked`` (requests), ``format_timestamp`` (items), ``kept``, rejections by ``step: reason``, and where there
             are some ``read as lines`` (replies without a JSON array).
         usage: of the endpoint; zeros for a model given.
     """
@@ -76,7 +77,7 @@ def synthesize(
     model: str | None = None,
     settings: Mapping[str, Any] | None = None,
     steps: Sequence[Step] | None = None,
-) -> Outcome:
+) -> SynthesisResult:
     """Have new records written; the same call after a kill asks only for what has not been answered.
 
     Args:
@@ -92,22 +93,22 @@ def synthesize(
             in the folder.
         WorkError: the endpoint keeps failing.
     """
-    chosen = seeds_of(seeds.to_pylist(), config)
-    requests = Requests(chosen, config)
-    with _kept(work_folder) as replies:
+    chosen = select_seeds(seeds.to_pylist(), config)
+    requests = RequestSchedule(chosen, config)
+    with _open_cache(work_folder) as replies:
         usage = Usage()
         if generate is not None:
             name = model or "local"
-            ask: Generate = Remembered(generate, name, replies, settings)
+            ask: Generate = CachedGenerate(generate, name, replies, settings)
         elif config.endpoint is not None:
             endpoint = Endpoint(config.endpoint, replies)
             ask, usage, name = endpoint, endpoint.usage, config.endpoint.model
         else:
             raise UserError("no model is named", where="endpoint", fix="set endpoint.base_url and endpoint.model")
-        writing = _Writing(config, requests, [seed.text for seed in chosen], name, _source(seeds))
+        writing = _Synthesis(config, requests, [seed.text for seed in chosen], name, _source(seeds))
         kinds = _default_steps() if steps is None else steps
         target = config.records
-        with task("synthesising", config.records, "records") as advance:
+        with progress_bar("synthesising", config.records, "records") as advance:
             while True:
                 while (before := len(writing.made)) < target and writing.asked < config.most_requests:
                     writing.go_on(ask, target)
@@ -122,12 +123,12 @@ def synthesize(
 
 
 @contextmanager
-def _kept(folder: Path) -> Iterator[Replies]:
+def _open_cache(folder: Path) -> Iterator[ReplyCache]:
     """The replies in a folder, for one process at a time; a new folder goes again where there was none."""
     new = not folder.exists()
     make_folder(folder)
-    with exclusive(folder / "lock", taken="another posttrain synthesises in this folder"):
-        replies = Replies(folder / "replies")
+    with hold_lock(folder / "lock", taken="another posttrain synthesises in this folder"):
+        replies = ReplyCache(folder / "replies")
         try:
             yield replies
         finally:
@@ -147,14 +148,14 @@ def _source(seeds: pa.Table) -> str:
     return name
 
 
-class _Writing:
+class _Synthesis:
     """What the model has written so far, and what was made of it."""
 
     def __init__(
-        self, config: SynthesisConfig, requests: Requests, texts: Sequence[str], model: str, source: str
+        self, config: SynthesisConfig, requests: RequestSchedule, texts: Sequence[str], model: str, source: str
     ) -> None:
         self._config, self._requests, self._model, self._source = config, requests, model, source
-        self._nearest, self._seed_count = Nearest(texts), len(texts)
+        self._nearest, self._seed_count = RougeIndex(texts), len(texts)
         self._unwanted = {word.casefold() for word in config.unwanted_words}
         self._rows: list[dict[str, Any]] = []
         self._rejections: dict[int, Rejection] = {}
@@ -167,7 +168,7 @@ class _Writing:
         # At first as if every item were kept, then by what has come of a request so far.
         asked, made = (self.asked, max(1, len(self.made))) if self.asked else (1, config.per_request)
         needed = -(-(target - len(self.made)) * asked // made)
-        count = min(needed, _AT_ONCE, config.most_requests - self.asked)
+        count = min(needed, _REQUESTS_PER_WAVE, config.most_requests - self.asked)
         wave = [self._requests.at(number, self.made) for number in range(self.asked, self.asked + count)]
         self.asked += count
         new: list[int] = []
@@ -185,8 +186,8 @@ class _Writing:
         if reply is None:
             self._add(request, {"text": ""}, Rejection("no reply", "the model gave none, or was cut off"))
             return []
-        texts = parse(reply)
-        if texts is None and (texts := listed(reply)) is not None:
+        texts = parse_json(reply)
+        if texts is None and (texts := parse_list(reply)) is not None:
             self.as_lines += 1
         if texts is None:
             detail = "the reply is neither a JSON array of texts nor a list of lines"
@@ -236,14 +237,14 @@ class _Writing:
             self._rejections[row] = problem
         return row
 
-    def outcome(self, seeds: pa.Table, steps: Sequence[Step], usage: Usage) -> Outcome:
+    def outcome(self, seeds: pa.Table, steps: Sequence[Step], usage: Usage) -> SynthesisResult:
         """The new records after the steps, and all that went."""
-        kept, gone, *_ = part(identify(records(self._rows)), STEP, self._rejections)
+        kept, gone, *_ = reject_rows(assign_ids(records(self._rows)), STEP, self._rejections)
         rejected = [gone]
         for step in steps:
             # Seeds come first, so that of two alike the seed is the one that stays.
             together = concat([seeds, kept]) if isinstance(step, GlobalStep) else kept
-            outcome = apply(step, together)
+            outcome = apply_step(step, together)
             kept = outcome.kept.filter(pa.compute.equal(outcome.kept["source"], self._source))
             rejected.append(outcome.rejected.filter(pa.compute.equal(outcome.rejected["source"], self._source)))
         all_gone = concat(rejected, REJECTED)
@@ -252,7 +253,7 @@ class _Writing:
         told = {"asked": self.asked, "written": len(self._rows), "kept": kept.num_rows, **counts}
         if self.as_lines:
             told["read as lines"] = self.as_lines
-        return Outcome(kept.combine_chunks(), all_gone, told, usage)
+        return SynthesisResult(kept.combine_chunks(), all_gone, told, usage)
 
 
 def _turn(text: str) -> list[dict[str, str]]:

@@ -1,11 +1,11 @@
-"""What no dataset version needs any more."""
+"""Find and remove what no dataset version needs any more."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.data.versions.builder import STAGE
-from posttrain.data.versions.stored_version import Version
-from posttrain.store.records import Named
+from posttrain.data.versions.build_version import STAGE
+from posttrain.data.versions.version import Version
+from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
 
 
@@ -17,7 +17,7 @@ class Garbage:
     size: bytes of these artifacts.
     """
 
-    versions: Sequence[Named]
+    versions: Sequence[NamedVersion]
     artifacts: Sequence[str]
     size: int
 
@@ -31,7 +31,7 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
         keep: how many of the newest versions of each name stay; None: all.
     """
     metadata = workspace.metadata
-    versions: list[Named] = []
+    versions: list[NamedVersion] = []
     for name in dict.fromkeys(one.name for one in metadata.names()):
         built = [one for one in metadata.names(name) if one.semantic]
         for one in built[: max(0, len(built) - keep)] if keep is not None else []:

@@ -1,4 +1,6 @@
-"""``posttrain data add`` in Python: files in, a named dataset version out."""
+"""``posttrain data add`` in Python: files in, a named dataset version out.
+
+Versions have semantic names (https://semver.org): what changed decides which number rises."""
 
 import logging
 import re
@@ -8,21 +10,27 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posttrain.data.sets.config import DataConfig
+from posttrain.data.config import DataConfig
 from posttrain.data.split import SplitsConfig
-from posttrain.data.versions.builder import make_version
-from posttrain.data.versions.recipe import Files, Recipe, Suite, meant_for
-from posttrain.data.versions.semantic_version import Bump, check_tag, next_version, parse_version
-from posttrain.data.versions.stored_version import Version
-from posttrain.jobs.engine import open_engine
+from posttrain.data.versions.build_version import build_version
+from posttrain.data.versions.recipe import Files, Recipe, Suite, applicable_steps
+from posttrain.data.versions.version import Version
+from posttrain.jobs.engines import open_engine
 from posttrain.store.errors import UserError
-from posttrain.store.records import Named
+from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
 
-_OF_THE_LOOP = ("pool", "test", "labelled", "train")
+_RESERVED_NAMES = ("pool", "test", "labelled", "train")
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
+
+Bump = Literal["major", "minor", "patch"]
+
+_FORM = re.compile(r"v?(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})")
+
+_TAG = re.compile(r"(?!v\d)[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 
 class BuildConfig(Recipe):
@@ -53,7 +61,7 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
     config = config if isinstance(config, BuildConfig) else BuildConfig.read(config, "config")
     if not _NAME.fullmatch(config.name):
         raise UserError(f"`{config.name}` is no name", where="--name", fix="letters, digits, `_`, `-` and `.`")
-    if config.name in _OF_THE_LOOP:
+    if config.name in _RESERVED_NAMES:
         raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
     if config.version is not None:
         parse_version(config.version)
@@ -69,15 +77,15 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
 def _build(config: BuildConfig, workspace: Workspace) -> Version:
     earlier = workspace.metadata.names(config.name)
     last = earlier[-1] if earlier else None
-    before = _last(earlier)
+    before = _last_semantic(earlier)
     if config.version and before and parse_version(config.version) < parse_version(before):
         raise UserError(f"{config.name}@v{before} is there already", where="--version", fix="give a later version")
     parent = None if last is None or config.fresh else Version.open(workspace.artifacts, last.artifact_id)
     if not config.files and parent is None:
         raise UserError("no file is named", where="files", fix="name a file of records")
-    recipe = _recipe(config, parent)
+    recipe = _resolve_recipe(config, parent)
     with open_engine(config.engine, config.workers) as engine:
-        version = make_version(
+        version = build_version(
             recipe,
             config.files,
             workspace,
@@ -99,10 +107,10 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
     return version
 
 
-def _recipe(config: BuildConfig, parent: Version | None) -> Recipe:
+def _resolve_recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     """The recipe of the config; its splits as the parent has settled them."""
     recipe = Recipe(**{name: getattr(config, name) for name in Recipe.model_fields})
-    steps = meant_for(recipe.steps, recipe.labels)
+    steps = applicable_steps(recipe.steps, recipe.labels)
     left_out = [step.name for step in recipe.steps if step not in steps]
     if left_out and recipe.steps != DataConfig().steps:  # of the default nobody named one
         log.info("left out, as there is no closed label set: %s", ", ".join(left_out))
@@ -114,11 +122,11 @@ def _recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     return recipe.model_copy(update={"splits": settled}) if settled.model_dump(include=set(asked)) == asked else recipe
 
 
-def _last(earlier: list[Named]) -> str | None:
+def _last_semantic(earlier: list[NamedVersion]) -> str | None:
     return next((one.semantic for one in reversed(earlier) if one.semantic), None)
 
 
-def _refuse_taken(config: BuildConfig, earlier: Sequence[Named]) -> None:
+def _refuse_taken(config: BuildConfig, earlier: Sequence[NamedVersion]) -> None:
     """Refuse to make another version under a number that one has."""
     semantic = config.version and config.version.removeprefix("v")
     taken = next((one for one in earlier if semantic and one.semantic == semantic), None)
@@ -128,13 +136,51 @@ def _refuse_taken(config: BuildConfig, earlier: Sequence[Named]) -> None:
 
 def _bump(parent: Version | None, version: Version) -> Bump:
     """Major where records are made otherwise, minor where some came, patch where only their files differ."""
-    if parent is None or _made_by(parent) != _made_by(version):
+    if parent is None or _recipe_keys(parent) != _recipe_keys(version):
         return "major"
     before = {source["name"]: source["digest"] for source in parent.meta["sources"]}
     after = {source["name"]: source["digest"] for source in version.meta["sources"]}
     return "minor" if before.items() <= after.items() else "patch"
 
 
-def _made_by(version: Version) -> dict[str, Any]:
+def _recipe_keys(version: Version) -> dict[str, Any]:
     """What decides how records become those of the version, wherever its folder lies."""
     return {**version.meta.get("keys", {}), "splits": version.meta.get("settled")}
+
+
+def check_tag(text: str) -> None:
+    """Refuse a word that cannot stand behind the ``@`` of a version's name, or could be taken for a version.
+
+    Raises:
+        UserError: it is such a word.
+    """
+    if not _TAG.fullmatch(text):
+        fix = "a letter, then letters, digits, `_`, `-` and `.`, and no version such as v1 or 1.0.0"
+        raise UserError(f"`{text}` is no tag", fix=fix)
+
+
+def parse_version(text: str) -> tuple[int, int, int]:
+    """Major, minor and patch of ``2.3.1`` or ``v2.3.1``.
+
+    Raises:
+        UserError: it is no such version.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise UserError(f"`{text}` is no semantic version", where="--version", fix="such as 2.3.1")
+    major, minor, patch = map(int, found.groups())
+    return major, minor, patch
+
+
+def next_version(last: str | None, bump: Bump) -> str:
+    """The version after ``last``: ``1.0.0`` when there is none."""
+    if last is None:
+        return "1.0.0"
+    major, minor, patch = parse_version(last)
+    match bump:
+        case "major":
+            return f"{major + 1}.0.0"
+        case "minor":
+            return f"{major}.{minor + 1}.0"
+        case "patch":
+            return f"{major}.{minor}.{patch + 1}"

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny
 
 from posttrain.data.split import SplitsConfig
-from posttrain.data.split.step import Split
+from posttrain.data.split.split_step import Split
 from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import GlobalStep, RowStep, Step
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 
 
@@ -34,7 +33,7 @@ def parse_step(value: Any) -> Step:
     if not isinstance(name, str):
         raise ValueError("a step is a name, or a name with its settings, such as `minhash: {threshold: 0.8}`")
     if name not in STEPS:
-        raise ValueError(f"there is no step `{name}`; {did_you_mean(name, STEPS)}")
+        raise ValueError(f"there is no step `{name}`; {suggest(name, STEPS)}")
     if not isinstance(settings, Mapping | None):
         raise ValueError(f"the settings of `{name}` are a mapping, such as `{name}: {{threshold: 0.8}}`")
     try:
@@ -59,8 +58,8 @@ def step_values(step: Step) -> dict[str, Any]:
     return {step.name: step.model_dump(mode="json")}
 
 
-OneStep = Annotated[SerializeAsAny[Step], PlainSerializer(step_values)]
-Steps = Annotated[list[OneStep], BeforeValidator(_steps)]
+StepField = Annotated[SerializeAsAny[Step], PlainSerializer(step_values)]
+Steps = Annotated[list[StepField], BeforeValidator(_steps)]
 """Steps in the order in which records go through them; those for training records alone come last."""
 
 
@@ -104,13 +103,13 @@ class Recipe(Section):
         }
 
 
-def meant_for(steps: Sequence[Step], labels: Sequence[str]) -> list[Step]:
+def applicable_steps(steps: Sequence[Step], labels: Sequence[str]) -> list[Step]:
     """The steps that mean something with these labels; an empty set is of open-ended answers."""
     return [step for step in steps if labels or not step.needs_labels]
 
 
 def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
-    """The row steps from ``start`` up to the next global one."""
+    """The row steps from ``start_model`` up to the next global one."""
     found: list[RowStep] = []
     for step in steps[start:]:
         if not isinstance(step, RowStep):
@@ -120,7 +119,7 @@ def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
 
 
 def global_steps(steps: Sequence[Step], start: int) -> tuple[tuple[int, GlobalStep], ...]:
-    """The global steps from ``start`` up to the next row step, each with its place."""
+    """The global steps from ``start_model`` up to the next row step, each with its place."""
     found: list[tuple[int, GlobalStep]] = []
     for place, step in enumerate(steps[start:], start):
         if not isinstance(step, GlobalStep):

@@ -1,13 +1,9 @@
 """The scorers by name."""
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.scorers.base import Scored, Scorer
-from posttrain.evaluate.scorers.exact_match import EXACT_MATCH
-from posttrain.evaluate.scorers.label_likelihood import LABEL_LIKELIHOOD
-from posttrain.evaluate.scorers.perplexity import PERPLEXITY
-from posttrain.evaluate.scorers.python_function import PYTHON
-from posttrain.evaluate.scorers.regex import REGEX
-from posttrain.evaluate.scorers.token_f1 import TOKEN_F1
+from posttrain.evaluate.scorers.base import Scorer, ScorerOutput
+from posttrain.evaluate.scorers.generation import EXACT_MATCH, PYTHON, REGEX, TOKEN_F1
+from posttrain.evaluate.scorers.likelihood import LABEL_LIKELIHOOD, PERPLEXITY
 
 SCORERS: dict[str, Scorer] = {
     "exact_match": EXACT_MATCH,
@@ -24,4 +20,4 @@ def scorer_name(suite: SuiteConfig, has_labels: bool) -> str:
     return suite.scorer or ("label_likelihood" if has_labels else "exact_match")
 
 
-__all__ = ["SCORERS", "Scored", "Scorer", "scorer_name"]
+__all__ = ["SCORERS", "Scorer", "ScorerOutput", "scorer_name"]

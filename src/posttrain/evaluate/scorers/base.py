@@ -1,24 +1,29 @@
-"""What every scorer takes and gives."""
+"""The inputs and outputs of a scorer: examples from records, scores of answers."""
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from posttrain.evaluate.config import SuiteConfig
-from posttrain.evaluate.examples import Examples
+from posttrain.models.task import Turns, record_turns
+from posttrain.store.errors import UserError
 
 if TYPE_CHECKING:
     from posttrain.models.generate import Generation
     from posttrain.models.language_model import LanguageModel
 
+_COLUMNS = ("id", "prompt", "completion", "text", "source", "line", "meta")
+
 
 @dataclass(frozen=True)
-class Scored:
+class ScorerOutput:
     """Answers and scores of N records.
 
     Args:
@@ -41,6 +46,47 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """N records.
+
+    Args:
+        ids: record ids.
+        prompts: turns before the answer; empty for a plain text.
+        expected: the right answer; None where the record has none.
+        meta: the record's other columns, as JSON text.
+        places: ``file:line`` of each record, for messages.
+    """
+
+    ids: list[str]
+    prompts: list[Turns]
+    expected: list[str | None]
+    meta: list[str | None]
+    places: list[str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def check_prompts(self, where: str) -> None:
+        """Raise a UserError that names the first record without a prompt."""
+        for prompt, place in zip(self.prompts, self.places, strict=True):
+            if not prompt:
+                raise UserError(f"{place} has no prompt to answer", where=where)
+
+    def answers(self, where: str) -> list[str]:
+        """The expected answers.
+
+        Raises:
+            UserError: naming the first record without one.
+        """
+        answers: list[str] = []
+        for answer, place in zip(self.expected, self.places, strict=True):
+            if answer is None:
+                raise UserError(f"{place} has no answer to compare with", where=where, fix="add the right answer")
+            answers.append(answer)
+        return answers
+
+
+@dataclass(frozen=True)
 class Scorer:
     """One way to score answers.
 
@@ -53,7 +99,7 @@ class Scorer:
         plain_text: whether records without a prompt can be scored.
     """
 
-    score: Callable[[LanguageModel, Examples, SuiteConfig, str], Scored]
+    score: Callable[[LanguageModel, Examples, SuiteConfig, str], ScorerOutput]
     main: str
     paired: str
     metrics: frozenset[str]
@@ -61,15 +107,15 @@ class Scorer:
     plain_text: bool = False
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """NFC, without outer whitespace, inner runs of whitespace as one space: as record ids see it."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def from_answers(answers: Sequence[Generation], score: Sequence[float], valid: Sequence[bool]) -> Scored:
+def from_generations(answers: Sequence[Generation], score: Sequence[float], valid: Sequence[bool]) -> ScorerOutput:
     """Scores of written answers, whose probabilities are not known."""
     unknown = np.full(len(answers), np.nan)
-    return Scored(
+    return ScorerOutput(
         predicted=[answer.text for answer in answers],
         score=np.asarray(score, np.float64),
         valid=np.asarray(valid, bool),
@@ -77,3 +123,50 @@ def from_answers(answers: Sequence[Generation], score: Sequence[float], valid: S
         log_likelihood=unknown.copy(),
         tokens=np.zeros(len(answers), np.int64),
     )
+
+
+def read_examples(records: pa.Table, where: str) -> Examples:
+    """Read the records of a suite.
+
+    A plain text is scored as a whole: it has no prompt and is itself the expected answer.
+
+    Args:
+        records: table by the record schema; ``source``, ``line`` and ``meta`` may be missing.
+        where: the suite's config key, named in errors.
+
+    Raises:
+        UserError: if there are no records.
+    """
+    if records.num_rows == 0:
+        raise UserError("the suite has no records", where=where, fix="check its `data`")
+    names = set(records.column_names)
+    found = Examples([], [], [], [], [])
+    for row in records.select([name for name in _COLUMNS if name in names]).to_pylist():
+        found.ids.append(row["id"])
+        found.prompts.append([] if _is_plain_text(row) else record_turns({"text": None, **row}))
+        found.expected.append(row.get("text") if _is_plain_text(row) else row["completion"])
+        found.meta.append(row.get("meta"))
+        found.places.append(_location(row))
+    return found
+
+
+def sample_records(records: pa.Table, n: int | None) -> pa.Table:
+    """A fixed sample: the ``n`` records with the smallest hash of their id, in input order.
+
+    The same records are drawn in every round, whatever the order or the seed, so that rounds can be compared.
+    """
+    if n is None or records.num_rows <= n:
+        return records
+    digests = [hashlib.sha256(id.encode()).digest() for id in records["id"].to_pylist()]
+    drawn = sorted(sorted(range(len(digests)), key=lambda row: (digests[row], row))[:n])
+    return records.take(pa.array(drawn))
+
+
+def _is_plain_text(row: dict[str, Any]) -> bool:
+    return not row.get("prompt") and row["completion"] is None and row.get("text") is not None
+
+
+def _location(row: dict[str, Any]) -> str:
+    if row.get("source") and row.get("line"):
+        return f"{row['source']}:{row['line']}"
+    return f"record {row['id']}"

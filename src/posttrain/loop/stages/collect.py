@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.sets.config import DataConfig
-from posttrain.data.sets.pipeline import Built, build_pool_and_test, input_digests
-from posttrain.data.sets.version import write_dataset
-from posttrain.data.versions.named_versions import versions_named
+from posttrain.data.config import DataConfig
+from posttrain.data.sets.pool_and_test import LoopData, build_pool_and_test, input_digests
+from posttrain.data.versions.named_versions import resolve_versions
+from posttrain.data.versions.version import write_dataset
+from posttrain.loop.context import RoundContext
 from posttrain.loop.suites import suite_digests, suite_settings, suites_beside_test
-from posttrain.loop.turn import Turn
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 
@@ -18,7 +18,7 @@ SETS = ("pool", "test", "labelled")
 
 
 @dataclass(frozen=True)
-class Collected:
+class RoundData:
     """Dataset artifacts."""
 
     pool: Artifact
@@ -36,7 +36,7 @@ def with_added_files(config: DataConfig, root: Path) -> DataConfig:
     return config.model_copy(update=added)
 
 
-def collect(turn: Turn) -> Collected:
+def collect(turn: RoundContext) -> RoundData:
     """The three dataset versions that this round works with.
 
     Raises:
@@ -45,11 +45,11 @@ def collect(turn: Turn) -> Collected:
     root = turn.workspace.root
     config = with_added_files(turn.config.data, root)
     labels = turn.config.task.label_set
-    versions = versions_named(config.files, root, turn.workspace)
+    versions = resolve_versions(config.files, root, turn.workspace)
     suites = suites_beside_test(turn.config)
 
     @cache
-    def built() -> Built:
+    def built() -> LoopData:
         result = build_pool_and_test(config, root, labels or None, versions, suites)
         if not result.test.num_rows:
             raise UserError(
@@ -78,4 +78,4 @@ def collect(turn: Turn) -> Collected:
         artifact = turn.stage(f"collect {name}", "dataset", inputs, said, work, seeded=False)
         turn.workspace.metadata.name_artifact(name, artifact.id, turn.workspace.metadata.named(name))
         artifacts[name] = artifact
-    return Collected(**artifacts)
+    return RoundData(**artifacts)

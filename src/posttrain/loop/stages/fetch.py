@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.loop.turn import Turn
+from posttrain.loop.context import RoundContext
 from posttrain.models.sources import fetch, locate
 from posttrain.store.artifacts import Artifact
-from posttrain.store.hashing import digest, file_states
+from posttrain.store.hashing import digest, file_stats
 
 
-def fetch_base(turn: Turn) -> Artifact:
+def fetch_base(turn: RoundContext) -> Artifact:
     """The model that rounds start from."""
     return _fetched(turn, turn.config.model, "model", {"name": turn.config.model})
 
 
-def fetch_teacher(turn: Turn) -> Artifact | None:
+def fetch_teacher(turn: RoundContext) -> Artifact | None:
     """The model that a candidate learns from, where the objective has one; where it lies is no part of what it is."""
     config = turn.config.train
     if not config.has_teacher:
@@ -24,7 +24,7 @@ def fetch_teacher(turn: Turn) -> Artifact | None:
     return _fetched(turn, config.distill.teacher, "teacher", {})
 
 
-def _fetched(turn: Turn, name: str, kind: str, meta: Mapping[str, Any]) -> Artifact:
+def _fetched(turn: RoundContext, name: str, kind: str, meta: Mapping[str, Any]) -> Artifact:
     source = locate(name, turn.workspace.root)
 
     def work(out: Path, scratch: Path) -> Mapping[str, Any]:
@@ -37,4 +37,4 @@ def _fetched(turn: Turn, name: str, kind: str, meta: Mapping[str, Any]) -> Artif
 def _fingerprint(source: str) -> str:
     path = Path(source)
     # A model by name: nothing in the current folder is meant.
-    return digest([[source], file_states(path) if path.is_absolute() else []])
+    return digest([[source], file_stats(path) if path.is_absolute() else []])

@@ -1,24 +1,39 @@
-"""Confidence that is as high as the answers are right: one temperature, fitted to held-out answers."""
+"""Calibrates the champion's confidence with one temperature, fitted to held-out answers."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as compute
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
+from posttrain.select.pool_sample import sample_pool
+from posttrain.select.scores.answers import likelihood_group, surprisal
+from posttrain.select.scores.context import ScoringContext
+from posttrain.select.scores.passes import ScoringInput, prompts_of
+
 Floats = npt.NDArray[np.float64]
+
 Rows = npt.NDArray[np.bool_]
 
 CalibrationError = Callable[[Floats, Floats], float]
 """Expected calibration error of confidences [N] and whether each answer is right [N]."""
 
-LEAST_RECORDS = 30
-_LOWEST, _HIGHEST = 0.05, 20.0  # of temperatures: answers that are all right would ask for 0
-_LOWEST_OF_ANSWERS = 1e-3  # long answers are wrong though each of their tokens is all but sure
-_LEAST_SURPRISAL = 1e-9
+MIN_CALIBRATION_RECORDS = 30
+
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0  # of temperatures: answers that are all right would ask for 0
+
+_MIN_ANSWER_TEMPERATURE = 1e-3  # long answers are wrong though each of their tokens is all but sure
+
+_MIN_SURPRISAL = 1e-9
+
 _FOLDS = 5
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass(frozen=True)
@@ -64,11 +79,15 @@ def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> f
     def loss(inverse: float) -> float:
         return float(-log_softmax(logs * inverse, axis=1)[rows, right].sum())
 
-    found = minimize_scalar(loss, bounds=(1 / _HIGHEST, 1 / _LOWEST), method="bounded", options={"xatol": 1e-6})
+    found = minimize_scalar(
+        loss, bounds=(1 / _MAX_TEMPERATURE, 1 / _MIN_TEMPERATURE), method="bounded", options={"xatol": 1e-6}
+    )
     return float(1 / found.x)
 
 
-def calibrate(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike, error: CalibrationError) -> Calibration | None:
+def calibrate_labels(
+    log_probabilities: npt.ArrayLike, truth: npt.ArrayLike, error: CalibrationError
+) -> Calibration | None:
     """Fit a temperature, and say what it is worth.
 
     Args:
@@ -80,9 +99,9 @@ def calibrate(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike, error: Cal
         None for fewer than 30 records, which say too little.
     """
     logs, right = np.asarray(log_probabilities, np.float64), np.asarray(truth, np.int64)
-    if len(right) < LEAST_RECORDS:
+    if len(right) < MIN_CALIBRATION_RECORDS:
         return None
-    return _cross_fitted(
+    return _cross_fit(
         lambda rows: fit_temperature(logs[rows], right[rows]),
         lambda rows, temperature: _confidence(at_temperature(logs[rows], temperature)),
         (logs.argmax(axis=1) == right).astype(np.float64),
@@ -111,20 +130,20 @@ def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> fl
         surprisal: float [N], N >= 1, of answers to records that the model was not trained on.
         score: float [N] in [0, 1], 1 for a right answer.
     """
-    nats = np.maximum(np.asarray(surprisal, np.float64), _LEAST_SURPRISAL)
+    nats = np.maximum(np.asarray(surprisal, np.float64), _MIN_SURPRISAL)
     right = np.asarray(score, np.float64)
 
     def loss(log_inverse: float) -> float:
         scaled = nats * np.exp(log_inverse)
         return float((right * scaled - (1 - right) * np.log(-np.expm1(-scaled))).sum())
 
-    bounds = (-np.log(_HIGHEST), -np.log(_LOWEST_OF_ANSWERS))
+    bounds = (-np.log(_MAX_TEMPERATURE), -np.log(_MIN_ANSWER_TEMPERATURE))
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return float(np.exp(-found.x))
 
 
 def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: CalibrationError) -> Calibration | None:
-    """The same as `calibrate` for written answers.
+    """The same as `calibrate_labels` for written answers.
 
     Args:
         surprisal: float [N] >= 0, nats a token, of answers to held-out records.
@@ -135,9 +154,9 @@ def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: Cal
         None for fewer than 30 records, which say too little.
     """
     nats, right = np.asarray(surprisal, np.float64), np.asarray(score, np.float64)
-    if len(right) < LEAST_RECORDS:
+    if len(right) < MIN_CALIBRATION_RECORDS:
         return None
-    return _cross_fitted(
+    return _cross_fit(
         lambda rows: fit_answer_temperature(nats[rows], right[rows]),
         lambda rows, temperature: answer_confidence(nats[rows], temperature),
         right,
@@ -145,7 +164,7 @@ def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: Cal
     )
 
 
-def _cross_fitted(
+def _cross_fit(
     fit: Callable[[Rows], float],
     confidence: Callable[[Rows, float], Floats],
     right: Floats,
@@ -165,4 +184,69 @@ def _cross_fitted(
 
 def _confidence(log_probabilities: Floats) -> Floats:
     found: Floats = np.minimum(np.exp(log_probabilities.max(axis=1)), 1.0)
+    return found
+
+
+def calibrate_champion(
+    scoring: ScoringContext, records: pa.Table, predictions: pa.Table, error: CalibrationError
+) -> Calibration | None:
+    """The temperature at which the champion is as sure of labels, or of its written answers, as it is right.
+
+    Args:
+        scoring: the champion, the labels and how many records are taken.
+        records: RECORD table of records that the champion was not trained on.
+        predictions: what it answered, by ``id``; for a closed label set ``expected`` and ``labels``, the labels'
+            log-probabilities; for free text ``predicted`` and ``score``.
+        error: the expected calibration error, with 15 equal-width bins.
+
+    Returns:
+        None where there are too few records, the predictions do not say enough, or calibration is off.
+    """
+    most = scoring.config.calibration
+    if not most:
+        return None
+    judged = (_judged_labels if scoring.labels else _judged_answers)(scoring, predictions, records)
+    drawn = sample_pool(judged, most, scoring.seed)
+    if scoring.labels:
+        place = {label: index for index, label in enumerate(scoring.labels)}
+        truth = [place[answer] for answer in drawn["expected"].to_pylist()]
+        logs = np.array(drawn["labels"].to_pylist(), np.float64).reshape(len(truth), len(place))
+        found = calibrate_labels(logs, truth, error)
+    else:
+        asked_of = records.take(compute.index_in(drawn["id"], value_set=records["id"].combine_chunks()))
+        answers = zip(prompts_of(asked_of), drawn["predicted"].to_pylist(), strict=True)
+        nats = surprisal(
+            scoring.run(likelihood_group(), [ScoringInput(prompt, (answer,)) for prompt, answer in answers])
+        )
+        found = calibrate_answers(nats, drawn["score"].to_numpy(), error)
+    return _log_calibration(found, drawn.num_rows)
+
+
+def _judged_labels(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
+    """The predictions that say how probable each label is, where the right one is among them."""
+    known = compute.is_in(predictions["expected"], value_set=pa.array(scoring.labels, pa.string()))
+    return predictions.filter(compute.and_(known, compute.is_valid(predictions["labels"])))
+
+
+def _judged_answers(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
+    """The predictions of the records that are there; none where a score is no share of rightness."""
+    scores = predictions["score"]
+    shares = compute.and_(compute.greater_equal(scores, 0.0), compute.less_equal(scores, 1.0))
+    if not compute.all(shares, min_count=0).as_py():
+        return predictions.slice(0, 0)
+    return predictions.filter(compute.is_in(predictions["id"], value_set=records["id"].combine_chunks()))
+
+
+def _log_calibration(found: Calibration | None, records: int) -> Calibration | None:
+    if found is None:
+        log.info("  not calibrated: %d judged answers are too few", records)
+        return None
+    log.info(
+        "  %s on %d test records: temperature %.3f, ECE %.3f before and %.3f after (15 bins)",
+        "calibrated" if found.temperature != 1.0 else "not calibrated, as it would not help",
+        found.records,
+        found.temperature,
+        found.ece_before,
+        found.ece_after,
+    )
     return found

@@ -61,9 +61,9 @@ class ScoringConfig(Section):
                 except UserError as error:
                     raise UserError(str(error), where=f"select.scoring.{key}") from None
         if self.judge is not None and any(name.startswith("entailment_entropy") for name in names):
-            from posttrain.models.folder import check_folder
+            from posttrain.models.sources import check_model_folder
 
-            check_folder(self.judge_folder(root))
+            check_model_folder(self.judge_folder(root))
 
     def judge_folder(self, root: Path) -> Path:
         """Where the judge lies, seen from the workspace's folder."""

@@ -1,10 +1,16 @@
-"""Rows whose gradients would be large and unlike each other."""
+"""BADGE, and the k-means++ draws it is made of (D. Arthur and S. Vassilvitskii, SODA 2007).
+
+The draws are exact without a pass over all rows for each: a squared distance only shrinks while rows are drawn, so a
+row proposed by its old distance is accepted with the share of it that is left."""
 
 import numpy as np
 
-from posttrain.select.selectors.closeness import OuterProducts, Rows
 from posttrain.select.selectors.pool import Pool
-from posttrain.select.selectors.seeding import by_squared_distance
+from posttrain.select.selectors.similarity import OuterProducts, Rows, Similarity, Weights, max_similarity
+
+_PROPOSALS = 64
+
+_MIN_ACCEPTANCE = 1 / 4
 
 
 def badge(pool: Pool, n: int, seed: int, dimensions: int | None = None) -> Rows:
@@ -18,8 +24,70 @@ def badge(pool: Pool, n: int, seed: int, dimensions: int | None = None) -> Rows:
     """
     probabilities = np.array(pool.column("probabilities", "badge"), np.float32)
     probabilities[np.arange(len(pool)), probabilities.argmax(axis=1)] -= 1
-    gradients = OuterProducts.between_rows_of(probabilities, pool.points("badge", dimensions))
+    gradients = OuterProducts.from_rows(probabilities, pool.points("badge", dimensions))
     weights = np.where(pool.labelled, 0.0, 1.0)
     lengths = weights * gradients.halves.astype(np.float64)
     generator = np.random.default_rng(seed)
-    return by_squared_distance(gradients, n, generator, weights, first=lengths if lengths.any() else weights)
+    return draw_by_squared_distance(gradients, n, generator, weights, first=lengths if lengths.any() else weights)
+
+
+def draw_by_squared_distance(
+    closeness: Similarity, n: int, generator: np.random.Generator, weights: Weights, first: Weights | None = None
+) -> Rows:
+    """Draw ``n`` distinct rows, each by its weight times its squared distance to the nearest one drawn before.
+
+    Args:
+        closeness: minus half the squared distance of N rows.
+        n: at most as many as there are positive weights.
+        generator: of the draws.
+        weights: float64 [N], non-negative.
+        first: float64 [N], the odds of the first row, of those with a weight; None for the weights.
+
+    Returns:
+        int64 [n] in the order of the draws. Once all rows left are where one was drawn already, by their weights alone.
+    """
+    drawn = [_draw_one(weights if first is None else first, generator)]
+    distances = np.full(len(weights), np.inf)
+    known = 0
+    while len(drawn) < n:
+        found = max_similarity(closeness, np.arange(len(weights)), np.array(drawn[known:]))
+        distances = np.minimum(distances, -2.0 * found.astype(np.float64))
+        distances[drawn] = 0
+        known = len(drawn)
+        if not (weights * distances).any():
+            break
+        drawn += _draw_proposals(closeness, n - len(drawn), generator, weights, distances)
+    left = weights.copy()
+    left[drawn] = 0
+    while len(drawn) < n:
+        drawn.append(_draw_one(left, generator))
+        left[drawn[-1]] = 0
+    return np.array(drawn[:n], np.int64)
+
+
+def _draw_proposals(
+    closeness: Similarity, most: int, generator: np.random.Generator, weights: Weights, distances: Weights
+) -> list[int]:
+    """Rows drawn until most proposals are in vain, as ``distances`` no longer say how far rows are from those drawn."""
+    odds = np.cumsum(weights * distances)
+    drawn: list[int] = []
+    tried = 0
+    while len(drawn) < most and (len(drawn) >= tried * _MIN_ACCEPTANCE or tried < _PROPOSALS):
+        rows = np.minimum(np.searchsorted(odds, generator.random(_PROPOSALS) * odds[-1], side="right"), len(odds) - 1)
+        luck = generator.random(_PROPOSALS)
+        left = distances[rows]
+        if drawn:
+            left = np.minimum(left, -2.0 * max_similarity(closeness, rows, np.array(drawn)))
+        among = -2.0 * closeness.between(rows, rows).astype(np.float64)
+        for place, row in enumerate(rows.tolist()):
+            if luck[place] * distances[row] < left[place] and row not in drawn and len(drawn) < most:
+                drawn.append(row)
+                left = np.minimum(left, among[place])
+        tried += _PROPOSALS
+    return drawn
+
+
+def _draw_one(weights: Weights, generator: np.random.Generator) -> int:
+    odds = np.cumsum(weights)
+    place = int(np.searchsorted(odds, generator.random() * odds[-1], side="right"))
+    return min(place, int(np.flatnonzero(weights)[-1]))

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from posttrain.select.selectors.closeness import Cosine, Rows
-from posttrain.select.selectors.farthest import farthest_first
-from posttrain.select.selectors.pool import Pool, normalised
-from posttrain.select.selectors.whitening import DIMENSIONS
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.select.selectors.farthest_first import farthest_first
+from posttrain.select.selectors.pool import Pool, min_max_scale
+from posttrain.select.selectors.similarity import DIMENSIONS, Cosine, Rows
+from posttrain.store.errors import UserError, suggest
 
 
 def mmr(
@@ -26,8 +24,8 @@ def mmr(
     """
     if not 0 <= relevance <= 1:
         raise UserError(f"strategy `mmr`: relevance is {relevance}, and must be from 0 to 1")
-    doubt = normalised(pool.doubt(by), pool.free)
-    return _unlike(pool, n, relevance * doubt, 1 - relevance, pool.points("mmr", dimensions))
+    doubt = min_max_scale(pool.doubt(by), pool.free)
+    return _farthest_by_cosine(pool, n, relevance * doubt, 1 - relevance, pool.points("mmr", dimensions))
 
 
 def composite(
@@ -63,14 +61,14 @@ def composite(
             raise UserError(f"strategy `composite`: {name} is {weight}, and must be a weight of 0 or more")
     worth = np.zeros(len(pool))
     if uncertainty:
-        worth += uncertainty * normalised(pool.doubt(by), pool.free)
+        worth += uncertainty * min_max_scale(pool.doubt(by), pool.free)
     if difficulty:
-        worth += difficulty * normalised(pool.column(hard, "composite"), pool.free)
+        worth += difficulty * min_max_scale(pool.column(hard, "composite"), pool.free)
     points = pool.points("composite", dimensions) if diversity else np.zeros((len(pool), 1), np.float32)
-    return _unlike(pool, n, worth, diversity / 2, points, quotas)
+    return _farthest_by_cosine(pool, n, worth, diversity / 2, points, quotas)
 
 
-def _unlike(
+def _farthest_by_cosine(
     pool: Pool,
     n: int,
     worth: np.ndarray,
@@ -79,16 +77,16 @@ def _unlike(
     quotas: Mapping[str, float] | None = None,
 ) -> Rows:
     worth = np.where(pool.labelled, -np.inf, worth)
-    groups, most = _groups(pool, n, quotas) if quotas else (None, None)
-    return farthest_first(Cosine.between_rows_of(points), n, worth, weight, pool.chosen, groups, most)
+    groups, most = _source_quotas(pool, n, quotas) if quotas else (None, None)
+    return farthest_first(Cosine.from_rows(points), n, worth, weight, pool.chosen, groups, most)
 
 
-def _groups(pool: Pool, n: int, quotas: Mapping[str, float]) -> tuple[Rows, Rows]:
+def _source_quotas(pool: Pool, n: int, quotas: Mapping[str, float]) -> tuple[Rows, Rows]:
     """The group of each row, and how many rows each group may give."""
     names, groups = np.unique(np.asarray(pool.column("source", "composite")).astype(str), return_inverse=True)
     for name, share in quotas.items():
         if name not in names:
-            raise UserError(f"no record is of source `{name}`", where="quotas", fix=did_you_mean(name, names.tolist()))
+            raise UserError(f"no record is of source `{name}`", where="quotas", fix=suggest(name, names.tolist()))
         if not 0 <= share <= 1:
             raise UserError(f"the share of `{name}` is {share}, and must be from 0 to 1", where="quotas")
     whole, before = n + len(pool.batch), np.bincount(groups[pool.batch], minlength=len(names))

@@ -1,19 +1,32 @@
-"""Greedy choice of rows that cover others: facility location, with exact gains and lazily computed ones.
+"""Selectors that cover the pool: facility location and ProbCover, by lazy greedy maximisation.
 
 What a row adds to a cover only shrinks while rows are chosen (the cover is submodular), so that its gain from before
 bounds it: M. Minoux, Accelerated greedy algorithms for maximizing submodular set functions, 1978. The greedy cover is
-worth at least 1 - 1/e of the best one: G. Nemhauser, L. Wolsey and M. Fisher, Mathematical Programming 14, 1978.
-"""
+worth at least 1 - 1/e of the best one: G. Nemhauser, L. Wolsey and M. Fisher, Mathematical Programming 14, 1978."""
+
+from collections.abc import Callable
 
 import numpy as np
 
-from posttrain.select.selectors.closeness import Floats, Rows, blocks
+from posttrain.select.selectors.k_means import k_means
+from posttrain.select.selectors.pool import Pool, min_max_scale, sample_rows
+from posttrain.select.selectors.similarity import DIMENSIONS, Euclidean, Floats, Rows, blocks
+from posttrain.store.errors import UserError
 
-_SOME = 32
-_MOST = 1024
+_FIRST_BLOCK = 32
+
+_MAX_BLOCK = 1024
+
+MAX_GROUND = 8192
+
+MAX_CANDIDATES = 16_384
+
+_PURITY = 0.95
+
+_RADIUS_SAMPLE = 2000
 
 
-def cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floats]:
+def greedy_cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floats]:
     """Take ``n`` times the row that adds most to the sum over columns of the greatest similarity in a chosen row.
 
     Args:
@@ -27,19 +40,19 @@ def cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floats]:
     """
     covered = before.copy()
     bounds = np.empty(len(similarity), np.float32)
-    for part in blocks(len(bounds), _MOST):
+    for part in blocks(len(bounds), _MAX_BLOCK):
         bounds[part] = _gains(similarity[part], covered)
     exact = np.ones(len(bounds), bool)
     chosen: list[int] = []
     gains: list[float] = []
     while len(chosen) < min(n, len(bounds)):
-        some = _SOME
-        order = _greatest(bounds, some)
+        some = _FIRST_BLOCK
+        order = _top_rows(bounds, some)
         while not exact[order[0]]:
             stale = order[~exact[order]]
             bounds[stale], exact[stale] = _gains(similarity[stale], covered), True
-            some = min(2 * some, _MOST)
-            order = _greatest(bounds, some)
+            some = min(2 * some, _MAX_BLOCK)
+            order = _top_rows(bounds, some)
         best = int(order[0])
         if bounds[best] <= 0:
             break
@@ -56,7 +69,7 @@ def _gains(similarity: Floats, covered: Floats) -> Floats:
     return found
 
 
-def _greatest(bounds: Floats, count: int) -> Rows:
+def _top_rows(bounds: Floats, count: int) -> Rows:
     """The places of so many of the greatest, greatest first; of equal ones the lowest first."""
     if count >= len(bounds):
         return np.argsort(-bounds, kind="stable")
@@ -64,3 +77,123 @@ def _greatest(bounds: Floats, count: int) -> Rows:
     above = np.flatnonzero(bounds > least)
     together = np.concatenate([above, np.flatnonzero(bounds == least)[: count - len(above)]])
     return together[np.lexsort((together, -bounds[together]))]
+
+
+def facility_location(
+    pool: Pool,
+    n: int,
+    seed: int,
+    by: str | None = None,
+    power: float = 1.0,
+    ground: int = MAX_GROUND,
+    candidates: int = MAX_CANDIDATES,
+    dimensions: int | None = DIMENSIONS,
+) -> Rows:
+    """Rows for which the sum over the pool of each row's similarity to the nearest chosen one is greatest, greedily.
+
+    Similarity is (1 + cosine) / 2. With ``by``, each row of the sum counts by the model's doubt of it: what is covered
+    is what the model does not know yet. Of a large pool the sum is over rows drawn at random: it is the mean that
+    counts, of which the sample's standard error is at most 1 / (2 sqrt(ground)). Once no row adds anything, others
+    follow at random.
+
+    Args:
+        by: ``entropy``, ``least_confidence`` or ``margin``; None for rows that count alike.
+        power: of the doubt, put between 0 and 1.
+        ground: rows of the sum at most.
+        candidates: rows that are looked at, at most, or four times ``n`` if that is more; drawn at random.
+        dimensions: principal components that are kept; None for the embeddings as they are.
+    """
+    points = pool.points("facility_location", dimensions)
+    generator = np.random.default_rng(seed)
+    rows_to_cover = sample_rows(np.arange(len(pool)), ground, generator)
+    to_cover = _unit_rows(points[rows_to_cover]).T
+    counts = np.ones(len(rows_to_cover), np.float32)
+    if by is not None:
+        counts = (min_max_scale(pool.doubt(by), pool.free)[rows_to_cover] ** power).astype(np.float32)
+
+    def similarity(rows: Rows) -> Floats:
+        found: Floats = _unit_rows(points[rows]) @ to_cover
+        found += 1
+        found *= counts / 2
+        return np.maximum(found, 0, out=found)
+
+    return cover_pool(similarity, pool, n, candidates, generator)
+
+
+def cover_pool(
+    similarity: Callable[[Rows], Floats], pool: Pool, n: int, candidates: int, generator: np.random.Generator
+) -> Rows:
+    """`greedy_cover` by some of the free rows, given what rows with a label cover already; then others, drawn uniformly."""
+    looked_at = sample_rows(pool.free, max(candidates, 4 * n), generator)
+    found = similarity(looked_at)
+    before = np.zeros(found.shape[1], np.float32)
+    for part in blocks(len(pool.chosen)):
+        before = np.maximum(before, similarity(pool.chosen[part]).max(axis=0))
+    chosen = looked_at[greedy_cover(found, n, before)[0]]
+    rest = generator.permutation(np.setdiff1d(pool.free, chosen)) if len(chosen) < n else chosen
+    return np.concatenate([chosen, rest[: n - len(chosen)]])
+
+
+def _unit_rows(points: Floats) -> Floats:
+    lengths = np.linalg.norm(points, axis=1, keepdims=True)
+    found: Floats = np.divide(points, lengths, out=np.zeros_like(points), where=lengths > 0)
+    return found
+
+
+def prob_cover(
+    pool: Pool,
+    n: int,
+    seed: int,
+    radius: float | None = None,
+    classes: int | None = None,
+    ground: int = MAX_GROUND,
+    candidates: int = MAX_CANDIDATES,
+    dimensions: int | None = DIMENSIONS,
+) -> Rows:
+    """Rows that have most rows not covered yet within ``radius``, one after the other: O. Yehuda et al., NeurIPS 2022.
+
+    Rows near one with a label are covered from the start. Once all are, the others follow at random.
+
+    Args:
+        radius: Euclidean; None for the greatest at which 95% of rows have none but rows of their own cluster within it
+            (section 4.2 there), on at most 2,000 rows.
+        classes: clusters by which the radius is found; None for as many as the probabilities have columns, or ``n``.
+        ground: rows to cover at most; of more, so many are drawn.
+        candidates: rows that are looked at, at most, or four times ``n`` if that is more; drawn at random.
+        dimensions: principal components that are kept; None for the embeddings as they are.
+    """
+    if radius is not None and not radius > 0:
+        raise UserError(f"strategy `prob_cover`: radius is {radius}, and must be positive")
+    points = pool.points("prob_cover", dimensions)
+    closeness = Euclidean.from_rows(points)
+    generator = np.random.default_rng(seed)
+    if radius is None:
+        classes = classes or (np.shape(pool.scores["probabilities"])[1] if "probabilities" in pool.scores else n)
+        radius = pure_radius(points, classes, seed, generator)
+
+    to_cover = sample_rows(np.arange(len(pool)), ground, generator)
+
+    def similarity(rows: Rows) -> Floats:
+        return (closeness.between(rows, to_cover) >= -(radius**2) / 2).astype(np.float32)
+
+    return cover_pool(similarity, pool, n, candidates, generator)
+
+
+def pure_radius(points: Floats, classes: int, seed: int, generator: np.random.Generator) -> float:
+    """The greatest radius at which 95% of rows have none but rows of their own cluster within it.
+
+    Args:
+        points: float32 [N, D].
+        classes: clusters.
+        seed: of the clusters.
+        generator: of the rows that are looked at.
+    """
+    rows = sample_rows(np.arange(len(points)), _RADIUS_SAMPLE, generator)
+    some = points[rows]
+    found = k_means(some, np.arange(len(some)), min(classes, len(some)), seed)
+    distances = np.sqrt(-2 * Euclidean.from_rows(some).between(slice(None), slice(None)))
+    strangers = np.where(found.cluster[:, None] != found.cluster, distances, np.inf).min(axis=1)
+    if not np.isfinite(strangers).any():  # one cluster: everything is of it
+        return float(distances.max()) or 1.0
+    radius = np.quantile(strangers, 1 - _PURITY)
+    return float(radius) or float(np.finfo(np.float32).eps)

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.select.selectors.closeness import Euclidean, Floats, Rows, blocks
-from posttrain.select.selectors.seeding import Weights
+from posttrain.select.selectors.similarity import Euclidean, Floats, Rows, Weights, blocks
 
 _ROWS_A_CENTRE = 128
 _ROWS_TO_START, _FEW_TO_START = 16, 4
-_SURELY = 4096
+_MIN_START_ROWS = 4096
 _ITERATIONS = 50
 _TOLERANCE = 1e-3
-_SMALL = 2**15
-_STEPS, _WINDOW = 100, 5
+_SINGLE_THREAD_ROWS = 2**15
+_MAX_BATCHES, _WINDOW = 100, 5
 
 
 @dataclass(frozen=True)
@@ -60,20 +59,22 @@ def k_means(
     counts = np.ones(len(sample)) if weights is None else weights[sampled]
     if np.count_nonzero(counts) < count:
         counts = np.maximum(counts, np.finfo(np.float32).tiny)
-    with threadpool_limits(limits=1 if len(rows) < _SMALL else None):  # the same bits on any number of cores
-        few = slice(max(count * (_ROWS_TO_START if mini_batch is None else _FEW_TO_START), _SURELY))
+    with threadpool_limits(
+        limits=1 if len(rows) < _SINGLE_THREAD_ROWS else None
+    ):  # the same bits on any number of cores
+        few = slice(max(count * (_ROWS_TO_START if mini_batch is None else _FEW_TO_START), _MIN_START_ROWS))
         centres = _first_centres(sample[few], count, counts[few], seed)
         centres = (
-            _settled(sample, counts, centres) if mini_batch is None else _drifted(sample, counts, centres, mini_batch)
+            _lloyd(sample, counts, centres) if mini_batch is None else _mini_batch(sample, counts, centres, mini_batch)
         )
-        return _assigned(points, rows, centres)
+        return _assign(points, rows, centres)
 
 
-def _settled(sample: Floats, weights: Weights, centres: Floats) -> Floats:
+def _lloyd(sample: Floats, weights: Weights, centres: Floats) -> Floats:
     """Lloyd's algorithm."""
     before = np.inf
     for _ in range(_ITERATIONS):
-        found = _assigned(sample, np.arange(len(sample)), centres)
+        found = _assign(sample, np.arange(len(sample)), centres)
         total = float(found.distances @ weights)
         if total >= before * (1 - _TOLERANCE):
             break
@@ -82,13 +83,13 @@ def _settled(sample: Floats, weights: Weights, centres: Floats) -> Floats:
     return centres
 
 
-def _drifted(sample: Floats, weights: Weights, centres: Floats, size: int) -> Floats:
+def _mini_batch(sample: Floats, weights: Weights, centres: Floats, size: int) -> Floats:
     """Mini-batches, one after another through the sample, which is in random order, and again from its beginning."""
     looked = np.zeros(len(centres))
     costs: list[float] = []
-    for step in range(_STEPS):
+    for step in range(_MAX_BATCHES):
         rows = (np.arange(step * size, step * size + min(size, len(sample)))) % len(sample)
-        found = _assigned(sample, rows, centres)
+        found = _assign(sample, rows, centres)
         some = weights[rows]
         costs.append(float(found.distances @ some) / max(float(some.sum()), np.finfo(np.float64).tiny))
         recent = np.mean(costs[-_WINDOW:])
@@ -108,7 +109,7 @@ def _first_centres(points: Floats, count: int, weights: Weights, seed: int) -> F
     """
     generator = np.random.default_rng(seed)
     tries = 2 + int(np.log(count))
-    closeness = Euclidean.between_rows_of(points)
+    closeness = Euclidean.from_rows(points)
     everything = slice(None)
     chosen: list[int] = []
     squares = np.ones(len(points))
@@ -125,7 +126,7 @@ def _first_centres(points: Floats, count: int, weights: Weights, seed: int) -> F
     return points[chosen]
 
 
-def _assigned(points: Floats, rows: Rows, centres: Floats) -> Clusters:
+def _assign(points: Floats, rows: Rows, centres: Floats) -> Clusters:
     cluster = np.empty(len(rows), np.int64)
     distances = np.empty(len(rows), np.float32)
     halves = np.einsum("kd,kd->k", centres, centres) / 2

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.select import uncertainty
-from posttrain.select.scores.names import DOUBT
-from posttrain.select.selectors.closeness import Floats, Rows
-from posttrain.select.selectors.whitening import whiten
+from posttrain.select.scores import uncertainty
+from posttrain.select.scores.registry import UNCERTAINTY_SIGN
+from posttrain.select.selectors.similarity import Floats, Rows, whiten
 from posttrain.store.errors import UserError
 
 Column = npt.NDArray[Any]
+
 Scores = Mapping[str, Column]
 """Columns of a score table: ``probabilities`` [N, K], ``embeddings`` [N, D], or ``entropy``,
 ``least_confidence``, ``margin`` [N] where they are already known."""
@@ -25,7 +25,7 @@ _MEASURES: dict[str, Callable[[Column], Column]] = {
     "margin": uncertainty.margin,
 }
 
-_LIST = ", ".join(_MEASURES)
+_MEASURE_NAMES = ", ".join(_MEASURES)
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,15 @@ class Pool:
         Raises:
             UserError: if it can be neither found nor computed, or ``by`` is no measure.
         """
-        if by not in DOUBT:
-            raise UserError(f"no uncertainty measure `{by}`", fix="use " + ", ".join(DOUBT))
+        if by not in UNCERTAINTY_SIGN:
+            raise UserError(f"no uncertainty measure `{by}`", fix="use " + ", ".join(UNCERTAINTY_SIGN))
         if by not in self.scores and by not in _MEASURES:
-            raise UserError(f"no score column `{by}` to choose by", fix=f"add it to select.scores, or use {_LIST}")
+            raise UserError(
+                f"no score column `{by}` to choose by", fix=f"add it to select.scores, or use {_MEASURE_NAMES}"
+            )
         computed = by not in self.scores
         values = _MEASURES[by](self.column("probabilities", by)) if computed else self.scores[by]
-        return np.asarray(values, np.float64) * DOUBT[by]
+        return np.asarray(values, np.float64) * UNCERTAINTY_SIGN[by]
 
     def greatest(self, values: npt.NDArray[np.floating], n: int) -> Rows:
         """The ``n`` free rows with the greatest of [N] values, greatest first; ties in row order, NaN last."""
@@ -96,10 +98,15 @@ class Pool:
         return self.free[order[:n]]
 
 
-def normalised(values: npt.NDArray[np.floating], among: Rows) -> npt.NDArray[np.float64]:
+def min_max_scale(values: npt.NDArray[np.floating], among: Rows) -> npt.NDArray[np.float64]:
     """Values [N] put between 0, the least ``among`` some rows, and 1, the greatest; 1 where all are one, 0 for NaN."""
     values = np.asarray(values, np.float64)
     known = values[among][np.isfinite(values[among])]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
     scaled = (values - low) / (high - low) if high > low else np.where(np.isnan(values), 0.0, 1.0)
     return np.clip(np.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+
+
+def sample_rows(rows: Rows, most: int, generator: np.random.Generator) -> Rows:
+    """At most so many of them, drawn uniformly, in order."""
+    return rows if len(rows) <= most else np.sort(generator.choice(rows, most, replace=False))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posttrain.train.checkpoint.checkpoints import Checkpoints
     from posttrain.train.checkpoint.config import CheckpointConfig
-    from posttrain.train.checkpoint.contents import Checkpoint
+    from posttrain.train.checkpoint.format import Checkpoint
 
 __all__ = ["Checkpoint", "CheckpointConfig", "Checkpoints"]
 
-_HOMES = {"Checkpoint": "contents", "CheckpointConfig": "config", "Checkpoints": "checkpoints"}
+_HOMES = {"Checkpoint": "format", "CheckpointConfig": "config", "Checkpoints": "checkpoints"}
 
 
 def __getattr__(name: str) -> Any:

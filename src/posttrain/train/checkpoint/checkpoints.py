@@ -14,16 +14,13 @@ from typing import Self
 from torch import Tensor
 
 from posttrain.store.errors import UserError
-from posttrain.store.files import writing
+from posttrain.store.files import disk_errors
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.checkpoint.contents import Checkpoint, state_bytes
-from posttrain.train.checkpoint.folder import CheckpointFolder
-from posttrain.train.checkpoint.keep import best_first
-from posttrain.train.checkpoint.snapshot import Snapshots, on_host
-from posttrain.train.checkpoint.steps_file import StepsFile
-from posttrain.train.checkpoint.threads import alongside, give_way
-from posttrain.train.checkpoint.write import write
-from posttrain.train.watch.values import StepValues
+from posttrain.train.checkpoint.folder import CheckpointFolder, rank_by_metric
+from posttrain.train.checkpoint.format import Checkpoint, encode_state
+from posttrain.train.checkpoint.snapshot import Snapshots, lower_priority, run_in_thread, to_host
+from posttrain.train.checkpoint.writer import StepsFile, write_checkpoint
+from posttrain.train.monitor.metrics import StepValues
 
 log = logging.getLogger("posttrain")
 
@@ -94,14 +91,14 @@ class Checkpoints:
             log.warning("no checkpoint of step %d: the one before is still being written", step)
             return False
         self._finish()
-        state, steps = state_bytes(checkpoint.state), list(checkpoint.steps)
+        state, steps = encode_state(checkpoint.state), list(checkpoint.steps)
         score = float(metric) if metric is not None and math.isfinite(metric) else None
         self._folder.make()
         if self.config.background:
             tensors = self._snapshots.take(checkpoint.tensors)
-            self._writing = alongside(lambda: self._write_in_background(step, tensors, state, steps, score))
+            self._writing = run_in_thread(lambda: self._write_in_background(step, tensors, state, steps, score))
         else:
-            self._write(step, on_host(checkpoint.tensors), state, steps, score)
+            self._write(step, to_host(checkpoint.tensors), state, steps, score)
         return True
 
     def close(self) -> None:
@@ -126,7 +123,7 @@ class Checkpoints:
     def best(self) -> Checkpoint | None:
         """The checkpoint with the best metric among those that are there and whole, or None."""
         with self._settled() as folder:
-            return folder.first_good(best_first(folder.saved(), self.config))
+            return folder.first_good(rank_by_metric(folder.saved(), self.config))
 
     def at(self, step: int) -> Checkpoint | None:
         """The checkpoint of this step, or None if there is none or it is damaged."""
@@ -154,7 +151,7 @@ class Checkpoints:
         self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues], metric: float | None
     ) -> None:
         try:
-            give_way()
+            lower_priority()
             self._write(step, tensors, state, steps, metric)
         except UserError as refusal:
             why = f"{refusal.where}: {refusal.what}" if refusal.where else refusal.what
@@ -167,8 +164,8 @@ class Checkpoints:
     def _write(
         self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues], metric: float | None
     ) -> None:
-        with writing(self.folder), self._folder.fresh() as fresh:
-            manifest = write(fresh, step, metric, tensors, state, steps, self._free_steps_file())
+        with disk_errors(self.folder), self._folder.fresh() as fresh:
+            manifest = write_checkpoint(fresh, step, metric, tensors, state, steps, self._free_steps_file())
             with self._folder.locked():
                 place = self._folder.commit(fresh, step)
                 self._steps_files.append(StepsFile(place, steps, manifest.steps_checksum))

@@ -1,26 +1,33 @@
-"""The folder that checkpoints lie in: one rename makes one visible, one takes it away."""
+"""The folder of all checkpoints: each appears and disappears by one rename; old ones are pruned."""
 
 import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from posttrain.store.files import make_folder, sync_folder, writing
-from posttrain.store.staging import claimed_folder, remove_unclaimed
+from posttrain.store.files import disk_errors, make_folder, remove_abandoned_folders, sync_folder, temporary_folder
 from posttrain.train.checkpoint.config import CheckpointConfig
-from posttrain.train.checkpoint.contents import Checkpoint
-from posttrain.train.checkpoint.keep import Saved, kept
-from posttrain.train.checkpoint.manifest import Damaged, OtherFormat
-from posttrain.train.checkpoint.read import read, read_manifest
+from posttrain.train.checkpoint.format import Checkpoint, DamagedCheckpoint, UnsupportedFormat
+from posttrain.train.checkpoint.reader import read_checkpoint, read_manifest
 
 log = logging.getLogger("posttrain")
 
 _NAME = re.compile(r"step-(\d{9,})")
+
 _REPLACED = ".replaced"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that is there; metric: what it was saved with, finite, or None."""
+
+    step: int
+    metric: float | None
 
 
 class CheckpointFolder:
@@ -51,7 +58,7 @@ class CheckpointFolder:
             yield
             return
         lock = FileLock(self.path / ".lock", thread_local=False)
-        with writing(self.path):
+        with disk_errors(self.path):
             lock.acquire()
             try:
                 self._finish_replacing()
@@ -62,8 +69,8 @@ class CheckpointFolder:
     @contextmanager
     def fresh(self) -> Iterator[Path]:
         """An empty folder to write a checkpoint into; gone afterwards unless it was committed."""
-        remove_unclaimed(self._temporary)
-        with claimed_folder(self._temporary) as folder:
+        remove_abandoned_folders(self._temporary)
+        with temporary_folder(self._temporary) as folder:
             yield folder
 
     def steps(self) -> list[int]:
@@ -88,8 +95,8 @@ class CheckpointFolder:
         damaged = False
         for step in steps:
             try:
-                checkpoint = read(self._place(step), step)
-            except Damaged as damage:
+                checkpoint = read_checkpoint(self._place(step), step)
+            except DamagedCheckpoint as damage:
                 self._put_aside(step, damage)
                 damaged = True
                 continue
@@ -100,20 +107,20 @@ class CheckpointFolder:
             log.warning("no other checkpoint to go back to")
         return None
 
-    def saved(self) -> list[Saved]:
+    def saved(self) -> list[SavedCheckpoint]:
         """Step and metric of the checkpoints whose manifests hold; the others are put aside."""
         found = []
         for step in self.steps():
             try:
-                found.append(Saved(step, read_manifest(self._place(step), step).metric))
-            except Damaged as damage:
+                found.append(SavedCheckpoint(step, read_manifest(self._place(step), step).metric))
+            except DamagedCheckpoint as damage:
                 self._put_aside(step, damage)
         return found
 
     def prune(self, config: CheckpointConfig, committed: int) -> None:
         """Remove what is not to be kept; ``committed`` is, as it is known to be good."""
         saved = self.saved()
-        keep = kept(saved, config) | {committed}
+        keep = steps_to_keep(saved, config) | {committed}
         for one in saved:
             if one.step not in keep:
                 self.remove(one.step)
@@ -127,16 +134,16 @@ class CheckpointFolder:
     def _place(self, step: int) -> Path:
         return self.path / f"step-{step:09d}"
 
-    def _put_aside(self, step: int, damage: Damaged) -> None:
+    def _put_aside(self, step: int, damage: DamagedCheckpoint) -> None:
         """Rename a checkpoint that cannot be used, so that it takes no good one's place among those kept."""
         place = self._place(step)
         # What another version wrote is not pruned: only this version cannot read it.
-        name = f"{'other-format' if isinstance(damage, OtherFormat) else 'damaged'}-{step:09d}"
+        name = f"{'other-format' if isinstance(damage, UnsupportedFormat) else 'damaged'}-{step:09d}"
         names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
         aside = next(self.path / free for free in names if not (self.path / free).exists())
         place.rename(aside)
         sync_folder(self.path)
-        state = "cannot be used" if isinstance(damage, OtherFormat) else "is damaged"
+        state = "cannot be used" if isinstance(damage, UnsupportedFormat) else "is damaged"
         log.warning("checkpoint %s %s (%s) and was put aside as %s", place.name, state, damage, aside.name)
 
     def _replaced(self, place: Path) -> Path:
@@ -154,6 +161,24 @@ class CheckpointFolder:
 
     def _discard(self, folder: Path) -> None:
         """Take a folder out of sight by one rename, then remove it: a kill leaves it whole or gone."""
-        with claimed_folder(self._temporary) as trash:
+        with temporary_folder(self._temporary) as trash:
             folder.rename(trash / folder.name)
             sync_folder(self.path)
+
+
+def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> set[int]:
+    """The steps that are kept: the newest, the best and every K-th, as the config asks."""
+    saved = list(saved)
+    steps = sorted(one.step for one in saved)
+    keep = set(steps[-config.keep_last :])
+    if config.keep_best:
+        keep |= set(rank_by_metric(saved, config)[:1])
+    if config.keep_every:
+        keep |= {step for step in steps if step % config.keep_every == 0}
+    return keep
+
+
+def rank_by_metric(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> list[int]:
+    """The steps of those that have a metric, the best first; of equals the earlier first."""
+    sign = 1 if config.mode == "min" else -1
+    return [step for _, step in sorted((sign * one.metric, one.step) for one in saved if one.metric is not None)]

@@ -1,15 +1,25 @@
-"""Tensors as they are at this moment, in host memory."""
+"""Copies of tensors in host memory, made by background threads while training goes on."""
 
-from collections.abc import Mapping
-from concurrent.futures import Future
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from threading import Thread, get_native_id
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.train.checkpoint.tensor_bytes import raw
-from posttrain.train.checkpoint.tensors_file import check_storable
-from posttrain.train.checkpoint.threads import alongside, each
+from posttrain.train.checkpoint.format import byte_view
+from posttrain.train.checkpoint.writer import check_storable
+
+_THREADS = min(4, os.cpu_count() or 1)
+
+Item = TypeVar("Item")
+
+Result = TypeVar("Result")
 
 
 class Snapshots:
@@ -25,7 +35,7 @@ class Snapshots:
         def find() -> None:
             self._buffers = {name: self._buffer(name, tensor).zero_() for name, tensor in tensors.items()}
 
-        self._ready = alongside(find)
+        self._ready = run_in_thread(find)
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -44,7 +54,9 @@ class Snapshots:
         for name in tensors.keys() - plain:
             buffers[name].copy_(tensors[name].detach(), non_blocking=tensors[name].is_cuda)
         # Threads that do not wait for one another: torch's do, and on busy cores that costs ten times the copying.
-        each(lambda name: np.copyto(np.asarray(raw(buffers[name])), raw(tensors[name].detach())), plain)
+        map_in_threads(
+            lambda name: np.copyto(np.asarray(byte_view(buffers[name])), byte_view(tensors[name].detach())), plain
+        )
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return buffers
@@ -62,7 +74,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
-def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors themselves where they are contiguous in host memory that no other of them uses, else copies.
 
     Raises:
@@ -78,3 +90,46 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         places.add(host.untyped_storage().data_ptr())
         hosts[name] = host
     return hosts
+
+
+def run_in_thread(work: Callable[[], Result]) -> Future[Result]:
+    """Start ``work`` in a thread; the future gives what it returns or raises."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+            future.set_exception(error)
+
+    Thread(target=run, name="checkpoint").start()
+    return future
+
+
+def lower_priority() -> None:
+    """Let this thread, and those that it starts, have a core only when no other work wants it.
+
+    On Linux; elsewhere a priority is the whole process's.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)
+
+
+def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """``work`` on every item, a few at a time; results in the order of the items. The first error is raised."""
+    waiting = deque(enumerate(items))
+
+    def some() -> list[tuple[int, Result]]:
+        done = []
+        while waiting:
+            try:
+                place, item = waiting.popleft()
+            except IndexError:  # another thread was faster
+                break
+            done.append((place, work(item)))
+        return done
+
+    futures = [run_in_thread(some) for _ in range(min(_THREADS, len(waiting)))]
+    wait(futures)
+    found = dict(pair for future in futures for pair in future.result())
+    return [found[place] for place in sorted(found)]

@@ -7,14 +7,14 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.store.section import Section
 
-Method = Literal["normal", "xavier", "kaiming", "depth_scaled", "ds_init", "zeros"]
+InitMethod = Literal["normal", "xavier", "kaiming", "depth_scaled", "ds_init", "zeros"]
 
 
-class RuleConfig(Section):
+class InitRuleConfig(Section):
     """How some of the parameters begin."""
 
     match: str = Field(description="Pattern that is looked for in a parameter's name.")
-    method: Method = Field(description="How they begin.")
+    method: InitMethod = Field(description="How they begin.")
     gain: float = Field(1.0, gt=0, description="Multiplies the method's standard deviation.")
     std: float | None = Field(None, gt=0, description="Standard deviation of normal and depth_scaled; none: as above.")
 
@@ -38,7 +38,9 @@ class InitializationConfig(Section):
     )
     gain: float = Field(1.0, gt=0, description="Multiplies the standard deviation of the matrices.")
     std: float = Field(0.02, gt=0, description="Standard deviation of normal and depth_scaled, and of embeddings.")
-    rules: list[RuleConfig] = Field([], description="What begins otherwise; the first rule that matches a name counts.")
+    rules: list[InitRuleConfig] = Field(
+        [], description="What begins otherwise; the first rule that matches a name counts."
+    )
     largest_ratio: float = Field(
         10.0, gt=1, description="Warn where the variance of signals or gradients changes more from layer to layer."
     )

@@ -1,25 +1,32 @@
-"""Draw a model's weights."""
+"""Create a model from its config alone, with weights drawn by the configured method."""
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
+from posttrain.models.language_model import DTYPES, LanguageModel, check_head
+from posttrain.models.sources import first_line
+from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
-from posttrain.train.initialization.config import InitializationConfig, RuleConfig
-from posttrain.train.initialization.methods import Distribution, Role, distribution, fans
-from posttrain.train.optimizers.groups import Place, places
+from posttrain.train.initialization.config import InitializationConfig, InitMethod, InitRuleConfig
+from posttrain.train.optim.parameter_groups import ParameterLocation, parameter_locations
 
 # How the families call the projection whose result is added to the residual stream.
-_ENDS_BLOCK = re.compile(
+_RESIDUAL_PROJECTIONS = re.compile(
     r"(?:^|\.)(?:o_proj|out_proj|down_proj|c_proj|dense|dense_4h_to_h|fc2|fc_out|wo|w2|output_linear)(?:\.weight)?$"
 )
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, config: InitializationConfig, seed: int) -> None:
+def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int) -> None:
     """Draw the matrices by the config's method, embeddings from N(0, std), and what a rule matches as that says.
 
     Norms, biases and all else stay as they are, and so do embeddings of padding. Each weight has random numbers of its
@@ -33,7 +40,7 @@ def initialize(model: nn.Module, config: InitializationConfig, seed: int) -> Non
     Raises:
         UserError: a rule matches nothing or does not fit, or no weight is known to end a block where that is needed.
     """
-    where = places(model)
+    where = parameter_locations(model)
     modules = dict(model.named_modules())
     layers = max((place.depth + 1 for place in where.values() if place.depth is not None), default=0)
     unused = list(config.rules)
@@ -43,43 +50,82 @@ def initialize(model: nn.Module, config: InitializationConfig, seed: int) -> Non
         rule = next((rule for rule in config.rules if re.search(rule.match, name)), None)
         if rule in unused:
             unused.remove(rule)
-        role = _role(name, weight, owner, where[name], layers)
-        chosen = _chosen(name, weight.shape, where[name], config, rule, role)
+        role = _weight_role(name, weight, owner, where[name], layers)
+        chosen = _choose_distribution(name, weight.shape, where[name], config, rule, role)
         if chosen is None:
             continue
         ending += role.ends_block
         padding = owner.padding_idx if isinstance(owner, nn.Embedding) else None
-        weight.copy_(chosen.draw(weight.shape, _generator(seed, name)))
+        weight.copy_(chosen.draw(weight.shape, _weight_generator(seed, name)))
         if padding is not None:
             weight[padding] = 0
-    _check(config, unused, ending)
+    _check_rules_apply(config, unused, ending)
 
 
-def _role(name: str, weight: nn.Parameter, owner: nn.Module, place: Place, layers: int) -> Role:
+@dataclass(frozen=True)
+class WeightRole:
+    """What a weight's distribution depends on.
+
+    Args:
+        fans: number of inputs of an output, and of outputs that an input reaches; None where it is no matrix.
+        layer: number of its layer, from 1; None outside of the layers.
+        layers: how many there are.
+        ends_block: whether it gives what a block adds to the residual stream.
+    """
+
+    fans: tuple[int, int] | None
+    layer: int | None
+    layers: int
+    ends_block: bool
+
+
+def _weight_role(
+    name: str, weight: nn.Parameter, owner: nn.Module, place: ParameterLocation, layers: int
+) -> WeightRole:
     inside = place.depth is not None and place.depth >= 0
-    return Role(
-        fans(weight, owner),
+    return WeightRole(
+        fan_in_and_fan_out(weight, owner),
         place.depth + 1 if inside and place.depth is not None else None,
         layers,
-        inside and place.kind == "matrix" and _ENDS_BLOCK.search(name) is not None,
+        inside and place.kind == "matrix" and _RESIDUAL_PROJECTIONS.search(name) is not None,
     )
 
 
-def _chosen(
-    name: str, shape: torch.Size, place: Place, config: InitializationConfig, rule: RuleConfig | None, role: Role
+@dataclass(frozen=True)
+class Distribution:
+    """Mean 0 and this standard deviation, uniform or normal."""
+
+    std: float
+    uniform: bool = False
+
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """float32, on the generator's device."""
+        if self.uniform:
+            bound = math.sqrt(3) * self.std
+            return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return torch.empty(shape).normal_(0, self.std, generator=generator)
+
+
+def _choose_distribution(
+    name: str,
+    shape: torch.Size,
+    place: ParameterLocation,
+    config: InitializationConfig,
+    rule: InitRuleConfig | None,
+    role: WeightRole,
 ) -> Distribution | None:
     if rule is not None:
-        return distribution(rule.method, rule.gain, config.std if rule.std is None else rule.std, role, name)
+        return init_distribution(rule.method, rule.gain, config.std if rule.std is None else rule.std, role, name)
     if place.kind == "embedding":
         return Distribution(config.std)
     # Other two-dimensional parameters, such as a state space's decay rates, mean something: they stay.
     matrix = role.fans is not None and (name.endswith("weight") or len(shape) == 3)
     if place.kind in ("matrix", "head") and matrix and config.method != "none":
-        return distribution(config.method, config.gain, config.std, role, name)
+        return init_distribution(config.method, config.gain, config.std, role, name)
     return None
 
 
-def _check(config: InitializationConfig, unused: Sequence[RuleConfig], ending: int) -> None:
+def _check_rules_apply(config: InitializationConfig, unused: Sequence[InitRuleConfig], ending: int) -> None:
     if unused:
         raise UserError(
             f"no parameter's name matches `{unused[0].match}`",
@@ -93,6 +139,93 @@ def _check(config: InitializationConfig, unused: Sequence[RuleConfig], ending: i
         )
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
+def _weight_generator(seed: int, name: str) -> torch.Generator:
     own = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(own[:8], "big") >> 1)
+
+
+def init_distribution(method: InitMethod, gain: float, std: float, role: WeightRole, name: str) -> Distribution:
+    """What a weight is drawn from, with fans n and m.
+
+    - ``normal``: N(0, (gain std)^2).
+    - ``xavier``: uniform of variance gain^2 2 / (n + m) (X. Glorot, Y. Bengio, Understanding the difficulty of training
+      deep feedforward neural networks, 2010, equation 16).
+    - ``kaiming``: N(0, gain^2 2 / n) (K. He et al., 2015, arXiv:1502.01852, equation 10).
+    - ``depth_scaled``: as ``normal``, divided by sqrt(2 layers) where a block ends (A. Radford et al., Language Models
+      are Unsupervised Multitask Learners, 2019, section 2.3).
+    - ``ds_init``: as ``xavier``, divided by sqrt(l) in layer l (B. Zhang et al., 2019, arXiv:1908.11365).
+    - ``zeros``: 0.
+
+    Raises:
+        UserError: the method needs fans, and the weight is no matrix.
+    """
+    if method == "zeros":
+        return Distribution(0.0)
+    if method in ("normal", "depth_scaled"):
+        shrunk = math.sqrt(2 * role.layers) if method == "depth_scaled" and role.ends_block else 1.0
+        return Distribution(gain * std / shrunk)
+    if role.fans is None:
+        raise UserError(
+            f"{method} is for matrices, and `{name}` is none", where="train.initialization", fix="use normal or zeros"
+        )
+    inputs, outputs = role.fans
+    if method == "kaiming":
+        return Distribution(gain * math.sqrt(2 / inputs))
+    depth = math.sqrt(role.layer) if method == "ds_init" and role.layer else 1.0
+    return Distribution(gain * math.sqrt(2 / (inputs + outputs)) / depth, uniform=True)
+
+
+def fan_in_and_fan_out(weight: Tensor, owner: nn.Module) -> tuple[int, int] | None:
+    """How many numbers each output of a weight is a sum over, and how many outputs each input is part of.
+
+    Args:
+        weight: of a linear layer, an embedding, a convolution, or of several experts [E, ...].
+        owner: the module whose parameter it is.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    if weight.ndim < 2:
+        return None
+    if isinstance(owner, _ConvNd):
+        window = math.prod(weight.shape[2:])
+        return weight.shape[1] * window, weight.shape[0] // owner.groups * window
+    if weight.ndim > 3:
+        return None
+    first, second = weight.shape[-2:]
+    by_input: Any = isinstance(owner, Conv1D) or (weight.ndim == 3 and getattr(owner, "is_transposed", False))
+    return (first, second) if by_input else (second, first)
+
+
+def model_from_config(
+    folder: Path, task: TaskConfig, config: InitializationConfig, seed: int, dtype: str = "bfloat16"
+) -> LanguageModel:
+    """The model that a folder describes, with weights drawn at random.
+
+    Args:
+        folder: holds ``config.json`` and a tokenizer; weights that lie there are not read.
+        task: what the model is asked to do.
+        config: how the weights begin.
+        seed: of the weights; the same seed gives the same weights whatever was drawn before.
+        dtype: one of ``bfloat16``, ``float32``, ``float16``; they are drawn in float32.
+
+    Raises:
+        UserError: the folder describes no causal language model, or the config does not fit it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            made: Any = AutoModelForCausalLM
+            model = made.from_config(described, dtype=torch.float32, trust_remote_code=False)
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"describes no causal language model: {first_line(error)}", where=str(folder)) from None
+    initialize_weights(model, config, seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lm = LanguageModel(model.to(DTYPES[dtype]).to(device).eval(), tokenizer, task)
+    check_head(lm, folder)
+    return lm

@@ -8,7 +8,7 @@ keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token c
   the scale;
 - linear layers that read one tensor of width n: that tensor once, wn; under autocast a copy each, 2n;
 - attention: scaled queries, keys and values, w(q + 2k); of short sequences w a score and head, while the scores of long
-  ones are computed again (``models/causal.py``; where a micro-batch has both, none are counted); and its output, which
+  ones are computed again (``models/attention.py``; where a micro-batch has both, none are counted); and its output, which
   the output projection reads, wq. Rotation keeps sine and cosine, which all layers share. With dropout of attention
   weights (on a CPU, torch's written-out attention in float32) queries, and keys and values for each query head, 12q,
   and of each score and head the weight, the mask and their product, 12;
@@ -24,17 +24,17 @@ sums keep nothing. A part that is computed again keeps its input alone (Chen et 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.models.causal import keeps_scores
-from posttrain.models.shape import Shape
+from posttrain.models.attention import keeps_scores
+from posttrain.models.shape import ModelShape
 from posttrain.train.config import LoraConfig, TrainConfig
-from posttrain.train.memory.batch import MicroBatch
-from posttrain.train.memory.weights import Blueprint, Weight
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.weights import ModelSpec, ParameterSpec
 
-_LAST_OF_ATTENTION = {"o_proj", "out_proj", "dense", "c_proj", "wo"}
+_OUTPUT_PROJECTIONS = {"o_proj", "out_proj", "dense", "c_proj", "wo"}
 
 
 @dataclass(frozen=True)
-class Cost:
+class ActivationCost:
     """A part of a layer.
 
     Args:
@@ -66,15 +66,15 @@ class LayerCosts:
         whole: the layer.
     """
 
-    norms: Cost
-    attention: Cost
-    feed_forward: Cost
-    activation: Cost | None
-    whole: Cost
+    norms: ActivationCost
+    attention: ActivationCost
+    feed_forward: ActivationCost
+    activation: ActivationCost | None
+    whole: ActivationCost
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberSizes:
     """Bytes of a number, and what decides how many numbers there are.
 
     Args:
@@ -92,7 +92,7 @@ class Numbers:
     adapter: int | None
 
     @classmethod
-    def of(cls, config: TrainConfig, shape: Shape, device: str) -> "Numbers":
+    def of(cls, config: TrainConfig, shape: ModelShape, device: str) -> "NumberSizes":
         """In a training of this precision."""
         wide_sum = shape.rms and device == "cpu"
         fused = wide_sum and not config.compile
@@ -103,17 +103,17 @@ class Numbers:
         return cls(4 if wide or wide_sum else 2, product, autocast, fused, adapter)
 
 
-def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
+def layer_costs(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
     """What a layer of the middle keeps of a micro-batch."""
     shape = blueprint.shape
-    numbers = Numbers.of(config, shape, device)
-    reads = _Reads.of(blueprint, config, numbers)
+    numbers = NumberSizes.of(config, shape, device)
+    reads = _LinearInputs.of(blueprint, config, numbers)
     tokens, hidden, inner = batch.tokens, shape.hidden, shape.inner
     stream = tokens * numbers.stream * hidden
     full = config.method == "full"
 
     norm = tokens * norm_bytes(shape, numbers, trained=full)
-    norms = Cost(shape.norms * norm, shape.norms * stream, 8.0 * shape.norms * tokens * hidden)
+    norms = ActivationCost(shape.norms * norm, shape.norms * stream, 8.0 * shape.norms * tokens * hidden)
 
     inside = numbers.product * (shape.queries * batch.queries + 2 * shape.keys * batch.keys)
     if device != "cpu":  # fused kernels keep their output, which a trained projection reads, and a number a row
@@ -123,7 +123,7 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     elif keeps_scores(batch.longest, shape.head_size):
         inside += numbers.product * shape.heads * batch.scores
     if shape.head_norms:
-        scales = 4 * (shape.heads + shape.shared_heads)
+        scales = 4 * (shape.heads + shape.kv_heads)
         # Under autocast they are in bfloat16 and the weights are not: that is not fused.
         fused = numbers.fused and not numbers.autocast
         wide = numbers.product if fused else 4 + (numbers.product if full else 0)
@@ -131,7 +131,7 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     projections = 2.0 * tokens * hidden * (shape.queries + 2 * shape.keys)
     scores = 4.0 * shape.queries * batch.pairs
     output = 2.0 * tokens * shape.queries * hidden
-    attention = Cost(
+    attention = ActivationCost(
         inside + tokens * (reads.states_for_attention + reads.attended),
         stream,
         projections + scores + (output if reads.attended_adapted else 0),
@@ -141,13 +141,13 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     first = 2.0 * tokens * hidden * inner * (2 if shape.gated else 1)
     last = 2.0 * tokens * inner * hidden if reads.product_adapted else 0.0
     kept = tokens * (reads.states_for_feed_forward + widths * numbers.product * inner + reads.product)
-    feed_forward = Cost(kept, stream, first + last)
+    feed_forward = ActivationCost(kept, stream, first + last)
     activation = None
     if shape.apart:
         again = tokens * (reads.states_for_feed_forward + 2 * numbers.product * inner)
-        activation = Cost(kept, again, 4.0 * tokens * inner + last)
+        activation = ActivationCost(kept, again, 4.0 * tokens * inner + last)
 
-    whole = Cost(
+    whole = ActivationCost(
         norms.kept + attention.kept + feed_forward.kept,
         stream,
         norms.flops + projections + scores + output + first + last,
@@ -155,7 +155,7 @@ def layer_costs(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, de
     return LayerCosts(norms, attention, feed_forward, activation, whole)
 
 
-def norm_bytes(shape: Shape, numbers: Numbers, *, trained: bool) -> int:
+def norm_bytes(shape: ModelShape, numbers: NumberSizes, *, trained: bool) -> int:
     """Bytes a token that a norm of the hidden states keeps."""
     if not shape.rms:
         return numbers.stream * shape.hidden + 8
@@ -165,7 +165,7 @@ def norm_bytes(shape: Shape, numbers: Numbers, *, trained: bool) -> int:
 
 
 @dataclass(frozen=True)
-class _Reads:
+class _LinearInputs:
     """Bytes a token that linear layers keep of what they read, and whether the last of a module has an adapter."""
 
     states_for_attention: int
@@ -176,14 +176,14 @@ class _Reads:
     product_adapted: bool
 
     @classmethod
-    def of(cls, blueprint: Blueprint, config: TrainConfig, numbers: Numbers) -> "_Reads":
+    def of(cls, blueprint: ModelSpec, config: TrainConfig, numbers: NumberSizes) -> "_LinearInputs":
         shape = blueprint.shape
         first = [one for one in blueprint.weights if one.depth == 0 and len(one.shape) == 2]
         attention = [one for one in first if "attn" in one.name or "attention" in one.name]
         others = [one for one in first if one not in attention]
         if config.method == "full":
 
-            def copies(readers: Sequence[Weight]) -> int:
+            def copies(readers: Sequence[ParameterSpec]) -> int:
                 return max(1, len(readers) - 1) if numbers.autocast else 1
 
             return cls(
@@ -195,19 +195,19 @@ class _Reads:
                 False,
             )
         down = [one for one in attention if ".lora_A" in one.name]
-        output = [one for one in down if one.name.split(".lora_A")[0].rpartition(".")[2] in _LAST_OF_ATTENTION]
+        output = [one for one in down if one.name.split(".lora_A")[0].rpartition(".")[2] in _OUTPUT_PROJECTIONS]
         into = [one for one in down if one not in output]
         down = [one for one in others if ".lora_A" in one.name]
         last = [one for one in down if one.shape[1] == shape.inner]
         up = [one for one in down if one not in last]
 
-        def kept(readers: Sequence[Weight]) -> int:
-            return _adapters(readers, config.lora, numbers)
+        def kept(readers: Sequence[ParameterSpec]) -> int:
+            return _adapter_bytes(readers, config.lora, numbers)
 
         return cls(kept(into), kept(output), kept(up), kept(last), bool(output), bool(last))
 
 
-def _adapters(readers: Sequence[Weight], config: LoraConfig, numbers: Numbers) -> int:
+def _adapter_bytes(readers: Sequence[ParameterSpec], config: LoraConfig, numbers: NumberSizes) -> int:
     """Bytes a token that adapters which read the same tensor keep, from their first matrices [rank, width]."""
     if not readers:
         return 0

@@ -18,30 +18,30 @@ gone, and what is new fits into the space that they left.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from posttrain.models.shape import Shape
+from posttrain.models.shape import ModelShape
 from posttrain.train.config import TrainConfig
-from posttrain.train.memory.activations import Numbers, layer_costs, norm_bytes
-from posttrain.train.memory.batch import MicroBatch
-from posttrain.train.memory.choice import Way, chosen_ways
-from posttrain.train.memory.static import (
-    average_bytes,
+from posttrain.train.memory.activations import NumberSizes, layer_costs, norm_bytes
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.recompute import RecomputePolicy, layer_policies
+from posttrain.train.memory.weights import (
+    ModelSpec,
+    ema_bytes,
+    gradient_bytes,
     master_bytes,
+    optimizer_state_bytes,
     parameter_bytes,
     snapshot_bytes,
-    state_bytes,
     step_bytes,
-    sum_bytes,
 )
-from posttrain.train.memory.weights import Blueprint
 from posttrain.train.objectives.registry import OBJECTIVES
 
-_WORDS = 2048  # of the vocabulary that the head works on at once (``models/head.py``)
-_LIBRARIES = 60 * 2**20  # code, threads and buffers of matrix products that come with the first of them
-_LOGITS = 2**23  # that a distillation works on at once
+_VOCABULARY_CHUNK = 2048  # of the vocabulary that the head works on at once (``models/head.py``)
+_LIBRARY_BYTES = 60 * 2**20  # code, threads and buffers of matrix products that come with the first of them
+_DISTILLED_LOGITS = 2**23  # that a distillation works on at once
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes that a training takes on the device that it runs on.
 
     Args:
@@ -54,7 +54,7 @@ class Estimate:
         process: the interpreter and its libraries, on a CPU.
         activations: kept for the backward pass.
         holes: what the C library holds between tensors, on a CPU.
-        working: what each phase takes beyond all of these: ``forward``, ``backward``, ``step``, ``fold``.
+        working: what each phase takes beyond all of these: ``forward``, ``backward``, ``step``, ``merge_adapter``.
         host: bytes in the host's memory, where training runs on an accelerator.
         recomputed: FLOPs of what a micro-batch computes again.
     """
@@ -115,9 +115,9 @@ class Estimate:
         return (0, 0) if phase in ("step", "fold") else (self.activations, self.holes)
 
 
-def estimate(
-    blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
-) -> Estimate:
+def estimate_memory(
+    blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
+) -> MemoryEstimate:
     """What a training takes.
 
     Args:
@@ -128,9 +128,13 @@ def estimate(
         process: bytes of this process with its libraries and without a model (`available.process_bytes`).
     """
     costs = layer_costs(blueprint, config, batch, device)
-    chosen = chosen_ways(config, costs, blueprint.shape.layers)
-    masters, state = master_bytes(blueprint, config), state_bytes(blueprint, config.optimizer)
-    sums, averages, snapshot = sum_bytes(blueprint), average_bytes(blueprint, config), snapshot_bytes(blueprint, config)
+    chosen = layer_policies(config, costs, blueprint.shape.layers)
+    masters, state = master_bytes(blueprint, config), optimizer_state_bytes(blueprint, config.optimizer)
+    sums, averages, snapshot = (
+        gradient_bytes(blueprint),
+        ema_bytes(blueprint, config),
+        snapshot_bytes(blueprint, config),
+    )
     on_cpu = device == "cpu"
     offloaded = not on_cpu and config.optimizer.offload
     host = 0 if on_cpu else process + snapshot
@@ -140,32 +144,39 @@ def estimate(
         landing = parameter_bytes(blueprint, config, trained=True)
         host += 4 * blueprint.count(trained=True) + sums + landing + state + averages + step
         masters = sums = state = averages = step = 0
-    numbers = Numbers.of(config, blueprint.shape, device)
-    activations = _activations(blueprint, config, batch, costs.whole.kept, chosen, numbers)
+    numbers = NumberSizes.of(config, blueprint.shape, device)
+    activations = _activation_bytes(blueprint, config, batch, costs.whole.kept, chosen, numbers)
     again = sum(bool(way.parts) for way in chosen)
-    return Estimate(
+    return MemoryEstimate(
         parameters=parameter_bytes(blueprint, config),
         masters=masters,
         gradients=sums,
         optimizer=state,
         averages=averages,
         snapshot=snapshot if on_cpu else 0,
-        process=process + _LIBRARIES if on_cpu else 0,
+        process=process + _LIBRARY_BYTES if on_cpu else 0,
         activations=activations,
-        holes=_holes(blueprint.shape, config, batch, activations, again, numbers) if on_cpu else 0,
+        holes=_fragmentation(blueprint.shape, config, batch, activations, again, numbers) if on_cpu else 0,
         working={
-            "forward": _forward(blueprint, config, batch, numbers),
-            "backward": _backward(blueprint, config, batch, max((way.saved for way in chosen), default=0), numbers),
+            "forward": _forward_working(blueprint, config, batch, numbers),
+            "backward": _backward_working(
+                blueprint, config, batch, max((way.saved for way in chosen), default=0), numbers
+            ),
             "step": step,
-            "fold": _fold(blueprint, config),
+            "fold": _merge_adapter_working(blueprint, config),
         },
         host=host,
         recomputed=sum(way.flops for way in chosen),
     )
 
 
-def _activations(
-    blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, layer: int, chosen: list[Way], numbers: Numbers
+def _activation_bytes(
+    blueprint: ModelSpec,
+    config: TrainConfig,
+    batch: MicroBatch,
+    layer: int,
+    chosen: list[RecomputePolicy],
+    numbers: NumberSizes,
 ) -> int:
     shape = blueprint.shape
     kept = shape.layers * layer - sum(way.saved for way in chosen)
@@ -175,7 +186,7 @@ def _activations(
         kept += 4 * batch.tokens * shape.hidden  # what is added to the embeddings, in float32
     elif config.method == "lora" and chosen and not chosen[0].parts & {"norms", "layer"}:
         kept -= norm  # nothing before the first adapter needs a gradient
-    kept += norm + batch.supervised * (_head_number(config) * shape.hidden + 4)
+    kept += norm + batch.supervised * (_head_number_bytes(config) * shape.hidden + 4)
     # Sine and cosine.
     kept += batch.tokens * 2 * (numbers.product if numbers.fused else numbers.stream) * shape.head_size
     # Places are 64-bit: tokens, positions, the plan of attention, and what is predicted.
@@ -185,13 +196,13 @@ def _activations(
     return kept
 
 
-def _fold(blueprint: Blueprint, config: TrainConfig) -> int:
+def _merge_adapter_working(blueprint: ModelSpec, config: TrainConfig) -> int:
     """What it takes to add an adapter to 16-bit weights: all of them in float32 (``train/lora.py``)."""
     return 4 * blueprint.count() if config.method == "lora" and config.dtype != "float32" else 0
 
 
-def _holes(
-    shape: Shape, config: TrainConfig, batch: MicroBatch, activations: int, recomputed: int, numbers: Numbers
+def _fragmentation(
+    shape: ModelShape, config: TrainConfig, batch: MicroBatch, activations: int, recomputed: int, numbers: NumberSizes
 ) -> int:
     """What the C library's heap holds beside its tensors, and does not give back while training goes on.
 
@@ -218,7 +229,7 @@ def _holes(
     return activations // share + recomputed * largest * batch.tokens * shape.inner
 
 
-def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, numbers: Numbers) -> int:
+def _forward_working(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, numbers: NumberSizes) -> int:
     """At the end of the forward pass: the last norm, or the head.
 
     The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in their dtype
@@ -226,10 +237,12 @@ def _forward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, numbe
     """
     shape = blueprint.shape
     normed = (4 if config.dtype == "float32" else 2) + (0 if numbers.fused else 4)
-    return max(batch.tokens * shape.hidden * (2 * numbers.stream + normed), _logits(blueprint, config, batch, 0))
+    return max(batch.tokens * shape.hidden * (2 * numbers.stream + normed), _logit_bytes(blueprint, config, batch, 0))
 
 
-def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: Numbers) -> int:
+def _backward_working(
+    blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: NumberSizes
+) -> int:
     """In the backward pass: the head, the last norm, or a layer.
 
     - The head: what it works with, the states' gradient in float32 and in their dtype, and the weights' gradient.
@@ -242,10 +255,10 @@ def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, reco
     A tied head's gradient waits through the last two.
     """
     shape = blueprint.shape
-    number = _head_number(config)
+    number = _head_number_bytes(config)
     full = config.method == "full"
-    weight = number * shape.vocabulary * shape.hidden if full and _output(config) != "hidden" else 0
-    logits = _logits(blueprint, config, batch, 4 if number == 2 else 0)
+    weight = number * shape.vocabulary * shape.hidden if full and _objective_output(config) != "hidden" else 0
+    logits = _logit_bytes(blueprint, config, batch, 4 if number == 2 else 0)
     head = weight + logits + batch.supervised * (4 + number) * shape.hidden
     normed = numbers.stream if full else 0
     norm = batch.tokens * shape.hidden * (20 - normed if shape.rms and not numbers.fused else 2 * numbers.stream)
@@ -254,26 +267,26 @@ def _backward(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, reco
     return max(head, waiting + max(norm, recomputed + layer))
 
 
-def _logits(blueprint: Blueprint, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
+def _logit_bytes(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
     """What the head works with: parts of the logits, the one before included, one in low precision as well.
 
     Args:
         gradients: bytes of their gradients in low precision, a logit.
     """
-    output, vocabulary = _output(config), blueprint.shape.vocabulary
+    output, vocabulary = _objective_output(config), blueprint.shape.vocabulary
     if output == "logits":  # of the student and the teacher, their log-probabilities and the divergence
-        return 4 * 8 * min(_LOGITS, batch.supervised * vocabulary)
+        return 4 * 8 * min(_DISTILLED_LOGITS, batch.supervised * vocabulary)
     if output != "log_probabilities":
         return 0
-    parts = 2 if vocabulary > _WORDS else 1
+    parts = 2 if vocabulary > _VOCABULARY_CHUNK else 1
     low = 0 if config.precision == "float32" else 2
-    return batch.supervised * (min(_WORDS, vocabulary) * (4 * parts + low + gradients) + 16)
+    return batch.supervised * (min(_VOCABULARY_CHUNK, vocabulary) * (4 * parts + low + gradients) + 16)
 
 
-def _output(config: TrainConfig) -> str:
+def _objective_output(config: TrainConfig) -> str:
     return OBJECTIVES[config.objective].output
 
 
-def _head_number(config: TrainConfig) -> int:
+def _head_number_bytes(config: TrainConfig) -> int:
     """Bytes of a number in the head's weights as they are used."""
     return 4 if config.dtype == "float32" else 2

@@ -1,22 +1,27 @@
-"""A model's weights as training holds them: names, shapes, what they are and which are trained."""
+"""The parameters of a model as training holds them, and the bytes of weights, masters, gradients and optimiser state."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.models.shape import Shape, shape, skeleton
+from posttrain.models.shape import ModelShape, meta_model, model_shape
 from posttrain.train.config import TrainConfig
-from posttrain.train.lora import with_adapter
+from posttrain.train.lora import attach_lora
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.optimizers.groups import Kind, places
+from posttrain.train.optim.config import OptimizerConfig
+from posttrain.train.optim.parameter_groups import ParameterKind, parameter_locations
+
+_QUANTISED_BLOCK = 256  # numbers that share a scale in torchao's 8-bit moments
+
+_QUANTISED_MINIMUM = 4096  # numbers below which it keeps 32 bits
 
 
 @dataclass(frozen=True)
-class Weight:
+class ParameterSpec:
     """One parameter. A tied head is an embedding and counted once."""
 
     name: str
-    kind: Kind
+    kind: ParameterKind
     depth: int | None
     shape: tuple[int, ...]
     trained: bool
@@ -33,7 +38,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class ModelSpec:
     """All that a model's config says about the memory it takes.
 
     Args:
@@ -41,35 +46,33 @@ class Blueprint:
         weights: its parameters, an adapter's too.
     """
 
-    shape: Shape
-    weights: tuple[Weight, ...]
+    shape: ModelShape
+    weights: tuple[ParameterSpec, ...]
 
     @classmethod
-    def of(cls, config: Any, train: TrainConfig) -> "Blueprint":
+    def of(cls, config: Any, train: TrainConfig) -> "ModelSpec":
         """From a transformers config, as `train` has it trained.
 
         Raises:
             UserError: no model of this kind has this config, or LoRA does not find what it is to adapt.
         """
         classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
-        model = skeleton(config, classifier=classifier)
-        return cls.of_model(
-            with_adapter(model, train.lora, low_cpu_mem_usage=True) if train.method == "lora" else model
-        )
+        model = meta_model(config, classifier=classifier)
+        return cls.of_model(attach_lora(model, train.lora, low_cpu_mem_usage=True) if train.method == "lora" else model)
 
     @classmethod
-    def of_model(cls, model: Any) -> "Blueprint":
+    def of_model(cls, model: Any) -> "ModelSpec":
         """From a model as it is trained, its adapter on it; one on the ``meta`` device will do."""
-        where = places(model)
+        where = parameter_locations(model)
         return cls(
-            shape(model),
+            model_shape(model),
             tuple(
-                Weight(name, *where[name], tuple(weight.shape), weight.requires_grad)
+                ParameterSpec(name, *where[name], tuple(weight.shape), weight.requires_grad)
                 for name, weight in model.named_parameters()
             ),
         )
 
-    def count(self, *kinds: Kind, trained: bool = False) -> int:
+    def count(self, *kinds: ParameterKind, trained: bool = False) -> int:
         """Numbers in the weights of these kinds, or of all, and only in those that are trained if asked for."""
         return sum(
             one.count for one in self.weights if (not kinds or one.kind in kinds) and (one.trained or not trained)
@@ -83,3 +86,84 @@ class Blueprint:
             "adapter": sum(one.count for one in self.weights if one.adapter),
             "trained": self.count(trained=True),
         }
+
+
+def parameter_bytes(blueprint: ModelSpec, config: TrainConfig, *, trained: bool = False) -> int:
+    """Of all weights, or those that are trained: 2 bytes a number in 16 bits, else 4; adapters are always float32."""
+    number = 4 if config.dtype == "float32" else 2
+    chosen = (one for one in blueprint.weights if one.trained or not trained)
+    return sum(one.count * (4 if one.adapter else number) for one in chosen)
+
+
+def master_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
+    """Of float32 copies: every trained weight has one that is not float32 itself (``train/optim/master_weights.py``)."""
+    if config.dtype == "float32":
+        return 0
+    return sum(4 * one.count for one in blueprint.weights if one.trained and not one.adapter)
+
+
+def gradient_bytes(blueprint: ModelSpec) -> int:
+    """Of gradients, which are summed in float32."""
+    return 4 * blueprint.count(trained=True)
+
+
+def ema_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
+    """Of moving averages of the weights, float32."""
+    return 0 if config.ema.decay is None else 4 * blueprint.count(trained=True)
+
+
+def optimizer_state_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
+    """Of what the optimiser remembers."""
+    return sum(parameter_state_bytes(one, config) for one in blueprint.weights if one.trained)
+
+
+def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
+    """Bytes that the optimiser remembers of a weight of n numbers.
+
+    AdamW two moments, 8n. Muon's momentum 4n for hidden matrices, AdamW else. SGD 4n with momentum. Adafactor a number
+    a row and a column of the last two dimensions (arXiv:1804.04235, algorithm 4), of vectors 4n. 8-bit Adam
+    (arXiv:2110.02861) a byte and a 256th of a scale in each of two moments, of matrices; AdamW else.
+    """
+    count, name = weight.count, config.name
+    if name == "sgd":
+        return 4 * count if config.momentum else 0
+    if name == "adafactor":
+        if len(weight.shape) < 2:
+            return 4 * count
+        *outer, rows, columns = weight.shape
+        return 4 * math.prod(outer) * (rows + columns)
+    if name == "muon" and weight.kind == "matrix" and len(weight.shape) == 2:
+        return 4 * count
+    blocks = count >= _QUANTISED_MINIMUM and count % _QUANTISED_BLOCK == 0
+    if name == "adam8bit" and weight.kind in ("matrix", "head") and blocks:
+        return 2 * (count + 4 * count // _QUANTISED_BLOCK)
+    return 8 * count
+
+
+def step_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
+    """The most that the optimiser works with beside its state, while it steps one weight of n numbers.
+
+    Fused AdamW nothing. Adafactor its update, 4n. SGD the gradient with decay, and with Nesterov's step, 4n each. Muon
+    the update 4n, three bfloat16 matrices 2n and two Gram matrices (https://kellerjordan.github.io/posts/muon/). 8-bit
+    Adam is one compiled loop.
+    """
+    most = 0
+    for one in blueprint.weights:
+        if not one.trained:
+            continue
+        if config.name == "adafactor":
+            most = max(most, 4 * one.count)
+        elif config.name == "sgd":
+            most = max(most, 4 * one.count * (bool(config.weight_decay) + bool(config.nesterov and config.momentum)))
+        elif config.name == "muon" and one.kind == "matrix" and len(one.shape) == 2:
+            most = max(most, 10 * one.count + 4 * min(one.shape) ** 2)
+    return most
+
+
+def snapshot_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
+    """Of the copy of masters, averages and state that a checkpoint is written from in the background."""
+    checkpoint = config.checkpoint
+    if not checkpoint.background or (checkpoint.every_seconds is None and checkpoint.every_steps is None):
+        return 0
+    kept = 4 * blueprint.count(trained=True) + ema_bytes(blueprint, config)
+    return kept + optimizer_state_bytes(blueprint, config.optimizer)

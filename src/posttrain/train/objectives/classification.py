@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.store.errors import UserError, suggest
 from posttrain.train.objectives.config import ClassificationConfig
-from posttrain.train.objectives.loss import Loss, precise, weighted
+from posttrain.train.objectives.loss import Loss, apply_row_weights, to_float32
 
 
 def classification(
@@ -31,7 +30,7 @@ def classification(
         weights: float32 [K], as from ``label_weights``; 1 each when left out.
         row_weights: float32 [N], what each row counts beside that, in the sum and in the count; 1 each when left out.
     """
-    logits = precise(logits)
+    logits = to_float32(logits)
     losses = functional.cross_entropy(
         logits,
         targets,
@@ -39,10 +38,10 @@ def classification(
         reduction="none",
         label_smoothing=config.label_smoothing,
     )
-    total = weighted(losses, row_weights).sum()
+    total = apply_row_weights(losses, row_weights).sum()
     rows = float(len(targets))
     counts = torch.ones_like(losses) if weights is None else weights[targets].to(losses)
-    count = float(weighted(counts, row_weights).sum())
+    count = float(apply_row_weights(counts, row_weights).sum())
     right = (logits.detach().argmax(-1) == targets).to(logits.dtype)
     return Loss(total, count, {"accuracy": (right.sum(), rows)})
 
@@ -55,7 +54,7 @@ def label_weights(labels: Sequence[str], config: ClassificationConfig, where: st
     """
     for name in config.label_weights:
         if name not in labels:
-            raise UserError(f"no label `{name}` to weigh", where=where, fix=did_you_mean(name, labels))
+            raise UserError(f"no label `{name}` to weigh", where=where, fix=suggest(name, labels))
     if not config.label_weights:
         return None
     return torch.tensor([config.label_weights.get(label, 1.0) for label in labels])

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from posttrain.store.errors import UserError
 from posttrain.train.objectives.config import DistillationConfig, HiddenConfig
-from posttrain.train.objectives.loss import Loss, precise
+from posttrain.train.objectives.loss import Loss, to_float32
 
-_NEVER = -1e4
+_LOG_ZERO = -1e4
 """The log-probability of what cannot happen: finite, so that 0 ln 0 is 0."""
 
 
@@ -38,7 +38,7 @@ class TopTokens:
 
 def top_tokens(logits: Tensor, k: int, temperature: float = 1.0) -> TopTokens:
     """The teacher's k most probable tokens from its logits [N, V], most probable first."""
-    best = (precise(logits.detach()) / temperature).log_softmax(-1).topk(min(k, logits.shape[-1]), dim=-1)
+    best = (to_float32(logits.detach()) / temperature).log_softmax(-1).topk(min(k, logits.shape[-1]), dim=-1)
     return TopTokens(best.indices, best.values)
 
 
@@ -66,18 +66,18 @@ def distill(
         UserError: the teacher has another vocabulary.
         ValueError: there are no targets to learn.
     """
-    student = precise(student)
+    student = to_float32(student)
     log_student = (student / config.temperature).log_softmax(-1)
     if isinstance(teacher, Tensor):
-        _same_vocabulary(student, teacher)
+        _check_vocabulary(student, teacher)
         if config.top_k is not None:
             teacher = top_tokens(teacher, config.top_k, config.temperature)
     if isinstance(teacher, Tensor):
         best = teacher.argmax(-1)
-        log_teacher = (precise(teacher.detach()) / config.temperature).log_softmax(-1)
+        log_teacher = (to_float32(teacher.detach()) / config.temperature).log_softmax(-1)
     else:
         best = teacher.ids.gather(-1, teacher.log_probabilities.argmax(-1, keepdim=True)).squeeze(-1)
-        log_student, log_teacher = _known_and_rest(log_student, teacher)
+        log_student, log_teacher = _merge_rest(log_student, teacher)
     soft = divergence(log_student, log_teacher, config)
     agreed = (student.detach().argmax(-1) == best).to(soft.dtype)
     values = {"divergence": soft.detach(), "agreement": agreed}
@@ -94,7 +94,7 @@ def distill(
 
 def divergence(student: Tensor, teacher: Tensor, config: DistillationConfig) -> Tensor:
     """[N], nats, between log-probabilities [N, C] over the same C events; see ``distill``."""
-    student, teacher = student.clamp(min=_NEVER), teacher.clamp(min=_NEVER)
+    student, teacher = student.clamp(min=_LOG_ZERO), teacher.clamp(min=_LOG_ZERO)
     if config.divergence == "forward":
         return _kl(teacher, student)
     if config.divergence == "reverse":
@@ -122,7 +122,7 @@ def distill_hidden(
     """
     if projection is not None:
         student = projection(student)
-    student, teacher = precise(student), precise(teacher.detach())
+    student, teacher = to_float32(student), to_float32(teacher.detach())
     if student.shape[-1] != teacher.shape[-1]:
         sizes = f"{student.shape[-1]} and {teacher.shape[-1]}"
         raise UserError(f"hidden states of {sizes} dimensions do not compare", fix="learn a projection between them")
@@ -134,7 +134,7 @@ def distill_hidden(
     return Loss(losses.sum(), count, {"hidden": (losses.detach().sum(), count)})
 
 
-def _same_vocabulary(student: Tensor, teacher: Tensor) -> None:
+def _check_vocabulary(student: Tensor, teacher: Tensor) -> None:
     if student.shape[-1] != teacher.shape[-1]:
         sizes = f"{teacher.shape[-1]} tokens, the student's {student.shape[-1]}"
         raise UserError(f"the teacher's vocabulary has {sizes}", fix="take a teacher with the student's tokenizer")
@@ -144,11 +144,11 @@ def _kl(first: Tensor, second: Tensor) -> Tensor:
     return (first.exp() * (first - second)).sum(-1)
 
 
-def _known_and_rest(student: Tensor, teacher: TopTokens) -> tuple[Tensor, Tensor]:
+def _merge_rest(student: Tensor, teacher: TopTokens) -> tuple[Tensor, Tensor]:
     """Log-probabilities [N, k + 1] of both for the teacher's tokens and for any other."""
     known = student.gather(-1, teacher.ids)
-    rest = student.scatter(-1, teacher.ids, _NEVER).logsumexp(-1, keepdim=True)
-    log_teacher = precise(teacher.log_probabilities.detach())
+    rest = student.scatter(-1, teacher.ids, _LOG_ZERO).logsumexp(-1, keepdim=True)
+    log_teacher = to_float32(teacher.log_probabilities.detach())
     mass = log_teacher.logsumexp(-1, keepdim=True)
     smallest = torch.finfo(mass.dtype).eps
     # A rest too small to be told from rounding is at most that, and what the student says of it below.

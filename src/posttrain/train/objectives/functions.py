@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from posttrain.train.objectives.classification import classification
 from posttrain.train.objectives.distillation import distill, distill_hidden
+from posttrain.train.objectives.dpo import dpo, hinge, ipo, robust_dpo
 from posttrain.train.objectives.kto import kto
 from posttrain.train.objectives.loss import Loss
-from posttrain.train.objectives.preference import dpo, hinge, ipo, robust_dpo
 from posttrain.train.objectives.reference_free import cpo, orpo, simpo
 from posttrain.train.objectives.reward import reward
-from posttrain.train.objectives.supervised import sft
+from posttrain.train.objectives.sft import sft
 
 FUNCTIONS: dict[str, Callable[..., Loss]] = {
     "sft": sft,

@@ -5,10 +5,12 @@ from torch import Tensor
 
 from posttrain.train.objectives.config import KtoConfig
 from posttrain.train.objectives.loss import Loss
-from posttrain.train.objectives.sequences import Sequences, log_ratios
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs, log_ratios
 
 
-def kto(policy: Sequences, reference: Sequences, desirable: Tensor, kl: Tensor, config: KtoConfig) -> Loss:
+def kto(
+    policy: SequenceLogProbs, reference: SequenceLogProbs, desirable: Tensor, kl: Tensor, config: KtoConfig
+) -> Loss:
     """Weight times 1 - sigmoid(beta (h - kl)) for a desirable answer, 1 - sigmoid(beta (kl - h)) for another.
 
     K. Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024, arXiv:2402.01306,
@@ -33,7 +35,7 @@ def kto(policy: Sequences, reference: Sequences, desirable: Tensor, kl: Tensor, 
     return Loss(losses.sum(), float(len(policy)), _metrics(policy.sums, config.beta * ratios, desirable, kl))
 
 
-def kl_estimate(policy: Sequences, reference: Sequences) -> Tensor:
+def kl_estimate(policy: SequenceLogProbs, reference: SequenceLogProbs) -> Tensor:
     """Scalar float32 without graph: KTO's point of reference z0, at least 0, nats.
 
     The mean log-ratio of mismatched pairs (each prompt with another's answer), as the paper and TRL estimate it.

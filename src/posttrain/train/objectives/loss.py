@@ -35,18 +35,18 @@ class Loss:
         """
         if self.count != other.count:
             raise ValueError(f"losses over {self.count:g} and {other.count:g} do not add")
-        return Loss(self.sum + weight * other.sum, self.count, merged([self.metrics, other.metrics]))
+        return Loss(self.sum + weight * other.sum, self.count, merge_metrics([self.metrics, other.metrics]))
 
 
-def joined(losses: Sequence[Loss]) -> Loss:
+def join_losses(losses: Sequence[Loss]) -> Loss:
     """The losses of disjoint rows as that of all of them."""
     if not losses:
         raise ValueError("there is no loss to join")
     total = torch.stack([one.sum for one in losses]).sum()
-    return Loss(total, sum(one.count for one in losses), merged(one.metrics for one in losses))
+    return Loss(total, sum(one.count for one in losses), merge_metrics(one.metrics for one in losses))
 
 
-def merged(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]:
+def merge_metrics(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]:
     """The metrics of several losses as those of one: sums and counts added by name."""
     total: dict[str, tuple[Tensor, float]] = {}
     for one in metrics:
@@ -56,7 +56,7 @@ def merged(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]:
     return total
 
 
-def means(metrics: Metrics) -> dict[str, float]:
+def mean_metrics(metrics: Metrics) -> dict[str, float]:
     """Each metric's mean; one that nothing was counted for is left out.
 
     Rows that are not pairs (KTO) have no margin each: theirs is the difference of the mean rewards.
@@ -67,7 +67,7 @@ def means(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def weighted(values: Tensor, row_weights: Tensor | None) -> Tensor:
+def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
     """The values [N], each times its row's weight [N]; as they are where there are no weights.
 
     Raises:
@@ -80,6 +80,6 @@ def weighted(values: Tensor, row_weights: Tensor | None) -> Tensor:
     return values * row_weights
 
 
-def precise(values: Tensor) -> Tensor:
+def to_float32(values: Tensor) -> Tensor:
     """The values in float32, or as they are in float64."""
     return values if values.dtype == torch.float64 else values.float()

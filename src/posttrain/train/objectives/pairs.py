@@ -3,7 +3,7 @@
 import torch.nn.functional as functional
 from torch import Tensor
 
-from posttrain.train.objectives.loss import Loss, weighted
+from posttrain.train.objectives.loss import Loss, apply_row_weights
 
 
 def logistic(logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -48,4 +48,4 @@ def pair_loss(
     pairs = float(len(losses))
     count = pairs if row_weights is None else float(row_weights.sum())
     metrics = {name: (value.sum(), pairs) for name, value in values.items()}
-    return Loss(weighted(losses, row_weights).sum(), count, metrics)
+    return Loss(apply_row_weights(losses, row_weights).sum(), count, metrics)

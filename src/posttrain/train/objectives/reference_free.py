@@ -11,17 +11,17 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
-from posttrain.train.objectives.loss import Loss, weighted
+from posttrain.train.objectives.loss import Loss, apply_row_weights
 from posttrain.train.objectives.pairs import logistic, pair_loss
-from posttrain.train.objectives.sequences import Sequences, same_length
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs, check_same_length
 
 
 def orpo(
-    chosen: Sequences,
-    rejected: Sequences,
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
     config: OrpoConfig,
     *,
-    likelihood: Sequences | None = None,
+    likelihood: SequenceLogProbs | None = None,
     tokens_per_pair: float | None = None,
     row_weights: Tensor | None = None,
 ) -> Loss:
@@ -36,7 +36,7 @@ def orpo(
             ``config.likelihood`` is ``text``, as in TRL and the authors' code; the chosen answers when left out.
         tokens_per_pair, row_weights: see above.
     """
-    same_length(chosen, rejected)
+    check_same_length(chosen, rejected)
     won, lost = chosen.means, rejected.means
     apart = _log_odds(won) - _log_odds(lost)
     losses = -config.beta * functional.logsigmoid(apart)
@@ -46,8 +46,8 @@ def orpo(
 
 
 def simpo(
-    chosen: Sequences,
-    rejected: Sequences,
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
     config: SimpoConfig,
     *,
     tokens_per_pair: float | None = None,
@@ -59,7 +59,7 @@ def simpo(
     arXiv:2405.14734, equation 6. TRL has it as CPOTrainer's ``simpo`` with ``cpo_alpha=0``; with
     ``nll_weight`` it is TRL's CPO-SimPO.
     """
-    same_length(chosen, rejected)
+    check_same_length(chosen, rejected)
     won, lost = config.beta * chosen.means, config.beta * rejected.means
     losses = logistic(won - lost - config.gamma, config.label_smoothing)
     loss = pair_loss(losses, won, lost, chosen.means, rejected.means, row_weights)
@@ -67,8 +67,8 @@ def simpo(
 
 
 def cpo(
-    chosen: Sequences,
-    rejected: Sequences,
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
     config: CpoConfig,
     *,
     tokens_per_pair: float | None = None,
@@ -78,7 +78,7 @@ def cpo(
 
     H. Xu et al., Contrastive Preference Optimization, 2024, arXiv:2401.08417, equation 3 (TRL: CPOTrainer).
     """
-    same_length(chosen, rejected)
+    check_same_length(chosen, rejected)
     won, lost = config.beta * chosen.sums, config.beta * rejected.sums
     losses = logistic(won - lost, config.label_smoothing)
     loss = pair_loss(losses, won, lost, chosen.sums, rejected.sums, row_weights)
@@ -93,7 +93,7 @@ def _log_odds(logps: Tensor) -> Tensor:
 
 def _plus_nll(
     loss: Loss,
-    likelihood: Sequences,
+    likelihood: SequenceLogProbs,
     pairs: int,
     weight: float,
     tokens_per_pair: float | None,
@@ -104,9 +104,9 @@ def _plus_nll(
         return loss
     if len(likelihood) != pairs:
         raise ValueError(f"{len(likelihood)} texts do not go with {pairs} pairs")
-    nll = -weighted(likelihood.sums, row_weights).sum()
+    nll = -apply_row_weights(likelihood.sums, row_weights).sum()
     if tokens_per_pair is None:
-        nll = nll * loss.count / (float(weighted(likelihood.counts, row_weights).sum()) or 1.0)
+        nll = nll * loss.count / (float(apply_row_weights(likelihood.counts, row_weights).sum()) or 1.0)
     else:
         nll = nll / tokens_per_pair
     return loss.plus(Loss(nll, loss.count, {"nll": (nll.detach(), loss.count)}), weight)

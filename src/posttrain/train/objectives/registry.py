@@ -3,21 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.store.errors import UserError
-from posttrain.store.nearest import did_you_mean
+from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
+from posttrain.train.data.config import Shape
 from posttrain.train.objectives import config as settings
-
-Shape = Literal["completion", "pair", "labelled", "class", "teacher"]
-"""What a record holds: something to learn as it is, a chosen and a rejected answer, an answer that is desirable
-or not, a label of a closed set, or something to learn with a teacher's view of it."""
 
 Output = Literal["log_probabilities", "reward", "classes", "logits", "hidden"]
 """What the model's forward pass gives the objective."""
 
 
 @dataclass(frozen=True)
-class Objective:
+class ObjectiveSpec:
     """One objective.
 
     Args:
@@ -37,12 +33,12 @@ class Objective:
     mismatched: bool = False
 
 
-def _pair(config: type[Section], summary: str, reference: bool) -> Objective:
-    return Objective("pair", "log_probabilities", config, summary, reference=reference)
+def _pair(config: type[Section], summary: str, reference: bool) -> ObjectiveSpec:
+    return ObjectiveSpec("pair", "log_probabilities", config, summary, reference=reference)
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "sft": Objective("completion", "log_probabilities", settings.SftConfig, "supervised fine-tuning"),
+OBJECTIVES: dict[str, ObjectiveSpec] = {
+    "sft": ObjectiveSpec("completion", "log_probabilities", settings.SftConfig, "supervised fine-tuning"),
     "dpo": _pair(settings.DpoConfig, "direct preference optimisation", True),
     "cdpo": _pair(settings.CdpoConfig, "conservative DPO, for preferences with mistakes", True),
     "robust_dpo": _pair(settings.RobustDpoConfig, "DPO corrected for a known share of mistakes", True),
@@ -51,7 +47,7 @@ OBJECTIVES: dict[str, Objective] = {
     "orpo": _pair(settings.OrpoConfig, "odds-ratio preference optimisation", False),
     "simpo": _pair(settings.SimpoConfig, "simple preference optimisation", False),
     "cpo": _pair(settings.CpoConfig, "contrastive preference optimisation", False),
-    "kto": Objective(
+    "kto": ObjectiveSpec(
         "labelled",
         "log_probabilities",
         settings.KtoConfig,
@@ -59,19 +55,19 @@ OBJECTIVES: dict[str, Objective] = {
         reference=True,
         mismatched=True,
     ),
-    "reward": Objective("pair", "reward", settings.RewardConfig, "a reward model"),
-    "classification": Objective("class", "classes", settings.ClassificationConfig, "one label a text"),
-    "distill": Objective("teacher", "logits", settings.DistillationConfig, "a teacher's next-token distributions"),
-    "distill_hidden": Objective("teacher", "hidden", settings.HiddenConfig, "a teacher's hidden states"),
+    "reward": ObjectiveSpec("pair", "reward", settings.RewardConfig, "a reward model"),
+    "classification": ObjectiveSpec("class", "classes", settings.ClassificationConfig, "one label a text"),
+    "distill": ObjectiveSpec("teacher", "logits", settings.DistillationConfig, "a teacher's next-token distributions"),
+    "distill_hidden": ObjectiveSpec("teacher", "hidden", settings.HiddenConfig, "a teacher's hidden states"),
 }
 
 
-def objective(name: str, where: str | None = "train.objective") -> Objective:
+def objective_spec(name: str, where: str | None = "train.objective") -> ObjectiveSpec:
     """The objective of that name.
 
     Raises:
         UserError: there is none, with the nearest name.
     """
     if name not in OBJECTIVES:
-        raise UserError(f"no objective `{name}`", where=where, fix=did_you_mean(name, OBJECTIVES))
+        raise UserError(f"no objective `{name}`", where=where, fix=suggest(name, OBJECTIVES))
     return OBJECTIVES[name]

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from posttrain.train.objectives.config import RewardConfig
-from posttrain.train.objectives.loss import Loss, precise
+from posttrain.train.objectives.loss import Loss, to_float32
 from posttrain.train.objectives.pairs import logistic, pair_loss
 
 
@@ -30,11 +30,11 @@ def reward(
     Raises:
         ValueError: they are not vectors of one length.
     """
-    chosen, rejected = precise(chosen), precise(rejected)
+    chosen, rejected = to_float32(chosen), to_float32(rejected)
     if chosen.ndim != 1 or any(other.shape != chosen.shape for other in (rejected, margin) if other is not None):
         raise ValueError("chosen, rejected and margin are not vectors of one length")
     apart = chosen - rejected
-    losses = logistic(apart if margin is None else apart - precise(margin))
+    losses = logistic(apart if margin is None else apart - to_float32(margin))
     if config.centring:
         losses = losses + config.centring * (chosen + rejected).square()
     return pair_loss(losses, chosen, rejected, row_weights=row_weights)

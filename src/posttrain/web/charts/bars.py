@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from posttrain.web.charts.legend import Legend, box
-from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
+from posttrain.web.charts.svg import LETTER, Legend, element, figure, swatch, text, tooltip, truncate
 
 SERIES = 8
 """Colours that readers with any colour vision tell apart; later series share the last."""
@@ -43,7 +42,7 @@ def bars(
             element(
                 "g",
                 tooltip(f"{name}: {words}"),
-                text(shortened(name, names - 12), names - 8, y + 13, "", "end"),
+                text(truncate(name, names - 12), names - 8, y + 13, "", "end"),
                 element("rect", x=names, y=y + 2, width=room, height=14, rx=3, class_="track"),
                 element("rect", x=names, y=y + 2, width=length, height=14, rx=3, class_=colours[at]),
                 text(words, names + room + 8, y + 13, "strong"),
@@ -76,7 +75,7 @@ def stacked_bars(
         return ""
     totals = [sum(parts.get(name, 0.0) for name in series) for _, parts in rows]
     names = max(len(name) for name, _ in rows) * LETTER + 8
-    numbers = max(len(seconds(total)) for total in totals) * LETTER + 14
+    numbers = max(len(format_seconds(total)) for total in totals) * LETTER + 14
     room, step = width - names - numbers, 34
     scale = room / (max(totals) or 1.0)
     drawn = []
@@ -85,12 +84,12 @@ def stacked_bars(
         drawn.append(text(name, names - 8, y + 16, "strong", "end"))
         for number, stage in enumerate(series):
             length = parts.get(stage, 0.0) * scale
-            told = tooltip(f"{name}, {stage}: {seconds(parts.get(stage, 0.0))}")
+            told = tooltip(f"{name}, {stage}: {format_seconds(parts.get(stage, 0.0))}")
             part = element("rect", told, x=x, y=y, width=length, height=22, class_=series_class(number))
             drawn += [part] if length > 0 else []
             x += length
-        drawn.append(text(seconds(total), x + 8, y + 16, "strong"))
-    legend = Legend([(name, box(series_class(number))) for number, name in enumerate(series)], width)
+        drawn.append(text(format_seconds(total), x + 8, y + 16, "strong"))
+    legend = Legend([(name, swatch(series_class(number))) for number, name in enumerate(series)], width)
     top = len(rows) * step + 18
     return figure(width, top + legend.height - 8, title, *drawn, legend.at(0, top))
 
@@ -100,7 +99,7 @@ def series_class(number: int) -> str:
     return f"series-{min(number, SERIES - 1)}"
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """A duration as people say it: ``0.4 s``, ``37 s``, ``1 min 12 s``, ``2 h 03 min``."""
     if 0 < value < 9.95:
         return f"{value:.1f} s"

@@ -1,17 +1,19 @@
-"""A value over the steps of a training: each step thin, its mean broad, and marks where something was decided."""
+"""A value over the steps of a training: downsampled without losing a spike, smoothed, and annotated."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from posttrain.web.charts.svg import Scale, Show, element, figure, level_lines, shortened, text, ticks, tooltip
-from posttrain.web.charts.thin import Numbers, smooth, thin, window_of
+from posttrain.web.charts.svg import Formatter, Scale, element, figure, level_lines, text, ticks, tooltip, truncate
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Mark:
+class Annotation:
     """Something that happened at a step: its number in the list of them, and what it was."""
 
     step: int
@@ -20,7 +22,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Style:
+class CurveStyle:
     """How a curve is drawn.
 
     Args:
@@ -29,18 +31,18 @@ class Style:
         mean: whether the steps are noisy, so that their mean is drawn too.
     """
 
-    show: Show
+    show: Formatter
     zero: bool = True
     mean: bool = True
 
 
 def curve(
-    steps: Numbers,
-    values: Numbers,
+    steps: FloatArray,
+    values: FloatArray,
     name: str,
-    style: Style,
+    style: CurveStyle,
     *,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[Annotation] = (),
     width: int = 760,
     buckets: int = 320,
 ) -> str:
@@ -57,7 +59,7 @@ def curve(
     known = ~np.isnan(values)
     if not known.any():
         return ""
-    low, high = _limits(values[known], style.zero)
+    low, high = _axis_limits(values[known], style.zero)
     levels = ticks(low, high, 4)
     low, high = levels[0], levels[-1]
     left, right, top = 56.0, width - 14.0, 40.0
@@ -70,30 +72,30 @@ def curve(
     def y(value: float) -> float:
         return bottom - (bottom - top) * (min(max(value, low), high) - low) / (high - low)
 
-    window = window_of(int(known.sum())) if style.mean else 1
-    lines = [_line(*thin(steps, values, buckets), x, y, "step-line" if window > 1 else "mean-line")]
+    window = smoothing_window(int(known.sum())) if style.mean else 1
+    lines = [_path(*downsample(steps, values, buckets), x, y, "step-line" if window > 1 else "mean-line")]
     if window > 1:
         # As far as it can be seen: a spike would lift the mean of all around it.
         mean = smooth(np.minimum(values, high), window)
         mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan  # there it is of next to nothing
-        lines.append(_line(*thin(steps, mean, buckets // 2), x, y, "mean-line"))
+        lines.append(_path(*downsample(steps, mean, buckets // 2), x, y, "mean-line"))
     above = int((values[known] > high).sum())
     cut = [text(f"{above:,} above", right, 14, "soft small", "end")] if above else []
     return figure(
         width,
         bottom + 30,
-        _told(steps[known], values[known], name, style.show),
-        text(shortened(name, right - 70), 4, 14, "strong"),
+        _aria_label(steps[known], values[known], name, style.show),
+        text(truncate(name, right - 70), 4, 14, "strong"),
         *cut,
         *level_lines(levels, left, right, y, style.show),
         *step_axis(first, last, x(first), right, bottom + 18),
         *lines,
-        *_marks([mark for mark in marks if first <= mark.step <= last], x, top, bottom),
-        *_hovers(steps, values, style.show, x, top, bottom, max(4, buckets // 10)),
+        *_annotation_lines([mark for mark in marks if first <= mark.step <= last], x, top, bottom),
+        *_hover_boxes(steps, values, style.show, x, top, bottom, max(4, buckets // 10)),
     )
 
 
-def _limits(values: Numbers, zero: bool) -> tuple[float, float]:
+def _axis_limits(values: FloatArray, zero: bool) -> tuple[float, float]:
     """Of the axis: all values, unless a few are several times as far up as nearly all."""
     lowest, most, highest = (float(one) for one in np.quantile(values, (0, 0.98, 1)))
     base = min(0.0, lowest) if zero else lowest
@@ -104,7 +106,7 @@ def _limits(values: Numbers, zero: bool) -> tuple[float, float]:
     return base, highest
 
 
-def _line(steps: Numbers, values: Numbers, x: Scale, y: Scale, kind: str) -> str:
+def _path(steps: FloatArray, values: FloatArray, x: Scale, y: Scale, kind: str) -> str:
     pen, path = "M", []
     for step, value in zip(steps.tolist(), values.tolist(), strict=True):
         if math.isnan(value):
@@ -126,9 +128,9 @@ def step_axis(first: float, last: float, left: float, right: float, y: float) ->
     return [*drawn, text("step", right, y, "soft", "end")]
 
 
-def _marks(marks: Sequence[Mark], x: Scale, top: float, bottom: float) -> list[str]:
+def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom: float) -> list[str]:
     """A line for each, those that would touch as one, and a number where there is room."""
-    groups: list[list[Mark]] = []
+    groups: list[list[Annotation]] = []
     for mark in sorted(marks, key=lambda mark: (mark.step, mark.number)):
         if groups and x(mark.step) - x(groups[-1][0].step) < 5:
             groups[-1].append(mark)
@@ -137,7 +139,7 @@ def _marks(marks: Sequence[Mark], x: Scale, top: float, bottom: float) -> list[s
     drawn, free = [], -math.inf
     for group in groups:
         at = x(group[0].step)
-        told = [f"{mark.number}: {shortened(mark.words, 120, 1)}" for mark in group[:3]]
+        told = [f"{mark.number}: {truncate(mark.words, 120, 1)}" for mark in group[:3]]
         told += [f"and {len(group) - 3} more"] if len(group) > 3 else []
         content = [tooltip("; ".join(told)), element("line", x1=at, x2=at, y1=top - 6, y2=bottom, class_="mark-line")]
         if at >= free:
@@ -148,7 +150,9 @@ def _marks(marks: Sequence[Mark], x: Scale, top: float, bottom: float) -> list[s
     return drawn
 
 
-def _hovers(steps: Numbers, values: Numbers, show: Show, x: Scale, top: float, bottom: float, count: int) -> list[str]:
+def _hover_boxes(
+    steps: FloatArray, values: FloatArray, show: Formatter, x: Scale, top: float, bottom: float, count: int
+) -> list[str]:
     """Unseen boxes over stretches of the curve that tell what is in them."""
     drawn = []
     for stretch in np.array_split(np.arange(len(values)), min(count, len(values))):
@@ -166,7 +170,7 @@ def _hovers(steps: Numbers, values: Numbers, show: Show, x: Scale, top: float, b
     return drawn
 
 
-def _told(steps: Numbers, values: Numbers, name: str, show: Show) -> str:
+def _aria_label(steps: FloatArray, values: FloatArray, name: str, show: Formatter) -> str:
     """What the curve shows, for who cannot see it."""
     lowest, highest = int(values.argmin()), int(values.argmax())
     return (
@@ -174,3 +178,45 @@ def _told(steps: Numbers, values: Numbers, name: str, show: Show) -> str:
         f"{int(steps[-1]):,}; lowest {show(float(values[lowest]))} at step {int(steps[lowest]):,}, highest "
         f"{show(float(values[highest]))} at step {int(steps[highest]):,}"
     )
+
+
+def downsample(steps: FloatArray, values: FloatArray, buckets: int) -> tuple[FloatArray, FloatArray]:
+    """At most two points of each of so many stretches: its lowest and its highest, in their order.
+
+    Args:
+        steps, values: float64 [N]; NaN where nothing was measured.
+        buckets: stretches of steps, of the same length but for one.
+
+    Returns:
+        Both, [M] with M at most ``2 * buckets``; a stretch of nothing but NaN stays one NaN, so that a line breaks.
+    """
+    if len(values) <= 2 * buckets:
+        return steps, values
+    kept: list[int] = []
+    for stretch in np.array_split(np.arange(len(values)), buckets):
+        part = values[stretch]
+        if np.isnan(part).all():
+            kept.append(int(stretch[0]))
+        else:
+            kept += sorted({int(stretch[np.nanargmin(part)]), int(stretch[np.nanargmax(part)])})
+    return steps[kept], values[kept]
+
+
+def smooth(values: FloatArray, window: int) -> FloatArray:
+    """The mean over ``window`` values around each, fewer at both ends; NaN counts for nothing and stays NaN."""
+    known = ~np.isnan(values)
+    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    count = np.concatenate([[0], np.cumsum(known)])
+    at = np.arange(len(values))
+    first, last = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
+    # As many on either side, so that a slope is not bent at the ends.
+    reach = np.minimum(at - first, last - 1 - at)
+    first, last = at - reach, at + reach + 1
+    with np.errstate(invalid="ignore"):
+        means = (total[last] - total[first]) / (count[last] - count[first])
+    return np.where(known, means, np.nan)
+
+
+def smoothing_window(count: int) -> int:
+    """How many of ``count`` values are smoothed together; 1 where they are too few."""
+    return 1 if count < 30 else max(5, count // 30) | 1

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.web.charts.legend import Legend
-from posttrain.web.charts.svg import LETTER, Show, element, figure, level_words, text, ticks, tooltip
+from posttrain.web.charts.svg import LETTER, Formatter, Legend, element, figure, level_words, text, ticks, tooltip
 
-_ROW = 34
+_EXPECTATION_ROW = 34
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Expectation:
     achieved: float | None = None
 
 
-def expectations(rows: Sequence[Expectation], title: str, show: Show, *, width: int = 760) -> str:
+def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, width: int = 760) -> str:
     """An interval and a mark a row on one scale, with zero on it; empty without rows.
 
     Args:
@@ -33,7 +32,7 @@ def expectations(rows: Sequence[Expectation], title: str, show: Show, *, width: 
     levels = ticks(min(0.0, *known), max(0.0, *known), 5 if width >= 500 else 3)
     levels = levels if len(levels) > 1 else [levels[0], levels[0] + 1.0]
     left = max(len(row.name) for row in rows) * LETTER + 22
-    right, bottom = width - max(map(len, words)) * LETTER - 22, len(rows) * _ROW + 8.0
+    right, bottom = width - max(map(len, words)) * LETTER - 22, len(rows) * _EXPECTATION_ROW + 8.0
 
     def x(value: float) -> float:
         return left + (right - left) * (value - levels[0]) / (levels[-1] - levels[0])
@@ -44,7 +43,7 @@ def expectations(rows: Sequence[Expectation], title: str, show: Show, *, width: 
     half = max(len(show(level)) for level in levels) * LETTER / 2  # below the names and the words there is room
     drawn += level_words(levels, x, show, left - half + 12, right + half - 14, bottom + 16)
     for at, (row, told) in enumerate(zip(rows, words, strict=True)):
-        y = at * _ROW + 22.0
+        y = at * _EXPECTATION_ROW + 22.0
         came = f"achieved {show(row.achieved)}" if row.achieved is not None else "not achieved yet"
         sentence = f"{row.name}: expected {show(row.expected)}, {show(row.low)} to {show(row.high)}; {came}"
         wide = max(x(row.high) - x(row.low), 1.0)
@@ -52,17 +51,17 @@ def expectations(rows: Sequence[Expectation], title: str, show: Show, *, width: 
             tooltip(sentence),
             text(row.name, left - 14, y + 4, "strong", "end"),
             element("rect", x=x(row.low), y=y - 6, width=wide, height=12, rx=6, class_="range"),
-            _expected(x(row.expected), y),
+            _expected_symbol(x(row.expected), y),
         ]
-        parts += [_achieved(x(row.achieved), y)] if row.achieved is not None else []
+        parts += [_achieved_symbol(x(row.achieved), y)] if row.achieved is not None else []
         drawn.append(element("g", *parts, text(told, width - 4, y + 4, "", "end")))
-    legend = Legend([("expected, with its interval", _expected), ("achieved", _achieved)], width)
+    legend = Legend([("expected, with its interval", _expected_symbol), ("achieved", _achieved_symbol)], width)
     return figure(width, bottom + 36 + legend.height, title, *drawn, legend.at(2, bottom + 42))
 
 
-def _expected(x: float, y: float) -> str:
+def _expected_symbol(x: float, y: float) -> str:
     return element("rect", x=x - 1.5, y=y - 9, width=3, height=18, rx=1.5, class_="expected")
 
 
-def _achieved(x: float, y: float) -> str:
+def _achieved_symbol(x: float, y: float) -> str:
     return element("circle", cx=x, cy=y, r=6.5, class_="deploy")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import sub
 
-from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
+from posttrain.web.charts.svg import LETTER, element, figure, text, tooltip, truncate
 
 
 def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width: int = 760) -> str:
@@ -33,7 +33,7 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width
             element(
                 "g",
                 tooltip(f"{name}: {abs(count):,} records{' added' if count < 0 else ''}, {share} of what came in"),
-                text(shortened(name, names - 4), names - 8, y + 15, "" if is_cut else "strong", "end"),
+                text(truncate(name, names - 4), names - 8, y + 15, "" if is_cut else "strong", "end"),
                 element("rect", x=names, y=y + 3, width=room, height=16, rx=3, class_="track"),
                 element("rect", x=x, y=y + 3, width=length, height=16, rx=3, class_=class_),
                 text(words, names + room + 8, y + 15, "strong"),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
+from posttrain.web.charts.svg import LETTER, element, figure, text, tooltip, truncate
 
 
 def heat_map(
@@ -32,10 +32,10 @@ def heat_map(
     drawn = []
     for at, column in enumerate(columns):
         x, y = names + at * size + size / 2, head - 6
-        drawn.append(text(shortened(column, over), x, y, "soft", "start", transform=f"rotate(-55 {x:.1f} {y:.1f})"))
+        drawn.append(text(truncate(column, over), x, y, "soft", "start", transform=f"rotate(-55 {x:.1f} {y:.1f})"))
     for down, row in enumerate(rows):
         y = head + down * tall
-        drawn.append(text(shortened(row, names - 4), names - 8, y + tall / 2 + 4, "", "end"))
+        drawn.append(text(truncate(row, names - 4), names - 8, y + tall / 2 + 4, "", "end"))
         for at, column in enumerate(columns):
             drawn.append(_cell(row, column, counts.get((row, column), 0), most, names + at * size, y, size, tall))
     return figure(width, head + len(rows) * tall + 4, title, *drawn)

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 
-from posttrain.web.charts.legend import Legend, box
 from posttrain.web.charts.svg import (
     LETTER,
+    Formatter,
+    Legend,
     Scale,
-    Show,
     element,
     figure,
     level_lines,
     level_words,
-    shortened,
+    swatch,
     text,
     ticks,
     tooltip,
+    truncate,
 )
 
 
@@ -22,7 +23,7 @@ def histogram(
     edges: Sequence[float],
     counts: Sequence[int],
     name: str,
-    show: Show,
+    show: Formatter,
     *,
     of: str = "records",
     above: int = 0,
@@ -51,7 +52,7 @@ def histogram(
         room = 0.03 * (last - first)
         first, last = min(first, mark[0] - room), max(last, mark[0] + room)
     levels = ticks(0, max(counts), 3)
-    legend = Legend(list(zip(names, (box("bar-old"), box("bar-a")), strict=True)) if part else [], width)
+    legend = Legend(list(zip(names, (swatch("bar-old"), swatch("bar-a")), strict=True)) if part else [], width)
     left = max(len(f"{level:,.0f}") for level in levels) * LETTER + 12
     right, top = width - 14.0, 50.0 if mark else 32.0
     bottom = top + (150 if width >= 500 else 110)
@@ -80,7 +81,7 @@ def histogram(
         bottom + 26 + (legend.height if part else 0),
         f"{name}: {sum(counts) + above:,} {of} from {show(float(edges[0]))} to {show(float(edges[-1]))}"
         + (f", {beyond}" if above else ""),
-        text(shortened(name, room), 4, 14, "strong"),
+        text(truncate(name, room), 4, 14, "strong"),
         *([text(beyond, right, 14, "soft small", "end")] if above else []),
         *grid,
         *drawn,

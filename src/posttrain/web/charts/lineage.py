@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
+from posttrain.web.charts.svg import LETTER, element, figure, text, tooltip, truncate
 
 COLUMNS = {
     "file": ("files", "files"),
@@ -15,8 +15,8 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Node:
-    """A thing with parents or children; ``marked`` if it is, or belongs to, the present champion."""
+class LineageNode:
+    """A thing with parents or children; ``mark_phases`` if it is, or belongs to, the present champion."""
 
     id: str
     label: str
@@ -24,7 +24,7 @@ class Node:
     marked: bool = False
 
 
-def lineage(nodes: Sequence[Node], edges: Sequence[tuple[str, str]], title: str, *, width: int = 760) -> str:
+def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], title: str, *, width: int = 760) -> str:
     """Boxes in the columns of their kinds, and a line from each parent to its child.
 
     Raises:
@@ -48,27 +48,27 @@ def lineage(nodes: Sequence[Node], edges: Sequence[tuple[str, str]], title: str,
     for at, kind in enumerate(columns):
         x = 8 + at * (box + gap)
         drawn.append(text(COLUMNS[kind][0 if wide else 1], x, 14, "soft"))
-        for down, node in enumerate(_by_parents([n for n in nodes if n.kind == kind], edges, places)):
+        for down, node in enumerate(_sorted_by_parents([n for n in nodes if n.kind == kind], edges, places)):
             places[node.id] = (x, 28.0 + down * step)
-    lines = [_line(places[parent], places[child], box, high, known[child].marked) for parent, child in edges]
+    lines = [_edge(places[parent], places[child], box, high, known[child].marked) for parent, child in edges]
     boxes = [_box(known[id_], *place, box, high, wide) for id_, place in places.items()]
     tall = max(y for _, y in places.values()) + high + 6
     return figure(width, tall, title, *drawn, *lines, *boxes)
 
 
-def _by_parents(
-    nodes: Sequence[Node], edges: Sequence[tuple[str, str]], places: dict[str, tuple[float, float]]
-) -> list[Node]:
+def _sorted_by_parents(
+    nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], places: dict[str, tuple[float, float]]
+) -> list[LineageNode]:
     """The nodes of a column by the mean height of their parents, so that few lines cross."""
 
-    def height(node: Node) -> float:
+    def height(node: LineageNode) -> float:
         above = [places[parent][1] for parent, child in edges if child == node.id and parent in places]
         return sum(above) / len(above) if above else 0.0
 
     return sorted(nodes, key=height)
 
 
-def _line(start: tuple[float, float], end: tuple[float, float], box: float, high: float, marked: bool) -> str:
+def _edge(start: tuple[float, float], end: tuple[float, float], box: float, high: float, marked: bool) -> str:
     class_ = "edge marked" if marked else "edge"
     (x1, y1), (x2, y2) = start, end
     if x1 == x2:
@@ -87,13 +87,13 @@ def _line(start: tuple[float, float], end: tuple[float, float], box: float, high
     )
 
 
-def _box(node: Node, x: float, y: float, width: float, high: float, wide: bool) -> str:
+def _box(node: LineageNode, x: float, y: float, width: float, high: float, wide: bool) -> str:
     inset, class_ = (10, "strong") if wide else (4, "strong small")
     letter = LETTER if wide else 7.4
-    label = shortened(node.label, width - 2 * inset + 4, letter)
+    label = truncate(node.label, width - 2 * inset + 4, letter)
     middle = y + high / 2
     if wide and node.id != node.label:
-        id_ = text(shortened(node.id, width - 2 * inset + 4, 6.6), x + inset, middle + 12, "soft small")
+        id_ = text(truncate(node.id, width - 2 * inset + 4, 6.6), x + inset, middle + 12, "soft small")
         lines = text(label, x + inset, middle - 3, class_) + id_
     else:
         lines = text(label, x + inset, middle + 4, class_)

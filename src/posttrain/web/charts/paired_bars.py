@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from posttrain.web.charts.legend import Legend, box
-from posttrain.web.charts.svg import LETTER, Show, element, figure, shortened, text, tooltip
+from posttrain.web.charts.svg import LETTER, Formatter, Legend, element, figure, swatch, text, tooltip, truncate
 
 
 def paired_bars(
     rows: Sequence[tuple[str, float, float]],
     title: str,
-    show: Show,
+    show: Formatter,
     *,
     names: tuple[str, str] = ("before", "after"),
     width: int = 760,
@@ -33,7 +32,7 @@ def paired_bars(
         y = top + at * step
         row = [
             tooltip(f"{name}: {names[0]} {words[at][0]}, {names[1]} {words[at][1]}"),
-            text(shortened(name, labels - 12), labels - 8, y + 18, "", "end"),
+            text(truncate(name, labels - 12), labels - 8, y + 18, "", "end"),
         ]
         for second, (value, told, class_) in enumerate(zip(values, words[at], ("bar-old", "bar-a"), strict=True)):
             line = y + 2 + 13 * second
@@ -41,5 +40,5 @@ def paired_bars(
             row.append(element("rect", x=labels, y=line, width=value * scale, height=11, rx=2, class_=class_))
             row.append(text(told, labels + room + 8, line + 10, "small" if second else "soft small"))
         drawn.append(element("g", *row))
-    legend = Legend([(name, box(class_)) for name, class_ in zip(names, ("bar-old", "bar-a"), strict=True)], width)
+    legend = Legend([(name, swatch(class_)) for name, class_ in zip(names, ("bar-old", "bar-a"), strict=True)], width)
     return figure(width, top + len(rows) * step + 2, title, legend.at(0, 8), *drawn)

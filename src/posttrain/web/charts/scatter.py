@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.web.charts.legend import Legend
-from posttrain.web.charts.svg import element, figure, tooltip
+from posttrain.web.charts.svg import Legend, element, figure, tooltip
 
 Points = npt.NDArray[np.floating]
 
@@ -16,7 +15,7 @@ _EDGE = 12.0
 
 
 @dataclass(frozen=True)
-class Layer:
+class ScatterLayer:
     """Points that look alike.
 
     Args:
@@ -69,7 +68,7 @@ SHAPES: dict[str, Callable[[float, float], str]] = {
 """A path by the name of its shape, around a place."""
 
 
-def scatter(layers: Sequence[Layer], title: str, *, height: int = 440, width: int = 760) -> str:
+def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440, width: int = 760) -> str:
     """All points on one scale, the same for both directions, without axes; empty where there are none.
 
     Args:
@@ -96,6 +95,6 @@ def scatter(layers: Sequence[Layer], title: str, *, height: int = 440, width: in
     return figure(width, top + legend.height - 8, title, frame, *drawn, legend.at(2, top))
 
 
-def _path(layer: Layer, told: str, x: float, y: float) -> str:
+def _path(layer: ScatterLayer, told: str, x: float, y: float) -> str:
     words = [tooltip(told)] if told else []
     return element("path", *words, d=SHAPES[layer.shape](x, y), class_=layer.class_)

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from posttrain.web.charts.curve import step_axis
-from posttrain.web.charts.svg import LETTER, element, figure, shortened, text, tooltip
-from posttrain.web.charts.thin import Numbers
+from posttrain.web.charts.curve import FloatArray, step_axis
+from posttrain.web.charts.svg import LETTER, element, figure, text, tooltip, truncate
 
 _SHADES = 6
 _BINS = 48
 
 
-def strips(steps: Numbers, series: Mapping[str, Numbers], name: str, *, width: int = 760) -> str:
+def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, width: int = 760) -> str:
     """A strip a series over the steps, by the logarithm of its median in each of at most 48 stretches.
 
     Args:
@@ -22,7 +21,7 @@ def strips(steps: Numbers, series: Mapping[str, Numbers], name: str, *, width: i
         name: what the values are.
     """
     stretches = np.array_split(np.arange(len(steps)), min(_BINS, len(steps)))
-    levels = np.array([[_level(values[stretch]) for stretch in stretches] for values in series.values()])
+    levels = np.array([[_log_median(values[stretch]) for stretch in stretches] for values in series.values()])
     known = levels[~np.isnan(levels)] if levels.size else levels
     if not known.size:
         return ""
@@ -38,13 +37,13 @@ def strips(steps: Numbers, series: Mapping[str, Numbers], name: str, *, width: i
         y = top + row * tall
         if row % every == 0:
             size = "soft" if tall >= 18 else "soft small"
-            words.append(text(shortened(group, names - 8), names - 8, y + tall / 2 + 4, size, "end"))
-        told = tooltip(_told(group, values))
+            words.append(text(truncate(group, names - 8), names - 8, y + tall / 2 + 4, size, "end"))
+        told = tooltip(_strip_label(group, values))
         boxes.append(element("rect", told, x=names, y=y, width=width - names - 12, height=tall, class_="hover"))
     fills = [
         element(
             "path",
-            d=_runs(shades == shade, names, top, cell, tall),
+            d=_cell_path(shades == shade, names, top, cell, tall),
             class_="heat",
             fill_opacity=f"{0.08 + 0.92 * (shade - 1) / (_SHADES - 1):.2f}",
         )
@@ -60,17 +59,17 @@ def strips(steps: Numbers, series: Mapping[str, Numbers], name: str, *, width: i
         *fills,
         *boxes,
         *step_axis(float(steps[0]), float(steps[-1]), names, width - 12.0, bottom + 16),
-        _key(low, high, names, bottom + 34),
+        _shade_key(low, high, names, bottom + 34),
     )
 
 
-def _level(values: Numbers) -> float:
+def _log_median(values: FloatArray) -> float:
     """The logarithm of the median of what is above zero; NaN where nothing is."""
     positive = values[values > 0]
     return float(np.log10(np.median(positive))) if positive.size else math.nan
 
 
-def _runs(cells: np.ndarray, left: float, top: float, cell: float, tall: float) -> str:
+def _cell_path(cells: np.ndarray, left: float, top: float, cell: float, tall: float) -> str:
     """A path around the true cells [rows, columns], neighbours in a row as one."""
     path = []
     for row, line in enumerate(cells):
@@ -81,7 +80,7 @@ def _runs(cells: np.ndarray, left: float, top: float, cell: float, tall: float) 
     return "".join(path)
 
 
-def _key(low: float, high: float, left: float, y: float) -> str:
+def _shade_key(low: float, high: float, left: float, y: float) -> str:
     start, end = f"{10**low:.2g}", f"{10**high:.2g}"
     x = left + len(start) * LETTER
     boxes = [
@@ -100,7 +99,7 @@ def _key(low: float, high: float, left: float, y: float) -> str:
     return ends[0] + "".join(boxes) + ends[1]
 
 
-def _told(group: str, values: Numbers) -> str:
+def _strip_label(group: str, values: FloatArray) -> str:
     known = values[~np.isnan(values)]
     if not known.size:
         return f"{group}: not measured"

@@ -1,19 +1,30 @@
-"""What all charts share: SVG elements as strings, and the colours of both light and dark pages."""
+"""SVG elements as strings, the legend, and the two widths that every chart is drawn at."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
+from markupsafe import Markup
+
 FONT_SIZE = 13
+
 LETTER = 8.0
 """Width that one letter of chart text needs, in pixels; generous, so that text never runs over."""
 
-Show = Callable[[float], str]
+Formatter = Callable[[float], str]
 """A value in words."""
 
 Scale = Callable[[float], float]
 """A value's place in pixels."""
+
+Symbol = Callable[[float, float], str]
+"""A sign of about 12 pixels around a place."""
+
+_LEGEND_ROW = 22
+
+WIDE, NARROW = 760, 340
+"""In pixels, for the desk and for the phone."""
 
 
 def element(tag: str, *content: str, **attributes: object) -> str:
@@ -63,7 +74,7 @@ def chart_style() -> str:
 
 
 def level_lines(
-    levels: Iterable[float], left: float, right: float, y: Scale, show: Show, *, gap: float = 7
+    levels: Iterable[float], left: float, right: float, y: Scale, show: Formatter, *, gap: float = 7
 ) -> list[str]:
     """A line from ``left`` to ``right`` at each level of a vertical axis, with the level's words ``gap`` before it."""
     return [
@@ -73,7 +84,7 @@ def level_lines(
     ]
 
 
-def level_words(values: Iterable[float], x: Scale, show: Show, left: float, right: float, y: float) -> list[str]:
+def level_words(values: Iterable[float], x: Scale, show: Formatter, left: float, right: float, y: float) -> list[str]:
     """The words of values on a horizontal axis, at most 14 over its ends; those that would touch are left out."""
     drawn, free = [], left - 12.0
     for value in values:
@@ -85,7 +96,7 @@ def level_words(values: Iterable[float], x: Scale, show: Show, left: float, righ
     return drawn
 
 
-def shortened(words: str, width: float, letter: float = LETTER) -> str:
+def truncate(words: str, width: float, letter: float = LETTER) -> str:
     """The words, cut with an ellipsis where they need more than ``width`` pixels."""
     room = max(int(width / letter), 2)
     return words if len(words) <= room else words[: room - 1] + "…"
@@ -102,3 +113,54 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 def _number(value: object) -> str:
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+class Legend:
+    """Signs with their names side by side.
+
+    Args:
+        entries: name and sign.
+        width: that a row may take, in pixels.
+
+    Attributes:
+        height: in pixels.
+    """
+
+    def __init__(self, entries: Sequence[tuple[str, Symbol]], width: float) -> None:
+        self._rows: list[list[tuple[float, str, Symbol]]] = [[]]
+        x = 0.0
+        for name, sign in entries:
+            room = 34 + LETTER * len(name)
+            if x and x + room > width:
+                self._rows.append([])
+                x = 0.0
+            self._rows[-1].append((x, name, sign))
+            x += room
+        self.height = _LEGEND_ROW * len(self._rows)
+
+    def at(self, left: float, top: float) -> str:
+        """The legend with the middle of its first row at ``top``."""
+        return "".join(
+            sign(left + x + 6, top + _LEGEND_ROW * row) + text(name, left + x + 20, top + _LEGEND_ROW * row + 4, "soft")
+            for row, entries in enumerate(self._rows)
+            for x, name, sign in entries
+        )
+
+
+def swatch(class_: str) -> Symbol:
+    """A small box in the colour of a class."""
+    return lambda x, y: element("rect", x=x - 6, y=y - 6, width=12, height=12, rx=2, class_=class_)
+
+
+def responsive(draw: Callable[..., str], *arguments: object, **options: object) -> Markup:
+    """The chart that ``draw(*arguments, width=..., **options)`` makes, once at each width.
+
+    The style sheet shows the one that fits; an empty chart stays empty.
+    """
+    wide, narrow = (draw(*arguments, width=width, **options) for width in (WIDE, NARROW))
+    return Markup(f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>' if wide else "")
+
+
+def without_step(name: str, width: int) -> str:
+    """A name such as ``gopher: word count`` without the step, where a chart is narrow."""
+    return name if width >= 500 else name.split(": ", 1)[-1]

@@ -1,0 +1,128 @@
+"""Data-OOB: the out-of-bag accuracy of each record."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.attribution.block_runner import Arrays, BlockRunner
+from posttrain.attribution.moments import ErrorReduction, Moments, StoppingRule
+from posttrain.attribution.utility import Floats, Rows, check_features, check_labels, check_positive, check_seed
+from posttrain.attribution.values import Values
+from posttrain.store.hashing import digest
+
+
+def data_oob(
+    features: npt.ArrayLike,
+    labels: Sequence[Any] | npt.NDArray[Any],
+    *,
+    estimator: Any = None,
+    bags: int = 800,
+    standard_error: float | None = None,
+    over: ErrorReduction = "max",
+    seed: int = 0,
+    block: int = 10,
+    workers: int = 1,
+    folder: Path | None = None,
+) -> Values:
+    """Out-of-bag accuracy of each record: the share of right predictions by weak learners that did not draw it.
+
+    Kwon and Zou, "Data-OOB: out-of-bag estimate as a simple and efficient data value" (ICML 2023, arXiv:2304.07718),
+    with decision trees as in its experiments. A learner learns from N records drawn with replacement.
+    No evaluation records are needed, and a value is a share in [0, 1], no marginal contribution.
+
+    Args:
+        features: [N, D].
+        labels: [N].
+        estimator: a scikit-learn classifier; ``DecisionTreeClassifier()`` where None. Its ``random_state`` is set for
+            each bag. Where a bag has records of one class, that class is predicted and no learner trained.
+        bags: weak learners, at most.
+        standard_error: stop after the first block at which the standard errors are at most this.
+        over: whether the largest or the mean of the standard errors counts.
+        seed: bag b is drawn from ``numpy.random.default_rng([seed, b])``.
+        block: bags that a worker takes at a time.
+        workers: processes; their number changes no digit.
+        folder: keeps finished blocks, so that a killed run, or one with more bags, goes on.
+
+    Returns:
+        Values with standard errors over the bags, of a share to which one right and one wrong prediction are added (A.
+        Agresti and B. Coull, The American Statistician 52, 1998, with one of each): a record that few bags left out,
+        all alike, is not sure. NaN for a record that all bags drew; ``evaluations`` is the number of bags.
+
+    Raises:
+        UserError: shapes do not fit, a feature is not finite, or a number is out of its range.
+    """
+    from sklearn.base import clone
+    from sklearn.tree import DecisionTreeClassifier
+
+    check_positive(bags=bags, block=block)
+    check_seed(seed)
+    stop = StoppingRule(standard_error, over)
+    known = check_features("features", features)
+    classes = np.unique(check_labels("labels", labels, len(known)), return_inverse=True)[1].astype(np.int64)
+    learner = DecisionTreeClassifier() if estimator is None else clone(estimator)
+    work = _OutOfBagAccuracy(known, classes, learner, seed)
+    place = BlockRunner(workers, folder).of(work.key, method="data_oob", version=1, seed=seed)
+    moments = Moments(len(known))
+    with closing(place.blocks(work, bags, block, "bags")) as blocks:
+        for part, found in blocks:
+            moments.merge(Moments.of(found))
+            drawn = part.stop
+            if stop.reached(_share_errors(moments)):
+                break
+    values = np.where(moments.count > 0, moments.mean, np.nan)
+    return Values(values, _share_errors(moments), drawn)
+
+
+def _share_errors(moments: Moments) -> Floats:
+    """Of shares of right predictions, float64 [N]; NaN where there were none."""
+    count = moments.count + 2
+    share = (moments.mean * moments.count + 1) / count
+    errors: Floats = np.where(moments.count > 0, np.sqrt(share * (1 - share) / count), np.nan)
+    return errors
+
+
+@dataclass(frozen=True)
+class _OutOfBagAccuracy:
+    """Moments of right predictions out of bag; work for `Place.blocks`."""
+
+    features: Floats
+    labels: Rows
+    estimator: Any
+    seed: int
+
+    def key(self) -> str:
+        hashes = [hashlib.sha256(array.data).hexdigest() for array in (self.features, self.labels)]
+        name = f"{type(self.estimator).__module__}.{type(self.estimator).__qualname__}"
+        return digest([list(self.features.shape), hashes, name, repr(sorted(self.estimator.get_params().items()))])
+
+    def __call__(self, part: range) -> Arrays:
+        moments = Moments(len(self.labels))
+        for number in part:
+            generator = np.random.default_rng([self.seed, number])
+            bag = generator.integers(0, len(self.labels), len(self.labels))
+            outside = np.ones(len(self.labels), dtype=bool)
+            outside[bag] = False
+            right = np.zeros(len(self.labels))
+            if outside.any():
+                predicted = self._predicted(bag, outside, int(generator.integers(1 << 31)))
+                right[outside] = predicted == self.labels[outside]
+            moments.add(right, outside)
+        return moments.arrays()
+
+    def _predicted(self, bag: Rows, outside: npt.NDArray[np.bool_], random_state: int) -> npt.NDArray[Any]:
+        from sklearn.base import clone
+
+        labels = self.labels[bag]
+        if (labels == labels[0]).all():
+            return np.full(np.count_nonzero(outside), labels[0])
+        model = clone(self.estimator)
+        if "random_state" in model.get_params():
+            model.set_params(random_state=random_state)
+        predicted: npt.NDArray[Any] = model.fit(self.features[bag], labels).predict(self.features[outside])
+        return predicted

@@ -1,0 +1,98 @@
+"""Values of groups of records: groups as players, or sums of their records' values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.attribution.utility import (
+    IncrementalModel,
+    IncrementalUtility,
+    Rows,
+    Utility,
+    resolve_players,
+    utility_key,
+)
+from posttrain.attribution.values import Values
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import digest
+
+
+def group_utility(utility: Utility, groups: Sequence[int] | npt.NDArray[Any]) -> Utility:
+    """The utility of sets of groups: that of all rows of theirs. It is incremental where ``utility`` is.
+
+    Args:
+        utility: of sets of rows 0..N-1.
+        groups: integers [N] in 0..G-1, the group of each row; each of 0..G-1 has a row.
+
+    Raises:
+        UserError: the groups are no such numbers.
+    """
+    numbers = _check_groups(groups)
+    resolve_players(utility, len(numbers))
+    order = np.argsort(numbers, kind="stable")
+    rows = np.split(order, np.cumsum(np.bincount(numbers))[:-1])
+    kind = _IncrementalGroupUtility if isinstance(utility, IncrementalUtility) else _GroupUtility
+    return kind(utility, rows)
+
+
+def sum_by_group(values: Values, source_of_row: Sequence[int] | npt.NDArray[Any]) -> Values:
+    """The value of each source, the sum of its records' values: float64 [G].
+
+    Standard errors are propagated as if those of the records were independent. Those of one permutation are not: their
+    sum is fixed, so that the errors of large sources come out too great. ``grouped`` has exact ones.
+
+    Args:
+        source_of_row: integers [N] in 0..G-1; each of 0..G-1 has a record.
+
+    Raises:
+        UserError: the lengths differ, or the sources are no such numbers.
+    """
+    numbers = _check_groups(source_of_row)
+    if len(numbers) != len(values.values):
+        raise UserError(f"{len(numbers)} sources of {len(values.values)} values; give each record its source")
+    sums = np.bincount(numbers, values.values).astype(np.float64)
+    squares = np.bincount(numbers, values.standard_errors**2).astype(np.float64)
+    return Values(sums, np.sqrt(squares), values.evaluations)
+
+
+class _GroupUtility:
+    def __init__(self, utility: Utility, rows: list[Rows]) -> None:
+        self.utility, self.rows = utility, rows
+        self.players = len(rows)
+
+    @property
+    def key(self) -> str:
+        return digest([utility_key(self.utility), [rows.tolist() for rows in self.rows]])
+
+    def __call__(self, players: Rows) -> float:
+        rows = [self.rows[player] for player in players.tolist()]
+        return self.utility(np.sort(np.concatenate(rows)) if rows else np.zeros(0, dtype=np.int64))
+
+
+class _IncrementalGroupUtility(_GroupUtility):
+    def start(self) -> IncrementalModel:
+        assert isinstance(self.utility, IncrementalUtility)
+        return _IncrementalGroupModel(self.utility.start(), self.rows)
+
+
+class _IncrementalGroupModel:
+    def __init__(self, growing: IncrementalModel, rows: list[Rows]) -> None:
+        self._growing, self._rows = growing, rows
+
+    def add(self, row: int) -> None:
+        for one in self._rows[row].tolist():
+            self._growing.add(one)
+
+    def score(self) -> float:
+        return self._growing.score()
+
+
+def _check_groups(groups: Sequence[int] | npt.NDArray[Any]) -> Rows:
+    numbers = np.asarray(groups)
+    if numbers.ndim != 1 or not len(numbers) or numbers.dtype.kind not in "iu" or numbers.min() < 0:
+        raise UserError("groups must be a whole number, 0 or more, for each row")
+    if (np.bincount(numbers) == 0).any():
+        raise UserError(f"group {int(np.flatnonzero(np.bincount(numbers) == 0)[0])} has no row", fix="leave no gap")
+    return numbers.astype(np.int64)

@@ -1,0 +1,1 @@
+"""Inverse Hessian-vector products: solvers for (H + damping I) x = b."""

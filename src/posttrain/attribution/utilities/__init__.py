@@ -1,0 +1,1 @@
+"""Utilities: the evaluation score of a model trained on a set of records."""

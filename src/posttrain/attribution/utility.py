@@ -1,0 +1,201 @@
+"""The utility protocol, its incremental form, and the checked data that utilities train and evaluate on."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import digest
+
+Rows = npt.NDArray[np.int64]
+
+Floats = npt.NDArray[np.float64]
+
+Utility = Callable[[Rows], float]
+"""The score of a model trained on the rows given, int64 [n] distinct in any order, n = 0 included; higher is better.
+
+One set must always score the same. Two attributes may help: ``players``, an integer, the number of rows, and ``token_set_key``, a
+string that tells the utility's data and settings and lets work on it be resumed.
+"""
+
+
+class IncrementalModel(Protocol):
+    """A model that learns one row after the other; it begins without any."""
+
+    def add(self, row: int) -> None:
+        """Learn from one more row."""
+
+    def score(self) -> float:
+        """The utility of the rows learnt so far."""
+
+
+@runtime_checkable
+class IncrementalUtility(Protocol):
+    """A utility that follows a growing set at less than a training a row."""
+
+    def __call__(self, rows: Rows, /) -> float: ...
+
+    def start(self) -> IncrementalModel:
+        """A model of no rows."""
+
+
+class _RetrainedModel:
+    """Any utility as one that grows: each score is a training of its own."""
+
+    def __init__(self, utility: Utility) -> None:
+        self._utility = utility
+        self._rows: list[int] = []
+
+    def add(self, row: int) -> None:
+        self._rows.append(row)
+
+    def score(self) -> float:
+        return float(self._utility(np.array(self._rows, dtype=np.int64)))
+
+
+def start_model(utility: Utility) -> IncrementalModel:
+    """A model of no rows: the utility's own where it is incremental, else one that is trained anew for each score."""
+    return utility.start() if isinstance(utility, IncrementalUtility) else _RetrainedModel(utility)
+
+
+def utility_key(utility: Utility) -> str:
+    """The utility's ``token_set_key``.
+
+    Raises:
+        UserError: it has none.
+    """
+    key = getattr(utility, "key", None)
+    if not isinstance(key, str):
+        raise UserError(
+            "the utility has no `token_set_key` that tells its data", fix="set it to a string, or give no folder"
+        )
+    return key
+
+
+def check_positive(**numbers: int) -> None:
+    """Raises UserError: one of them is less than 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise UserError(f"{name} must be at least 1, and is {number}")
+
+
+def resolve_players(utility: Utility, players: int | None) -> int:
+    """How many players there are, by the call or by the utility's own ``players``.
+
+    Raises:
+        UserError: there is no number, it is less than 1, or the two differ.
+    """
+    own = getattr(utility, "players", None)
+    if players is None:
+        if own is None:
+            raise UserError("the utility does not tell the number of players", fix="give players")
+        return int(own)
+    check_positive(players=players)
+    if own is not None and own != players:
+        raise UserError(f"the utility has {own} players, not {players}")
+    return players
+
+
+def check_seed(seed: int) -> None:
+    """Raises UserError: it is negative."""
+    if seed < 0:
+        raise UserError(f"seed must not be negative, and is {seed}")
+
+
+def check_finite(score: float) -> float:
+    """The score, a float.
+
+    Raises:
+        UserError: it is no finite number.
+    """
+    if not np.isfinite(score):
+        raise UserError(f"the utility scored {score}", fix="it must give a finite number for every set")
+    return float(score)
+
+
+@dataclass(frozen=True)
+class LearningTask:
+    """Checked features and numbered labels.
+
+    Attributes:
+        features: float64 [N, D] of the training rows.
+        labels: int64 [N] in 0..K-1, by the sorted order of the labels given.
+        evaluation_features: float64 [M, D].
+        evaluation_labels: int64 [M].
+        classes: K.
+    """
+
+    features: Floats
+    labels: npt.NDArray[np.int64]
+    evaluation_features: Floats
+    evaluation_labels: npt.NDArray[np.int64]
+    classes: int
+
+    def key(self, *settings: str | int | float | None) -> str:
+        """64 hex characters that depend on the data and the settings."""
+        arrays = (self.features, self.labels, self.evaluation_features, self.evaluation_labels)
+        hashes = [hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for array in arrays]
+        return digest([list(self.features.shape), list(self.evaluation_features.shape), hashes, list(settings)])
+
+
+def learning_task(
+    features: npt.ArrayLike,
+    labels: Sequence[Any] | npt.NDArray[Any],
+    evaluation_features: npt.ArrayLike,
+    evaluation_labels: Sequence[Any] | npt.NDArray[Any],
+) -> LearningTask:
+    """Check the data and number the labels.
+
+    Args:
+        features: [N, D] of the training rows, N and D at least 1.
+        labels: [N], anything that can be sorted.
+        evaluation_features: [M, D], M at least 1.
+        evaluation_labels: [M].
+
+    Raises:
+        UserError: shapes do not fit, a feature is not finite, or a class occurs in only one of training and evaluation.
+    """
+    trained, evaluated = (
+        check_features("features", features),
+        check_features("evaluation_features", evaluation_features),
+    )
+    if trained.shape[1] != evaluated.shape[1]:
+        raise UserError(f"features have {trained.shape[1]} columns, evaluation_features {evaluated.shape[1]}")
+    given = check_labels("labels", labels, len(trained))
+    true = check_labels("evaluation_labels", evaluation_labels, len(evaluated))
+    names, numbers = np.unique(given, return_inverse=True)
+    found = np.unique(true)
+    if len(missing := np.setdiff1d(names, found)):
+        raise UserError(
+            f"class {missing.tolist()[0]!r} has no evaluation record",
+            fix="add some, or leave its training records out: they could have no value",
+        )
+    if len(unknown := np.setdiff1d(found, names)):
+        raise UserError(f"class {unknown.tolist()[0]!r} of the evaluation has no training record")
+    places = np.searchsorted(names, true)
+    return LearningTask(trained, numbers.astype(np.int64), evaluated, places.astype(np.int64), len(names))
+
+
+def check_features(name: str, given: npt.ArrayLike) -> Floats:
+    """Features as float64 [N, D]; raises a UserError where they are none."""
+    values = np.ascontiguousarray(given, dtype=np.float64)
+    if values.ndim != 2 or 0 in values.shape:
+        raise UserError(f"{name} must be rows by columns, at least one of each; the shape is {values.shape}")
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
+        raise UserError(f"{name} has a value that is not finite, first in row {row}")
+    return values
+
+
+def check_labels(name: str, given: Sequence[Any] | npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """Labels as an array [N]; raises a UserError where they are none."""
+    values = np.asarray(given)
+    if values.shape != (rows,):
+        raise UserError(f"{name} must have one label for each of {rows} rows; the shape is {values.shape}")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise UserError(f"{name} has a value that is not finite")
+    return values

@@ -1,0 +1,108 @@
+"""Console, JSON, tables and log lines: how every verb prints."""
+
+import json
+import logging
+import math
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+console = Console()
+
+error_console = Console(stderr=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_FILE_WIDTH = 1_000_000
+
+RECORD_COLUMNS = ("label", "input", "record", "line")
+
+_LINE_WIDTH = 60
+
+_PREVIEW_WIDTH = 60
+
+
+def print_json(value: Any) -> None:
+    """JSON on standard output, and nothing else; numbers that JSON has no word for (NaN, infinity) are null."""
+    typer.echo(json.dumps(_json_safe(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json_safe(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """A table on standard output; numbers to the right. Only for a terminal are long words broken."""
+    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    numeric = [
+        bool(rows) and all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(columns))
+    ]
+    for name, right in zip(columns, numeric, strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(
+            *["" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value) for value in row]
+        )
+    if console.is_terminal:
+        console.print(table, markup=False)
+    else:  # nobody knows how wide a file or another program is
+        Console(width=_FILE_WIDTH).print(table, markup=False)
+
+
+def setup_logging(debug: bool) -> None:
+    """Log lines of the program on standard error; other libraries speak up only when something is wrong."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not error_console.is_terminal:
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    handler: logging.Handler = logging.StreamHandler()
+    if error_console.is_terminal:
+        handler = RichHandler(
+            console=error_console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
+        )
+    logger = logging.getLogger("posttrain")
+    logger.handlers = [handler]
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.propagate = False
+    # torchao says at import which of its GPU kernels do not load on a CPU, and torch what torchao will have to change.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def record_cells(record: dict[str, Any]) -> list[Any]:
+    """What stands under `NAMES`, of ``label, input, id, source, line``."""
+    return [record["label"], one_line(record["input"]), record["id"], f"{record['source']}:{record['line']}"]
+
+
+def one_line(text: str) -> str:
+    """The text on one line, cut where it is long."""
+    words = " ".join(text.split())
+    return words if len(words) <= _LINE_WIDTH else words[: _LINE_WIDTH - 1] + "…"
+
+
+def print_records(title: str, records: list[dict[str, Any]]) -> None:
+    """A table of rows of RECORD."""
+    rows = [[one["id"], input_preview(one), one["completion"], one["source"], one["line"]] for one in records]
+    print_table(title, ["id", "input", "answer", "file", "line"], rows)
+
+
+def print_rejections(title: str, records: list[dict[str, Any]]) -> None:
+    """A table of rows of REJECTED."""
+    rows = [[one["id"], input_preview(one), one["step"], one["reason"], one["detail"]] for one in records]
+    print_table(title, ["id", "input", "step", "reason", "detail"], rows)
+
+
+def input_preview(record: dict[str, Any]) -> str:
+    """The record's input on one line of at most 60 characters."""
+    words = record["text"] or " / ".join(turn["content"] for turn in record["prompt"] or [])
+    words = " ".join(words[: 4 * _PREVIEW_WIDTH].split())
+    return words if len(words) <= _PREVIEW_WIDTH else words[: _PREVIEW_WIDTH - 1] + "…"

@@ -1,0 +1,130 @@
+"""The options that ``posttrain train`` and ``posttrain plan`` share: settings from a file and flags, and records."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+import yaml
+
+from posttrain.cli.workspace import CURRENT_FOLDER, open_store, open_version
+from posttrain.data.config import DataConfig
+from posttrain.data.versions.named_versions import training_records
+from posttrain.data.versions.version import Version
+from posttrain.loop.config import read_config, read_yaml
+from posttrain.loop.suites import measured_on
+from posttrain.store.config import CONFIG_FILE
+from posttrain.store.errors import UserError
+from posttrain.train.api import read_files
+from posttrain.train.objectives.registry import objective_spec
+from posttrain.train.standalone import TrainJobConfig
+
+ModelOption = Annotated[str | None, typer.Option(help="A folder, a .gguf file, a Hub id, smollm2-135m or tiny.")]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A file of records, which may be repeated, or a dataset version such as train@v2."),
+]
+ObjectiveOption = Annotated[str | None, typer.Option(help="What is learned: sft, dpo and others.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(help="YAML with `progress_bar`, `train`, `seed`; a posttrain.yaml will do. Paths are relative to it."),
+]
+SetOption = Annotated[list[str] | None, typer.Option(help="A setting, such as train.shuffle=false; may be repeated.")]
+
+
+def read_settings(
+    file: Path | None, given: dict[str, Any], changes: list[str], *, plan: bool = False
+) -> TrainJobConfig:
+    """The config file's values, then the options', then those that ``--set`` names; paths are given in full.
+
+    Args:
+        file: YAML, or None.
+        given: options by key; those that are None were not given.
+        changes: ``key=value``.
+        plan: whether nothing is trained, so that the data may be left open; then they are "".
+
+    Raises:
+        UserError: one cannot be read, does not fit, or names what is not there.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values = read_yaml(file)
+        if isinstance(values.get("data"), dict):  # a whole posttrain.yaml
+            values = {"columns": values["data"].get("columns")} | {
+                key: values[key] for key in ("seed", "model", "task", "train") if key in values
+            }
+        TrainJobConfig.read({"model": "", "data": ""} | values, str(file))
+    for key, value in given.items():
+        if value is not None:
+            _set_value(values, key, value[0] if isinstance(value, list) and len(value) == 1 else value)
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key:
+            raise UserError(f"`{change}` is no setting", where="--set", fix="key=value, such as train.epochs=3")
+        try:
+            _set_value(values, key, yaml.safe_load(text))
+        except yaml.YAMLError:
+            raise UserError(f"`{text}` cannot be read as a value", where=f"--set {key}") from None
+    if given.get("train.objective") is not None:
+        objective_spec(given["train.objective"], "--objective")
+    if plan:
+        values.setdefault("data", "")
+    for name in ("model", "data"):
+        if name not in values:
+            raise UserError(f"no {name} is named", where=f"--{name}")
+    config = TrainJobConfig.read(values, "--set")
+    named = [*(key for key, value in given.items() if value is not None), *(text.partition("=")[0] for text in changes)]
+
+    def root(key: str) -> Path:
+        """What a path is relative to: the folder of the file that names it, or the current one."""
+        return CURRENT_FOLDER if file is None or any(f"{key}.".startswith(f"{one}.") for one in named) else file.parent
+
+    return config.with_paths_from(root)
+
+
+@dataclass(frozen=True)
+class TrainingRecords:
+    """What is trained on.
+
+    Attributes:
+        records: RECORD table.
+        version: id of the dataset version that they are of; None: they are of files.
+    """
+
+    records: pa.Table
+    version: str | None = None
+
+
+def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
+    """The records of the file, or of the workspace's dataset version, that the settings name.
+
+    Raises:
+        UserError: one is bad, or gives away what models are measured on.
+    """
+    name = settings.files[0]
+    is_file = Path(name).exists() or ("@" not in name and Path(name).suffix)
+    if len(settings.files) > 1 or is_file or not (workspace / ".posttrain" / "format.json").is_file():
+        return TrainingRecords(read_files(settings))
+    with open_store(workspace) as store:
+        version = open_version(store, name)
+        test = store.metadata.named("test")
+        if not version.whole or not test:
+            return TrainingRecords(training_records(version, name), version.id)
+        tested = Version.open(store.artifacts, test).records()
+        if not (workspace / CONFIG_FILE).is_file():
+            return TrainingRecords(
+                training_records(version, name, {"test": tested}, DataConfig().decontamination), version.id
+            )
+        config = read_config(workspace)
+        measured = measured_on(config, tested, workspace)
+        return TrainingRecords(training_records(version, name, measured, config.data.decontamination), version.id)
+
+
+def _set_value(values: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise UserError(f"`{part}` is no section", where=f"--set {key}")
+    values[last] = value

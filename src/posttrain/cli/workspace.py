@@ -1,0 +1,124 @@
+"""Opens a workspace, its store or a dataset version for a verb; the options that name them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posttrain.cli.output import error_console
+from posttrain.store.config import CONFIG_FILE, StoreConfig
+from posttrain.store.errors import UserError
+from posttrain.store.workspace import Workspace
+
+if TYPE_CHECKING:
+    from posttrain.data.reading.data_files import DataPath
+    from posttrain.data.versions.version import Version
+    from posttrain.loop.config import Config
+
+WorkspaceOption = Annotated[Path, typer.Option("--workspace", "-w", help="The workspace's folder.")]
+
+CURRENT_FOLDER = Path(".")
+
+VersionArgument = Annotated[
+    str, typer.Argument(help="name@v3, name@v2.3.1, name@tag, a name (its last version), or an artifact's id.")
+]
+
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="Which column holds what, NAME=COLUMN such as prompt=question; repeatable."),
+]
+
+
+@contextmanager
+def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> Iterator["tuple[Workspace, Config]"]:
+    """The workspace in ``root`` and its config; closed at the end.
+
+    Args:
+        checked: False for verbs that need nothing of what the config names: they work where that is gone.
+    """
+    from posttrain.loop.config import load_config, read_config
+    from posttrain.store.workspace import Workspace
+
+    config = load_config(root) if checked else read_config(root)
+    # A folder with a config is a workspace: whoever writes makes the store at the first run.
+    if not write and not (root / ".posttrain" / "format.json").exists():
+        raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
+    with (
+        Workspace.create(root, config.store) if write else Workspace.open(root, config.store, write=False) as workspace
+    ):
+        yield workspace, config
+
+
+def merge_columns(columns: Mapping[str, str] | None, given: Sequence[str] | None) -> dict[str, str] | None:
+    """``data.columns`` of the config with what ``--column`` says over it.
+
+    Raises:
+        UserError: an option is not ``NAME=COLUMN``, or its name is none that a column can have.
+    """
+    from posttrain.data.reading.shapes import TARGETS
+
+    found = dict(columns or {})
+    for one in given or ():
+        target, equals, column = one.partition("=")
+        if not equals or not column or target not in TARGETS:
+            fix = f"NAME=COLUMN, where NAME is one of {', '.join(TARGETS)}"
+            raise UserError(f"`{one}` names no column", where="--column", fix=fix)
+        found[target] = column
+    return found or None
+
+
+def report_unused_columns(files: "Sequence[DataPath]", root: Path, columns: Mapping[str, str] | None) -> None:
+    """One line on standard error for each set of columns that files have and records are not made of."""
+    from posttrain.data.reading.data_files import display_path
+    from posttrain.data.reading.reader import unused_columns, unused_columns_note
+
+    names: dict[tuple[str, ...], list[str]] = {}
+    for file in files:
+        name = display_path(file, root)
+        if unused := unused_columns(file, name, columns):
+            names.setdefault(tuple(unused), []).append(name)
+    for columns_of, found in names.items():
+        more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
+        error_console.print(
+            unused_columns_note(found[0] + more, list(columns_of), columns),
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@contextmanager
+def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
+    """The workspace in ``root``, which needs no ``posttrain.yaml`` for its datasets; closed at the end."""
+    config = StoreConfig()
+    if (root / CONFIG_FILE).is_file():
+        from posttrain.loop.config import read_config
+
+        config = read_config(root).store
+    if not write and not (root / ".posttrain" / "format.json").exists():
+        raise UserError("nothing is stored here yet", where=str(root), fix="posttrain data add FILE --name NAME")
+    with Workspace.create(root, config) if write else Workspace.open(root, config, write=False) as workspace:
+        yield workspace
+
+
+def open_version(store: Workspace, text: str) -> "Version":
+    """The version that a name, ``name@vN`` or an id says.
+
+    Raises:
+        UserError: there is none.
+    """
+    from posttrain.data.versions.version import Version
+
+    id = store.metadata.named(text)
+    if id is None:
+        try:
+            id = store.metadata.resolve(text)
+        except UserError as error:
+            unknown = error.what.startswith("nothing here")
+            raise UserError(error.what, fix="posttrain data list" if unknown else error.fix) from None
+    row = store.metadata.artifact(id)
+    if row is None or row.kind != "dataset":
+        raise UserError(f"`{text}` is no dataset version", fix="posttrain data list")
+    return Version.open(store.artifacts, id)

@@ -1,0 +1,151 @@
+"""More training records out of those that are there."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+import pyarrow as pa
+import pyarrow.compute
+from pydantic import Field
+
+from posttrain.data.augment.images import Images
+from posttrain.data.augment.method import AugmentMethod, record_generator
+from posttrain.data.augment.noise import Noise
+from posttrain.data.augment.rewording import Paraphrase, Templates
+from posttrain.data.augment.synonyms import Synonyms
+from posttrain.data.augment.typos import Typos
+from posttrain.data.records.identity import assign_ids
+from posttrain.data.records.outcome import Outcome
+from posttrain.data.records.schema import CHANGED, REJECTED, records
+from posttrain.data.steps.step import RowStep
+
+AnyMethod = Annotated[
+    Typos | Synonyms | Noise | Templates | Paraphrase | Images,
+    Field(discriminator="method"),
+]
+
+
+class Augment(RowStep):
+    """Adds variants of records behind them, marked in ``meta``: ``augmented`` with the method and the id of the record.
+
+    What varies is the input: the last turn of the prompt if the user speaks it, or the text; the answer stays. A record
+    and its variants are one group, so that no later split parts them. Records that are variants already, or synthetic,
+    are varied like others. What a variant says depends on the seed, the record's id and the method alone.
+    """
+
+    name: ClassVar[str] = "augment"
+    version: ClassVar[int] = 2
+    training_only: ClassVar[bool] = True
+
+    methods: tuple[AnyMethod, ...] = Field(min_length=1, description="Ways to vary records; each adds its own.")
+    seed: int = Field(0, ge=0, description="Of all choices.")
+
+    def located(self, root: Path) -> Self:
+        return self.model_copy(update={"methods": tuple(method.located(root) for method in self.methods)})
+
+    def check(self) -> None:
+        for method in self.methods:
+            method.check()
+
+    def key(self) -> dict[str, Any]:
+        return {
+            "step": self.name,
+            "version": self.version,
+            "methods": [method.key() for method in self.methods],
+            "seed": self.seed,
+        }
+
+    def apply(self, table: pa.Table) -> Outcome:
+        given = table.to_pylist()
+        variants: dict[int, list[tuple[str, dict[str, Any]]]] = {}
+        for number, method in enumerate(self.methods):
+            # Two methods of one kind make different choices.
+            earlier = sum(other.method == method.method for other in self.methods[:number])
+            called = method.method if not earlier else f"{method.method} {earlier + 1}"
+            for copy in range(method.copies):
+                for row, values in self._variants(given, method, called, copy).items():
+                    variants.setdefault(row, []).append((called, values))
+        if not variants:
+            return Outcome(table, REJECTED.empty_table(), CHANGED.empty_table())
+        return _insert_variants(table, given, variants)
+
+    def _variants(
+        self, given: list[dict[str, Any]], method: AugmentMethod, called: str, copy: int
+    ) -> dict[int, dict[str, Any]]:
+        """By row the columns that a variant has different."""
+        rngs = [record_generator(self.seed, record["id"], called, copy) for record in given]
+        if method.share < 1:
+            rows = [row for row, rng in enumerate(rngs) if rng.random() < method.share]
+        else:
+            rows = list(range(len(given)))
+        if isinstance(method, Images):
+            found = {}
+            for row in rows:
+                meta = json.loads(given[row]["meta"] or "{}")
+                if (changed := method.meta(meta, given[row]["source"], rngs[row])) is not None:
+                    found[row] = {"meta": changed}
+            return found
+        rows = [row for row in rows if _varied_text(given[row]) is not None]
+        texts = [str(_varied_text(given[row])) for row in rows]
+        labels = [given[row]["completion"] for row in rows]
+        new = method.texts(texts, labels, [rngs[row] for row in rows], copy)
+        return {
+            row: _with_text(given[row], after)
+            for row, before, after in zip(rows, texts, new, strict=True)
+            if after is not None and after.strip() and after != before
+        }
+
+
+def _insert_variants(
+    table: pa.Table, given: list[dict[str, Any]], variants: Mapping[int, list[tuple[str, dict[str, Any]]]]
+) -> Outcome:
+    """The table with the variants behind their records."""
+    made: list[dict[str, Any]] = []
+    origins: list[tuple[int, str]] = []
+    for row in sorted(variants):
+        record = given[row]
+        for method, values in variants[row]:
+            meta = values.get("meta") or json.loads(record["meta"] or "{}")
+            meta = {**meta, "augmented": {"method": method, "of": record["id"]}}
+            text = json.dumps(meta, ensure_ascii=False, sort_keys=True)
+            made.append({**record, **values, "meta": text, "group": record["group"] or record["id"]})
+            origins.append((row, method))
+    new = assign_ids(records(made))
+    # A variant that says what the record or another variant of it says is none.
+    seen: dict[int, set[str]] = {row: {given[row]["id"]} for row in variants}
+    kept = []
+    added: dict[int, list[int]] = {}
+    for at, ((row, method), id) in enumerate(zip(origins, new["id"].to_pylist(), strict=True)):
+        if id in seen[row]:
+            continue
+        seen[row].add(id)
+        added.setdefault(row, []).append(table.num_rows + at)
+        kept.append({"id": id, "before": given[row]["id"], "step": Augment.name, "detail": method})
+    order = [place for row in range(table.num_rows) for place in (row, *added.get(row, []))]
+    together = pa.concat_tables([_assign_groups(table, sorted(added)), new]).take(pa.array(order, pa.int64()))
+    return Outcome(together, REJECTED.empty_table(), pa.Table.from_pylist(kept, schema=CHANGED))
+
+
+def _assign_groups(table: pa.Table, rows: list[int]) -> pa.Table:
+    """``table`` with the rows that have variants in a group, their own if they are in none."""
+    varied = [False] * table.num_rows
+    for row in rows:
+        varied[row] = True
+    alone = pa.compute.and_(pa.array(varied), pa.compute.is_null(table["group"]))
+    groups = pa.compute.if_else(alone, table["id"], table["group"])
+    return table.set_column(table.schema.get_field_index("group"), "group", groups)
+
+
+def _varied_text(record: Mapping[str, Any]) -> str | None:
+    """What can be varied of a record, if anything can."""
+    if record["prompt"] is None:
+        return None if record["text"] is None else str(record["text"])
+    last = record["prompt"][-1]
+    return str(last["content"]) if last["role"] == "user" else None
+
+
+def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
+    if record["prompt"] is None:
+        return {"text": text}
+    return {"prompt": [*record["prompt"][:-1], {"role": "user", "content": text}]}

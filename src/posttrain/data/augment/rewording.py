@@ -1,0 +1,87 @@
+"""Augmentation that rewords texts: by templates that the user writes, or by a model."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from posttrain.data.augment.method import AugmentMethod, Generators
+from posttrain.data.generation.endpoint import Endpoint, EndpointConfig
+from posttrain.data.generation.prompts import paraphrase_prompt, parse_json, parse_list
+from posttrain.data.generation.reply_cache import Generate, ReplyCache
+
+_SLOT = "{text}"
+
+
+class Templates(AugmentMethod):
+    """The text in the slot of a template, such as ``Quick question: {text}``; by label, or for all."""
+
+    method: Literal["templates"] = "templates"
+    templates: tuple[str, ...] = Field((), description="For every record; `{text}` is where the text goes.")
+    by_label: dict[str, tuple[str, ...]] = Field({}, description="For records with this answer, instead.")
+
+    @model_validator(mode="after")
+    def _each_has_one_slot(self) -> Self:
+        every = [*self.templates, *(one for templates in self.by_label.values() for one in templates)]
+        if not every:
+            raise ValueError("set `templates` or `by_label`")
+        for template in every:
+            if template.count(_SLOT) != 1:
+                raise ValueError(f"the template `{template}` must hold {_SLOT} once")
+        return self
+
+    def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
+        varied: list[str | None] = []
+        for text, label, rng in zip(texts, labels, rngs, strict=True):
+            choice = self.by_label.get(label or "", self.templates)
+            varied.append(choice[rng.integers(len(choice))].replace(_SLOT, text) if choice else None)
+        return varied
+
+
+class Paraphrase(AugmentMethod):
+    """Texts as a model says them in other words; a reply that is not as asked makes no record.
+
+    Replies are kept, so that the same records come out of the same folder, and nothing is asked twice.
+    """
+
+    method: Literal["paraphrase"] = "paraphrase"
+    endpoint: EndpointConfig = Field(description="The server that is asked.")
+    replies: Path = Field(Path("paraphrases"), description="The folder that keeps every reply.")
+
+    def located(self, root: Path) -> Self:
+        return self.model_copy(update={"replies": root / self.replies.expanduser()})
+
+    def check(self) -> None:
+        Endpoint(self.endpoint, ReplyCache(self.replies))
+
+    def key(self) -> dict[str, Any]:
+        asked = {name: getattr(self.endpoint, name) for name in ("base_url", "model", "temperature", "max_tokens")}
+        return {"method": self.method, "copies": self.copies, "share": self.share, "endpoint": asked}
+
+    def texts(self, texts: list[str], labels: list[str | None], rngs: Generators, copy: int) -> list[str | None]:
+        return (
+            paraphrase_texts(texts, _cached_endpoint(self.endpoint, self.replies), self.copies, copy) if texts else []
+        )
+
+
+def paraphrase_texts(texts: list[str], generate: Generate, copies: int = 1, copy: int = 0) -> list[str | None]:
+    """A paraphrase a text by any model; None where the reply is not as asked.
+
+    Args:
+        generate: equal texts are asked for once.
+        copies: how many are asked for in one request.
+        copy: which of them is taken.
+    """
+    distinct = list(dict.fromkeys(texts))
+    replies = generate([paraphrase_prompt(text, copies) for text in distinct])
+    found: dict[str, str | None] = {}
+    for text, reply in zip(distinct, replies, strict=True):
+        written = parse_json(reply) or parse_list(reply) if reply is not None else None
+        found[text] = written[copy] if written and copy < len(written) else None
+    return [found[text] for text in texts]
+
+
+@lru_cache(maxsize=8)
+def _cached_endpoint(config: EndpointConfig, folder: Path) -> Endpoint:
+    return Endpoint(config, ReplyCache(folder), anew=False)

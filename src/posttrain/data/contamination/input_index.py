@@ -1,0 +1,226 @@
+"""Inputs of training records that are like, or hold, the input of an evaluation record.
+
+Inputs are sets of character 5-grams. A training record must hold the share c of an evaluation input's set, both to
+have a Jaccard similarity of c to it and to contain c of it. So of that set's n members, rarest first, it must hold
+at least k of the first ``n - ceil(c * n) + k`` (prefix filtering): only those are
+indexed, and only what then is found is compared exactly.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.contamination.hash_index import STRETCH, BloomFilters, Postings, owning_set
+from posttrain.data.duplicates.shingles import Indices, Shingles, jaccard, ngram_sequences, ngram_sets, offsets_of
+from posttrain.data.records.identity import plain_words
+from posttrain.data.records.texts import input_texts
+
+NGRAM = 5
+_MIN_STRETCH = 4096
+_SHARE_NEEDED = 24
+_MIN_NEEDED = 12
+_ROUNDING = 1e-9
+_PART_BITS = 22
+
+
+class SimilarInputs(NamedTuple):
+    """By row of a training record the evaluation record, and how much of it there is.
+
+    Attributes:
+        similar: with the Jaccard similarity of the two inputs.
+        contained: with the share of the evaluation input that stands in the training record.
+    """
+
+    similar: dict[int, tuple[int, float]]
+    contained: dict[int, tuple[int, float]]
+
+
+class _Candidates(NamedTuple):
+    """Pairs [P] of a training record and an evaluation record; ``begin``: place in the record's 5-grams."""
+
+    row: Indices
+    other: Indices
+    begin: Indices
+
+
+@dataclass(frozen=True)
+class InputIndex:
+    """The inputs of T evaluation records.
+
+    Attributes:
+        threshold: Jaccard similarity from which two inputs are alike.
+        contained: share of an evaluation input from which a record contains it; None: it is not looked for.
+        least_words: words from which an input is looked for inside longer records.
+        sets: their distinct 5-grams.
+        needed: int64 [T], how many indexed 5-grams a record must hold to be a candidate.
+        lengths: int64 [T], 5-grams counted as often as they stand in the input; 0 for inputs of few words.
+        postings: the indexed 5-grams; owner: the evaluation record.
+        stretch: 5-grams of a training record that are looked at together.
+    """
+
+    threshold: float
+    contained: float | None
+    least_words: int
+    sets: Shingles
+    needed: Indices
+    lengths: Indices
+    postings: Postings
+    stretch: int
+
+    @classmethod
+    def of(cls, evaluation: pa.Table, threshold: float, contained: float | None, least_words: int) -> Self:
+        """Index the inputs of a RECORD table; those of fewer than ``least_words`` words are contained in nothing."""
+        texts = input_texts(evaluation)
+        sets = ngram_sets(texts, NGRAM)
+        least = threshold if contained is None else min(threshold, contained)
+        sizes = sets.sizes
+        required = np.array([_required_members(least, size) for size in sizes.tolist()], dtype=np.int64)
+        # The more are needed, the fewer are compared in vain, and the more are indexed.
+        needed = np.minimum(np.maximum(sizes // _SHARE_NEEDED, _MIN_NEEDED), required)
+        prefix = _rarest(sets, sizes - required + needed)
+        words = plain_words(texts)
+        long = np.array([len(text.split(None, least_words)) >= least_words for text in words], dtype=bool)
+        lengths = np.where(long, ngram_sequences(texts, NGRAM).sizes, 0)
+        longest = int(np.ceil(lengths.max(initial=0) / least))
+        postings = Postings.of(prefix, np.arange(len(texts)))
+        return cls(threshold, contained, least_words, sets, needed, lengths, postings, max(_MIN_STRETCH, 2 * longest))
+
+    def search(self, inputs: Sequence[str], texts: Sequence[str], pairs: list[tuple[int, int]]) -> SimilarInputs:
+        """The evaluation record that each of N training records is most like, of equals the first.
+
+        Args:
+            inputs: of every record.
+            texts: all of every record.
+            pairs: every training and evaluation record that are found are noted there.
+        """
+        similar: dict[int, tuple[int, float]] = {}
+        contained: dict[int, tuple[int, float]] = {}
+        grams = ngram_sequences(texts, NGRAM)
+        for likely in self._candidates(grams, inputs):
+            rows, places = np.unique(likely.row, return_inverse=True)
+            own = ngram_sets([inputs[row] for row in rows.tolist()], NGRAM)
+            similarity = jaccard(own, self.sets, places, likely.other)
+            found = similarity >= self.threshold
+            _keep_best(similar, likely.row[found], likely.other[found], similarity[found], pairs)
+            if self.contained is not None:
+                rest = np.flatnonzero(~found & (self.lengths[likely.other] > 0))
+                share = np.array([self._share(grams, *(int(column[pair]) for column in likely)) for pair in rest])
+                enough = share >= self.contained
+                rest = rest[enough]
+                _keep_best(contained, likely.row[rest], likely.other[rest], share[enough], pairs)
+        return SimilarInputs(similar, contained)
+
+    def likely(self, filters: BloomFilters, least: Indices) -> Indices:
+        """Of N training records all that are like an evaluation record, or hold it, and few others.
+
+        Args:
+            filters: of their texts.
+            least: int64 [N], how many different 5-grams the input has at least.
+        """
+        found = [np.empty(0, np.int64)]
+        for other, (size, length) in enumerate(zip(self.sets.sizes.tolist(), self.lengths.tolist(), strict=True)):
+            members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
+            alike = spare = size - _required_members(self.threshold, size)
+            stretches = 1
+            if self.contained is not None and length:
+                spare = max(spare, size - _required_members(self.contained, size))
+                stretches = -(-(_window_width(length, self.contained) - 1) // STRETCH) + 1
+            found.append(filters.near(members, spare, stretches))
+            long = filters.near_long(members, alike, stretches)
+            found.append(long[least[long] * self.threshold <= size + _ROUNDING])
+        return np.unique(np.concatenate(found))
+
+    def _candidates(self, grams: Shingles, inputs: Sequence[str]) -> Iterator[_Candidates]:
+        """Long records are looked at stretch by stretch, each half over the next: a long text holds most 5-grams."""
+        # An input of fewer than 5 characters is a shingle of its own that all of the record does not have.
+        short = np.array([row for row, text in enumerate(inputs) if len(text) < 2 * NGRAM], dtype=np.int64)
+        half = self.stretch // 2
+        stretches = np.maximum(-(-grams.sizes // half) - 1, 1)
+        first = offsets_of(stretches)
+        at, keys = self.postings.find(grams.values)
+        rows = owning_set(grams, at)
+        number = (at - grams.offsets[rows]) // half
+        here = np.minimum(number, stretches[rows] - 1)
+        asked = first[rows] + here
+        before = (number > 0) & (here == number)
+        own = ngram_sequences([inputs[row] for row in short.tolist()], NGRAM)
+        short_at, short_keys = self.postings.find(own.values)
+        short_rows = short[owning_set(own, short_at)]
+        asked = np.concatenate([asked, asked[before] - 1, first[short_rows]])
+        keys = np.concatenate([keys, keys[before], short_keys])
+        least = int(self.needed.min()) if len(self.needed) else 1
+        for meetings in self.postings.meet(asked, keys, least):
+            good = meetings.shared >= self.needed[meetings.owner]
+            asked, other = meetings.asked[good], meetings.owner[good]
+            row = np.searchsorted(first, asked, side="right") - 1
+            yield _Candidates(row, other, (asked - first[row]) * half)
+
+    def _share(self, grams: Shingles, row: int, other: int, begin: int) -> float:
+        """The largest part of an evaluation input's 5-grams that stand close together in a stretch of a record."""
+        members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
+        start = grams.offsets[row] + begin
+        stretch = grams.values[start : min(start + self.stretch, grams.offsets[row + 1])]
+        which = np.minimum(np.searchsorted(members, stretch), len(members) - 1)
+        places = np.flatnonzero(members[which] == stretch)
+        assert self.contained is not None
+        width = _window_width(int(self.lengths[other]), self.contained)
+        found = which[places]
+        different = np.count_nonzero(np.bincount(found))
+        if different < _required_members(self.contained, len(members)) or places[-1] - places[0] < width:
+            return different / len(members)  # too few, or all together
+        return _most_together(places.tolist(), found.tolist(), width) / len(members)
+
+
+def _required_members(share: float, size: int) -> int:
+    """How many members of a set are that share of it."""
+    return math.ceil(share * size - _ROUNDING)
+
+
+def _window_width(length: int, contained: float) -> int:
+    """How many 5-grams in a row may hold an input of ``length`` of them."""
+    return math.ceil(length / contained)
+
+
+def _most_together(places: Sequence[int], members: Sequence[int], width: int) -> int:
+    """The most different members whose places lie in one window of ``width``."""
+    counts: dict[int, int] = {}
+    best = first = 0
+    for place, member in zip(places, members, strict=True):
+        counts[member] = counts.get(member, 0) + 1
+        while places[first] <= place - width:
+            gone = members[first]
+            counts[gone] -= 1
+            if not counts[gone]:
+                del counts[gone]
+            first += 1
+        best = max(best, len(counts))
+    return best
+
+
+def _rarest(sets: Shingles, counts: Indices) -> Shingles:
+    """Of every set the ``counts[n]`` members that stand in the fewest sets; hashes that begin alike count together."""
+    part = (sets.values >> np.uint64(64 - _PART_BITS)).astype(np.int64)
+    frequency = np.minimum(np.bincount(part, minlength=1)[part], (1 << 16) - 1).astype(np.uint64)
+    rank = frequency << np.uint64(48) | sets.values >> np.uint64(16)
+    chosen = [np.empty(0, dtype=np.int64)]
+    for begin, end, count in zip(sets.offsets[:-1].tolist(), sets.offsets[1:].tolist(), counts.tolist(), strict=True):
+        chosen.append(begin + np.argsort(rank[begin:end])[:count])
+    return Shingles(sets.values[np.concatenate(chosen)], offsets_of(np.minimum(counts, sets.sizes)))
+
+
+def _keep_best(
+    best: dict[int, tuple[int, float]],
+    rows: Indices,
+    others: Indices,
+    values: npt.NDArray[np.float64],
+    pairs: list[tuple[int, int]],
+) -> None:
+    pairs += zip(rows.tolist(), others.tolist(), strict=True)
+    for row, other, value in zip(rows.tolist(), others.tolist(), values.tolist(), strict=True):
+        if row not in best or (-value, other) < (-best[row][1], best[row][0]):
+            best[row] = (other, value)

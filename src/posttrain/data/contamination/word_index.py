@@ -1,0 +1,207 @@
+"""Find the word n-grams that training and evaluation records share.
+
+Fingerprints find candidates without their texts. Of each run of n words the smallest hash of the shorter runs
+within it is kept, so two texts that share a run of n words share a fingerprint (Schleimer, Wilkerson and Aiken,
+"Winnowing: local algorithms for document fingerprinting", SIGMOD 2003). Neighbouring runs mostly keep the same
+one: a text of 13-grams has two fingerprints for five words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.contamination.hash_index import Postings, owning_set
+from posttrain.data.duplicates.shingles import (
+    Hashes,
+    Indices,
+    Shingles,
+    distinct,
+    ngram_sequences,
+    ngram_sets,
+    select_sets,
+)
+from posttrain.data.records.identity import plain_words
+from posttrain.data.records.texts import input_texts, joined_texts
+
+_SHORT_INPUT = 1024  # characters from which an input is not asked whether it has few words
+
+_WINDOW = 4  # shorter runs in a run; the more, the fewer fingerprints, and the more often they agree by chance
+
+
+class Overlap(NamedTuple):
+    """What a training record shares with one evaluation record.
+
+    Attributes:
+        other: the evaluation record's row.
+        shared: distinct n-grams that both have.
+        own: those of the training record.
+        others: those of the evaluation record.
+        whole: whether both are shorter than an n-gram, and the same.
+    """
+
+    other: int
+    shared: int
+    own: int
+    others: int
+    whole: bool = False
+
+    @property
+    def score(self) -> float:
+        """The larger of the two shares."""
+        return max(self.shared / self.own, self.shared / self.others)
+
+
+@dataclass(frozen=True)
+class WordIndex:
+    """The word n-grams of T evaluation records, prompt and answers in one.
+
+    Attributes:
+        ngram: words in a run.
+        share: least part of either record's n-grams that must be shared; at 0 one n-gram is enough.
+        sizes: int64 [T], n-grams of every evaluation record.
+        postings: the n-grams; owner: the evaluation record.
+        short: inputs of fewer than ``ngram`` words, whole; owner: the evaluation record.
+        marks: the first 32 bits of the fingerprints of all of these (`posttrain.data.contamination.word_index`);
+        owner: the evaluation
+            record.
+    """
+
+    ngram: int
+    share: float
+    sizes: Indices
+    postings: Postings
+    short: Postings
+    marks: Postings
+
+    @classmethod
+    def of(cls, evaluation: pa.Table, ngram: int, share: float, ignore_above: int | None) -> Self:
+        """Index a RECORD table; n-grams in more than ``ignore_above`` different records of it are left out."""
+        rows = np.arange(evaluation.num_rows)
+        words = plain_words(joined_texts(evaluation))
+        sets = ngram_sets(words, ngram, "word")
+        common = np.concatenate(
+            [ngram_sets([""], ngram, "word").values, _common_ngrams(sets, evaluation, ignore_above)]
+        )
+        sets = _without_ngrams(sets, common)
+        few, short = short_inputs(input_texts(evaluation), ngram)
+        least, told = window_minima(words, ngram), ~np.isin(ngram_sequences(words, ngram, "word").values, common)
+        marks = np.concatenate([least.values[told], fingerprints(few, ngram).values])
+        owners = np.concatenate([np.repeat(rows, least.sizes)[told], short])
+        return cls(
+            ngram,
+            share,
+            sets.sizes,
+            Postings.of(sets, rows),
+            Postings.of(ngram_sets(few, ngram, "word"), short),
+            Postings.of(Shingles(truncate_fingerprints(marks), np.arange(len(marks) + 1)), owners),
+        )
+
+    def search(self, inputs: Sequence[str], texts: Sequence[str], pairs: list[tuple[int, int]]) -> dict[int, Overlap]:
+        """By row of N training records the evaluation record that shares most n-grams, of equals the first.
+
+        Args:
+            inputs: of every record.
+            texts: all of every record.
+            pairs: every training and evaluation record that are found are noted there.
+        """
+        best: dict[int, Overlap] = {}
+        sets = ngram_sequences(plain_words(texts), self.ngram, "word")
+        at, keys = self.postings.find(sets.values)
+        rows = owning_set(sets, at)
+        touched = np.unique(rows)
+        sizes = np.zeros(len(texts), dtype=np.int64)
+        sizes[touched] = distinct(select_sets(sets, touched)).sizes
+        for meetings in self.postings.meet(rows, keys):
+            for row, other, shared in zip(*(values.tolist() for values in meetings), strict=True):
+                overlap = Overlap(other, shared, int(sizes[row]), int(self.sizes[other]))
+                if overlap.score < self.share:
+                    continue
+                pairs.append((row, other))
+                if row not in best or (-shared, other) < (-best[row].shared, best[row].other):
+                    best[row] = overlap
+        few, short = short_inputs(inputs, self.ngram)
+        at, keys = self.short.find(ngram_sequences(few, self.ngram, "word").values)
+        for row, key in zip(short[at].tolist(), keys.tolist(), strict=True):
+            others = self.short.owners[self.short.offsets[key] : self.short.offsets[key + 1]].tolist()
+            pairs += ((row, other) for other in others)
+            best[row] = Overlap(others[0], 1, 1, 1, whole=True)
+        return best
+
+
+def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int, ignore_above: int) -> Indices:
+    """The evaluation records, rows of the table, of which some n-gram has become one of too many records.
+
+    Args:
+        before: bool [T], the records that there were before.
+    """
+    sets = ngram_sets(plain_words(joined_texts(evaluation)), ngram, "word")
+    rows = np.flatnonzero(before)
+    known = select_sets(sets, rows)
+    common = _common_ngrams(sets, evaluation, ignore_above)
+    fresh = common[~np.isin(common, _common_ngrams(known, evaluation.take(pa.array(rows)), ignore_above))]
+    return np.asarray(rows[np.unique(owning_set(known, np.flatnonzero(np.isin(known.values, fresh))))], dtype=np.int64)
+
+
+def _common_ngrams(sets: Shingles, evaluation: pa.Table, ignore_above: int | None) -> Hashes:
+    """The members that are in too many sets; a record that stands in two suites counts once."""
+    if ignore_above is None:
+        return np.empty(0, dtype=np.uint64)
+    _, first = np.unique(np.asarray(evaluation["id"].to_pylist(), dtype=str), return_index=True)
+    values = np.sort(select_sets(sets, first).values)
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+    return values[starts[np.diff(starts, append=len(values)) > ignore_above]]
+
+
+def truncate_fingerprints(values: Hashes) -> Hashes:
+    """Fingerprints without their last 32 bits, which sketches do not hold."""
+    return values >> np.uint64(32) << np.uint64(32)
+
+
+def short_inputs(inputs: Sequence[str], ngram: int) -> tuple[list[str], Indices]:
+    """The words of the inputs that have fewer than ``ngram`` of them, but one at least, and their rows."""
+    rows = [row for row, text in enumerate(inputs) if len(text) < _SHORT_INPUT]
+    words = plain_words([inputs[row] for row in rows])
+    found = [(text, row) for row, text in zip(rows, words, strict=True) if 0 < len(text.split(None, ngram)) < ngram]
+    return [text for text, _ in found], np.array([row for _, row in found], dtype=np.int64)
+
+
+def _without_ngrams(sets: Shingles, common: npt.NDArray[np.uint64]) -> Shingles:
+    keep = ~np.isin(sets.values, common)
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
+    return Shingles(sets.values[keep], before[sets.offsets])
+
+
+def window_minima(words: Sequence[str], ngram: int) -> Shingles:
+    """The fingerprint of every run of ``ngram`` words; its place is that of the run in
+    `posttrain.data.duplicates.shingles.ngram_sequences`.
+
+    Args:
+        words: texts made by `posttrain.data.records.identity.plain_words`; one of fewer words is one run.
+    """
+    window = min(_WINDOW, ngram)
+    shorter = ngram_sequences(words, ngram - window + 1, "word")
+    least = shorter.values.copy()
+    for further in range(1, window):
+        np.minimum(least[:-further], shorter.values[further:], out=least[:-further])
+    # A window at the end of a text reads on into the next one: it is no run, unless the text has no other.
+    sizes = np.maximum(shorter.sizes - window + 1, 1)
+    few = np.flatnonzero(shorter.sizes < window)
+    if len(few):
+        least[shorter.offsets[few]] = np.minimum.reduceat(shorter.values, shorter.offsets[:-1])[few]
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    places = np.arange(offsets[-1]) + np.repeat(shorter.offsets[:-1] - offsets[:-1], sizes)
+    return Shingles(least[places], offsets)
+
+
+def fingerprints(words: Sequence[str], ngram: int) -> Shingles:
+    """The fingerprints of every text in the order of the text; neighbours differ. Arguments as in `window_minima`."""
+    every = window_minima(words, ngram)
+    new = np.ones(len(every.values), dtype=bool)
+    np.not_equal(every.values[1:], every.values[:-1], out=new[1:])
+    new[every.offsets[:-1]] = True
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(new)])
+    return Shingles(every.values[new], before[every.offsets])

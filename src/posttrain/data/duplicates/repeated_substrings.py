@@ -1,0 +1,165 @@
+"""Runs of words that stand more than once among many texts, found exactly.
+
+A window is ``length`` words in a row. Each is known by the least hash of the shorter runs of ``length // 2 + 1`` words
+in it, which equal windows have in common (winnowing; Schleimer, Wilkerson and Aiken, "Winnowing: local algorithms for
+document fingerprinting", SIGMOD 2003). Neighbouring windows mostly have the same, so that all texts are compared by
+about one hash in 13 words, at 50 words a window. Only windows whose least hash stands elsewhere too are then hashed
+whole, and what has equal hashes is compared word by word.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.data.duplicates.shingles import Hashes, Indices, Shingles, ngram_sequences, offsets_of
+from posttrain.data.records.identity import fold_case
+
+
+class Windows(NamedTuple):
+    """Some windows of some texts [W].
+
+    Attributes:
+        text: int64, the number of the text.
+        place: int64, the window's first word.
+        value: uint64, hash of its words.
+    """
+
+    text: Indices
+    place: Indices
+    value: Hashes
+
+
+class RepeatedSpan(NamedTuple):
+    """A run of words that is said to stand earlier.
+
+    Attributes:
+        text, begin, end: the text and its words ``begin:end``.
+        source, at: the text in which the same words begin with the word ``at``.
+    """
+
+    text: int
+    begin: int
+    end: int
+    source: int
+    at: int
+
+
+def fingerprints(texts: Sequence[str], length: int) -> Shingles:
+    """What each text is compared by: uint64 hashes, not sorted.
+
+    If two windows of the same words do not overlap, their least hash stands among these at least twice.
+    """
+    least = _window_minima(texts, length)
+    width = length - _short_run(length) + 1
+    new = np.ones(len(least.values), dtype=bool)
+    np.not_equal(least.values[1:], least.values[:-1], out=new[1:])
+    new[least.offsets[:-1][least.sizes > 0]] = True
+    # A hash at one place is the least of so many windows in a row at most: in more it stands at several places.
+    starts = np.flatnonzero(new)
+    new[(np.arange(len(new)) - np.repeat(starts, np.diff(starts, append=len(new)))) % width == 0] = True
+    return Shingles(least.values[new], np.concatenate([np.zeros(1, np.int64), np.cumsum(new)])[least.offsets])
+
+
+def repeated_values(values: Hashes) -> Hashes:
+    """The hashes that stand at least twice in ``values``, sorted and distinct."""
+    values = np.sort(values)
+    return np.unique(values[1:][values[1:] == values[:-1]])
+
+
+def is_member(values: Hashes, known: Hashes) -> npt.NDArray[np.bool_]:
+    """Whether each value is one of ``file_key``, which is sorted: bool [N]."""
+    if not len(known):
+        return np.zeros(len(values), dtype=bool)
+    return np.asarray(known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values)
+
+
+def windows(texts: Sequence[str], length: int, shared: Hashes) -> Windows:
+    """The windows whose fingerprint is one of ``shared``; texts are numbered from 0."""
+    least = _window_minima(texts, length)
+    whole = ngram_sequences(texts, length, "word")
+    # A text that is shorter than a window has one run and no window.
+    inside = np.repeat(least.sizes > 0, whole.sizes)
+    text = np.repeat(np.arange(len(texts)), least.sizes)
+    place = np.arange(len(text)) - np.repeat(least.offsets[:-1], least.sizes)
+    kept = is_member(least.values, shared)
+    return Windows(text[kept], place[kept], whole.values[inside][kept])
+
+
+def joined(found: Sequence[Windows]) -> Windows:
+    """One behind the other."""
+    return Windows(
+        np.concatenate([np.empty(0, np.int64), *(one.text for one in found)]),
+        np.concatenate([np.empty(0, np.int64), *(one.place for one in found)]),
+        np.concatenate([np.empty(0, np.uint64), *(one.value for one in found)]),
+    )
+
+
+def repeats(found: Windows, length: int) -> list[RepeatedSpan]:
+    """Where windows seem to stand earlier, in the order of the texts; equal hashes are not yet equal words.
+
+    The first of equal windows stays, and those that overlap it in the same text. Neighbouring windows that stand side
+    by side in the source as well are one run, so that runs are as long as they can be.
+
+    Args:
+        found: in the order of the texts and of the words in them.
+    """
+    order = np.argsort(found.value, kind="stable")
+    values = found.value[order]
+    new = np.ones(len(order), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    first = np.empty(len(order), dtype=np.int64)
+    first[order] = order[new][np.cumsum(new) - 1] if len(order) else order
+    source, at = found.text[first], found.place[first]
+    gone = (source != found.text) | (found.place - at >= length)
+    text, place, source, at = found.text[gone], found.place[gone], source[gone], at[gone]
+    border = np.ones(len(text) + 1, dtype=bool)
+    border[1:-1] = (text[1:] != text[:-1]) | (source[1:] != source[:-1]) | (np.diff(place) != 1) | (np.diff(at) != 1)
+    edges = np.flatnonzero(border)
+    begins, ends = edges[:-1], edges[1:] - 1
+    columns = (text[begins], place[begins], place[ends] + length, source[begins], at[begins])
+    return [RepeatedSpan(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def verify_span(repeat: RepeatedSpan, words: Sequence[str], source: Sequence[str], length: int) -> list[RepeatedSpan]:
+    """The parts of a repeat that are one word by word; all of it, unless two windows share a hash by chance."""
+    size = repeat.end - repeat.begin
+    if words[repeat.begin : repeat.end] == source[repeat.at : repeat.at + size]:
+        return [repeat]
+    shifts = [
+        shift
+        for shift in range(size - length + 1)
+        if words[repeat.begin + shift : repeat.begin + shift + length]
+        == source[repeat.at + shift : repeat.at + shift + length]
+    ]
+    return [
+        RepeatedSpan(repeat.text, repeat.begin + shift, repeat.begin + shift + length, repeat.source, repeat.at + shift)
+        for shift in shifts
+    ]
+
+
+def comparable_words(text: str) -> list[str]:
+    """The words by which texts are compared: without case, parted by whitespace."""
+    return fold_case(text).split()
+
+
+def _short_run(length: int) -> int:
+    return length // 2 + 1
+
+
+def _window_minima(texts: Sequence[str], length: int) -> Shingles:
+    """The least hash of every window, in the order of the text."""
+    gram = _short_run(length)
+    width = length - gram + 1
+    short = ngram_sequences(texts, gram, "word")
+    least, size = short.values, 1
+    while 2 * size <= width:
+        least = np.minimum(least[:-size], least[size:])
+        size *= 2
+    if size < width:
+        least = np.minimum(least[: size - width], least[width - size :])
+    counts = np.maximum(short.sizes - width + 1, 0)
+    offsets = offsets_of(counts)
+    places = np.arange(offsets[-1]) + np.repeat(short.offsets[:-1] - offsets[:-1], counts)
+    return Shingles(least[places], offsets)

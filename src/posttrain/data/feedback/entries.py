@@ -1,0 +1,142 @@
+"""One entry of user feedback, and the record that it makes."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.data.reading.messages import InvalidRecord
+from posttrain.data.reading.rows import unknown_label_problem
+from posttrain.data.reading.shapes import shape_of
+from posttrain.data.records.identity import normalise_text
+from posttrain.store.hashing import digest
+from posttrain.store.section import Section
+
+Kind = Literal["labelled", "preferences", "pool"]
+KINDS: tuple[Kind, ...] = ("labelled", "preferences", "pool")
+
+
+class Feedback(Section):
+    """One piece of feedback, as it is posted."""
+
+    id: str = Field(min_length=1, max_length=200, description="Chosen by who posts; sent again it is no second one.")
+    prompt: str | list[dict[str, Any]] = Field(description="What was asked: text, or turns with role and content.")
+    completion: str | None = Field(None, description="What was answered.")
+    rating: Literal["up", "down"] | int | float | None = Field(None, description="up, down, or a number.")
+    corrected_answer: str | None = Field(None, description="What should have been answered.")
+    metadata: dict[str, Any] = Field({}, description="Whatever else is known, such as the model and the time.")
+
+    @field_validator("id")
+    @classmethod
+    def _id_is_one_line(cls, id: str) -> str:
+        if not id.isprintable() or id != id.strip():
+            raise ValueError("must be one line of visible characters without spaces around it")
+        return id
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt_is_text_or_turns(cls, prompt: object) -> object:
+        if not isinstance(prompt, str | list):
+            raise ValueError("must be text, or turns with role and content")
+        return prompt
+
+    @field_validator("rating", mode="before")
+    @classmethod
+    def _rating_is_a_word_or_a_number(cls, rating: object) -> object:
+        number = isinstance(rating, int | float) and not isinstance(rating, bool)
+        if rating not in ("up", "down", None) and not number:
+            raise ValueError("must be up, down or a number")
+        return rating
+
+    @model_validator(mode="after")
+    def _it_makes_a_record(self) -> Self:
+        if not (self.completion or "").strip() and not (self.corrected_answer or "").strip():
+            raise ValueError("needs a `completion`, a `corrected_answer`, or both")
+        if self.rating is None and self.corrected_answer is None:
+            raise ValueError("needs a `rating`, a `corrected_answer`, or both")
+        try:
+            _prompt_shape().convert({"prompt": self.prompt, "completion": self.completion})
+        except InvalidRecord as bad:
+            raise ValueError(f"{bad.message}; {bad.fix}" if bad.fix else bad.message) from None
+        return self
+
+    def content(self) -> str:
+        """Digest by which the same feedback sent again is told from another one under its id."""
+        return digest(self.model_dump(mode="json"))
+
+
+class Ratings(Section):
+    """Which numbers are approval and which are refusal; the words up and down need no such rule.
+
+    The defaults are for 0 and 1 and for -1 and 1.
+    """
+
+    up_from: float = Field(1.0, description="The least number that approves; 4 of five stars.")
+    down_to: float = Field(0.0, description="The greatest number that refuses; 2 of five stars.")
+
+    @model_validator(mode="after")
+    def _they_do_not_meet(self) -> Self:
+        if self.down_to >= self.up_from:
+            raise ValueError("`down_to` must be less than `up_from`")
+        return self
+
+    def of(self, rating: str | float | None) -> Literal["up", "down"] | None:
+        """What a rating says; None where it says neither."""
+        if rating is None or rating == "up" or rating == "down":
+            return rating  # type: ignore[return-value]
+        number = float(rating)
+        return "up" if number >= self.up_from else "down" if number <= self.down_to else None
+
+
+def feedback_row(feedback: Mapping[str, Any], received: str, ratings: Ratings) -> tuple[Kind, dict[str, Any]]:
+    """The row of an accepted shape that a `Feedback`'s fields make, and the set that it belongs to.
+
+    A corrected answer is a label, and with a refused completion the better one of a preference pair. An approved
+    completion is a label. What is left is a prompt whose answer nobody knows; what was answered stays in its ``meta``.
+
+    Args:
+        received: ISO 8601, when it was acknowledged.
+    """
+    completion, corrected = feedback.get("completion"), feedback.get("corrected_answer")
+    rating = feedback.get("rating")
+    said = ratings.of(rating)
+    told = {
+        "id": feedback["id"],
+        "rating": rating,
+        "received": received,
+        **_nested_metadata(feedback.get("metadata") or {}),
+    }
+    prompt = {"prompt": feedback["prompt"]}
+    if corrected is not None and corrected.strip():
+        meta = {"labelled_by": "feedback", "feedback": told}
+        if said == "down" and completion and normalise_text(completion) != normalise_text(corrected):
+            return "preferences", {**prompt, "chosen": corrected, "rejected": completion, "meta": meta}
+        return "labelled", {**prompt, "completion": corrected, "meta": meta}
+    if said == "up" and completion and completion.strip():
+        meta = {"labelled_by": "feedback", "feedback": told}
+        return "labelled", {**prompt, "completion": completion, "meta": meta}
+    return "pool", {**prompt, "meta": {"feedback": {**told, "completion": completion}}}
+
+
+def unknown_answer(feedback: Feedback, labels: Collection[str], ratings: Ratings = Ratings()) -> str | None:  # noqa: B008
+    """What is wrong with a label that the closed label set does not hold, in words; None where all is well.
+
+    Args:
+        labels: the closed label set; empty for open-ended answers.
+    """
+    _, row = feedback_row(feedback.model_dump(mode="json"), "", ratings)
+    answer = row.get("completion", row.get("chosen"))
+    if not labels or answer is None or answer in labels:
+        return None
+    problem = unknown_label_problem(answer, labels, "", 1)
+    return f"{problem.message}; {problem.fix}" if problem.fix else problem.message
+
+
+def _nested_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata in an object of its own, so that it cannot stand in for what we say ourselves."""
+    return {"metadata": json.loads(json.dumps(metadata))} if metadata else {}
+
+
+def _prompt_shape() -> Any:
+    return shape_of(("prompt",))

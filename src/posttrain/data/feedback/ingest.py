@@ -1,0 +1,166 @@
+"""Turn an inbox's sealed segments into files of records, each segment once, and export these to the workspace."""
+
+import json
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from posttrain.data.feedback.entries import KINDS, Kind, Ratings, feedback_row
+from posttrain.data.feedback.inbox import seal_inbox
+from posttrain.data.feedback.segment import sealed_segments
+from posttrain.data.reading.conversion import RecordConverter
+from posttrain.data.reading.reader import read
+from posttrain.data.reading.rows import Problem, Row, shorten, unknown_label_problem
+from posttrain.store.checked_lines import read_lines
+from posttrain.store.files import make_folder, write_atomically
+
+log = logging.getLogger("posttrain")
+
+
+@dataclass(frozen=True)
+class FeedbackBatch:
+    """What one sealed segment holds, as files that `posttrain.data.reading.reader.read` takes.
+
+    Attributes:
+        number: of the segment.
+        files: by kind: ``labelled`` (prompt, completion), ``preferences`` (prompt, chosen, rejected), ``pool``
+            (prompt). The same segment always gives the same names and bytes, so that adding it again changes nothing.
+        counts: records by kind, and ``damaged`` for lines that do not match their checksum.
+    """
+
+    number: int
+    files: Mapping[Kind, Path]
+    counts: Mapping[str, int]
+    mark: Path
+
+    def rejected(self, kind: Kind) -> Path:
+        """Where entries are set aside that cannot be used, each with its reason."""
+        return self.mark.parent.parent / "rejected" / f"feedback-{self.mark.stem}-{kind}.jsonl"
+
+    def done(self) -> None:
+        """Say that the files' records are kept elsewhere: no later `ingest` gives this segment again."""
+        write_atomically(self.mark, b"")
+
+    def tables(self, kind: Kind) -> Iterator[pa.Table]:
+        """RECORD tables of one kind; none where there is none."""
+        if kind in self.files:
+            yield from read(self.files[kind], name=f"inbox/{self.files[kind].name}")
+
+
+def ingest(folder: Path, ratings: Ratings = Ratings()) -> list[FeedbackBatch]:  # noqa: B008 - it is immutable
+    """What an inbox holds by now and no batch before brought home, oldest first.
+
+    Whoever dies before `Batch.done` gets the same batch again.
+
+    Args:
+        folder: the inbox's, such as ``.posttrain/inbox``.
+        ratings: which numbers approve and which refuse.
+
+    Raises:
+        UserError: the disk refused, or the process that has the inbox open does not answer.
+    """
+    seal_inbox(folder)
+    batches = []
+    for segment in sealed_segments(folder):
+        mark = segment.with_suffix(".taken")
+        if not mark.exists():
+            batches.append(_read_batch(folder / "records", segment, mark, ratings))
+    return batches
+
+
+def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> FeedbackBatch:
+    lines = read_lines(segment.read_bytes())
+    rows: dict[Kind, list[dict[str, Any]]] = {}
+    unclear = 0
+    for value in lines.values:
+        kind, row = feedback_row(value["feedback"], value["received"], ratings)
+        rows.setdefault(kind, []).append(row)
+        rating = value["feedback"].get("rating")
+        unclear += rating is not None and ratings.of(rating) is None
+    for number in lines.damaged:
+        log.warning("%s:%d: does not match its checksum; it is left out", segment, number)
+    if unclear:
+        rule = f"up from {ratings.up_from:g}, down to {ratings.down_to:g}"
+        log.warning("%s: %d ratings are neither up nor down (%s): answers not known", segment, unclear, rule)
+    make_folder(records)
+    files = {}
+    for kind in KINDS:
+        if kind in rows:
+            files[kind] = records / f"feedback-{segment.stem}-{kind}.jsonl"
+            text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows[kind])
+            write_atomically(files[kind], text.encode())
+    counts: dict[str, int] = {kind: len(found) for kind, found in rows.items()}
+    counts["damaged"] = len(lines.damaged)
+    return FeedbackBatch(int(segment.stem), files, counts, mark)
+
+
+def export_batch(
+    batch: FeedbackBatch, folders: Mapping[Kind, Path], columns: Mapping[str, str] | None, labels: Collection[str] = ()
+) -> list[Path]:
+    """Write a batch's records into folders by kind; the same batch always gives the same files.
+
+    A record that reading would refuse, or whose answer is outside the label set, is set aside in `Batch.rejected` with
+    its ``reason``, and said: one bad answer must not stop all others.
+
+    Args:
+        columns: which column of the workspace's files holds what; the records get the same columns.
+        labels: the closed label set; empty for open-ended answers.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    written = []
+    for kind, file in batch.files.items():
+        kept, refused = [], []
+        for line in file.read_bytes().splitlines():
+            given = json.loads(line)
+            row = _rename_columns(given, columns or {})
+            if problem := _find_problem(row, file.name, columns, labels):
+                reason = f"{problem.message}; {problem.fix}" if problem.fix else problem.message
+                refused.append({**given, "reason": reason})
+            else:
+                kept.append(row)
+        target = folders[kind] / file.name
+        if kept:
+            make_folder(folders[kind])
+            _write_jsonl(target, kept)
+            written.append(target)
+        else:
+            target.unlink(missing_ok=True)
+        if refused:
+            aside = batch.rejected(kind)
+            make_folder(aside.parent)
+            _write_jsonl(aside, refused)
+            first = shorten(refused[0]["meta"]["feedback"]["id"])
+            told = (aside, len(refused), len(kept) + len(refused), kind, first, refused[0]["reason"])
+            log.warning("%s: %d of %d entries (%s) are set aside; the first, `%s`: %s", *told)
+    return written
+
+
+def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
+    write_atomically(path, text.encode())
+
+
+def _find_problem(
+    row: dict[str, Any], name: str, columns: Mapping[str, str] | None, labels: Collection[str]
+) -> Problem | None:
+    """Why reading would refuse the row; None where it would not."""
+    for found in RecordConverter(name, columns, answers=False)([Row(1, row)]):
+        if isinstance(found, Problem):
+            return found
+        if labels and found["completion"] is not None and found["completion"] not in labels:
+            return unknown_label_problem(found["completion"], labels, name, 1)
+    return None
+
+
+def _rename_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row under the names of ``columns``; of a pair that they have no place for, the better answer."""
+    if columns and "chosen" in row and "chosen" not in columns:
+        rest = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
+        row = {**rest, "completion": row["chosen"]}
+    return {**dict.fromkeys(columns.values()), **{columns.get(name, name): value for name, value in row.items()}}

@@ -1,0 +1,115 @@
+"""A file of an inbox: added to while it is open, and never changed once it is sealed.
+
+``segments/000001.open`` is being written; full or asked for, it is renamed to ``000001.jsonl``.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from posttrain.store.closeable import Closeable
+from posttrain.store.files import sync_folder
+
+log = logging.getLogger("posttrain")
+
+
+class Segment(Closeable):
+    """An open segment, written to by one thread.
+
+    Attributes:
+        number: 1 for an inbox's first.
+        size: bytes that are on the disk.
+    """
+
+    def __init__(self, inbox: Path, number: int) -> None:
+        """Make it, or open it and cut off what a crash left unfinished.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self.number = number
+        self.path = open_segment_path(inbox, number)
+        _cut_torn_line(self.path)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(self.path, flags, 0o666)
+        try:
+            sync_folder(self.path.parent)
+            os.fsync(self._descriptor)  # what a killed process left in the cache counts as acknowledged from now on
+            self.size = os.fstat(self._descriptor).st_size
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, data: bytes) -> None:
+        """Add whole lines, and return once they are on the disk.
+
+        Raises:
+            OSError: the disk refused; `undo` takes back what it took.
+        """
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        os.fsync(self._descriptor)
+        self.size += len(data)
+
+    def undo(self) -> None:
+        """Take back what a refused `append` left.
+
+        Raises:
+            OSError: the disk refused this too.
+        """
+        os.ftruncate(self._descriptor, self.size)
+        os.fsync(self._descriptor)
+
+    def seal(self) -> None:
+        """Give it the name under which nobody changes it.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        os.replace(self.path, self.path.with_suffix(".jsonl"))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def sealed_segments(inbox: Path) -> list[Path]:
+    """The sealed segments of an inbox, oldest first."""
+    return sorted((inbox / "segments").glob("[0-9]*.jsonl"))
+
+
+def seal_stale_segments(inbox: Path) -> int | None:
+    """Seal what a crash left open with entries besides the last segment; the number of that one, None for none.
+
+    A crash of the machine may undo the renaming of a full segment and let the next one, with entries, be.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    left = [path for path in sorted((inbox / "segments").glob("[0-9]*.open")) if path.stat().st_size]
+    newest = max((int(path.stem) for path in [*left, *sealed_segments(inbox)]), default=0)
+    for path in left:
+        if int(path.stem) == newest and not path.with_suffix(".jsonl").exists():
+            return newest
+        if path.with_suffix(".jsonl").exists():
+            log.warning("%s: is sealed under this number already; it is left where it is and not used", path)
+            continue
+        _cut_torn_line(path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # what a killed process left in the cache counts as acknowledged from now on
+        os.replace(path, path.with_suffix(".jsonl"))
+        sync_folder(path.parent)
+    return None
+
+
+def open_segment_path(inbox: Path, number: int) -> Path:
+    """Where the segment of that number is while it is open."""
+    return inbox / "segments" / f"{number:06d}.open"
+
+
+def _cut_torn_line(path: Path) -> None:
+    raw = path.read_bytes() if path.exists() else b""
+    whole = raw.rfind(b"\n") + 1
+    if whole < len(raw):
+        log.warning("%s: the last line was never finished or acknowledged; it is cut off", path)
+        os.truncate(path, whole)

@@ -1,0 +1,92 @@
+"""Cache every reply of a model on disk, so that work that starts again does not pay for it twice."""
+
+import os
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.data.records.identity import Turn
+from posttrain.store.checked_lines import encode_line, read_lines
+from posttrain.store.errors import WorkError
+from posttrain.store.files import disk_errors, make_folder
+from posttrain.store.hashing import digest
+
+Turns = Sequence[Turn]
+Generate = Callable[[Sequence[Turns]], Sequence[str | None]]
+"""One reply a prompt, in order; None where there is none that can be used."""
+
+
+class ReplyCache:
+    """Replies by the digest of what was asked, in a folder of files that are only added to.
+
+    Each process has a file of its own, so that several can work in one folder; it sees the others' replies of before
+    it began.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        make_folder(folder)
+        self._path = folder / f"{os.getpid()}-{uuid.uuid4().hex}.jsonl"
+        self._known: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        for path in sorted(folder.glob("*.jsonl")):
+            for value in read_lines(path.read_bytes()).values:
+                self._known.setdefault(value["key"], value)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What `put` has kept under the key."""
+        return self._known.get(key)
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        """Keep a reply; it is on the disk afterwards.
+
+        Raises:
+            UserError: the disk refused.
+        """
+        line = encode_line({"key": key, **value})
+        with self._lock, disk_errors(self._path), self._path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._known[key] = value
+
+
+def request_keys(requests: Sequence[Any], asked: Counter[str]) -> list[str]:
+    """A key a request; equal requests are numbered, as each may be given a reply of its own.
+
+    Args:
+        requests: JSON values.
+        asked: how often each was asked before; counted on.
+    """
+    found = []
+    for request in requests:
+        name = digest(request)
+        found.append(digest([name, asked[name]]))
+        asked[name] += 1
+    return found
+
+
+class CachedGenerate:
+    """A `Generate` that asks another one only for what is not kept."""
+
+    def __init__(
+        self, generate: Generate, model: str, replies: ReplyCache, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self._generate, self._replies = generate, replies
+        self._asked_of = {"model": model, **(settings or {})}
+        self._asked: Counter[str] = Counter()
+
+    def __call__(self, prompts: Sequence[Turns]) -> list[str | None]:
+        plain = [[dict(turn) for turn in prompt] for prompt in prompts]
+        names = request_keys([{**self._asked_of, "prompt": prompt} for prompt in plain], self._asked)
+        new = [at for at, name in enumerate(names) if self._replies.get(name) is None]
+        if new:
+            given = self._generate([prompts[at] for at in new])
+            if len(given) != len(new):
+                raise WorkError(f"the model gave {len(given)} replies to {len(new)} prompts")
+            for at, reply in zip(new, given, strict=True):
+                self._replies.put(names[at], {"prompt": plain[at], "reply": reply})
+        kept = [self._replies.get(name) for name in names]
+        return [reply["reply"] if reply else None for reply in kept]

@@ -1,0 +1,185 @@
+"""Estimates how likely each label is right: out-of-fold predictions and a noise channel fitted to them."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.data.labels.confident_learning import Floats, Labels, confident_joint
+
+_MAX_EM_ITERATIONS = 50
+
+_EM_TOLERANCE = 1e-5  # nats a record: far below what one label more or less changes
+
+_TEMPERATURES = np.log([0.05, 2.0])
+
+_MIN_PROBABILITY = 1e-12
+
+_MIN_WEIGHT = 1e-3  # so that a class of which nothing seems right is still learnt
+
+_INVERSE_REGULARISATION = 5.0  # of 1, 5 and 20 the most accurate out of fold on Banking77 with MiniLM
+
+_FIT_TOLERANCE = 1e-3
+
+_MAX_FIT_ITERATIONS = 1000
+
+
+class NoiseChannel(NamedTuple):
+    """A fitted channel.
+
+    Attributes:
+        temperature: what the predictions' logarithms are divided by; below 1 the model was too unsure.
+        transition: float64 [K, K], row y: how a record of class y is labelled.
+        correct: float64 [N], the probability that the label is right.
+        likely: int64 [N], the likeliest true class; of equally likely ones the first.
+    """
+
+    temperature: float
+    transition: Floats
+    correct: Floats
+    likely: Labels
+
+
+def fit_noise_channel(labels: Labels, probabilities: Floats) -> NoiseChannel:
+    """Fit temperature and channel by maximum likelihood of the labels, with one imagined record in each cell.
+
+    That record (Laplace's rule of succession) is spread in each row as the labels are in the whole: wrong ones evenly.
+    Without it a pair of classes that the model confuses would pass for one that the annotators do.
+
+    Args:
+        labels: int64 [N] in 0..K-1.
+        probabilities: float64 [N, K], predicted out of fold.
+    """
+    from scipy.optimize import minimize_scalar
+
+    count, classes = probabilities.shape
+    if not count or classes < 2:
+        return NoiseChannel(1.0, np.eye(classes), np.ones(count), labels.copy())
+    logits = np.log(np.maximum(probabilities, _MIN_PROBABILITY))
+    seen = confident_joint(labels, probabilities).T.astype(np.float64)
+    temperature, before = 1.0, np.inf
+    for _ in range(_MAX_EM_ITERATIONS):
+        transition = _smoothed_transition(seen)
+        towards = transition[:, labels].T
+
+        def loss(logarithm: float, towards: Floats = towards) -> float:
+            return -float(np.log(np.sum(_scaled_softmax(logits, np.exp(logarithm)) * towards, axis=1)).mean())
+
+        best = minimize_scalar(loss, bounds=_TEMPERATURES, method="bounded", options={"xatol": 1e-3})
+        temperature = float(np.exp(best.x))
+        true_class = _scaled_softmax(logits, temperature) * towards
+        true_class /= true_class.sum(axis=1, keepdims=True)
+        if before - best.fun < _EM_TOLERANCE:
+            break
+        before = best.fun
+        seen = np.stack([np.bincount(labels, column, minlength=classes) for column in true_class.T])
+    return NoiseChannel(temperature, transition, true_class[np.arange(count), labels], true_class.argmax(axis=1))
+
+
+def _smoothed_transition(seen: Floats) -> Floats:
+    """Rows that sum to 1, of counts by (true class, label)."""
+    classes = len(seen)
+    wrong = 1 - np.trace(seen) / max(1.0, seen.sum())
+    prior = np.full((classes, classes), wrong / (classes - 1))
+    np.fill_diagonal(prior, 1 - wrong)
+    prior = np.maximum(prior, _MIN_PROBABILITY)
+    smoothed = seen + classes * prior
+    return np.asarray(smoothed / smoothed.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
+def _scaled_softmax(logits: Floats, temperature: float) -> Floats:
+    """Softmax of ``logits / temperature`` in rows."""
+    scaled = logits / temperature
+    scaled -= scaled.max(axis=1, keepdims=True)
+    np.exp(scaled, out=scaled)
+    scaled /= scaled.sum(axis=1, keepdims=True)
+    return scaled
+
+
+class LabelAudit(NamedTuple):
+    """What the labels look like from outside.
+
+    Attributes:
+        probabilities: float64 [N, K], out of fold.
+        channel: fitted to them.
+    """
+
+    probabilities: Floats
+    channel: NoiseChannel
+
+
+def audit_labels(
+    features: npt.NDArray[Any], labels: Labels, inputs: Sequence[str], count: int = 5, rounds: int = 2, seed: int = 0
+) -> LabelAudit:
+    """Predict out of fold, fit the channel, and predict again with each record weighed by how likely it is right.
+
+    What wrong labels have taught the first models thus counts little in the next. The predictions are the mean over
+    the rounds. No model learns from the record that it predicts; of its label it knows what others' weights tell.
+
+    Args:
+        features: [N, D], of about unit length.
+        labels: int64 [N] in 0..K-1, each with at least two different inputs.
+        inputs: [N], equal for equal inputs.
+        count: folds.
+    """
+    fold = assign_folds(inputs, labels, count, seed)
+    models: dict[int, Any] = {}
+    total = predict_out_of_fold(features, labels, fold, models=models)
+    channel = fit_noise_channel(labels, total)
+    for number in range(2, rounds + 1):
+        total = total + predict_out_of_fold(features, labels, fold, np.maximum(channel.correct, _MIN_WEIGHT), models)
+        channel = fit_noise_channel(labels, total / number)
+    return LabelAudit(total / rounds, channel)
+
+
+def assign_folds(inputs: Sequence[str], labels: Labels, count: int, seed: int = 0) -> Labels:
+    """The fold of every record, int64 [N] in 0..count-1: each label is dealt out evenly, in the order of hashes.
+
+    Records with one label and one input share a fold, so that none is judged by its own copy.
+
+    Args:
+        inputs: [N], equal for equal inputs.
+        labels: int64 [N].
+    """
+    hashed = b"".join(hashlib.sha256(f"{seed}\0fold\0{name}".encode()).digest()[:8] for name in inputs)
+    draws = np.frombuffer(hashed, dtype=">u8").astype(np.uint64)
+    distinct, inverse = np.unique(np.stack([labels.astype(np.uint64), draws]), axis=1, return_inverse=True)
+    _, begin = np.unique(distinct[0], return_index=True)
+    rank = np.arange(distinct.shape[1]) - np.repeat(begin, np.diff([*begin, distinct.shape[1]]))
+    return np.asarray((rank % count)[inverse.reshape(-1)], dtype=np.int64)
+
+
+def predict_out_of_fold(
+    features: npt.NDArray[Any],
+    labels: Labels,
+    fold: Labels,
+    weights: Floats | None = None,
+    models: dict[int, Any] | None = None,
+) -> Floats:
+    """Probability of every class for every record, float64 [N, K], by multinomial logistic regression in float64.
+
+    One thread computes, so that the number of cores changes no digit.
+
+    Args:
+        features: [N, D], of about unit length.
+        labels: int64 [N] in 0..K-1, each of them in at least two folds.
+        fold: int64 [N].
+        weights: float64 [N], how much each record counts in training.
+        models: by fold those of a call before, from which training goes on; new ones are put there.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
+    values = np.asarray(features, dtype=np.float64)
+    models = {} if models is None else models
+    found = np.zeros((len(labels), int(labels.max(initial=-1)) + 1))
+    with threadpool_limits(1):
+        for number in np.unique(fold).tolist():
+            rest, held_out = fold != number, fold == number
+            settings = {"C": _INVERSE_REGULARISATION, "tol": _FIT_TOLERANCE, "max_iter": _MAX_FIT_ITERATIONS}
+            model = models.setdefault(number, LogisticRegression(**settings, warm_start=True))
+            model.fit(values[rest], labels[rest], None if weights is None else weights[rest])
+            found[np.ix_(held_out, model.classes_)] = model.predict_proba(values[held_out])
+    return found

@@ -1,0 +1,123 @@
+"""Features of texts: hashed n-grams of words and characters, and sentence embeddings."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from posttrain.store.section import Section
+
+_P = 0x5851F42D4C957F2D  # any odd number
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+_CHARACTERS_A_CHUNK = 100_000  # what is worked on at once stays in the processor's cache
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class NgramSettings(Section):
+    """Which runs of words and characters of a text are looked at."""
+
+    words: int = Field(2, ge=0, le=5, description="longest run of words")
+    characters: list[int] = Field([4], description="lengths of the runs of characters")
+    bits: int = Field(18, ge=8, le=26, description="there are 2 to the power of this many buckets")
+    longest: int = Field(20_000, ge=1, description="characters of a text that are read, from its beginning")
+
+    @property
+    def buckets(self) -> int:
+        """B, how many buckets there are."""
+        return 1 << self.bits
+
+
+class NgramFeatures(NamedTuple):
+    """The F n-grams of some of the texts.
+
+    Attributes:
+        texts: which these are.
+        rows: int64 [F], which of them an n-gram is from.
+        buckets: int64 [F].
+        values: float64 [F]: 1 / sqrt(n-grams of its family in its text), so that no length stands out.
+    """
+
+    texts: slice
+    rows: npt.NDArray[np.int64]
+    buckets: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+def ngram_features(texts: Sequence[str], ngrams: NgramSettings) -> Iterator[NgramFeatures]:
+    """The n-grams of the texts, some texts at a time; case and whitespace do not matter."""
+    start = 0
+    while start < len(texts):
+        chunk: list[bytes] = []
+        characters, end = 0, start
+        while end < len(texts) and (characters < _CHARACTERS_A_CHUNK or not chunk):
+            normal = f" {' '.join(texts[end][: ngrams.longest].casefold().split())} "
+            chunk.append(normal.encode("utf-32-le", "surrogatepass"))
+            characters += len(normal)
+            end += 1
+        yield _chunk_features(chunk, slice(start, end), ngrams)
+        start = end
+
+
+def _chunk_features(chunk: Sequence[bytes], texts: slice, ngrams: NgramSettings) -> NgramFeatures:
+    codes = np.frombuffer(b"".join(chunk), "<u4")
+    owner = np.repeat(np.arange(len(chunk)), [len(one) // 4 for one in chunk])
+    powers, inverses = _powers(1 << len(codes).bit_length())
+    sums = np.zeros(len(codes) + 1, np.uint64)
+    np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], out=sums[1:])
+    rows, buckets, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
+
+    def add(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], family: int) -> None:
+        same = owner[starts] == owner[ends - 1]
+        starts, ends = starts[same], ends[same]
+        hashes = (sums[ends] - sums[starts]) * inverses[starts] + np.uint64(family)
+        hashes = (hashes ^ (hashes >> np.uint64(32))) * _GOLDEN
+        its = owner[starts]
+        rows.append(its)
+        buckets.append((hashes >> np.uint64(64 - ngrams.bits)).astype(np.int64))
+        values.append((1 / np.sqrt(np.maximum(1, np.bincount(its, minlength=len(chunk)))))[its])
+
+    inside = _word_characters()[codes]
+    edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
+    firsts, lasts = edges[0::2], edges[1::2]
+    for length in range(1, ngrams.words + 1):
+        count = max(0, len(firsts) - length + 1)
+        add(firsts[:count], lasts[length - 1 : length - 1 + count], -length % (1 << 32))
+    for length in ngrams.characters:
+        places = np.arange(max(0, len(codes) - length + 1))
+        add(places, places + length, length)
+    return NgramFeatures(texts, np.concatenate(rows), np.concatenate(buckets), np.concatenate(values))
+
+
+@cache
+def _powers(size: int) -> tuple[Hashes, Hashes]:
+    """P^i and P^-i modulo 2^64 for i < ``size``."""
+    both = []
+    for base in (_P, pow(_P, -1, 1 << 64)):
+        factors = np.full(size, base, np.uint64)
+        factors[0] = 1
+        both.append(np.cumprod(factors, dtype=np.uint64))
+    return both[0], both[1]
+
+
+@cache
+def _word_characters() -> npt.NDArray[np.bool_]:
+    """Bool [0x110000]: which code points are letters or digits."""
+    return np.array([chr(code).isalnum() for code in range(0x110000)])
+
+
+def embed_texts(name: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """float32 [N, D] of the model that `posttrain.models.embedder` knows by ``name``."""
+    return np.asarray(_load_embedder(name).embed(list(texts)), np.float32)
+
+
+@cache
+def _load_embedder(name: str) -> Any:
+    from posttrain.models.embedder import Embedder
+
+    return Embedder.load(name)

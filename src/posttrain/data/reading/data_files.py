@@ -1,0 +1,278 @@
+"""Files of records: local paths, globs and URLs, opened, decompressed and hashed."""
+
+import glob
+import gzip
+import hashlib
+import io
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+import pyarrow as pa
+
+from posttrain.data.reading.rows import BadFile, Problem
+from posttrain.store.errors import StorageError, UserError
+from posttrain.store.hashing import file_digest
+
+COMPRESSIONS = (".gz", ".zst")
+
+_INSTALL_HINTS = {"s3": "pip install 'posttrain[s3]'", "s3a": "pip install 'posttrain[s3]'", "gs": "pip install gcsfs"}
+
+MAX_LINE_BYTES = 64 << 20
+"""The longest line that is read; a longer one is a file without line ends, and would have to fit into memory."""
+
+
+@dataclass(frozen=True)
+class Url:
+    """A file behind a URL such as ``s3://bucket/key``.
+
+    Credentials, region and endpoint come from the environment, for S3 as every AWS tool reads them.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def protocol(self) -> str:
+        return self.url.partition("://")[0]
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.url).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.url).suffix
+
+    def files(self) -> Any:
+        """The fsspec file system that it lies in.
+
+        Raises:
+            UserError: nothing installed knows the protocol.
+        """
+        import fsspec
+
+        if "::" in self.url:
+            raise UserError("chained URLs are not read", where=self.url, fix="name the file itself")
+        try:
+            return fsspec.filesystem(self.protocol, use_listings_cache=False)
+        except (ImportError, ValueError):
+            fix = _INSTALL_HINTS.get(self.protocol, f"install the fsspec package for {self.protocol}")
+            raise UserError(f"nothing installed reads {self.protocol}://", where=self.url, fix=fix) from None
+
+
+DataPath = Path | Url
+
+
+def to_data_path(name: str | DataPath) -> DataPath:
+    """A name as a path or a URL."""
+    if isinstance(name, str):
+        return Url(name) if "://" in name else Path(name)
+    return name
+
+
+def file_format(path: DataPath) -> str:
+    """The suffix that tells the format, such as ``.jsonl`` for ``a.jsonl.gz``."""
+    suffix = path.suffix.lower()
+    return Path(path.name).with_suffix("").suffix.lower() if suffix in COMPRESSIONS else suffix
+
+
+def compression(path: DataPath) -> str | None:
+    """``.gz``, ``.zst`` or None."""
+    return path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else None
+
+
+def expand_paths(names: Sequence[str], root: Path) -> list[DataPath]:
+    """The files that ``names`` stand for, each once, those of a glob sorted by name.
+
+    Args:
+        names: files, folders that `datasets` has saved, globs (``data/*.jsonl``, ``**`` for any folders) and URLs.
+        root: the folder that relative names start from.
+
+    Raises:
+        UserError: a glob matches nothing, or its URL cannot be reached.
+    """
+    found: dict[DataPath, None] = {}
+    for name in names:
+        found.update(dict.fromkeys(_expand_remote(name) if "://" in name else _expand_local(name, root)))
+    return list(found)
+
+
+def display_path(path: DataPath, root: Path) -> str:
+    """A place that :func:`expand` found, as the user would write it."""
+    if isinstance(path, Path) and path.is_relative_to(root):
+        return str(path.relative_to(root))
+    return str(path)
+
+
+@contextmanager
+def remote_errors(url: Url, name: str) -> Iterator[None]:
+    """Say what goes wrong on the way to a URL in one line.
+
+    Raises:
+        UserError: it is not there.
+        Refused: it cannot be reached.
+    """
+    errors: tuple[type[Exception], ...] = (OSError,)
+    if url.protocol in ("s3", "s3a"):
+        from botocore.exceptions import BotoCoreError
+
+        errors = (OSError, BotoCoreError)
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError("there is no such file", where=name, fix="check the URL") from None
+    except errors as error:
+        raise StorageError(
+            f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}", where=name
+        ) from None
+
+
+def _is_glob(name: str) -> bool:
+    return any(character in name for character in "*?[")
+
+
+def _expand_local(name: str, root: Path) -> list[DataPath]:
+    path = root / name
+    if not _is_glob(name) or path.exists():
+        return [path]
+    matches = sorted(Path(match) for match in glob.glob(str(Path(glob.escape(str(root))) / name), recursive=True))
+    files: list[DataPath] = [match for match in matches if not match.is_dir() or _is_data_folder(match)]
+    if not files:
+        raise UserError("no file matches", where=name, fix="check the pattern")
+    return files
+
+
+def _is_data_folder(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("state.json", "dataset_dict.json", "dataset_info.json"))
+
+
+def _expand_remote(name: str) -> list[DataPath]:
+    url = Url(name)
+    if not _is_glob(name):
+        return [url]
+    files = url.files()
+    with remote_errors(url, name):
+        matches = sorted(path for path, info in files.glob(name, detail=True).items() if info["type"] == "file")
+    if not matches:
+        raise UserError("no file matches", where=name, fix="check the pattern")
+    return [Url(f"{url.protocol}://{match}") for match in matches]
+
+
+def access_problem(path: DataPath, name: str) -> Problem | None:
+    """Why the file cannot be opened, before it is: opening a pipe would wait for ever."""
+    if isinstance(path, Url):
+        return None
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            fix = "mend the link, or name the file itself"
+            return Problem(name, None, "missing file", "is a link to a file that is not there", fix)
+        return Problem(name, None, "missing file", "there is no such file", "check the path")
+    except (OSError, ValueError) as error:
+        message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        return Problem(name, None, "unreadable file", message)
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return Problem(name, None, "not a file", "is a pipe, a socket or a device, not a file", "save it to a file")
+    return None
+
+
+@contextmanager
+def open_file(path: DataPath, name: str) -> Iterator[IO[bytes]]:
+    """The decompressed bytes of a file.
+
+    Raises:
+        OSError, UserError: it cannot be reached.
+        BadFile: it is not what its suffix says, or ends too early; see :func:`read_lines` for the line.
+    """
+    with ExitStack() as stack:
+        if isinstance(path, Url):
+            stack.enter_context(remote_errors(path, name))
+            source = stack.enter_context(io.BufferedReader(path.files().open(path.url, "rb")))
+        else:
+            source = stack.enter_context(path.open("rb"))
+        match compression(path):
+            case ".gz":
+                yield cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=source)))
+            case ".zst":
+                stream = stack.enter_context(pa.CompressedInputStream(pa.PythonFile(source, "r"), "zstd"))
+                yield stack.enter_context(io.BufferedReader(stream))
+            case _:
+                yield source
+
+
+def read_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[bytes]:
+    """The lines of a file with their ends; of one longer than `MAX_LINE_BYTES` only its first `MAX_LINE_BYTES` + 1 bytes.
+
+    Raises:
+        BadFile: the compressed data is damaged or ends too early.
+    """
+    line = first_line
+    try:
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            rest = raw
+            while len(raw) > MAX_LINE_BYTES and rest and not rest.endswith(b"\n"):
+                rest = file.readline(1 << 20)
+            yield raw
+            line += 1
+    except (EOFError, zlib.error, OSError) as error:
+        raise decompression_error(error, name, line) from None
+
+
+def decompression_error(error: Exception, name: str, line: int | None) -> Exception:
+    """What to raise when decompressing fails: a `BadFile`, or the error itself when it is one of the disk."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    if isinstance(error, EOFError) or "Truncated" in str(error):
+        whole = "; the lines before are whole" if line is not None and line > 1 else ""
+        message, fix = "the compressed data ends too early", f"get the file again{whole}"
+    else:
+        message, fix = "is not compressed as its name says, or damaged", "get the file again"
+    return BadFile(Problem(name, line, "damaged file", message, fix))
+
+
+def long_line_problem(name: str, line: int) -> Problem:
+    """The problem of a line longer than `MAX_LINE_BYTES`."""
+    message = f"the line is longer than {MAX_LINE_BYTES:,} bytes, the most that is read"
+    return Problem(name, line, "line too long", message, "put one record on a line, or split the record")
+
+
+def read_line_range(path: str | Path, start: int, stop: int) -> Iterator[bytes]:
+    """The lines of a plain local file from byte ``start_model``, where one begins, to byte ``stop``."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        left = stop - start
+        while left > 0 and (raw := file.readline(min(left, MAX_LINE_BYTES + 1))):
+            left -= len(raw)
+            yield raw
+            if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                while left > 0 and not raw.endswith(b"\n") and (raw := file.readline(min(left, 1 << 20))):
+                    left -= len(raw)
+
+
+def content_digest(path: DataPath, name: str) -> str:
+    """SHA-256 of a file, or of the names and contents of a folder's files: 64 hex characters.
+
+    Raises:
+        UserError: it is missing or cannot be read.
+    """
+    if not isinstance(path, Path):
+        with remote_errors(path, name), path.files().open(path.url, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    total = hashlib.sha256()
+    try:
+        for file in files:
+            total.update(f"{file.relative_to(path).as_posix()}\0{file_digest(file)}\n".encode())
+    except FileNotFoundError:
+        raise UserError("there is no such file", where=name, fix="check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=name) from None
+    return total.hexdigest()

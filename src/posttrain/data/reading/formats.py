@@ -1,0 +1,268 @@
+"""Rows of a file in any supported format: dispatch by suffix, CSV and TSV, Parquet and Arrow."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+from posttrain.data.reading.data_files import (
+    COMPRESSIONS,
+    MAX_LINE_BYTES,
+    DataPath,
+    access_problem,
+    compression,
+    file_format,
+    open_file,
+    read_lines,
+)
+from posttrain.data.reading.json_rows import json_file, json_lines
+from posttrain.data.reading.rows import (
+    BadFile,
+    Problem,
+    Row,
+    Rows,
+    check_row,
+    is_utf16,
+    join_names,
+    not_utf8_problem,
+    shorten,
+)
+from posttrain.store.errors import UserError
+from posttrain.store.text_files import read_delimited
+
+__all__ = ["DELIMITERS", "READERS", "Row", "Rows", "has_fixed_columns", "read_rows"]
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+BATCH_ROWS = 1024
+
+
+def read_rows(path: DataPath, name: str) -> Rows:
+    """Stream the rows of ``path``; after a problem the stream goes on where the format allows it.
+
+    Args:
+        path: a .jsonl, .json, .csv, .tsv or .parquet file, local or behind a URL, the first four also as .gz or
+            .zst, or a local folder of .arrow files as ``datasets.Dataset.save_to_disk`` and the datasets cache
+            write it.
+        name: what problems call the file.
+    """
+    if problem := access_problem(path, name):
+        yield problem
+        return
+    suffix = file_format(path)
+    folder = isinstance(path, Path) and path.is_dir()
+    reader = READERS.get(suffix)
+    if not folder and reader is None:
+        known = f"{', '.join(READERS)}, or one of them with {' or '.join(COMPRESSIONS)}"
+        yield Problem(name, None, "unknown format", f"`{suffix}` is not a format we read", f"use one of {known}")
+        return
+    try:
+        if isinstance(path, Path) and folder:
+            yield from folder_rows(path, name)
+        elif reader is not None:
+            yield from reader(path, name)
+    except BadFile as bad:
+        yield bad.problem
+    except UserError as error:
+        yield Problem(name, None, "unreadable file", error.what, error.fix)
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # Arrow decodes the names of columns
+        yield Problem(name, None, "damaged file", f"cannot be read: {str(error).splitlines()[0]}")
+    except OSError as error:
+        kind = "unreadable file" if error.strerror else "damaged file"
+        yield Problem(name, None, kind, f"cannot be read: {error.strerror or error or 'it is damaged'}")
+
+
+def has_fixed_columns(path: DataPath) -> bool:
+    """Whether all rows of the file have the same columns, so that a problem with columns is said once."""
+    return (isinstance(path, Path) and path.is_dir()) or file_format(path) in (*DELIMITERS, ".parquet")
+
+
+def _jsonl_rows(path: DataPath, name: str) -> Rows:
+    with open_file(path, name) as file:
+        yield from json_lines(read_lines(file, name), name)
+
+
+def delimited_rows(path: DataPath, name: str) -> Rows:
+    """The rows of a .csv or .tsv file; undecodable bytes pass as lone surrogates, so that only their row is refused."""
+    with open_file(path, name) as file:
+        delimiter = DELIMITERS[file_format(path)]
+        text = _DecodedLines(read_lines(file, name), name, delimiter)
+        header: list[str] | None = None
+        for line, cells in read_delimited(text, delimiter):
+            if isinstance(cells, str):
+                fix = "quote fields that hold the delimiter" if header else None
+                yield Problem(name, *text.explained(line, cells), fix)
+                if header is None:
+                    return
+            elif header is not None:
+                yield check_row(dict(zip(header, cells, strict=True)), name, line)
+            else:
+                header = cells
+                if repeated := _repeated_column(header):
+                    message = f"column `{shorten(repeated)}` stands in the header twice"
+                    yield Problem(name, line, "repeated column", message)
+                    return
+            text.start_row()
+
+
+def parquet_rows(path: DataPath, name: str) -> Rows:
+    """The rows of a .parquet file; an empty file has none."""
+    if compression(path):
+        fix = "decompress it; Parquet compresses by itself"
+        yield Problem(name, None, "unknown format", "a compressed Parquet file cannot be read in pieces", fix)
+        return
+    with open_file(path, name) as source:
+        if not source.read(1):
+            return
+        source.seek(0)
+        with pyarrow.parquet.ParquetFile(source) as file:
+            yield from _batch_rows(file.iter_batches(BATCH_ROWS), name)
+
+
+READERS: dict[str, Callable[[DataPath, str], Rows]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": json_file,
+    ".csv": delimited_rows,
+    ".tsv": delimited_rows,
+    ".parquet": parquet_rows,
+}
+
+
+class _DecodedLines:
+    """Decoded lines that remember the row that is being read."""
+
+    def __init__(self, lines: Iterator[bytes], name: str, delimiter: str) -> None:
+        self._lines, self._name, self._delimiter = lines, name, delimiter
+        self._row: list[str] = []
+        self._size = 0
+        self._read = 0
+        self._start = 1
+
+    def __iter__(self) -> Iterator[str]:
+        for raw in self._lines:
+            self._read += 1
+            if self._read == 1 and is_utf16(raw):
+                raise BadFile(not_utf8_problem(raw, self._name, 1))
+            line = raw.decode("utf-8-sig" if self._read == 1 else "utf-8", errors="surrogateescape")
+            self._row.append(line)
+            self._size += len(raw)
+            if self._size > MAX_LINE_BYTES:
+                message = f"broken CSV: a row is longer than {MAX_LINE_BYTES:,} bytes, the most that is read"
+                fix = "close the quote that opens here, or double a quote that belongs to the text"
+                raise BadFile(Problem(self._name, self._quote(), "broken CSV", message, fix))
+            yield line
+
+    def start_row(self) -> None:
+        """Forget the row that has been read."""
+        self._row.clear()
+        self._size = 0
+        self._start = self._read + 1
+
+    def explained(self, line: int, what: str) -> tuple[int, str, str]:
+        """The line to look at when the row that begins on ``line`` is wrong, the kind, and what is wrong there."""
+        if "new-line character" in what:
+            what = "broken CSV: a carriage return ends no line here; save the file with line ends of Unix or Windows"
+        elif what.startswith("broken CSV"):
+            line = self._quote()
+        elif len(self._row) > 1 and self._read > line:
+            what += f", in a row that runs to line {self._read}; is the quote meant that opens on line {self._quote()}?"
+        return line, "broken CSV", what
+
+    def _quote(self) -> int:
+        """1-based line at which the quote opens that never closes, or that closes in the middle of a field."""
+        text = "".join(self._row)
+        position = 0
+        opening = 0
+        while position < len(text):
+            if text[position] == '"':
+                opening = position
+                position = self._closing(text, position)
+                if position == len(text) or text[position] not in (self._delimiter, "\r", "\n"):
+                    break
+            ends = [end for mark in (self._delimiter, "\n") if (end := text.find(mark, position)) >= 0]
+            position = min(ends, default=len(text)) + 1
+        return self._start + text.count("\n", 0, opening)
+
+    @staticmethod
+    def _closing(text: str, opening: int) -> int:
+        """The position after the quoted field that opens there."""
+        position = opening + 1
+        while True:
+            position = text.find('"', position) + 1
+            if position == 0:
+                return len(text)
+            if not text.startswith('"', position):
+                return position
+            position += 1
+
+
+def _repeated_column(header: list[str]) -> str | None:
+    seen: set[str] = set()
+    for cell in header:
+        if cell in seen:
+            return cell
+        seen.add(cell)
+    return None
+
+
+def folder_rows(path: Path, name: str) -> Rows:
+    """The rows of the .arrow files in a folder."""
+    splits = sorted(part.parent.name for part in path.glob("*/state.json"))
+    if (path / "dataset_dict.json").exists() and splits:
+        if len(splits) > 1:
+            message = f"holds the splits {', '.join(splits)}"
+            yield Problem(name, None, "several splits", message, f"name one of them, such as {name}/{splits[0]}")
+            return
+        path = path / splits[0]
+    files = _arrow_files(path)
+    if not files:
+        fix = "name a file, or a folder that `datasets` has saved"
+        yield Problem(name, None, "no data files", "the folder holds no .arrow files", fix)
+        return
+    yield from _batch_rows((batch for file in files for batch in _arrow_batches(file)), name)
+
+
+def _arrow_files(folder: Path) -> list[Path]:
+    """The data files in order; ``file_state.json`` of save_to_disk lists them, which leaves cached maps out."""
+    state = folder / "state.json"
+    if state.exists():
+        try:
+            names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+            return [folder / Path(name).name for name in names]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise pa.ArrowInvalid("state.json does not list the data files") from None
+    return sorted(file for file in folder.glob("*.arrow") if not file.name.startswith(("cache-", "tmp")))
+
+
+def _arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(file)) as source:
+        if source.read(6) == b"ARROW1":
+            reader = pyarrow.ipc.open_file(source)
+            for index in range(reader.num_record_batches):
+                yield reader.get_batch(index)
+        else:
+            source.seek(0)
+            yield from pyarrow.ipc.open_stream(source)
+
+
+def _batch_rows(batches: Iterator[pa.RecordBatch], name: str) -> Rows:
+    line = 0
+    for batch in batches:
+        names = batch.schema.names
+        if len(set(names)) < len(names):
+            message = f"a column stands there twice; the columns are {join_names(names)}"
+            yield Problem(name, 1, "repeated column", message)
+            return
+        try:
+            batch.validate(full=True)
+            values = batch.to_pylist()
+        except (ValueError, OverflowError, pa.ArrowException) as error:
+            message = f"a value of rows {line + 1:,} to {line + batch.num_rows:,} cannot be read: {error}"
+            yield Problem(name, line + 1, "damaged file", message)
+            return
+        for row in values:
+            line += 1
+            yield check_row(row, name, line)

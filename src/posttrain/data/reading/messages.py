@@ -1,0 +1,192 @@
+"""Parses the chat turns and texts of a record, from lists of messages or dialogues in one string."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.data.reading.rows import join_names, shorten
+from posttrain.data.records.identity import Turn
+from posttrain.store.errors import suggest
+
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
+
+SHAREGPT_ROLES = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "model": "assistant",
+    "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
+
+_TURN_START = re.compile(r"\n\n(Human|Assistant):")
+
+_DIALOGUE_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+class InvalidRecord(Exception):
+    """A record that does not fit its shape.
+
+    Attributes:
+        blocking: whether the file is refused for it; see :class:`posttrain.data.reading.rows.Problem`.
+    """
+
+    def __init__(self, kind: str, message: str, fix: str | None = None, *, blocking: bool = True) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.fix, self.blocking = kind, message, fix, blocking
+
+
+@dataclass(slots=True)
+class Content:
+    """What a record says, in the terms of RECORD; ``extra``: what its turns said besides role and content."""
+
+    prompt: list[Turn] | None = None
+    completion: str | None = None
+    rejected: str | None = None
+    text: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def split_conversation(turns: list[Turn], extra: dict[str, Any]) -> Content:
+    """The last turn is the answer when the assistant speaks it; earlier answers belong to the prompt."""
+    if turns[-1]["role"] != "assistant":
+        return Content(check_prompt(turns), extra=extra)
+    return Content(check_prompt(turns[:-1]), parse_answer(turns[-1]["content"], "content"), extra=extra)
+
+
+def parse_prompt(value: Any) -> list[Turn]:
+    """The turns of a prompt that is a list of them, or the text of the only one."""
+    if isinstance(value, list):
+        return parse_turns(value, "prompt")[0]
+    return [{"role": "user", "content": parse_text(value, "prompt")}]
+
+
+def parse_answer(value: Any, column: str) -> str | None:
+    """An answer as text, from a string or from one assistant turn; None for an empty one."""
+    if isinstance(value, list):
+        turns = parse_turns(value, column)[0]
+        if len(turns) != 1 or turns[0]["role"] != "assistant":
+            raise InvalidRecord("wrong role", f"`{column}` must be one assistant turn after the prompt")
+        value = turns[0]["content"]
+    if value is None:
+        return None
+    text = parse_text(value, column)
+    return text if text and not text.isspace() else None
+
+
+def parse_turns(
+    value: Any,
+    column: str,
+    role_key: str = "role",
+    text_key: str = "content",
+    roles: Mapping[str, str] = ROLES,
+) -> tuple[list[Turn], dict[str, Any]]:
+    """Turns with our role names, and what else they said (by the name ``turns``, one object a turn)."""
+    if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
+        raise InvalidRecord("not turns", f"`{column}` must be a list of turns with `{role_key}` and `{text_key}`")
+    turns: list[Turn] = []
+    extras: list[dict[str, Any]] = []
+    for number, turn in enumerate(value, 1):
+        others = {key: said for key, said in turn.items() if key not in (role_key, text_key) and said is not None}
+        if called := next((key for key in ("tool_calls", "function_call") if others.get(key)), None):
+            raise InvalidRecord("tool calls", f"turn {number} of `{column}` has `{called}`, which records cannot hold")
+        role = turn.get(role_key)
+        if not isinstance(role, str) or role not in roles:
+            fix = suggest(role[:100], roles) if isinstance(role, str) else f"use one of {join_names(list(roles))}"
+            raise InvalidRecord("wrong role", f"turn {number} of `{column}` has the role `{preview(role)}`", fix)
+        turns.append({"role": roles[role], "content": parse_text(turn.get(text_key), f"{column}.{text_key}")})
+        extras.append(others)
+    return turns, {"turns": extras} if any(extras) else {}
+
+
+def check_prompt(prompt: list[Turn]) -> list[Turn]:
+    """``prompt`` if an assistant could answer it."""
+    if not prompt or prompt[-1]["role"] not in ("user", "tool"):
+        raise InvalidRecord("wrong role", "no user turn stands before the answer")
+    for number, turn in enumerate(prompt):
+        if turn["role"] == "system":
+            if number:
+                raise InvalidRecord("wrong role", "a system turn can only be the first")
+        elif not turn["content"] or turn["content"].isspace():
+            message = "the prompt is empty" if len(prompt) == 1 else "a turn of the prompt is empty"
+            raise InvalidRecord("empty prompt", message)
+    return prompt
+
+
+def parse_text(value: Any, column: str) -> str:
+    """A text, or the one that OpenAI's ``[{"type": "text", "text": ...}, ...]`` holds."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise InvalidRecord("encoding", f"`{column}` holds a NUL character, which is no text", "take it out")
+        return value
+    if value is None:
+        raise InvalidRecord("not text", f"`{column}` is missing or null")
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) and "type" in part for part in value):
+        return parse_text("\n".join(_text_part(part, column) for part in value), column)
+    if isinstance(value, float) and value != value:
+        fix = "fill it in, or leave it empty for a record without an answer"
+        raise InvalidRecord("NaN", f"`{column}` is NaN, not text", fix)
+    raise InvalidRecord("not text", f"`{column}` is not text but {type(value).__name__} {preview(value)}")
+
+
+def preview(value: Any) -> str:
+    """The start of a value, for messages."""
+    try:
+        return shorten(value if isinstance(value, str) else json.dumps(value, default=str), 40)
+    except (ValueError, TypeError, RecursionError):
+        return f"({type(value).__name__})"
+
+
+def common_prefix(left: list[Turn], right: list[Turn]) -> list[Turn]:
+    """The turns in which two conversations agree before the last of the shorter one."""
+    same = 0
+    while same < min(len(left), len(right)) - 1 and left[same] == right[same]:
+        same += 1
+    return left[:same]
+
+
+def without_prefix(prompt: list[Turn], turns: list[Turn]) -> list[Turn]:
+    """``turns`` without the prompt that they may repeat."""
+    return turns[len(prompt) :] if turns[: len(prompt)] == prompt else turns
+
+
+def _text_part(part: Mapping[str, Any], column: str) -> str:
+    text = part.get("text")
+    if part["type"] not in ("text", "input_text", "output_text") or not isinstance(text, str):
+        raise InvalidRecord("not text", f"`{column}` has a part of the type `{preview(part['type'])}`, not only text")
+    return text
+
+
+def is_dialogue(value: Any) -> bool:
+    """Whether a cell holds such a dialogue, in which the human speaks first."""
+    return isinstance(value, str) and value.startswith("\n\nHuman:")
+
+
+def parse_dialogue(text: str) -> list[Turn]:
+    """The turns without their outer whitespace; what one speaker says in several turns on end is one."""
+    parts = _TURN_START.split(text)
+    turns: list[Turn] = []
+    for speaker, said in zip(parts[1::2], parts[2::2], strict=True):
+        role, content = _DIALOGUE_ROLES[speaker], said.strip()
+        if turns and turns[-1]["role"] == role:
+            content = "\n\n".join(part for part in (turns.pop()["content"], content) if part)
+        turns.append({"role": role, "content": content})
+    return turns
+
+
+def parse_dialogue_pair(chosen: str, rejected: str) -> Content:
+    """The turns that both dialogues share are the prompt, the turn in which they differ the answers.
+
+    An empty answer is left out with a note rather than refused: the published set has some.
+    """
+    better, worse = parse_dialogue(chosen), parse_dialogue(rejected)
+    prompt = common_prefix(better, worse)
+    answers = []
+    for column, turns in (("chosen", better), ("rejected", worse)):
+        rest = turns[len(prompt) :]
+        if len(rest) != 1 or rest[0]["role"] != "assistant":
+            message = f"`{column}` does not end in one answer to what both dialogues share"
+            raise InvalidRecord("wrong role", message, "give both the same turns up to the last answer")
+        if not rest[0]["content"]:
+            raise InvalidRecord("empty answer", f"`{column}` ends in an empty answer", blocking=False)
+        answers.append(rest[0]["content"])
+    return Content(check_prompt(prompt), answers[0], answers[1])

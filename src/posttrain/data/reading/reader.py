@@ -1,0 +1,196 @@
+"""Reads a file in any accepted format and shape as RECORD tables, or reports all its problems."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from posttrain.data.reading.conversion import Record, RecordConverter, turns_from_json
+from posttrain.data.reading.data_files import DataPath, access_problem, file_format, to_data_path
+from posttrain.data.reading.formats import DELIMITERS, has_fixed_columns, read_rows
+from posttrain.data.reading.rows import Problem, Row, join_names, unknown_label_problem
+from posttrain.data.records.schema import records
+
+__all__ = ["BATCH_RECORDS", "Record", "convert_rows", "read", "scan_records", "turns_from_json"]
+
+BATCH_RECORDS = 8192
+
+OnSkipped = Callable[[Problem], None]
+
+_LINE_BITS = 40
+
+_SAMPLE_ROWS = 20
+
+
+def read(
+    path: str | Path | DataPath,
+    columns: Mapping[str, str] | None = None,
+    *,
+    name: str | None = None,
+    answers: bool = True,
+    batch: int = BATCH_RECORDS,
+    skipped: OnSkipped | None = None,
+) -> Iterator[pa.Table]:
+    """Stream a file as tables of RECORD with up to ``batch`` rows, in file order.
+
+    Args:
+        path: .jsonl, .json, .csv, .tsv (each also as .gz or .zst) or .parquet, local or behind a URL such as
+            ``s3://bucket/key``, or a local Hugging Face dataset folder.
+        columns: which column holds what, such as ``{"prompt": "text", "completion": "category"}``.
+        name: what ``source`` and errors call the file; ``path`` as given when None.
+        answers: whether a mapped ``completion`` column must be there (a pool may lack it).
+        skipped: called with the problem of each record that is left out, such as a failed request of a log.
+
+    Raises:
+        UserError: at once if there is no such file; on the first bad record, with file and line; the file holds no
+            records.
+    """
+    if problem := access_problem(to_data_path(path), str(path) if name is None else name):
+        raise problem.error()
+    found = scan_records(path, columns, name=name, answers=answers)
+    return _record_tables(found, batch, skipped)
+
+
+def convert_rows(
+    rows: Iterable[Row | Problem],
+    conversion: RecordConverter,
+    *,
+    batch: int = BATCH_RECORDS,
+    skipped: OnSkipped | None = None,
+) -> Iterator[pa.Table]:
+    """Tables of RECORD of some of a file's rows; none when there are none.
+
+    Args:
+        conversion: afterwards it knows the shape of the records.
+
+    Raises:
+        UserError: on the first bad record, with file and line.
+    """
+    return _record_tables(conversion(rows), batch, skipped)
+
+
+def scan_records(
+    path: str | Path | DataPath,
+    columns: Mapping[str, str] | None = None,
+    *,
+    name: str | None = None,
+    answers: bool = True,
+) -> Iterator[Record | Problem]:
+    """Every record of a file, and a problem in the place of each bad one; the arguments of :func:`read`."""
+    source = str(path) if name is None else name
+    where = to_data_path(path)
+    cells = file_format(where) in DELIMITERS
+    conversion = RecordConverter(source, columns, answers=answers, cells=cells, same_columns=has_fixed_columns(where))
+    refused = left_out = 0
+    for found in conversion(read_rows(where, source)):
+        if isinstance(found, Problem):
+            refused += found.blocking
+            left_out += not found.blocking
+        yield found
+    if conversion.records or refused:
+        return
+    if left_out:
+        message, fix = f"none of the {left_out:,} records can be used", "name another file"
+    else:
+        message, fix = "the file holds no records", "put records into it, or name another file"
+    yield Problem(source, None, "empty file", message, fix)
+
+
+def _record_tables(found: Iterable[Record | Problem], batch: int, skipped: OnSkipped | None) -> Iterator[pa.Table]:
+    waiting: list[Record] = []
+    for one in found:
+        if isinstance(one, Problem):
+            if one.blocking:
+                raise one.error()
+            if skipped is not None:
+                skipped(one)
+            continue
+        waiting.append(one)
+        if len(waiting) == batch:
+            yield records(waiting)
+            waiting = []
+    if waiting:
+        yield records(waiting)
+
+
+def check_file(
+    path: str | Path | DataPath,
+    columns: Mapping[str, str] | None = None,
+    labels: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    answers: bool = True,
+) -> list[Problem]:
+    """All of :func:`find_problems` in the order of the file's lines; never stops at the first."""
+    return list(find_problems(path, columns, labels, name=name, answers=answers))
+
+
+def find_problems(
+    path: str | Path | DataPath,
+    columns: Mapping[str, str] | None = None,
+    labels: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    answers: bool = True,
+) -> Iterator[Problem]:
+    """Each problem of a file as it is found, in about 200 bytes of memory a record.
+
+    ``labels`` is None for open-ended answers, and for a pool, whose answers are hidden.
+
+    Besides what :func:`posttrain.data.reading.reader.read` refuses or leaves out: answers outside ``labels``, records
+    that
+    stand in the file twice (the later one is the problem) and, where ``labels`` is given, inputs with two answers.
+    The last two, and what is left out, do not block: steps deal with them when a version is built.
+    """
+    seen: dict[int, int] = {}
+    answered: dict[int, int] = {}
+    known = {label: number for number, label in enumerate(labels)} if labels is not None else None
+    met = list(labels or ())
+    numbers = dict(known or {})
+    for found in scan_records(path, columns, name=name, answers=answers):
+        if isinstance(found, Problem):
+            yield found
+            continue
+        file, line, answer = found["source"], found["line"], found["completion"]
+        if known is not None and answer is not None and answer not in known:
+            yield unknown_label_problem(answer, known, file, line)
+        distinct = len(seen)
+        first = seen.setdefault(int(found["id"], 16), line)
+        if len(seen) == distinct:
+            message = f"the same record as line {first}"
+            yield Problem(file, line, "duplicate", message, "only the first is used", blocking=False)
+            continue
+        if known is None or answer is None:
+            continue
+        number = numbers.setdefault(answer, len(met))
+        if number == len(met):
+            met.append(answer)
+        entry = answered.setdefault(int(found["input_id"], 16), number << _LINE_BITS | line)
+        other, where = met[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
+        if other != answer:
+            message = f"the same input is `{answer}` here and `{other}` on line {where}"
+            yield Problem(file, line, "conflicting labels", message, "keep the right one", blocking=False)
+
+
+def unused_columns(path: DataPath, name: str, columns: Mapping[str, str] | None) -> list[str]:
+    """The columns that only ``meta`` keeps, by the first rows; none where no record can be made of them."""
+    conversion = RecordConverter(
+        name, columns, answers=False, cells=file_format(path) in DELIMITERS, same_columns=has_fixed_columns(path)
+    )
+    found: dict[str, None] = {}
+    for row in islice(read_rows(path, name), 1 if has_fixed_columns(path) else _SAMPLE_ROWS):
+        if isinstance(row, Row):
+            for _ in conversion([row]):
+                found.update(dict.fromkeys(conversion.unused))
+    return list(found)
+
+
+def unused_columns_note(name: str, unused: list[str], columns: Mapping[str, str] | None) -> str:
+    """One line about them: what becomes of them, and how one is used."""
+    verb = "is" if len(unused) == 1 else "are"
+    free = "prompt" if columns and "prompt" not in columns else "completion"
+    how = f"`data.columns` or --column NAME=COLUMN, such as prompt=question, {free}={unused[0]}"
+    if free == "prompt":
+        how = f"`data.columns` or --column NAME=COLUMN, such as prompt={unused[0]}"
+    return f"{name}: {join_names(unused)} {verb} not used, only kept in `meta`; name what is with {how}"

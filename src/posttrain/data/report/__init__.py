@@ -1,0 +1,6 @@
+"""What is in a dataset version, and what changed from one to another; `posttrain.web.dataset_report` draws both."""
+
+from posttrain.data.report.drift import Drift, measure_drift
+from posttrain.data.report.profile import Profile, build_profile
+
+__all__ = ["Drift", "Profile", "build_profile", "measure_drift"]

@@ -1,0 +1,174 @@
+"""Count rejected records and clusters of duplicates, and choose the examples that are shown."""
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from posttrain.data.pii.detect import mask
+from posttrain.data.report.counts import input_column
+from posttrain.data.report.sample import BottomKSample, id_hashes
+
+_EXAMPLES, _CHARACTERS = 5, 300
+
+_LARGEST, _SHOWN_TEXTS, _SAMPLED = 5, 3, 20_000
+
+Member = tuple[int, str, str]
+"""Hash of the cluster, its name, and a text."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A rejected record: where it stood, the beginning of its texts with personal data masked, and why it went."""
+
+    id: str
+    place: str
+    text: str
+    answer: str
+    detail: str
+    score: float | None
+    kept: str | None
+
+
+@dataclass(frozen=True)
+class RejectionSummary:
+    """The records that one step rejected for one reason, and at most five of them, chosen by the hash of their ids."""
+
+    step: str
+    reason: str
+    count: int
+    examples: tuple[Example, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"examples": [asdict(one) for one in self.examples]}
+
+
+@dataclass(frozen=True)
+class DuplicateCluster:
+    """A cluster of ``size`` records, of which one stayed, and the texts of some that went, personal data masked."""
+
+    name: str
+    size: int
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DuplicateClusters:
+    """What one step found: ``sizes`` counts clusters by how many records they held, with the one that stayed."""
+
+    sizes: dict[int, int]
+    largest: tuple[DuplicateCluster, ...]
+
+    @property
+    def number(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def removed(self) -> int:
+        return sum((size - 1) * number for size, number in self.sizes.items())
+
+    def to_json(self) -> dict[str, Any]:
+        largest = [{"name": one.name, "size": one.size, "texts": list(one.texts)} for one in self.largest]
+        sizes = {str(size): number for size, number in sorted(self.sizes.items())}
+        return {"number": self.number, "removed": self.removed, "sizes": sizes, "largest": largest}
+
+
+@dataclass
+class ClusterCollector:
+    """Takes in the rejected records of one step: eight bytes each, and a sample of their texts."""
+
+    seed: int
+    _members: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    _sample: BottomKSample[Member] = field(default_factory=lambda: BottomKSample(_SAMPLED))
+
+    def add(self, rejected: pa.Table, texts: pa.Array, shown: int) -> None:
+        """Count the rows of a REJECTED table whose cluster is not null; of ``record_texts`` [N] ``shown`` characters."""
+        names = rejected["cluster"].to_pylist()
+        ids = rejected["id"].to_pylist()
+        clusters = id_hashes(names, self.seed)
+        self._members.append(clusters)
+        order = id_hashes(ids, self.seed)
+        for row in self._sample.wanted(order).tolist():
+            text = (texts[row].as_py() or "")[:shown]
+            self._sample.add(int(order[row]), ids[row], (int(clusters[row]), names[row], text))
+
+    def clusters(self) -> DuplicateClusters:
+        """Large clusters surely have members in the sample of texts; of equal ones the smaller hash comes first."""
+        found, gone = np.unique(np.concatenate([np.zeros(0, np.uint64), *self._members]), return_counts=True)
+        texts: dict[int, list[tuple[str, str]]] = {}
+        for cluster, name, text in self._sample.rows():
+            texts.setdefault(cluster, []).append((name, text))
+        sampled = np.isin(found, np.array(list(texts), dtype=np.uint64))
+        order = np.lexsort((found, -gone))
+        largest = []
+        for at in order[sampled[order]][:_LARGEST].tolist():
+            members = texts[int(found[at])]
+            shown = tuple(mask(text)[0] for text in list(dict.fromkeys(text for _, text in members))[:_SHOWN_TEXTS])
+            largest.append(DuplicateCluster(members[0][0], int(gone[at]) + 1, shown))
+        return DuplicateClusters(dict(Counter((gone + 1).tolist())), tuple(largest))
+
+
+@dataclass
+class RejectionCounts:
+    """Everything that one pass over REJECTED tables counts, by step in the order in which they come."""
+
+    seed: int
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _examples: dict[tuple[str, str], BottomKSample[Example]] = field(default_factory=dict)
+    _clusters: dict[str, ClusterCollector] = field(default_factory=dict)
+
+    def add(self, table: pa.Table) -> None:
+        """Count the rows of a REJECTED table."""
+        for group in table.group_by(["step", "reason"], use_threads=False).aggregate([]).to_pylist():
+            step, reason = group["step"], group["reason"]
+            rows = table.filter(pc.and_(pc.equal(table["step"], step), pc.equal(table["reason"], reason)))
+            texts = input_column(rows)
+            self._counts[step, reason] += rows.num_rows
+            self._add_examples(rows, texts, self._examples.setdefault((step, reason), BottomKSample(_EXAMPLES)))
+            duplicate = rows["cluster"].combine_chunks().is_valid()
+            if pc.any(duplicate).as_py():
+                collector = self._clusters.setdefault(step, ClusterCollector(self.seed))
+                collector.add(rows.filter(duplicate), texts.filter(duplicate), _CHARACTERS)
+
+    @property
+    def total(self) -> int:
+        return self._counts.total()
+
+    @property
+    def reasons(self) -> tuple[RejectionSummary, ...]:
+        return tuple(
+            RejectionSummary(step, reason, count, tuple(map(_mask_example, self._examples[step, reason].rows())))
+            for (step, reason), count in self._counts.items()
+        )
+
+    @property
+    def clusters(self) -> dict[str, DuplicateClusters]:
+        """By step."""
+        return {step: collector.clusters() for step, collector in self._clusters.items()}
+
+    def _add_examples(self, rows: pa.Table, texts: pa.Array, sample: BottomKSample[Example]) -> None:
+        ids = rows["id"].to_pylist()
+        order = id_hashes(ids, self.seed)
+        for row in sample.wanted(order).tolist():
+            one = {name: rows[name][row].as_py() for name in rows.schema.names if name != "prompt"}
+            place = f"{one['source']}:{one['line']}" if one["line"] is not None else str(one["source"])
+            text, answer = (_truncate(words) for words in (texts[row].as_py(), one["completion"]))
+            score = one["score"] if one["score"] is not None and math.isfinite(one["score"]) else None
+            example = Example(ids[row], place, text, answer, _truncate(one["detail"]), score, one["kept"])
+            sample.add(int(order[row]), ids[row], example)
+
+
+def _mask_example(example: Example) -> Example:
+    """As it may be shown: reports are mailed, and a record may have been rejected for its personal data."""
+    text, answer, detail = (mask(words)[0] for words in (example.text, example.answer, example.detail))
+    return replace(example, text=text, answer=answer, detail=detail)
+
+
+def _truncate(text: str | None) -> str:
+    text = text or ""
+    return text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + "…"

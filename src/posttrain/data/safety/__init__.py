@@ -1,1 +1,0 @@
-"""Terms that texts are searched for."""

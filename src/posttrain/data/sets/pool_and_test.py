@@ -1,0 +1,219 @@
+"""Build the pool, the test set and the first labelled records from the files and versions that the config names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from posttrain.data.config import DataConfig
+from posttrain.data.contamination.decontaminate import Decontaminate
+from posttrain.data.reading.data_files import content_digest
+from posttrain.data.reading.reader import read
+from posttrain.data.reading.rows import unknown_label_problem
+from posttrain.data.records.identity import without_answers
+from posttrain.data.records.outcome import Outcome, Rejection, locations, reject_rows
+from posttrain.data.records.provenance import without_held_out_variants
+from posttrain.data.records.schema import CHANGED, RECORD, concat
+from posttrain.data.sets.record_set import RecordSet, Transform
+from posttrain.data.split import hash_split
+from posttrain.data.steps.apply import apply_step
+from posttrain.data.steps.step import RowStep, Step
+from posttrain.data.steps.validity import Answers
+from posttrain.data.versions.named_versions import Versions, ids_processed_by, test_side, training_side
+from posttrain.data.versions.recipe import Recipe, Suite, applicable_steps
+from posttrain.data.versions.suites import require_unseen_suites, shared_inputs_error, suite_tables
+from posttrain.store.errors import UserError
+
+_NO_VERSIONS: Versions = {}
+
+
+@dataclass(frozen=True)
+class LoopData:
+    """RECORD tables; ``rejected`` holds a REJECTED table for each set, ``funnel`` the counts of every step.
+
+    A funnel entry is ``{set, step, reason, count}``. Each set's begin with ``read, in`` and end with
+    ``kept, kept``; what stands between adds up to the difference.
+    """
+
+    pool: pa.Table
+    test: pa.Table
+    labelled: pa.Table
+    rejected: dict[str, pa.Table]
+    funnel: list[dict[str, Any]]
+
+
+def build_pool_and_test(
+    config: DataConfig,
+    root: Path,
+    labels: Sequence[str] | None = None,
+    versions: Versions = _NO_VERSIONS,
+    suites: Sequence[Suite] = (),
+) -> LoopData:
+    """Read, check and clean what ``config`` names.
+
+    Of a version the pool and the labelled records are the training side, and the test records the test side. Its
+    records go through the steps like those of files; that changes nothing about what has been through them.
+
+    Args:
+        root: the folder that relative files start from.
+        labels: the closed label set; answers outside it are the user's mistake, and equal inputs with
+            different answers are rejected. None for open-ended answers.
+        versions: the names in ``config`` that are versions, as `resolve_versions` finds them.
+        suites: what models are measured on besides the test records.
+
+    Raises:
+        UserError: on the first bad record, with file and line; no files; no answers where they are needed; records to
+            learn from stand in a suite and no step takes them out, or all of a suite do.
+    """
+    steps = [step.located(root) for step in applicable_steps(config.steps, labels or ())]
+    for step in steps:
+        step.check()
+    named = _NamedSources(config, root, versions)
+    labelled = RecordSet("labelled", named.answered(config.labelled, labels))
+    pool = RecordSet(
+        "pool", without_answers(concat([named.to_learn_from(name, answers=False) for name in config.pool]))
+    )
+    if not config.pool and not config.labelled:
+        raise UserError("no file of records is named", where="data.pool", fix="name a file of inputs")
+    labelled.through(Answers())
+    labelled.through(*[step for step in steps if not step.training_only])
+    if isinstance(config.test, float):
+        rest, held_out = hash_split(labelled.records, config.test, config.split_seed)
+        labelled.move(rest, "split", "held out for the test")
+        test = RecordSet("test", held_out)
+    else:
+        test = RecordSet("test", named.answered(config.test or [], labels, test=True))
+        test.through(Answers())
+        test.through(*[step for step in steps if step.evaluation])
+    beside = load_suites(suites, config, root)
+    measured = concat([test.records, *beside.values()])
+    changed = concat([labelled.changed, test.changed], CHANGED)
+    for flow in (labelled, pool):
+        flow.through_work(lambda records: without_held_out_variants(records, measured, changed))
+    pool.through(*[step for step in steps if not step.training_only and not step.needs_answers])
+    left = [flow.rejected.select(RECORD.names) for flow in (labelled, pool)]
+    drawn = [test.records] if isinstance(config.test, float) else []
+    require_unseen_suites(concat([labelled.records, pool.records]), beside, steps, beside=concat([*left, *drawn]))
+    for step in [step for step in steps if step.training_only]:
+        labelled.through_work(_skip_processed(named.been_through(step), partial(apply_step, step, evaluation=measured)))
+    pool.through(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=measured)
+    pool.through_work(drop_labelled(labelled.records))
+    flows = (pool, labelled, test)
+    for flow in (labelled, pool):
+        _require_no_test_inputs(flow.records, measured)
+    return LoopData(
+        pool.records.combine_chunks(),
+        test.records.combine_chunks(),
+        labelled.records.combine_chunks(),
+        {flow.name: flow.rejected for flow in flows},
+        [entry for flow in flows for entry in flow.close()],
+    )
+
+
+def load_suites(suites: Sequence[Suite], config: DataConfig, root: Path) -> dict[str, pa.Table]:
+    """`suite_tables` of files, rewritten as the records are that go through the config's steps."""
+    return suite_tables(suites, Recipe(columns=config.columns, steps=config.steps).located(root), root, _NO_VERSIONS)
+
+
+def _require_no_test_inputs(records: pa.Table, test: pa.Table) -> None:
+    """Refuse what is to be learned from while its input is measured on: steps without `decontaminate` let it be.
+
+    Before any work; a training's own check looks for more than equal inputs.
+    """
+    shared = test.filter(compute.is_in(test["input_id"], value_set=records["input_id"].combine_chunks()))
+    if shared.num_rows:
+        raise shared_inputs_error(records, shared, "data.steps")
+
+
+def input_digests(config: DataConfig, root: Path, versions: Versions = _NO_VERSIONS) -> dict[str, str]:
+    """By the names in ``config``: of a file the SHA-256 of its content, of a version its id.
+
+    Raises:
+        UserError: when a file is missing or cannot be read.
+    """
+    return {
+        name: versions[name].id if name in versions else content_digest(_locate(root, name), name)
+        for name in config.files
+    }
+
+
+def _locate(root: Path, name: str) -> Path:
+    return root / Path(name).expanduser()
+
+
+@dataclass(frozen=True)
+class _NamedSources:
+    """What the config names, as RECORD tables."""
+
+    config: DataConfig
+    root: Path
+    versions: Versions
+
+    def to_learn_from(self, name: str, *, answers: bool) -> pa.Table:
+        if name in self.versions:
+            return training_side(self.versions[name], name)
+        return concat(list(read(_locate(self.root, name), self.config.columns, name=name, answers=answers)))
+
+    def to_test_on(self, name: str) -> pa.Table:
+        if name not in self.versions:
+            return self.to_learn_from(name, answers=True)
+        learned_from = {self.versions[one].id for one in self._learned_from if one in self.versions}
+        return test_side(self.versions[name], name, learned_from)
+
+    def answered(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
+        tables = [self.to_test_on(name) if test else self.to_learn_from(name, answers=True) for name in names]
+        for name, table in zip(names, tables, strict=True):
+            answerless = table["completion"].null_count == table.num_rows
+            if answerless and (labels is not None or table["text"].null_count == table.num_rows):
+                fix = "say in `data.columns` which column is the completion" if name not in self.versions else None
+                raise UserError("no record has an answer", where=name, fix=fix)
+            if labels is not None:
+                _require_known_labels(table, labels)
+        return concat(tables)
+
+    def been_through(self, step: Step) -> set[str]:
+        """Ids of records that need not meet a step that adds records again, as their version was made with it."""
+        versions = [self.versions[name] for name in self.config.labelled if name in self.versions]
+        return ids_processed_by(versions, step) if isinstance(step, RowStep) else set()
+
+    @property
+    def _learned_from(self) -> list[str]:
+        return [*self.config.pool, *self.config.labelled]
+
+
+def _skip_processed(done: set[str], work: Transform) -> Transform:
+    """Work for the records whose ids are not among those; the others go first."""
+
+    def apart(records: pa.Table) -> Outcome:
+        ready = compute.is_in(records["id"], value_set=pa.array(sorted(done), pa.string()))
+        outcome = work(records.filter(compute.invert(ready)))
+        return outcome._replace(kept=concat([records.filter(ready), outcome.kept]))
+
+    return apart if done else work
+
+
+def _require_known_labels(table: pa.Table, labels: Sequence[str]) -> None:
+    known = set(labels)
+    columns = (table[name].to_pylist() for name in ("completion", "source", "line"))
+    for answer, source, line in zip(*columns, strict=True):
+        if answer is not None and answer not in known:
+            raise unknown_label_problem(answer, labels, source, line).error()
+
+
+def drop_labelled(labelled: pa.Table) -> Transform:
+    """A step that takes out the inputs that ``labelled`` holds."""
+    known = dict(zip(labelled["input_id"].to_pylist(), locations(labelled), strict=True))
+
+    def step(table: pa.Table) -> Outcome:
+        rejections = {
+            row: Rejection("already labelled", f"the same input as {known[identity]}")
+            for row, identity in enumerate(table["input_id"].to_pylist())
+            if identity in known
+        }
+        return reject_rows(table, "labelled", rejections)
+
+    return step

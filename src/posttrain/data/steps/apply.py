@@ -1,0 +1,85 @@
+"""Apply one step to one table in memory: for tests, notebooks and small sets."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.records.outcome import Outcome, reject_rows, rewrite
+from posttrain.data.records.schema import CHANGED, RECORD
+from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind, Step
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class TableCorpus:
+    """A `posttrain.data.steps.step.Corpus` that is one RECORD table in memory."""
+
+    table: pa.Table
+    step: GlobalStep
+    measured: pa.Table = field(default_factory=RECORD.empty_table)
+
+    @property
+    def rows(self) -> int:
+        return int(self.table.num_rows)
+
+    @cached_property
+    def alive(self) -> npt.NDArray[np.bool_]:
+        return np.ones(self.rows, dtype=bool)
+
+    def sketches(self) -> pa.Table:
+        return self.step.sketch(self.table)
+
+    def columns(self, names: Iterable[str]) -> pa.Table:
+        return self.table.select(list(names))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        return self.table.take(pa.array(rows, pa.int64()))
+
+    def known(self) -> PreviousState | None:
+        return None
+
+    def sides(self) -> npt.NDArray[np.int8]:
+        return np.full(self.rows, -1, dtype=np.int8)
+
+    def changed(self) -> pa.Table:
+        return CHANGED.empty_table()
+
+    def clustered(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
+        return {}
+
+    def parts(self) -> Sequence[ShardView]:
+        return [self]
+
+    def evaluation(self) -> pa.Table:
+        return self.measured
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        return map(function, items)
+
+    def map_tables(self, function: Callable[[pa.Table], Result]) -> Iterator[tuple[int, Result]]:
+        return iter([(0, function(self.table))])
+
+
+def apply_step(step: Step, table: pa.Table, evaluation: pa.Table | None = None) -> Outcome:
+    """What a step makes of a RECORD table.
+
+    Args:
+        evaluation: RECORD table of what models are measured on, for steps that keep it out of the training set.
+    """
+    if isinstance(step, RowStep):
+        return step.apply(table)
+    if not isinstance(step, GlobalStep):
+        raise TypeError(f"{type(step).__name__} is neither a RowStep nor a GlobalStep")
+    corpus = TableCorpus(table, step, RECORD.empty_table() if evaluation is None else evaluation)
+    decision = step.decide(corpus)
+    table, changed = (
+        rewrite(table, decision.rewritten, step.name) if decision.rewritten else (table, CHANGED.empty_table())
+    )
+    return reject_rows(table, step.name, decision.rejections, decision.facts)._replace(changed=changed)

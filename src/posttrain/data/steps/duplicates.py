@@ -1,0 +1,288 @@
+"""Removes exact, near and semantic duplicates, and records that contradict each other."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field
+
+from posttrain.data.duplicates import near_duplicates as search
+from posttrain.data.duplicates.dense_buckets import Fetch
+from posttrain.data.duplicates.cosine import cosine_clusters, cosines
+from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
+from posttrain.data.quality.features import embed_texts
+from posttrain.data.records.outcome import Rejection, locations
+from posttrain.data.records.texts import TextField as Words
+from posttrain.data.records.texts import joined_texts
+from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, SimilarityKind
+
+Indices = npt.NDArray[np.int64]
+
+_MINILM = "minilm"
+
+
+class Minhash(GlobalStep):
+    """In a cluster of like inputs the first record of each answer stays.
+
+    Like inputs with different answers are no duplicates; they are where one class ends and the next begins. Inputs
+    are alike when the sets of their n-grams have at least the threshold's Jaccard similarity, which is verified
+    exactly; a cluster is what hangs together by such pairs. Candidates come from MinHash bands; one in a thousand
+    pairs just at the threshold is missed, and fewer above it (`posttrain.data.duplicates.minhash`).
+    """
+
+    name: ClassVar[str] = "minhash"
+
+    threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which two inputs are alike")
+    ngram: int = Field(5, ge=1, description="characters in one n-gram")
+    seed: int = Field(0, ge=0, description="draws the permutations of the sketches")
+    permutations: int = Field(
+        PERMUTATIONS, ge=1, description="most minima a sketch may take; more of them propose fewer pairs in vain"
+    )
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        """The inputs by `posttrain.data.duplicates.minhash.minhash_sketch`, and a 64-bit hash of the answer, ``answer``."""
+        sketches = cached_minhash_sketch(
+            tuple(joined_texts(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
+        )
+        answers = zip(table["completion"].to_pylist(), table["rejected"].to_pylist(), strict=True)
+        digests = b"".join(hashlib.blake2b(repr(answer).encode(), digest_size=8).digest() for answer in answers)
+        return sketches.append_column("answer", pa.array(np.frombuffer(digests, dtype=np.uint64)))
+
+    def decide(self, corpus: Corpus) -> GlobalResult:
+        known = corpus.known()
+        before = known.table if known and known.unchanged else None
+        cluster = cluster_inputs(
+            corpus, self.threshold, self.ngram, None if before is None else np.asarray(before["cluster"].to_numpy())
+        )
+        sketches = corpus.sketches().select(["grams", "answer"])
+        grams, answers = (np.asarray(column.to_numpy(), dtype=np.uint64) for column in sketches.columns)
+        gone, kept = _repeats_in_clusters(np.flatnonzero(corpus.alive), cluster, answers)
+        score = np.where(grams[gone] == grams[kept], 1.0, np.nan)
+        if before is not None:
+            again = np.flatnonzero(gone < before.num_rows)
+            same = again[before["kept"].to_numpy()[gone[again]] == kept[again]]
+            score[same] = before["score"].to_numpy()[gone[same]]
+        asked = np.flatnonzero(np.isnan(score))
+        score[asked] = search.similarities(_fetch_texts(corpus), gone[asked], kept[asked], self.ngram, corpus.map)
+        named = np.unique(np.concatenate([kept, cluster[gone]]))
+        told = corpus.columns(["id", "source", "line"]).take(pa.array(named))
+        ids = dict(zip(named.tolist(), told["id"].to_pylist(), strict=True))
+        where = dict(zip(named.tolist(), locations(told), strict=True))
+        rejections = {}
+        for row, stays, similarity in zip(gone.tolist(), kept.tolist(), score.tolist(), strict=True):
+            detail = f"similarity {similarity:.2f} to {where[stays]}"
+            if similarity < self.threshold:
+                detail += ", with which it hangs together by others"
+            rejections[row] = Rejection(
+                "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[stays]
+            )
+        likeness = SimilarityKind(self.threshold, self.ngram, self.seed, self.permutations)
+        return GlobalResult(rejections, state=_state(cluster, gone, kept, score), clustered=likeness)
+
+
+def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices | None = None) -> Indices:
+    """Cluster of every row of a corpus, int64 [N], named by the smallest row in it; dead rows stand alone.
+
+    Args:
+        corpus: its sketches hold the columns of `posttrain.data.duplicates.minhash.minhash_sketch` for this threshold and
+            ngram.
+        known: int64 [K], the clusters of the first K rows, which were then alive just as they are now; only pairs
+            with a later row are looked for, and the result is that of a search from scratch.
+    """
+    return search.cluster_near_duplicates(
+        corpus.sketches(), _fetch_texts(corpus), threshold, ngram, corpus.alive, known, corpus.map
+    )
+
+
+def _state(cluster: Indices, gone: Indices, kept: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
+    """Of every row its cluster, which row is kept in its place, -1 for none, and how like the two are."""
+    instead, likeness = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
+    instead[gone], likeness[gone] = kept, score
+    return pa.table({"cluster": cluster, "kept": instead, "score": likeness})
+
+
+def _repeats_in_clusters(rows: Indices, cluster: Indices, answers: npt.NDArray[np.uint64]) -> tuple[Indices, Indices]:
+    """The rows that repeat the cluster and the answer of an earlier one, and for each the first of those."""
+    order = rows[np.lexsort((answers[rows], cluster[rows]))]  # stable: rows of one kind stay in order
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (cluster[order][1:] != cluster[order][:-1]) | (answers[order][1:] != answers[order][:-1])
+    first = order[new][np.cumsum(new) - 1]
+    return order[~new], first[~new]
+
+
+def _fetch_texts(corpus: Corpus) -> Fetch:
+    return lambda rows: joined_texts(corpus.take(rows), "input")
+
+
+class Exact(GlobalStep):
+    """Of records with equal normalised content the first stays."""
+
+    name: ClassVar[str] = "exact"
+    evaluation: ClassVar[bool] = True
+
+    def decide(self, corpus: Corpus) -> GlobalResult:
+        ids = np.asarray(corpus.sketches()["id"].to_numpy(), dtype="S20")
+        rows = np.flatnonzero(corpus.alive)
+        _, first, inverse = np.unique(ids[rows], return_index=True, return_inverse=True)
+        kept = rows[first][inverse]  # np.unique names the first of equal ones
+        gone = rows[kept != rows]
+        stays = kept[kept != rows]
+        where = _locations_by_row(corpus, np.unique(stays))
+        rejections = {}
+        for row, other in zip(gone.tolist(), stays.tolist(), strict=True):
+            identity = ids[other].decode()
+            detail = f"the same as {where[other]}"
+            rejections[row] = Rejection("exact duplicate", detail, cluster=identity, kept=identity)
+        return GlobalResult(rejections)
+
+
+def _locations_by_row(corpus: Corpus, rows: np.ndarray) -> dict[int, str]:
+    """``file:line`` of some rows."""
+    return dict(zip(rows.tolist(), locations(corpus.columns(["source", "line"]).take(pa.array(rows))), strict=True))
+
+
+class Conflicts(GlobalStep):
+    """Of records with equal inputs and different answers none stays: no one can say which answer is true.
+
+    Left out where there is no closed label set: one input may then well have several good answers.
+    Preference pairs and records without an answer pass.
+    """
+
+    name: ClassVar[str] = "conflicts"
+    evaluation: ClassVar[bool] = True
+    needs_answers: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        answered = pa.compute.and_(pa.compute.is_valid(table["completion"]), pa.compute.is_null(table["rejected"]))
+        return table.select(["id", "input_id"]).append_column("answered", answered)
+
+    def decide(self, corpus: Corpus) -> GlobalResult:
+        sketches = corpus.sketches()
+        rows = np.flatnonzero(corpus.alive & sketches["answered"].to_numpy())
+        inputs = np.asarray(sketches["input_id"].to_numpy(), dtype="S20")[rows]
+        ids = np.asarray(sketches["id"].to_numpy(), dtype="S20")[rows]
+        distinct = np.unique(np.stack([inputs, ids]), axis=1)[0]
+        names, counts = np.unique(distinct, return_counts=True)
+        disputed = rows[np.isin(inputs, names[counts > 1])]
+        records = corpus.take(disputed)
+        told = [
+            (identity, f"`{answer}` at {where}")
+            for identity, answer, where in zip(
+                records["input_id"].to_pylist(), records["completion"].to_pylist(), locations(records), strict=True
+            )
+        ]
+        details: dict[str, list[str]] = {}
+        for identity, text in told:
+            details.setdefault(identity, []).append(text)
+        return GlobalResult(
+            {
+                row: Rejection("conflicting labels", "; ".join(details[identity]))
+                for row, (identity, _) in zip(disputed.tolist(), told, strict=True)
+            }
+        )
+
+
+class Semantic(GlobalStep):
+    """In a cluster of records that mean the same the first of each answer stays (SemDeDup; Abbas et al. 2023,
+    arXiv:2303.09540).
+
+    Records whose embeddings have at least the threshold's cosine are joined; a cluster is what hangs together. Up to
+    ``exact_rows`` different embeddings all pairs are compared. Of more, each is compared with those that share one of
+    its two nearest cells of spherical k-means, as SemDeDup compares within one: a pair at the border of cells is
+    missed if neither of the two nearest cells of one record is among those of the other.
+
+    A record's embedding takes 2 bytes a number, 768 bytes with MiniLM.
+    """
+
+    name: ClassVar[str] = "semantic"
+
+    model: str = Field(_MINILM, description="`minilm`, a folder or the Hub id of a sentence embedder")
+    threshold: float = Field(0.95, gt=0, le=1, description="cosine from which two records mean the same")
+    field: Words = Field("input", description="the words that are embedded: the input, the answer, or all")
+    exact_rows: int = Field(
+        100_000, ge=1, description="most different embeddings of which all pairs are compared; cells beyond"
+    )
+    seed: int = Field(0, ge=0, description="draws the first centres of the cells")
+
+    def located(self, root: Path) -> Self:
+        folder = root / Path(self.model).expanduser()
+        is_folder = self.model != _MINILM and folder.is_dir()
+        return self.model_copy(update={"model": str(folder)}) if is_folder else self
+
+    def check(self) -> None:
+        from posttrain.models.embedder import find_embedder
+
+        find_embedder(self.model)
+
+    def key(self) -> dict[str, Any]:
+        return {**super().key(), "model": _embedder_key(self.model)}
+
+    def sketch_key(self) -> dict[str, Any]:
+        return {"step": self.name, "version": self.version, "model": _embedder_key(self.model), "field": self.field}
+
+    def sketch(self, table: pa.Table) -> pa.Table:
+        vectors = embed_texts(self.model, joined_texts(table, self.field)).astype(np.float16)
+        values = pa.array(vectors.reshape(-1), pa.float16())
+        lists = pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+        return table.select(["id"]).append_column("embedding", lists)
+
+    def decide(self, corpus: Corpus) -> GlobalResult:
+        rows = np.flatnonzero(corpus.alive)
+        sketches = corpus.sketches()
+        vectors = _vectors(sketches["embedding"], corpus.alive)
+        cluster = cosine_clusters(vectors, self.threshold, self.exact_rows, self.seed)
+        sizes = np.bincount(cluster, minlength=len(rows))
+        many = np.flatnonzero(sizes[cluster] > 1)
+        ids = sketches["id"].take(pa.array(rows)).to_pylist()
+        gone, kept = _semantic_repeats(corpus, rows, many, cluster)
+        told = corpus.columns(["source", "line"]).take(pa.array(rows[np.unique(kept)]))
+        where = dict(zip(np.unique(kept).tolist(), locations(told), strict=True))
+        rejections = {}
+        scores = cosines(vectors, gone, kept).tolist()
+        for row, stays, cosine in zip(gone.tolist(), kept.tolist(), scores, strict=True):
+            detail = f"cosine {cosine:.3f} to {where[stays]}"
+            if cosine < self.threshold:
+                detail += ", with which it hangs together by others"
+            rejections[int(rows[row])] = Rejection(
+                "semantic duplicate", detail, cosine, cluster=ids[int(cluster[row])], kept=ids[stays]
+            )
+        return GlobalResult(rejections)
+
+
+def _vectors(column: pa.ChunkedArray, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.float16]:
+    """The rows that are alive; no more than these are held in memory."""
+    width = column.type.list_size
+    kept = [np.empty((0, width), dtype=np.float16)]
+    first = 0
+    for chunk in column.chunks:
+        kept.append(chunk.flatten().to_numpy().reshape(len(chunk), width)[alive[first : first + len(chunk)]])
+        first += len(chunk)
+    return np.concatenate(kept)
+
+
+def _semantic_repeats(
+    corpus: Corpus, rows: npt.NDArray[np.int64], many: npt.NDArray[np.int64], cluster: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Of the embeddings ``many`` those that repeat cluster and answer of an earlier one, and for each the first."""
+    first: dict[tuple[int, str | None, str | None], int] = {}
+    gone, kept = [], []
+    records = corpus.take(rows[many]).select(["completion", "rejected"])
+    answers = zip(records["completion"].to_pylist(), records["rejected"].to_pylist(), strict=True)
+    for row, (better, worse) in zip(many.tolist(), answers, strict=True):
+        stays = first.setdefault((int(cluster[row]), better, worse), row)
+        if stays != row:
+            gone.append(row)
+            kept.append(stays)
+    return np.array(gone, dtype=np.int64), np.array(kept, dtype=np.int64)
+
+
+@lru_cache(maxsize=8)
+def _embedder_key(model: str) -> str:
+    from posttrain.models.embedder import embedder_key
+
+    return embedder_key(model)

@@ -1,0 +1,86 @@
+"""Files and models that steps read: located, hashed by content and loaded once a process."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from posttrain.data.reading.data_files import content_digest
+from posttrain.store.errors import UserError
+from posttrain.store.hashing import digest, file_stats
+
+if TYPE_CHECKING:
+    from posttrain.models.language_model import LanguageModel
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+def resolve_path(root: Path, name: str) -> str:
+    """A file or folder that the user named, seen from ``root``."""
+    return str((root / Path(name).expanduser()).resolve())
+
+
+def check_exists(name: str, where: str) -> None:
+    """Raise a UserError unless there is such a file or folder."""
+    if not Path(name).exists():
+        raise UserError(f"there is no `{name}`", where=where, fix="check the path")
+
+
+def file_key(name: str) -> str:
+    """64 hex characters that depend on the content of a file or folder, which is read anew only when it changed.
+
+    Raises:
+        UserError: it is missing or cannot be read.
+    """
+    return _file_key(name, file_state(name))
+
+
+def file_state(name: str) -> str:
+    """64 hex characters that tell apart what a file or folder was and is, without reading it."""
+    path = Path(name)
+    return digest(file_stats(path)) if path.exists() else ""
+
+
+@cache
+def _file_key(name: str, state: str) -> str:
+    return content_digest(Path(name), name)
+
+
+def locate_model(model: str, root: Path) -> str:
+    """A language model that the user named, as `posttrain.models.sources` finds it.
+
+    Raises:
+        UserError: it leads to no model.
+    """
+    from posttrain.models.sources import locate
+
+    return locate(model, root)
+
+
+def model_key(model: str) -> str:
+    """What a language model is known by: its content; a Hub id and the tiny model stand for themselves."""
+    source = locate_model(model, Path())
+    return file_key(source) if Path(source).is_absolute() else source
+
+
+def load_language_model(model: str, precision: Precision) -> "LanguageModel":
+    """A language model, loaded once a process and again when its files changed.
+
+    Raises:
+        UserError: it holds no causal language model.
+    """
+    source = locate_model(model, Path())
+    return _load_language_model(source, precision, file_state(source))
+
+
+@cache
+def _load_language_model(source: str, precision: Precision, state: str) -> "LanguageModel":
+    from posttrain.models.language_model import load_language_model
+    from posttrain.models.sources import fetch
+    from posttrain.models.task import TaskConfig
+
+    if Path(source).is_dir():
+        return load_language_model(Path(source), TaskConfig(), precision)
+    with tempfile.TemporaryDirectory() as folder:
+        fetch(source, Path(folder))
+        return load_language_model(Path(folder), TaskConfig(), precision)

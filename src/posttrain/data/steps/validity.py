@@ -1,0 +1,150 @@
+"""Rejects records that are malformed, unanswered, too short or too long."""
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field as Setting
+
+from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
+from posttrain.data.records.texts import input_texts, text_columns
+from posttrain.data.steps.bounds import Bound, apply_bounds, ratio
+from posttrain.data.steps.step import RowStep
+from posttrain.store.section import Section
+
+# The bytes 0x80 to 0xBF, which continue a character in UTF-8, as Windows-1252 or Latin-1 shows them.
+_CONTINUATION = "[\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
+
+_PATTERNS = {
+    "nul_characters": r"\x00",
+    "control_characters": r"[\x01-\x08\x0e-\x1f\x7f-\x{9f}]",
+    "replacement_characters": r"\x{fffd}",
+    "private_characters": r"[\x{e000}-\x{f8ff}\x{f0000}-\x{ffffd}\x{100000}-\x{10fffd}]",
+    # é as Ã©, quotation marks as â€™, Cyrillic letters as ÐŸ and Ñ€, emoji as ðŸ˜€.
+    "mojibake": f"[ÂÃÐÑ]{_CONTINUATION}|â[€‚„\u0080-\u0084]{_CONTINUATION}|ð[Ÿ\u009f]{_CONTINUATION}",
+    "empty_turns": r"\A\s*\z",
+}
+
+
+class Schema(RowStep):
+    """Records whose encoding went wrong somewhere, that are absurdly long, or that have empty turns go.
+
+    Looked for are NULs and other control characters (but tab and the ends of lines), the character U+FFFD that stands
+    for bytes that were no text, private-use characters, whose meaning left with their font, and *mojibake*: UTF-8
+    that was read as Windows-1252 or Latin-1, such as Ã© for é. As capital letters may stand before signs by right,
+    a few of those pass. To be run before ``normalise``, which takes control characters out.
+    """
+
+    name: ClassVar[str] = "schema"
+    evaluation: ClassVar[bool] = True
+    max_control_characters: int | None = Setting(0, ge=0, description="most control characters, and most NULs")
+    max_replacement_share: float | None = Setting(
+        0.001, ge=0, le=1, description="largest share of characters that are U+FFFD"
+    )
+    max_private_share: float | None = Setting(
+        0.01, ge=0, le=1, description="largest share of characters that are of a private-use area"
+    )
+    max_mojibake: int | None = Setting(2, ge=0, description="most sequences that look like UTF-8 read as Windows-1252")
+    max_characters: int | None = Setting(1_000_000, ge=0, description="most characters of a record")
+    max_turns: int | None = Setting(1_000, ge=0, description="most turns of a prompt")
+    empty_turns: bool = Setting(False, description="whether turns without a word may stand in a prompt")
+
+    def apply(self, table: pa.Table) -> Outcome:
+        names = ("characters", "turns", *_PATTERNS)
+        counts: dict[str, npt.NDArray[np.float64]] = {name: np.zeros(table.num_rows) for name in names}
+        for column, texts, rows in text_columns(table):
+            counts["characters"] += _by_row(rows, pa.compute.utf8_length(texts), table.num_rows)
+            if column == "prompt":
+                counts["turns"] += np.bincount(rows, minlength=table.num_rows)
+            for name, pattern in _PATTERNS.items():
+                if column == "prompt" or name != "empty_turns":
+                    found = pa.compute.count_substring_regex(texts, pattern)
+                    counts[name] += _by_row(rows, found, table.num_rows)
+        measures = {
+            **counts,
+            "replacement_share": ratio(counts["replacement_characters"], counts["characters"]),
+            "private_share": ratio(counts["private_characters"], counts["characters"]),
+        }
+        bounds = [
+            Bound("NUL characters", "nul_characters", "at most", self.max_control_characters),
+            Bound("control characters", "control_characters", "at most", self.max_control_characters),
+            Bound("replacement characters", "replacement_share", "at most", self.max_replacement_share),
+            Bound("private-use characters", "private_share", "at most", self.max_private_share),
+            Bound("mojibake", "mojibake", "at most", self.max_mojibake),
+            Bound("too long", "characters", "at most", self.max_characters),
+            Bound("too many turns", "turns", "at most", self.max_turns),
+            Bound("empty turns", "empty_turns", "at most", None if self.empty_turns else 0),
+        ]
+        return apply_bounds(table, self.name, measures, bounds)
+
+
+def _by_row(rows: npt.NDArray[np.int64], values: pa.Array, size: int) -> npt.NDArray[np.float64]:
+    weights = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return np.bincount(rows, weights=weights, minlength=size).astype(np.float64)
+
+
+class Answers(RowStep):
+    """Prompts without an answer go; plain text needs none."""
+
+    name: ClassVar[str] = "answers"
+    evaluation: ClassVar[bool] = True
+    needs_answers: ClassVar[bool] = True
+
+    def apply(self, table: pa.Table) -> Outcome:
+        missing = pa.compute.and_(pa.compute.is_null(table["completion"]), pa.compute.is_null(table["text"]))
+        rows = pa.compute.indices_nonzero(missing).to_pylist()
+        return reject_rows(table, self.name, dict.fromkeys(rows, Rejection("no answer", "the answer is empty")))
+
+
+class Lengths(Section):
+    """Bounds on one part of a record; what is not set bounds nothing."""
+
+    min_characters: int | None = Setting(None, ge=0, description="fewest characters (code points)")
+    max_characters: int | None = Setting(None, ge=0, description="most characters (code points)")
+    min_words: int | None = Setting(None, ge=0, description="fewest words; whitespace parts them")
+    max_words: int | None = Setting(None, ge=0, description="most words; whitespace parts them")
+
+
+class Length(RowStep):
+    """Inputs and answers keep to bounds on their characters and words; without settings all pass.
+
+    The input is a record's text, or its turns but for the system's. Of a preference pair both answers must keep to
+    the bounds; a record without an answer breaks none of the answer's. Facts: characters and words of the input and
+    of the (better) answer.
+    """
+
+    name: ClassVar[str] = "length"
+    input: Lengths = Setting(Lengths(), description="bounds on the prompt or text")
+    answer: Lengths = Setting(Lengths(), description="bounds on each answer")
+
+    def apply(self, table: pa.Table) -> Outcome:
+        inputs = pa.array(input_texts(table), pa.large_string())
+        measures, bounds = {}, []
+        for name, texts, lengths in (
+            ("input", inputs, self.input),
+            ("answer", table["completion"], self.answer),
+            ("worse_answer", table["rejected"], self.answer),
+        ):
+            measures[f"{name}_characters"] = _characters(texts)
+            measures[f"{name}_words"] = _words(texts)
+            what = name.replace("_", " ")
+            bounds += [
+                Bound(f"{what} too short", f"{name}_characters", "at least", lengths.min_characters),
+                Bound(f"{what} too long", f"{name}_characters", "at most", lengths.max_characters),
+                Bound(f"{what} too short", f"{name}_words", "at least", lengths.min_words),
+                Bound(f"{what} too long", f"{name}_words", "at most", lengths.max_words),
+            ]
+        outcome = apply_bounds(table, self.name, measures, bounds)
+        told = {name: values for name, values in outcome.facts.items() if not name.startswith("worse")}
+        return outcome._replace(facts=told)
+
+
+def _characters(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    lengths = pa.compute.cast(pa.compute.utf8_length(texts), pa.float64())
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _words(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    counts = [np.nan if text is None else len(text.split()) for text in texts.to_pylist()]
+    return np.array(counts, dtype=np.float64)

@@ -1,0 +1,168 @@
+"""The quality rules of C4 and FineWeb for web pages."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field as Setting
+
+from posttrain.data.quality.repetition import repeated_shares
+from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite
+from posttrain.data.records.texts import TextField, first_empty, joined_texts, map_texts, record_texts
+from posttrain.data.steps.bounds import Bound, Measures, apply_bounds, ratio
+from posttrain.data.steps.step import RowStep
+
+POLICY_PHRASES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+
+_SENTENCE_ENDS = (".", "!", "?", '"', "”")
+
+_ELLIPSES = ("...", "…")
+
+_CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
+
+_SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"”'’)\]]*+(?=\s|\Z)")
+
+_LINE_ENDS = tuple(".!?。．！？｡؟۔।॥።՞։…‽⁇⁈⁉\"'”’»」』)")
+
+
+class C4(RowStep):
+    """Of web pages the lines that are sentences stay, and pages with too few of them go.
+
+    The rules are those of Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer" (JMLR 21(140), 2020, arXiv:1910.10683), section 2.2: lines stay that end in a terminal punctuation
+    mark and have at least ``min_words_per_line`` words; lines go that name Javascript, and lines about policies; marks
+    of citation go out of lines; pages go that contain "lorem ipsum" or a curly bracket anywhere, and those that are
+    left with fewer than ``min_sentences`` sentences. The longest word and the phrases about policies are those of the
+    program that made the corpus, where the least numbers are 3 sentences and 5 words. Sentences are counted by their
+    ends, so that an abbreviation in the middle of a line counts, too. Not here: bad words, the language, and
+    three-sentence spans that recur, which have steps of their own.
+
+    Meant for English web text: nearly every chat message goes, and code loses its lines. The texts of a record are
+    one page together; the record goes if one of them is left without a line. The system's turns are left alone.
+    """
+
+    name: ClassVar[str] = "c4"
+    field: TextField = Setting("input", description="which words of a record are the page: input, answer or all")
+    terminal_punctuation: bool = Setting(True, description="whether lines that do not end like a sentence go")
+    min_words_per_line: int = Setting(3, ge=0, description="fewest words of a line that stays")
+    min_sentences: int = Setting(5, ge=0, description="fewest sentences of a page")
+    max_word_length: int = Setting(1000, ge=1, description="most characters of a word in a line that stays")
+    javascript: bool = Setting(True, description="whether lines that name Javascript go")
+    policies: bool = Setting(True, description="whether lines go that speak of cookies, privacy or terms of use")
+    citations: bool = Setting(True, description="whether marks such as [1] and [citation needed] go out of lines")
+    lorem_ipsum: bool = Setting(True, description="whether pages with placeholder text go")
+    curly_brackets: bool = Setting(True, description="whether pages with a curly bracket go")
+
+    def apply(self, table: pa.Table) -> Outcome:
+        pages = joined_texts(table, self.field)
+        columns = table.select(["prompt", "completion", "rejected", "text"]).to_pylist()
+        rejections: dict[int, Rejection] = {}
+        values: dict[int, dict[str, Any]] = {}
+        sentences: list[float | None] = []
+        for row, (page, record) in enumerate(zip(pages, columns, strict=True)):
+            if not page:
+                sentences.append(None)
+                continue
+            new = map_texts(record, self._kept_lines, self.field, system=False)
+            left = _count_sentences({**record, **new}, self.field)
+            sentences.append(left)
+            if rejection := self._rejection(page, left, first_empty(new)):
+                rejections[row] = rejection
+            elif new:
+                values[row] = new
+        facts = {"sentences": pa.array(sentences, pa.float64())}
+        if not values:
+            return reject_rows(table, self.name, rejections, facts)
+        table, changed = rewrite(table, values, self.name, dict.fromkeys(values, "lines that are no sentences"))
+        return reject_rows(table, self.name, rejections, facts)._replace(changed=changed)
+
+    def _rejection(self, page: str, sentences: float, emptied: str | None) -> Rejection | None:
+        if self.lorem_ipsum and "lorem ipsum" in page.lower():
+            return Rejection("lorem ipsum", "placeholder text")
+        if self.curly_brackets and "{" in page:
+            return Rejection("curly bracket", "looks like code", float(page.count("{")))
+        if sentences < self.min_sentences:
+            detail = f"sentences {sentences:.0f}, must be at least {self.min_sentences}"
+            return Rejection("too few sentences", detail, sentences)
+        return Rejection("no line left", f"the {emptied} loses all lines") if emptied else None
+
+    def _kept_lines(self, text: str) -> str:
+        stripped = (line.strip() for line in text.split("\n"))
+        cited = (_CITATION.sub("", line).rstrip() for line in stripped) if self.citations else stripped
+        return "\n".join(line for line in cited if self._stays(line))
+
+    def _stays(self, line: str) -> bool:
+        words, lower = line.split(), line.lower()
+        return not (
+            len(words) < max(self.min_words_per_line, 1)
+            or (self.terminal_punctuation and (not line.endswith(_SENTENCE_ENDS) or line.endswith(_ELLIPSES)))
+            or (len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length)
+            or (self.javascript and "javascript" in lower)
+            or (self.policies and any(phrase in lower for phrase in POLICY_PHRASES))
+        )
+
+
+def _count_sentences(record: Mapping[str, Any], field: TextField) -> float:
+    return float(sum(len(_SENTENCE.findall(text)) for text in record_texts(record, field, system=False)))
+
+
+class Fineweb(RowStep):
+    """Web pages whose lines end like sentences, are not short and do not recur stay.
+
+    The rules and thresholds are those of Penedo et al., "The FineWeb Datasets: Decanting the Web for the Finest Text
+    Data at Scale" (2024, arXiv:2406.17557), section 3.6: a page goes whose share of lines that end in punctuation is
+    0.12 or less, whose share of characters in recurring lines is 0.1 or more, or whose share of lines of up to 30
+    characters is 0.67 or more. The bound on line ends for each word is not in the paper; it stands, with 0.3, in the
+    pipeline that made the data set. All are meant for web text, not for chats. Lines without a word are not counted,
+    and a quotation mark or bracket that closes counts as punctuation.
+    """
+
+    name: ClassVar[str] = "fineweb"
+    field: TextField = Setting("all", description="which words of a record are read: input, answer or all")
+    min_punctuated_lines: float | None = Setting(
+        0.12, ge=0, le=1, description="the share of lines that end in punctuation must be above this"
+    )
+    max_repeated_characters: float | None = Setting(
+        0.1, ge=0, le=1, description="the share of characters in lines that stood before must be below this"
+    )
+    max_short_lines: float | None = Setting(0.67, ge=0, le=1, description="the share of short lines must be below this")
+    short_line: int = Setting(30, ge=0, description="characters up to which a line is short")
+    max_lines_per_word: float | None = Setting(0.3, ge=0, description="most line ends for each word")
+
+    def apply(self, table: pa.Table) -> Outcome:
+        return apply_bounds(
+            table,
+            self.name,
+            _line_measures(joined_texts(table, self.field), self.short_line),
+            [
+                Bound("lines without punctuation", "punctuated_lines", "more than", self.min_punctuated_lines),
+                Bound("short lines", "short_lines", "less than", self.max_short_lines),
+                Bound("repeated lines", "repeated_characters", "less than", self.max_repeated_characters),
+                Bound("few words a line", "lines_per_word", "at most", self.max_lines_per_word),
+            ],
+        )
+
+
+def _line_measures(texts: Sequence[str], short_line: int) -> Measures:
+    counts = np.array([_line_counts(text, short_line) for text in texts], dtype=np.float64).reshape(-1, 6)
+    lines, punctuated, short, repeated_characters, ends, words = counts.T
+    return {
+        "punctuated_lines": ratio(punctuated, lines),
+        "short_lines": ratio(short, lines),
+        "repeated_characters": repeated_characters,
+        "lines_per_word": ratio(ends, words),
+    }
+
+
+def _line_counts(text: str, short_line: int) -> tuple[float, ...]:
+    lines = [line for line in map(str.strip, text.split("\n")) if line]
+    return (
+        len(lines),
+        sum(line.endswith(_LINE_ENDS) for line in lines),
+        sum(len(line) <= short_line for line in lines),
+        repeated_shares(lines)[1],
+        text.count("\n"),
+        len(text.split()),
+    )

@@ -1,0 +1,331 @@
+"""Shards of a version: read or rewritten, put through row steps, sketched, written, and seen by global steps."""
+
+import json
+import os
+import shutil
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.ipc
+import pyarrow.parquet as parquet
+
+from posttrain.data.reading.pieces import Piece, read_piece
+from posttrain.data.records.outcome import rewrite
+from posttrain.data.records.schema import CHANGED, FACT, RECORD, REJECTED, concat
+from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
+from posttrain.jobs.base import Engine
+from posttrain.store.hashing import digest
+
+VERSION = 1
+
+USER_IDS = "user_ids.parquet"
+
+RECORDS, REJECTIONS, CHANGES, FACTS, SUMMARY = (
+    "records.parquet",
+    "rejected.parquet",
+    "changed.parquet",
+    "facts.parquet",
+    "shard.json",
+)
+
+Item = TypeVar("Item")
+
+Result = TypeVar("Result")
+
+_DECODED_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard: a folder, and what its summary says.
+
+    Attributes:
+        key: what the content depends on, 64 hex characters.
+        rows: how many records it holds.
+        funnel: what its making did, as ``[step, reason, count]``; the first entry counts what came in.
+        shape: of the records in the file; None where there was no file.
+    """
+
+    folder: Path
+    key: str
+    rows: int
+    funnel: list[list[Any]]
+    shape: str | None
+    piece: dict[str, Any]
+
+    @staticmethod
+    def open(folder: Path) -> "Shard":
+        """The shard that `ShardTask` left in ``folder``."""
+        return Shard(folder, **json.loads((folder / SUMMARY).read_bytes()))
+
+    def records(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """RECORD table, or some of its columns."""
+        return parquet.read_table(self.folder / RECORDS, columns=columns, use_threads=False)
+
+    def sketches(self, step: int) -> pa.Table:
+        """What the global step with that place in the recipe is to compare, from a memory map."""
+        with pa.memory_map(str(self.folder / _sketch_file(step))) as source:
+            return pyarrow.ipc.open_file(source).read_all()
+
+
+@dataclass(frozen=True)
+class PreviousShard:
+    """A shard as the steps up to here left it.
+
+    Attributes:
+        dropped: int64 rows that a global step took out.
+        rewritten: by row what a global step made of it.
+        untouched: int64 rows, none of them dropped, that the steps are not to meet: what models are measured on. They
+            come last.
+    """
+
+    shard: Shard
+    dropped: npt.NDArray[np.int64]
+    rewritten: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    rewriter: str = ""
+    untouched: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Makes one shard; pickled to a worker. The same task gives the same bytes wherever it runs.
+
+    Attributes:
+        source: a piece of a file, or a shard of the phase before.
+        columns: which column holds what, for a piece.
+        labels: the closed label set that a piece's answers keep to; empty for open-ended answers.
+        steps: what every row goes through.
+        sketchers: the global steps that follow, by their place in the recipe.
+        parent: the folder in which the shard's own, named by its key, is made.
+    """
+
+    source: Piece | PreviousShard
+    columns: Mapping[str, str] | None
+    labels: tuple[str, ...]
+    steps: tuple[RowStep, ...]
+    sketchers: tuple[tuple[int, GlobalStep], ...]
+    parent: Path
+
+    @property
+    def key(self) -> str:
+        """What the shard's content depends on."""
+        return digest(
+            {
+                "version": VERSION,
+                "source": self._source_key(),
+                "steps": [step.key() for step in self.steps],
+                "sketches": [[place, step.sketch_key()] for place, step in self.sketchers],
+            }
+        )
+
+    @property
+    def finished(self) -> Path | None:
+        """The shard's folder if it has been made before."""
+        folder = self.parent / self.key
+        return folder if (folder / SUMMARY).exists() else None
+
+    def _source_key(self) -> list[Any]:
+        if isinstance(self.source, Piece):
+            return [self.source.described(), dict(self.columns or {}), list(self.labels)]
+        previous = self.source
+        rewritten = {str(row): dict(values) for row, values in sorted(previous.rewritten.items())}
+        return [previous.shard.key, previous.dropped.tolist(), rewritten, previous.untouched.tolist()]
+
+    def __call__(self) -> Path:
+        """Make the shard unless it is there; returns its folder.
+
+        Raises:
+            UserError: a record is bad, with file and line.
+        """
+        if (finished := self.finished) is not None:
+            return finished
+        folder = self.parent / self.key
+        unfinished = self.parent / f"{self.key}.{os.getpid()}.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        self._fill(unfinished)
+        os.replace(unfinished, folder)
+        return folder
+
+    def _fill(self, folder: Path) -> None:
+        table, untouched, changes, funnel, shape, piece = self._start(folder)
+        rejections: list[pa.Table] = []
+        facts: list[pa.Table] = []
+        for step in self.steps:
+            before = table
+            table, rejected, changed, measured = step.apply(table)
+            rejections.append(rejected)
+            changes.append(changed)
+            facts += [fact_table(before, step.name, name, values) for name, values in measured.items()]
+            counts = Counter(rejected["reason"].to_pylist())
+            funnel += [[step.name, reason, count] for reason, count in counts.items()]
+            if added := table.num_rows - (before.num_rows - rejected.num_rows):
+                funnel.append([step.name, "added", -added])
+        table = concat([table, untouched])
+        parquet.write_table(table, folder / RECORDS, compression="zstd")
+        parquet.write_table(concat(rejections, REJECTED), folder / REJECTIONS, compression="zstd")
+        parquet.write_table(concat(changes, CHANGED), folder / CHANGES, compression="zstd")
+        parquet.write_table(concat(facts, FACT), folder / FACTS, compression="zstd")
+        for place, sketcher in self.sketchers:
+            sketch = sketcher.sketch(table).combine_chunks()
+            with pyarrow.ipc.new_file(str(folder / _sketch_file(place)), sketch.schema) as file:
+                file.write_table(sketch)
+        summary = {"key": self.key, "rows": table.num_rows, "funnel": funnel, "shape": shape, "piece": piece}
+        (folder / SUMMARY).write_text(json.dumps(summary, ensure_ascii=False, sort_keys=True), encoding="utf-8")
+
+    def _start(
+        self, folder: Path
+    ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
+        """The rows that the steps meet, those that they do not, and what is known of them before."""
+        if isinstance(self.source, Piece):
+            read = read_piece(self.source, self.columns, self.labels)
+            funnel = [["read", "in", read.records.num_rows + sum(read.left_out.values())]]
+            funnel += [["read", kind, count] for kind, count in read.left_out.items()]
+            if read.user_ids.num_rows:
+                parquet.write_table(read.user_ids, folder / USER_IDS, compression="zstd")
+            return read.records, RECORD.empty_table(), [], funnel, read.shape, self.source.described()
+        previous = self.source
+        table, changed = rewrite(previous.shard.records(), previous.rewritten, previous.rewriter)
+        here, alone = np.ones(table.num_rows, dtype=bool), np.zeros(table.num_rows, dtype=bool)
+        here[previous.dropped] = here[previous.untouched] = False
+        alone[previous.untouched] = True
+        untouched = table.filter(pa.array(alone))
+        return table.filter(pa.array(here)), untouched, [changed], [], previous.shard.shape, previous.shard.piece
+
+
+def fact_table(table: pa.Table, step: str, name: str, values: pa.Array) -> pa.Table:
+    """FACT table of one measure of the rows of a RECORD table; nulls are left out."""
+    numeric = not pa.types.is_string(values.type)
+    nothing = pa.nulls(len(values), pa.string() if numeric else pa.float64())
+    columns = [
+        table["id"],
+        pa.array([step] * len(values), pa.string()),
+        pa.array([name] * len(values), pa.string()),
+        values.cast(pa.float64()) if numeric else nothing,
+        nothing if numeric else values,
+    ]
+    return pa.table(columns, schema=FACT).filter(pa.compute.is_valid(values))
+
+
+def _sketch_file(place: int) -> str:
+    return f"sketch-{place}.arrow"
+
+
+@dataclass(frozen=True)
+class CorpusShard:
+    """A `posttrain.data.steps.step.ShardView` that is a shard; ``to_data_path``: of the step in the recipe."""
+
+    shard: Shard
+    place: int
+
+    @property
+    def rows(self) -> int:
+        return self.shard.rows
+
+    def sketches(self) -> pa.Table:
+        return self.shard.sketches(self.place)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        return self.shard.records().take(pa.array(rows, pa.int64()))
+
+
+@dataclass
+class ShardCorpus:
+    """A `posttrain.data.steps.step.Corpus` over shards on disk: what is in memory at a time is bounded.
+
+    Attributes:
+        place: of the step in the recipe, which names its sketches.
+        alive: bool [N].
+        measured: RECORD table of what models are measured on.
+        before: what the step knew of the first rows when the set was smaller.
+        clusters: what earlier steps found.
+        past: gives the splits that rows had in versions before.
+        changes: gives what steps have rewritten so far.
+    """
+
+    shards: Sequence[Shard]
+    place: int
+    alive: npt.NDArray[np.bool_]
+    engine: Engine
+    measured: pa.Table = field(default_factory=RECORD.empty_table)
+    before: PreviousState | None = None
+    clusters: Mapping[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
+    past: Callable[[], npt.NDArray[np.int8]] = lambda: np.empty(0, np.int8)
+    changes: Callable[[], pa.Table] = CHANGED.empty_table
+
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Row at which each shard begins, and N: int64 [shards + 1]."""
+        return np.concatenate([[0], np.cumsum([shard.rows for shard in self.shards])]).astype(np.int64)
+
+    @property
+    def rows(self) -> int:
+        return int(self.starts[-1])
+
+    def sketches(self) -> pa.Table:
+        return pa.concat_tables([shard.sketches(self.place) for shard in self.shards])
+
+    def columns(self, names: Iterable[str]) -> pa.Table:
+        wanted = list(names)
+        return pa.concat_tables([shard.records(wanted) for shard in self.shards])
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        rows = np.asarray(rows, dtype=np.int64)
+        order = np.argsort(rows, kind="stable")
+        shard_of = np.searchsorted(self.starts, rows[order], side="right") - 1
+        parts = [RECORD.empty_table()]
+        for index in np.unique(shard_of).tolist():
+            inside = rows[order[shard_of == index]] - self.starts[index]
+            parts.append(self._decoded(index).take(pa.array(inside)))
+        back = np.empty(len(rows), dtype=np.int64)
+        back[order] = np.arange(len(rows))
+        return pa.concat_tables(parts).combine_chunks().take(pa.array(back))
+
+    def known(self) -> PreviousState | None:
+        return self.before
+
+    def sides(self) -> npt.NDArray[np.int8]:
+        return self.past()
+
+    def changed(self) -> pa.Table:
+        return self.changes()
+
+    def clustered(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
+        return self.clusters
+
+    def parts(self) -> Sequence[ShardView]:
+        return [CorpusShard(shard, self.place) for shard in self.shards]
+
+    def evaluation(self) -> pa.Table:
+        return self.measured
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        return self.engine.map(function, items)
+
+    def map_tables(self, function: Callable[[pa.Table], Result]) -> Iterator[tuple[int, Result]]:
+        results = self.engine.map(partial(_apply_to_shard, function), self.shards)
+        return zip(self.starts[:-1].tolist(), results, strict=True)
+
+    _cache: "OrderedDict[int, pa.Table]" = field(default_factory=OrderedDict)
+
+    def _decoded(self, index: int) -> pa.Table:
+        """A shard's records; the ones used last are kept."""
+        table = self._cache.pop(index, None)
+        if table is None:
+            table = self.shards[index].records()
+            while self._cache and sum(one.nbytes for one in self._cache.values()) + table.nbytes > _DECODED_BYTES:
+                self._cache.popitem(last=False)
+        self._cache[index] = table
+        return table
+
+
+def _apply_to_shard(function: Callable[[pa.Table], Result], shard: Shard) -> Result:
+    return function(shard.records())

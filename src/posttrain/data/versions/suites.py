@@ -1,0 +1,98 @@
+"""The records of evaluation suites, and the check that training records do not repeat their inputs."""
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from posttrain.data.contamination.decontaminate import Decontaminate
+from posttrain.data.reading.data_files import to_data_path
+from posttrain.data.reading.reader import read
+from posttrain.data.records.outcome import locations
+from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.steps.step import RowStep, Step
+from posttrain.data.versions.named_versions import Versions, test_side
+from posttrain.data.versions.recipe import Recipe, Suite
+from posttrain.store.errors import UserError
+
+
+def suite_tables(suites: Iterable[Suite], recipe: Recipe, root: Path, versions: Versions) -> dict[str, pa.Table]:
+    """RECORD table of the suites of each file, which several may read, each by columns of its own."""
+    tables: dict[str, list[pa.Table]] = {}
+    for suite in {suite.model_dump_json(): suite for suite in suites}.values():
+        tables.setdefault(suite.file, []).append(suite_records(suite, recipe, root, versions))
+    return {file: concat(found) for file, found in tables.items()}
+
+
+def suite_records(suite: Suite, recipe: Recipe, root: Path, versions: Versions) -> pa.Table:
+    """RECORD table of a suite's records, rewritten as the training records are that they are compared with."""
+    if suite.file in versions:
+        table = test_side(versions[suite.file], suite.file, ())
+    else:
+        at = to_data_path(suite.file) if "://" in suite.file else root / Path(suite.file).expanduser()
+        table = concat(list(read(at, suite.columns or recipe.columns, name=suite.file)))
+    for step in recipe.steps:
+        if step.evaluation and isinstance(step, RowStep):
+            outcome = step.apply(table)
+            # Models are measured on those too that the step would not let into training.
+            table = concat([outcome.kept, outcome.rejected.select(RECORD.names)])
+    return table
+
+
+def require_unseen_suites(
+    training: pa.Table,
+    suites: Mapping[str, pa.Table],
+    steps: Iterable[Step],
+    held_out: Collection[str] = (),
+    *,
+    beside: pa.Table,
+) -> None:
+    """Go on only if there is something to measure on that no model learns from.
+
+    Args:
+        training: ``input_id``, ``source`` and ``line`` of the records to learn from, before `decontaminate`.
+        suites: RECORD table of each suite by its name.
+        steps: `decontaminate`, where it is among them, takes out what only a part of a suite shares.
+        held_out: names of suites that are what a version holds out: the files it was made of may well be read again,
+            and the step takes out all that the suite shares.
+        beside: ``input_id`` of records of the same files that are held out or have left.
+
+    Raises:
+        UserError: all inputs of a suite stand in the files, or some are among the training records and no step takes
+            them out.
+    """
+    cleaned = any(isinstance(step, Decontaminate) for step in steps)
+    for name, suite in suites.items():
+        inside = compute.is_in(suite["input_id"], value_set=training["input_id"].combine_chunks())
+        shared = suite.filter(inside)
+        if cleaned and name in held_out:
+            continue
+        elsewhere = compute.is_in(suite["input_id"], value_set=beside["input_id"].combine_chunks())
+        if shared.num_rows and compute.sum(compute.or_(inside, elsewhere)).as_py() == suite.num_rows:
+            raise wholly_shared_error(name, suite.num_rows)
+        if shared.num_rows and not cleaned:
+            raise shared_inputs_error(training, shared, name)
+
+
+def shared_inputs_error(training: pa.Table, measured: pa.Table, name: str) -> UserError:
+    """The error for training records with inputs of ``measured``, of which there is one at least.
+
+    Args:
+        training: ``input_id``, ``source`` and ``line``.
+        measured: such a table of the records that models are measured on.
+        name: what they are called.
+    """
+    giving = training.filter(compute.is_in(training["input_id"], value_set=measured["input_id"].combine_chunks()))
+    first = giving.slice(0, 1)
+    other = measured.filter(compute.equal(measured["input_id"], first["input_id"][0])).slice(0, 1)
+    count = giving.num_rows
+    records = "1 training record has an input" if count == 1 else f"{count:,} training records have inputs"
+    message = f"{records} that models are measured on, the first: {locations(first)[0]} and {locations(other)[0]}"
+    return UserError(message, where=name, fix="list the step `decontaminate`, which takes them from training")
+
+
+def wholly_shared_error(name: str, count: int) -> UserError:
+    """The error for a suite of which nothing is left to measure on."""
+    fix = "measure on records that no model has learned from, or leave those files out"
+    return UserError(f"all {count:,} records of the suite stand in the training files", where=name, fix=fix)

@@ -1,0 +1,96 @@
+"""Paired bootstrap intervals of candidate minus champion.
+
+Source: B. Efron and R. J. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 for percentile
+intervals."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.store.errors import WorkError
+
+_BLOCK_SIZE = 4_000_000  # draws held in memory at a time
+_MAX_DISTINCT = 64
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of candidate minus champion with its interval, from ``n`` pairs."""
+
+    difference: float
+    low: float
+    high: float
+    n: int
+
+
+def paired_bootstrap(
+    candidate: np.ndarray, champion: np.ndarray, *, seed: int, resamples: int = 10_000, level: float = 0.95
+) -> Interval:
+    """Percentile bootstrap interval of the mean paired difference.
+
+    Records are resampled in pairs, so that what makes a record hard for both models cancels. The percentile
+    interval is taken and not BCa: the mean of bounded differences has next to no bias or skew to correct at
+    the sizes used here, and BCa breaks down where all differences are alike. It is a little short for few
+    pairs (by a factor of about sqrt(1 - 1/n)).
+
+    The mean of a resample depends only on how often each distinct difference was drawn, and those counts are
+    multinomial. Right-or-wrong scores have three distinct differences, so 10,000 resamples cost 30,000
+    numbers.
+
+    Args:
+        candidate: float [N], one score a record.
+        champion: float [N], the same records in the same order.
+        seed: of the resamples.
+        resamples: number of resamples.
+        level: coverage, between 0 and 1.
+
+    Raises:
+        ValueError: if the lengths differ, there are no records or a score is not finite.
+    """
+    values = _differences(candidate, champion)
+    distinct, counts = np.unique(values, return_counts=True)
+    generator = np.random.default_rng(seed)
+    n = len(values)
+    if len(distinct) <= _MAX_DISTINCT:
+        means = generator.multinomial(n, counts / n, size=resamples) @ distinct / n
+    else:
+        ordered = np.sort(values)  # so that the order of the records does not matter
+        width = max(1, _BLOCK_SIZE // n)
+        blocks = [min(width, resamples - start) for start in range(0, resamples, width)]
+        means = np.concatenate([ordered[generator.integers(0, n, (size, n))].mean(axis=1) for size in blocks])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(values.mean()), float(low), float(high), n)
+
+
+def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of the records that both predictions tables hold, in the order of the candidate's.
+
+    Returns:
+        Two float64 [N].
+
+    Raises:
+        WorkError: if they share no record.
+    """
+    theirs = dict(zip(champion["id"].to_pylist(), champion["score"].to_pylist(), strict=True))
+    pairs = [
+        (score, theirs[id])
+        for id, score in zip(candidate["id"].to_pylist(), candidate["score"].to_pylist(), strict=True)
+        if id in theirs
+    ]
+    if not pairs:
+        raise WorkError("candidate and champion were evaluated on different records: nothing to compare")
+    both = np.array(pairs, np.float64)
+    return both[:, 0], both[:, 1]
+
+
+def _differences(candidate: np.ndarray, champion: np.ndarray) -> np.ndarray:
+    ours, theirs = np.asarray(candidate, np.float64), np.asarray(champion, np.float64)
+    if ours.shape != theirs.shape or ours.ndim != 1:
+        raise ValueError(f"scores must be two arrays [N], got shapes {ours.shape} and {theirs.shape}")
+    if len(ours) == 0:
+        raise ValueError("no records to compare")
+    values = ours - theirs
+    if not np.isfinite(values).all():
+        raise ValueError("scores must be finite")
+    return values

@@ -1,0 +1,92 @@
+"""The names that metrics have in a gate's rules.
+
+The first suite's metrics are bare (``accuracy``). Another suite ``safety`` stands for its main metric, and
+``safety.NAME`` for each of its metrics. The same names stand behind ``champion.`` and ``baseline.``. The
+gain over the champion with its bootstrap interval is ``gain.accuracy``, ``gain.accuracy.low`` and
+``gain.accuracy.high``.
+"""
+
+from collections.abc import Mapping
+
+from posttrain.evaluate.bootstrap import Interval, paired_bootstrap, paired_scores
+from posttrain.evaluate.config import BootstrapConfig, EvaluateConfig
+from posttrain.evaluate.latency import PERCENTILES
+from posttrain.evaluate.scorers import SCORERS, scorer_name
+from posttrain.evaluate.suite import SuiteResult
+
+PREFIXES = ("champion", "baseline")
+
+RESERVED = frozenset(
+    {*PREFIXES, "gain", *PERCENTILES}
+    | {name for scorer in SCORERS.values() for name in scorer.metrics | scorer.label_metrics}
+)
+"""Names that a suite after the first may not have."""
+
+
+def metric_names(config: EvaluateConfig, has_labels: bool) -> set[str]:
+    """Every name that a gate may use, known before anything is run.
+
+    Args:
+        config: the config section ``evaluate``.
+        has_labels: whether the task has a closed label set.
+    """
+    own: set[str] = set(PERCENTILES) if config.latency.prompts else set()
+    gains: set[str] = set()
+    for position, (name, suite) in enumerate(config.suites.items()):
+        scorer = SCORERS[scorer_name(suite, has_labels)]
+        metrics = scorer.metrics | (scorer.label_metrics if has_labels else frozenset())
+        own |= _suite_metric_names(name, metrics, position)
+        gains.add(_gain_name(name, scorer.main, scorer.paired, position))
+    behind = {f"{prefix}.{name}" for prefix in PREFIXES for name in own}
+    return own | behind | {f"gain.{name}{end}" for name in gains for end in ("", ".low", ".high")}
+
+
+def flat_metrics(results: Mapping[str, SuiteResult]) -> dict[str, float]:
+    """One model's metrics by their names in a gate, without prefix. Suites are in the config's order."""
+    flat: dict[str, float] = {}
+    for position, (name, result) in enumerate(results.items()):
+        if position == 0:
+            flat |= result.metrics
+        else:
+            flat[name] = result.metrics[result.main]
+            flat |= {f"{name}.{metric}": value for metric, value in result.metrics.items()}
+    return flat
+
+
+def paired_gains(
+    candidate: Mapping[str, SuiteResult],
+    champion: Mapping[str, SuiteResult],
+    config: BootstrapConfig,
+    seed: int,
+) -> dict[str, Interval]:
+    """Paired bootstrap intervals of candidate minus champion, by name without ``gain.``."""
+    intervals = {}
+    for position, (name, result) in enumerate(candidate.items()):
+        if name in champion:
+            ours, theirs = paired_scores(result.predictions, champion[name].predictions)
+            intervals[_gain_name(name, result.main, result.paired, position)] = paired_bootstrap(
+                ours, theirs, seed=seed, resamples=config.resamples, level=config.level
+            )
+    return intervals
+
+
+def flat_gains(intervals: Mapping[str, Interval]) -> dict[str, float]:
+    """Intervals by their names in a gate."""
+    flat: dict[str, float] = {}
+    for name, interval in intervals.items():
+        flat |= {
+            f"gain.{name}": interval.difference,
+            f"gain.{name}.low": interval.low,
+            f"gain.{name}.high": interval.high,
+        }
+    return flat
+
+
+def _suite_metric_names(suite: str, metrics: frozenset[str], position: int) -> set[str]:
+    return set(metrics) if position == 0 else {suite, *(f"{suite}.{metric}" for metric in metrics)}
+
+
+def _gain_name(suite: str, main: str, paired: str, position: int) -> str:
+    if position == 0:
+        return paired
+    return suite if paired == main else f"{suite}.{paired}"

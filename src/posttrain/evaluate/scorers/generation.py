@@ -1,0 +1,135 @@
+"""Scorers of generated answers: exact match, regular expression, token F1, the user's own function."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from posttrain.evaluate.config import SuiteConfig
+from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, from_generations, normalise
+from posttrain.store.errors import UserError, WorkError
+from posttrain.store.extensions import load_object
+
+if TYPE_CHECKING:
+    from posttrain.models.language_model import LanguageModel
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def score_exact_match(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+    """1 for an equal answer, else 0. Invalid: cut off, or outside the label set where there is one."""
+    from posttrain.models.generate import generate
+
+    expected = examples.answers(where)
+    answers = generate(lm, examples.prompts)
+    allowed = {normalise(label) for label in lm.task.label_set}
+    written = [normalise(answer.text) for answer in answers]
+    right = [float(text == normalise(answer)) for text, answer in zip(written, expected, strict=True)]
+    valid = [
+        answer.finished and (not allowed or text in allowed) for answer, text in zip(answers, written, strict=True)
+    ]
+    return from_generations(answers, right, valid)
+
+
+EXACT_MATCH = Scorer(
+    score_exact_match,
+    main="accuracy",
+    paired="accuracy",
+    metrics=frozenset({"accuracy", "invalid_rate"}),
+    label_metrics=frozenset({"macro_f1"}),
+)
+
+
+def score_regex(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+    """Without a group: 1 where the pattern occurs in the answer, and an answer is invalid if it was cut off.
+
+    With a group (``#### (-?\\d+)``): the last match's first group is compared with that of the expected
+    answer, or with the whole expected answer where the pattern does not occur in it; an answer without a
+    match is invalid.
+    """
+    from posttrain.models.generate import generate
+
+    if suite.pattern is None:
+        raise UserError("scorer regex needs a pattern", where=where, fix="set `pattern`")
+    pattern = re.compile(suite.pattern)
+    expected = examples.answers(where) if pattern.groups else []
+    answers = generate(lm, examples.prompts)
+    if not pattern.groups:
+        found = [pattern.search(answer.text) is not None for answer in answers]
+        return from_generations(answers, found, [answer.finished for answer in answers])
+    picked = [_last_group(pattern, answer.text) for answer in answers]
+    wanted = [_last_group(pattern, answer) or answer for answer in expected]
+    right = [part is not None and normalise(part) == normalise(want) for part, want in zip(picked, wanted, strict=True)]
+    return from_generations(answers, right, [part is not None for part in picked])
+
+
+def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
+    matches = [match.group(1) for match in pattern.finditer(text)]
+    return matches[-1] if matches else None
+
+
+REGEX = Scorer(score_regex, main="accuracy", paired="accuracy", metrics=frozenset({"accuracy", "invalid_rate"}))
+
+
+def score_token_f1(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+    """F1 of the answers' words; an answer that was cut off is invalid."""
+    from posttrain.models.generate import generate
+
+    expected = examples.answers(where)
+    answers = generate(lm, examples.prompts)
+    values = [token_f1(answer.text, want) for answer, want in zip(answers, expected, strict=True)]
+    return from_generations(answers, values, [answer.finished for answer in answers])
+
+
+def token_f1(answer: str, expected: str) -> float:
+    """Harmonic mean of precision and recall over the multiset of words.
+
+    Both are lower-cased, stripped of ASCII punctuation and of English articles. Two answers that are then
+    empty score 1; one that is empty against one that is not scores 0.
+    """
+    ours, theirs = _words(answer), _words(expected)
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = (Counter(ours) & Counter(theirs)).total()
+    return 2 * common / (len(ours) + len(theirs))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+TOKEN_F1 = Scorer(score_token_f1, main="token_f1", paired="token_f1", metrics=frozenset({"token_f1", "invalid_rate"}))
+
+
+def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+    """Call ``function(answer, expected, prompt)`` for every record; an answer that was cut off is invalid.
+
+    ``answer`` is the text that the model wrote, ``expected`` the record's answer or None, ``prompt`` the
+    turns. It returns a number or a bool; higher is better.
+
+    Raises:
+        UserError: if the function cannot be imported (before the model answers anything).
+        WorkError: if it fails on a record or returns no finite number, naming the record.
+    """
+    from posttrain.models.generate import generate
+
+    function = load_object(suite.function or "", where)
+    answers = generate(lm, examples.prompts)
+    values = []
+    for answer, want, prompt, place in zip(answers, examples.expected, examples.prompts, examples.places, strict=True):
+        try:
+            value = float(function(answer.text, want, prompt))
+        except Exception as error:  # the user's code may raise anything
+            raise WorkError(f"{suite.function} failed on {place}: {type(error).__name__}: {error}") from error
+        if not math.isfinite(value):
+            raise WorkError(f"{suite.function} returned {value} for {place}; a finite number is needed")
+        values.append(value)
+    return from_generations(answers, values, [answer.finished for answer in answers])
+
+
+PYTHON = Scorer(score_python, main="score", paired="score", metrics=frozenset({"score", "invalid_rate"}))

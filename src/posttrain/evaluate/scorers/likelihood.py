@@ -1,0 +1,86 @@
+"""Scorers of log-likelihoods: the most probable label of a closed set, and perplexity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from posttrain.evaluate.config import SuiteConfig
+from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, normalise
+from posttrain.store.errors import UserError
+
+if TYPE_CHECKING:
+    from posttrain.models.language_model import LanguageModel
+
+
+def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+    """1 where the expected label has the greatest probability, else 0; every answer is valid.
+
+    Raises:
+        UserError: if the task has no label set, or a record's answer is outside it.
+    """
+    from posttrain.models.likelihood import label_scores
+
+    labels = lm.task.label_set
+    if not labels:
+        raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `progress_bar.labels`")
+    position = {normalise(label): index for index, label in enumerate(labels)}
+    answers = examples.answers(where)
+    for answer, place in zip(answers, examples.places, strict=True):
+        if normalise(answer) not in position:
+            raise UserError(f"{place}: label `{answer}` is not in task.labels", where=where)
+    truth = np.array([position[normalise(answer)] for answer in answers])
+    scores = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities
+    found = scores.astype(np.float64)
+    best = found.argmax(axis=1)
+    rows = np.arange(len(truth))
+    return ScorerOutput(
+        predicted=[labels[index] for index in best],
+        score=(best == truth).astype(np.float64),
+        valid=np.ones(len(truth), bool),
+        confidence=np.minimum(np.exp(found[rows, best]), 1.0),
+        log_likelihood=found[rows, truth],
+        tokens=np.zeros(len(truth), np.int64),
+        labels=scores,
+    )
+
+
+LABEL_LIKELIHOOD = Scorer(
+    score_label_likelihood,
+    main="accuracy",
+    paired="accuracy",
+    metrics=frozenset({"accuracy", "macro_f1", "invalid_rate", "log_likelihood", "log_likelihood_sum", "ece"}),
+)
+
+
+def score_perplexity(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
+    """The log-likelihood in nats of each expected answer, stop token included, or of each plain text."""
+    from posttrain.models.likelihood import answer_log_likelihoods, text_log_likelihoods
+
+    answers = examples.answers(where)
+    sums, counts = np.zeros(len(answers)), np.zeros(len(answers), np.int64)
+    chats = [row for row, prompt in enumerate(examples.prompts) if prompt]
+    texts = [row for row, prompt in enumerate(examples.prompts) if not prompt]
+    if chats:
+        prompts = [examples.prompts[row] for row in chats]
+        sums[chats], counts[chats] = answer_log_likelihoods(lm, prompts, [answers[row] for row in chats])
+    if texts:
+        sums[texts], counts[texts] = text_log_likelihoods(lm, [answers[row] for row in texts])
+    return ScorerOutput(
+        predicted=[""] * len(answers),
+        score=sums,
+        valid=np.ones(len(answers), bool),
+        confidence=np.exp(sums / np.maximum(counts, 1)),
+        log_likelihood=sums,
+        tokens=counts,
+    )
+
+
+PERPLEXITY = Scorer(
+    score_perplexity,
+    main="perplexity",
+    paired="log_likelihood",
+    metrics=frozenset({"perplexity", "log_likelihood", "log_likelihood_sum", "tokens"}),
+    plain_text=True,
+)

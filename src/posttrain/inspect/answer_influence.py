@@ -1,0 +1,298 @@
+"""The influence of each training record on one answer of the champion."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from posttrain.inspect.labelled_records import inputs
+from posttrain.inspect.record_rounds import cosine_similarities
+from posttrain.loop.context import RoundContext, task_key
+from posttrain.models.task import record_turns
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.rows import Run
+from posttrain.train.config import LoraConfig
+from posttrain.train.objectives.registry import OBJECTIVES
+
+if TYPE_CHECKING:
+    from posttrain.attribution.influence.functional_model import FunctionalModel
+    from posttrain.attribution.values import InfluenceScores
+    from posttrain.models.chat import TokenizedExample
+    from posttrain.models.language_model import LanguageModel
+
+_SCORES = "influence.parquet"
+
+_PROJECTION_DIMENSIONS = 4096
+
+_DAMPING = 0.1  # of the mean eigenvalue, as R. Grosse et al. 2023 (arXiv:2308.03296, section 2.1)
+
+_TRACE_RECORDS = 16  # records that tell the mean eigenvalue
+
+INFLUENCE_METHODS = ("ekfac", "conjugate_gradient", "lissa", "arnoldi", "tracin", "trak", "less")
+
+_ADAPTER = "adapter"
+
+_ADAPTER_RANK = 8
+
+_LAST_LAYERS = 4
+
+
+@dataclass(frozen=True)
+class AnswerInfluence:
+    """What each training record that was looked at did to an answer.
+
+    Attributes:
+        table: ``id, influence, share, label, input, source, line``, what pushed most towards the answer first;
+            ``ratio`` is the influence over the sum of all sizes.
+        parameters: which of the model's count.
+        training: records that the model was trained on.
+    """
+
+    table: pa.Table
+    parameters: str
+    training: int
+
+
+def check_influence_method(name: str) -> None:
+    """Raise a UserError unless there is such a method."""
+    if name not in INFLUENCE_METHODS:
+        raise UserError(f"no method `{name}`; {suggest(name, INFLUENCE_METHODS)}", where="--method")
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """How a model came about.
+
+    Attributes:
+        model: its id.
+        run: the training.
+    """
+
+    model: str
+    run: Run
+
+    @property
+    def dataset(self) -> str:
+        """The id of its training set."""
+        return self.run.inputs["dataset"]
+
+    @property
+    def train(self) -> dict[str, Any]:
+        """The settings that it was trained with."""
+        settings: dict[str, Any] = self.run.config["train"]
+        return settings
+
+
+def answer_influence(
+    turn: RoundContext,
+    trained: TrainingRun,
+    record: Mapping[str, Any],
+    answer: str,
+    instead: str | None,
+    method: str,
+    among: int,
+) -> AnswerInfluence:
+    """What the training records did to a model's answer to a record; computed once.
+
+    The score of a training record is to first order what leaving it out would take from the log-likelihood of the
+    answer, less what it would take from that of the other answer. The unit is nats by the methods that invert the
+    curvature, though the damping decides the size, so that only shares and order mean something; `tracin` and `less`
+    are of the trained weights alone, as checkpoints of a finished training are not kept, and `trak` of one model.
+    `less` takes Adam's moments that these weights would come to, and of two answers the difference of two cosines.
+
+    Args:
+        turn: none of a round.
+        trained: the model and its training.
+        record: a row of RECORD.
+        answer: what the model said.
+        instead: another answer; None: none.
+        method: one of `METHODS`.
+        among: training records that are looked at, those whose inputs are most like the record's.
+    """
+    dataset = turn.dataset(trained.dataset).records
+
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm
+
+        rows = np.arange(dataset.num_rows)
+        if dataset.num_rows > among:
+            rows = np.sort(np.argsort(-cosine_similarities(turn, dict(record), trained.dataset), kind="stable")[:among])
+        lm, parameters = load_trainable(turn, trained)
+        train = encode_training_records(lm, trained, dataset.take(pa.array(rows)))
+        prompt = record_turns(record)
+        test = [encode_record(lm, prompt, said) for said in (answer, instead) if said is not None]
+        # Records of like length stand together, so that little is filled up.
+        order = np.argsort([len(one.ids) for one in train], kind="stable")
+        found = _influence_scores(
+            functional_causal_lm(lm), [train[place] for place in order], test, method, trained, scratch
+        )
+        ids = dataset["id"].take(pa.array(rows[order]))
+        towards = found.scores[:, 0] - (found.scores[:, 1] if instead is not None else 0)
+        parquet.write_table(pa.table({"id": ids, "influence": towards}), out / _SCORES)
+        left = None if found.residuals is None else float(found.residuals.max())
+        return {"parameters": parameters, "evaluations": found.evaluations, "residual": left}
+
+    # The prompt is what counts of the record, and the answers.
+    asked = json.dumps(record_turns(record), ensure_ascii=False)
+    settings = {"method": method, "among": among, "asked": asked, "answer": answer, "instead": instead}
+    from_base = {"model": trained.model, "source": trained.run.inputs["source"], "dataset": trained.dataset}
+    made = turn.stage("influence", "influence", from_base, settings | task_key(turn.config), work, seeded=False)
+    scores = parquet.read_table(turn.path(made.id) / _SCORES)
+    return AnswerInfluence(_join_records(scores, dataset), made.meta["parameters"], dataset.num_rows)
+
+
+def _join_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:
+    row_of = {id: row for row, id in enumerate(dataset["id"].to_pylist())}
+    records = dataset.take(pa.array([row_of[id] for id in scores["id"].to_pylist()], pa.int64()))
+    size = float(np.abs(scores["influence"].to_numpy()).sum())
+    shares = scores["influence"].to_numpy() / (size or 1)
+    columns = {"share": shares, "label": records["completion"], "input": inputs(records)}
+    columns |= {name: records[name] for name in ("source", "line")}
+    table = pa.table({**{name: scores[name] for name in scores.column_names}, **columns})
+    return table.sort_by([("influence", "descending"), ("id", "ascending")]).combine_chunks()
+
+
+def _influence_scores(
+    learner: "FunctionalModel",
+    train: "list[TokenizedExample]",
+    test: "list[TokenizedExample]",
+    method: str,
+    trained: TrainingRun,
+    scratch: Path,
+) -> "InfluenceScores":
+    from posttrain.attribution.influence.checkpoints import AdamMoments, Checkpoint
+    from posttrain.attribution.influence.curvature import Curvature
+    from posttrain.attribution.influence.influence_functions import influence_functions
+    from posttrain.attribution.influence.less import less
+    from posttrain.attribution.influence.projection import Projection
+    from posttrain.attribution.influence.tracin import tracin
+    from posttrain.attribution.influence.trak import trak
+
+    if method == "tracin":
+        point = Checkpoint(learner.parameters, trained.train["learning_rate"])
+        return tracin(learner, [point], train, test, projection=Projection(_PROJECTION_DIMENSIONS), folder=scratch)
+    if method == "less":
+        settled = AdamMoments.settled(learner, train)
+        point = Checkpoint(learner.parameters, trained.train["learning_rate"], settled)
+        return less(learner, [point], train, test, projection=Projection(_PROJECTION_DIMENSIONS), folder=scratch)
+    if method == "trak":
+        # As many dimensions as records would fit all of them, so fewer.
+        narrow = Projection(max(8, min(_PROJECTION_DIMENSIONS, len(train) // 2)))
+        return trak([learner], train, test, projection=narrow, damping=1e-6, folder=scratch)
+    spread = np.linspace(0, len(train) - 1, min(_TRACE_RECORDS, len(train))).astype(int)
+    mean = mean_eigenvalue(Curvature(learner, [train[row] for row in spread]))
+    # Where the model is sure of everything the curvature is next to nothing, but no damping would divide by it.
+    damping = max(_DAMPING * mean, float(np.finfo(np.float32).tiny))
+    return influence_functions(learner, train, test, damping=damping, solver=_SOLVERS[method](), folder=scratch)
+
+
+def mean_eigenvalue(curvature: Any, seed: int = 0) -> float:
+    """The trace of a curvature over its size, from one random vector of signs (M. F. Hutchinson 1990)."""
+    import torch
+
+    learner = curvature.learner
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (learner.size, 1), generator=generator).to(learner.dtype).to(learner.device) * 2 - 1
+    along = float((signs.double() * curvature.product(signs).double()).sum())
+    return along / int(learner.size)
+
+
+def _ekfac() -> Any:
+    from posttrain.attribution.influence.ihvp.ekfac import Ekfac
+
+    return Ekfac()
+
+
+def _conjugate_gradient() -> Any:
+    from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
+
+    return ConjugateGradient(tolerance=1e-2, steps=50)
+
+
+def _lissa() -> Any:
+    from posttrain.attribution.influence.ihvp.lissa import Lissa
+
+    return Lissa(steps=100)
+
+
+def _arnoldi() -> Any:
+    from posttrain.attribution.influence.ihvp.arnoldi import Arnoldi
+
+    return Arnoldi(steps=50)
+
+
+_SOLVERS: Mapping[str, Callable[[], Any]] = {
+    "ekfac": _ekfac,
+    "conjugate_gradient": _conjugate_gradient,
+    "lissa": _lissa,
+    "arnoldi": _arnoldi,
+}
+
+
+def find_training_run(turn: RoundContext, model: str) -> TrainingRun | None:
+    """The training that made a model; None of a base model.
+
+    Raises:
+        UserError: its objective is not to learn answers.
+    """
+    runs = [run for run in turn.workspace.metadata.producers(model) if run.stage == "train" and run.status == "done"]
+    if not runs:
+        return None
+    found = TrainingRun(model, runs[-1])
+    if OBJECTIVES[found.train["objective"]].shape not in ("completion", "teacher"):
+        raise UserError(
+            f"the champion was trained by `{found.train['objective']}`, and influence is of answers that are learned",
+            where="train.objective",
+        )
+    return found
+
+
+def load_trainable(turn: RoundContext, trained: TrainingRun) -> "tuple[LanguageModel, str]":
+    """The model in float32 with the parameters that count requiring a gradient, and what these are, in words.
+
+    Of a model that an adapter was trained for it is that adapter. Of any other the linear layers count, each weight
+    matrix seen through a random projection of its inputs to 8 dimensions: a fresh adapter whose second half, which is
+    zero, requires the gradient. So inner products of gradients are kept up to noise (as in LoGra, S. Choe et al. 2024,
+    arXiv:2405.13954), at a hundredth of the numbers. Of a deep model only the last decoder layers count, as in TracIn
+    (G. Pruthi et al. 2020, arXiv:2002.08484, section 3.5): no gradient goes further back then.
+    """
+    import torch
+
+    from posttrain.attribution.influence.causal_lm import load_adapter
+    from posttrain.models.language_model import load_language_model as load_model
+    from posttrain.train.lora import add_adapter
+
+    adapter = turn.path(trained.model) / _ADAPTER
+    if (adapter / "adapter_model.safetensors").is_file():
+        base = load_model(turn.path(trained.run.inputs["source"]), turn.config.task, "float32")
+        lm, what, part = load_adapter(base, adapter), "the adapter that was trained", "lora_"
+    else:
+        whole = load_model(turn.path(trained.model), turn.config.task, "float32")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            lm = add_adapter(whole, LoraConfig(rank=_ADAPTER_RANK, alpha=_ADAPTER_RANK))
+        what, part = f"linear layers, their inputs projected at random to {_ADAPTER_RANK} dimensions", "lora_B"
+    lm.model.eval()
+    last, depth = _last_layers([name for name, _ in lm.model.named_parameters() if part in name])
+    for name, value in lm.model.named_parameters():
+        value.requires_grad_(name in last)
+    return lm, what if depth <= _LAST_LAYERS else f"{what}, in the last {_LAST_LAYERS} of {depth} layers"
+
+
+def _last_layers(names: list[str]) -> tuple[set[str], int]:
+    """The parameters of the last `_LAST_LAYERS` of a model's numbered layers, and how many layers there are."""
+    numbers = [next((int(word) for word in name.split(".") if word.isdecimal()), 0) for name in names]
+    depth = max(numbers) + 1
+    return {name for name, number in zip(names, numbers, strict=True) if number >= depth - _LAST_LAYERS}, depth
+
+
+def encode_training_records(lm: "LanguageModel", trained: TrainingRun, records: pa.Table) -> "list[TokenizedExample]":
+    """The training records as the training met them."""
+    from posttrain.train.data.encoding import build_examples
+
+    return [one.unit[0] for one in build_examples(lm, records, trained.train["max_length"], "completion")]

@@ -1,0 +1,171 @@
+"""Explains a record of a workspace: why the champion answers it so, why it was chosen, who labelled it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from posttrain.evaluate.suite import read_evaluation
+from posttrain.inspect.answer_influence import answer_influence, check_influence_method, find_training_run
+from posttrain.inspect.record_rounds import annotation_of, first_training_round, nearest_labelled, record_rounds
+from posttrain.loop.config import Config
+from posttrain.loop.context import RoundContext
+from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.registry import Registry
+from posttrain.loop.stages.evaluate import suite_records
+from posttrain.models.task import record_turns
+from posttrain.store.errors import UserError
+from posttrain.store.rows import Run
+from posttrain.store.workspace import Workspace
+
+RecordKind = Literal["evaluated", "training", "pool"]
+
+_MIN_PREFIX = 4
+
+
+def explain(
+    workspace: Workspace, config: Config, text: str, *, method: str = "ekfac", among: int = 300, count: int = 5
+) -> dict[str, Any]:
+    """What there is to say of a record, by what it is.
+
+    Args:
+        workspace: the workspace.
+        config: its config.
+        text: the record's id, its input's, or the beginning of one.
+        method: how influence is computed, of an evaluated record.
+        among: training records that are looked at for it.
+        count: records named of each kind.
+
+    Returns:
+        ``kind`` and ``record``. Of an ``evaluated_rounds`` record ``suite``, ``prediction`` and what
+        `posttrain.inspect.answer_influence.answer_influence` found: ``towards`` and ``index_evaluation`` the answer. Of one of the
+        ``pool`` what ``rounds`` said of it and ``closest_match`` labelled ones. Of a ``training_from_steps`` record ``rounds``,
+        ``phase_seconds_since`` (the first round that learned from it) and ``annotation_of``.
+
+    Raises:
+        UserError: nothing has run yet, or the text names no record, or several; there is no such method, the champion
+            has not been trained, or by an objective that learns no answers.
+    """
+    check_influence_method(method)
+    turn = RoundContext(workspace, config, 0, in_round=False)
+    with workspace.lock():
+        found = find_record(turn, text)
+        told = {"kind": found.kind, "record": _record_fields(found.record)}
+        if found.kind == "evaluated":
+            return {**told, "suite": found.suite, **_explain_evaluated(turn, found, method, among, count)}
+        rounds = record_rounds(turn, found.record["input_id"])
+        if found.kind == "training":
+            since = first_training_round(turn, found.record["input_id"])
+            return {**told, "rounds": rounds, "since": since, "labelled_by": annotation_of(found.record)}
+        nearest = nearest_labelled(turn, found.record, carried_dataset(workspace), count)
+        return {**told, "rounds": rounds, "nearest": nearest}
+
+
+@dataclass(frozen=True)
+class LocatedRecord:
+    """A record and the kind of set that it is in; of several the first of `Kind`.
+
+    Attributes:
+        record: its row of RECORD.
+        suite: the name of the suite, where it is evaluated.
+        prediction: its row of the champion's predictions there; None where the suite's sample leaves it out.
+    """
+
+    kind: RecordKind
+    record: dict[str, Any]
+    suite: str | None = None
+    prediction: dict[str, Any] | None = None
+
+
+def _explain_evaluated(turn: RoundContext, found: LocatedRecord, method: str, among: int, count: int) -> dict[str, Any]:
+    if found.prediction is None:
+        raise UserError(f"the suite `{found.suite}` measures a sample without this record", fix="posttrain eval --full")
+    if not record_turns(found.record):
+        raise UserError("it is a text without an answer, and influence is told of answers")
+    trained = find_training_run(turn, Registry(turn.workspace).in_service)
+    if trained is None:
+        raise UserError("the champion is the base model, which none of your records has taught", fix="posttrain run")
+    said, expected = found.prediction["predicted"], found.prediction["expected"]
+    wrong = expected is not None and said != expected and not found.prediction["score"] >= 1
+    instead = expected if wrong else None
+    of = answer_influence(turn, trained, found.record, said, instead, method, among)
+    rows = of.table.to_pylist()
+    return {
+        "prediction": found.prediction,
+        "instead": instead,
+        "method": method,
+        "parameters": of.parameters,
+        "looked_at": len(rows),
+        "training": of.training,
+        "towards": [row for row in rows if row["influence"] > 0][:count],
+        "against": [row for row in reversed(rows) if row["influence"] < 0][:count],
+    }
+
+
+def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
+    text = " / ".join(turn["content"] for turn in record_turns(record))
+    return {**{name: record[name] for name in ("id", "input_id", "completion", "source", "line")}, "input": text}
+
+
+def find_record(turn: RoundContext, text: str) -> LocatedRecord:
+    """The record whose id, or whose input's id, begins with ``text``.
+
+    Raises:
+        UserError: nothing has run yet, the text is too short, or it names no record or records of several inputs.
+    """
+    if Registry(turn.workspace).champion is None or not finished_rounds(turn.workspace):
+        raise UserError("there is no champion yet", fix="posttrain run")
+    if len(text) < _MIN_PREFIX:
+        raise UserError(f"`{text}` is too short", fix=f"give at least {_MIN_PREFIX} characters of the id")
+    evaluation = last_evaluation(turn)
+    found = [
+        (kind, suite, row)
+        for kind, suite, table in _searched_tables(turn, evaluation)
+        for row in table.filter(_has_prefix(table, text)).to_pylist()
+    ]
+    if not found:
+        fix = "posttrain select lists ids of the pool, posttrain show train@v1 those of a training set"
+        raise UserError(f"no record here is called `{text}`", fix=fix)
+    if (several := len({row["input_id"] for _, _, row in found})) > 1:
+        raise UserError(f"`{text}` could be records of {several} inputs", fix="give more of the id")
+    kind, suite, record = found[0]
+    if kind == "pool":  # its label has another id, being of the answer too
+        learned = turn.dataset(carried_dataset(turn.workspace)).records
+        same = learned.filter(compute.equal(learned["input_id"], record["input_id"])).to_pylist()
+        kind, record = ("training", same[0]) if same else (kind, record)
+    if kind != "evaluated" or suite is None or evaluation is None:
+        return LocatedRecord(kind, record)
+    table = read_evaluation(turn.path(str(evaluation.output)))[suite].predictions
+    rows = table.filter(compute.equal(table["id"], record["id"])).to_pylist()
+    return LocatedRecord(kind, record, suite, rows[0] if rows else None)
+
+
+def last_evaluation(turn: RoundContext) -> Run | None:
+    """The run that last measured the champion; None where a later change left none."""
+    champion = Registry(turn.workspace).in_service
+    runs = [run for run in turn.workspace.metadata.runs(stage="evaluate", status="done") if run.output]
+    mine = [run for run in runs if run.inputs.get("model") == champion]
+    return max(mine, key=lambda run: run.started_at, default=None)
+
+
+def last_pool(turn: RoundContext) -> str:
+    """The id of the pool that the last round with one had."""
+    pools = [entry.detail["pool"] for entry in finished_rounds(turn.workspace)]
+    return str(pools[-1])
+
+
+def _searched_tables(turn: RoundContext, evaluation: Run | None) -> Iterator[tuple[RecordKind, str | None, pa.Table]]:
+    if evaluation is not None:
+        test = turn.workspace.artifacts.get(evaluation.inputs["test"])
+        measured = read_evaluation(turn.path(str(evaluation.output)))
+        for name, suite in turn.config.evaluate.suites.items():
+            if name in measured:
+                yield "evaluated", name, suite_records(turn, suite, test)
+    yield "training", None, turn.dataset(carried_dataset(turn.workspace)).records
+    yield "pool", None, turn.dataset(last_pool(turn)).records
+
+
+def _has_prefix(table: pa.Table, text: str) -> pa.ChunkedArray:
+    return compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))

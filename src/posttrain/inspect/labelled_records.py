@@ -1,0 +1,130 @@
+"""Labelled records of a workspace or of files, with their embeddings."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.data.reading.reader import read
+from posttrain.data.records.schema import concat
+from posttrain.loop.config import Config
+from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.history import carried_dataset
+from posttrain.loop.registry import Registry
+from posttrain.models.task import record_turns
+from posttrain.select.scores.config import CHAMPION
+from posttrain.select.scores.table import embed_records
+from posttrain.store.errors import UserError
+from posttrain.store.workspace import Workspace
+
+_FILE = "embeddings.npy"
+
+Embedded = tuple[npt.NDArray[np.float32], list[str]]
+
+
+def labelled_dataset(turn: RoundContext) -> str:
+    """The id of the set of all records that the loop has labels of.
+
+    Raises:
+        UserError: nothing has run or has been labelled yet.
+    """
+    if Registry(turn.workspace).champion is None:
+        raise UserError("nothing has run here yet", fix="posttrain run, or name a file of labelled records")
+    dataset = carried_dataset(turn.workspace)
+    if not turn.dataset(dataset).records.num_rows:
+        raise UserError("nothing has been labelled here yet", fix="name a file of labelled records")
+    return dataset
+
+
+def labelled_records(files: Sequence[Path], columns: Mapping[str, str] | None) -> pa.Table:
+    """RECORD table of files, all of whose records have an answer.
+
+    Raises:
+        UserError: a file cannot be read, or one of its records has no answer.
+    """
+    records = concat([table for file in files for table in read(file, columns)])
+    answers = records["completion"].to_pylist()
+    if None in answers:
+        row = answers.index(None)
+        where = f"{records['source'][row].as_py()}:{records['line'][row].as_py()}"
+        raise UserError("the record has no answer to learn from", where=where, fix="map it: --column completion=NAME")
+    return records
+
+
+def embedded(turn: RoundContext, dataset: str, embedder: str) -> npt.NDArray[np.float32]:
+    """Embeddings of a set's inputs, float32 [N, D]; computed once.
+
+    Args:
+        embedder: ``champion``, or a sentence model as `posttrain.models.embedder.find_embedder` takes it.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    from posttrain.models.embedder import embedder_key
+
+    champion = Registry(turn.workspace).in_service
+
+    def work(out: Path, scratch: Path) -> dict[str, Any]:
+        records = turn.dataset(dataset).records
+        found = (
+            embed_records(turn.model(champion), records) if embedder == CHAMPION else by_sentences(records, embedder)
+        )
+        np.save(out / _FILE, found, allow_pickle=False)
+        return {"records": len(found), "width": found.shape[1]}
+
+    model = {"model": champion} if embedder == CHAMPION else {"embedder": embedder_key(embedder)}
+    config = task_key(turn.config) if embedder == CHAMPION else {}
+    made = turn.stage("embed", "embeddings", {"dataset": dataset, **model}, config, work, seeded=False)
+    found: npt.NDArray[np.float32] = np.load(turn.path(made.id) / _FILE, allow_pickle=False)
+    return found
+
+
+def by_sentences(records: pa.Table, embedder: str) -> npt.NDArray[np.float32]:
+    """Embeddings of the records' inputs by a sentence model, float32 [N, D].
+
+    Raises:
+        UserError: there is no such model.
+    """
+    from posttrain.models.embedder import Embedder
+
+    return Embedder.load(embedder).embed(inputs(records, "\n"))
+
+
+def inputs(records: pa.Table, between: str = " / ") -> list[str]:
+    """What each record asks, its turns with ``between`` between them."""
+    rows = records.select(["prompt", "text"]).to_pylist()
+    return [between.join(turn["content"] for turn in record_turns(row)) for row in rows]
+
+
+def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None = None) -> Embedded:
+    """Embeddings, float32 [N, D], and the answers of the records that the loop has labels of.
+
+    Args:
+        workspace: the workspace.
+        config: its config.
+        embedder: ``champion`` or a sentence model; None for what the loop goes by (``select.scoring.embeddings``).
+
+    Raises:
+        UserError: nothing has been labelled yet, or there is no such model.
+    """
+    turn = RoundContext(workspace, config, 0, in_round=False)
+    records = turn.dataset(labelled_dataset(turn)).records
+    embedder = config.select.scoring.embeddings if embedder is None else embedder
+    if embedder == CHAMPION:
+        found = embed_records(turn.model(Registry(workspace).in_service), records)
+    else:
+        found = by_sentences(records, embedder)
+    return found, records["completion"].to_pylist()
+
+
+def labelled_in(files: Sequence[Path], columns: Mapping[str, str] | None, embedder: str) -> Embedded:
+    """The same of files, by a sentence-embedding model.
+
+    Raises:
+        UserError: a file cannot be read or has no answers, or there is no such model.
+    """
+    records = labelled_records(files, columns)
+    return by_sentences(records, embedder), records["completion"].to_pylist()

@@ -1,0 +1,93 @@
+"""What the next round would select, without turning it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as parquet
+
+from posttrain.loop.config import Config
+from posttrain.loop.context import RoundContext
+from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.registry import Registry
+from posttrain.loop.score_files import BATCH
+from posttrain.loop.scoring import check_costs
+from posttrain.loop.stages.collect import collect
+from posttrain.loop.stages.evaluate import evaluate
+from posttrain.loop.stages.score import score
+from posttrain.loop.stages.select import batch_size, estimate_batch_gain, select
+from posttrain.loop.suites import check_suites
+from posttrain.select.config import cold_start_error
+from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS
+from posttrain.select.stopping import GainEstimate
+from posttrain.select.strategy import AUTO
+from posttrain.store.errors import UserError
+from posttrain.store.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A batch and what it is expected to bring.
+
+    Attributes:
+        records: one entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
+        strategy: by which they were chosen.
+        outlook: None where earlier rounds cannot be read.
+        left: labels that ``label.budget`` leaves for a round, if fewer than the batch has.
+    """
+
+    records: list[dict[str, Any]]
+    strategy: str
+    outlook: GainEstimate | None
+    left: int | None
+
+
+def preview_selection(workspace: Workspace, config: Config, strategy: str | None = None) -> Preview:
+    """The batch that the next round would label with this config.
+
+    Args:
+        workspace: the workspace.
+        config: its config.
+        strategy: chooses in place of the config's.
+
+    Raises:
+        UserError: if there is no champion yet to score the pool with, or it says nothing to the strategy.
+    """
+    rounds = finished_rounds(workspace)
+    champion = Registry(workspace).champion
+    if champion is None or not rounds:
+        raise UserError("there is no champion yet to score the pool with", fix="posttrain run --rounds 0")
+    cold = champion.model_id == rounds[0].candidate
+    if strategy is not None:
+        config = _with_strategy(config, strategy, cold)
+    check_suites(config, workspace.root)
+    with workspace.lock():
+        turn = RoundContext(workspace, config, len(rounds), in_round=False)
+        collected = collect(turn)
+        check_costs(turn, collected.pool.id)
+        evaluation = evaluate(turn, champion.model_id, collected.test)
+        train = carried_dataset(workspace)
+        scores = score(turn, champion.model_id, collected.pool, train, collected.test, evaluation.id, cold)
+        n = config.label.per_round
+        selection = select(turn, champion.model_id, collected.pool, scores, evaluation.id, n, cold)
+        expected = estimate_batch_gain(turn, champion.model_id, scores, selection.meta["records"])
+        batch: list[dict[str, Any]] = parquet.read_table(turn.path(selection.id) / BATCH).to_pylist()
+        records = {record["id"]: record for record in turn.dataset(collected.pool.id).records.to_pylist()}
+    for row in batch:
+        record = records[row["id"]]
+        row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
+    left = batch_size(turn)
+    return Preview(batch, selection.meta["strategy"], expected, left if left < len(batch) else None)
+
+
+def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
+    """The config with one strategy in place of what it names for this round; `auto` is what it says in every round."""
+    changes: dict[str, Any] = {}
+    if strategy != config.select.strategy:
+        changes = {"strategy": strategy, "options": {}}
+    if cold and strategy != AUTO:
+        if strategy in SELECTORS and strategy not in COLD_START_SELECTORS:
+            raise UserError(cold_start_error(strategy), where="--strategy")
+        changes = {**changes, "cold_start": strategy}
+    section = config.select.read({**config.select.model_dump(), **changes}, "--strategy")
+    section.check(bool(config.task.label_set), "--strategy")
+    return config.model_copy(update={"select": section})

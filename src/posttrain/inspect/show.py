@@ -1,0 +1,153 @@
+"""Everything known about an id: an artifact, run, round, record or dataset version, with its lineage."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from posttrain.data.versions.version import Version
+from posttrain.store.errors import UserError
+from posttrain.store.lineage import Relative, ancestors, descendants
+from posttrain.store.workspace import Workspace
+
+
+def show(workspace: Workspace, text: str) -> dict[str, Any]:
+    """What is known about ``text``.
+
+    Args:
+        workspace: where to look.
+        text: an artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``,
+            ``champion``, or a record's id.
+
+    Raises:
+        UserError: if nothing, or more than one thing, is called so.
+    """
+    if text == "champion":
+        deployments = workspace.metadata.deployments()
+        if not deployments:
+            raise UserError("there is no champion yet", fix="posttrain run")
+        text = deployments[-1].model_id
+    number = text.removeprefix("round").strip()
+    if number.isdecimal() and len(number) < 6:
+        return _round(workspace, int(number))
+    if record := _record(workspace, text):
+        return record
+    id = workspace.metadata.resolve(text)
+    if run := workspace.metadata.run(id):
+        return {"type": "run", **_plain(asdict(run))}
+    return _artifact(workspace, id)
+
+
+def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
+    row = workspace.metadata.artifact(id)
+    assert row is not None
+    names = [named.text for named in workspace.metadata.names() if named.artifact_id == id]
+    parents = [_relative(relative) for relative in ancestors(workspace.metadata, id)]
+    found = {
+        "type": "artifact",
+        **_plain(asdict(row)),
+        "names": names,
+        "runs": [_plain(asdict(run)) for run in workspace.metadata.producers(id)],
+        "ancestors": parents,
+        "descendants": [_relative(relative) for relative in descendants(workspace.metadata, id)],
+    }
+    if row.kind == "model":
+        found["trained_on"] = _trained_on(workspace, id)
+        found["deployments"] = [
+            _plain(asdict(entry)) for entry in workspace.metadata.deployments() if entry.model_id == id
+        ]
+    return found
+
+
+def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
+    """The training set behind a model and its records, with their origin; None for a base model."""
+    for run in workspace.metadata.producers(model):
+        if dataset := run.inputs.get("dataset"):
+            version = Version.open(workspace.artifacts, dataset)
+            names = ["id", "input_id", "completion", "source", "line", "meta"]
+            columns = [row for table in version.tables(version.splits[0], names) for row in table.to_pylist()]
+            for row in columns:
+                row["meta"] = json.loads(row["meta"] or "{}")
+            return {"dataset": dataset, "records": columns}
+    return None
+
+
+def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
+    """A record by its id or its input's: the versions that hold or reject its input, the models that saw it.
+
+    A label gives a record another id than the pool's, so that only its input is the same in all sets.
+    """
+    if len(text) < 8 or not all(character in "0123456789abcdef" for character in text):
+        return None
+    rows = sorted(workspace.metadata.artifacts("dataset"), key=lambda row: row.created_at)
+    versions = [(row, Version.open(workspace.artifacts, row.id)) for row in rows]
+    if (input_id := _input_id([version for _, version in versions], text)) is None:
+        return None
+    records: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
+    gone: list[dict[str, Any]] = []
+    models: list[str | None] = []
+    for row, version in versions:
+        for place, tables in ((kept, version.tables()), (gone, version.rejected())):
+            for record in (one for table in tables for one in _of_input(table, input_id)):
+                records.append(record)
+                told = {str(key): record[key] for key in ("step", "reason", "detail") if key in record}
+                place.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **told})
+                if place is kept:
+                    models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
+    # Of several answers the one that was asked for, and an answer rather than none.
+    shown = max(records, key=lambda record: (bool(record["completion"]), record["id"].startswith(text)))
+    return {
+        "type": "record",
+        "record": {**shown, "meta": json.loads(shown["meta"] or "{}")},
+        "in": kept,
+        "rejected_from": gone,
+        "models": list(dict.fromkeys(model for model in models if model)),
+    }
+
+
+def _of_input(table: pa.Table, input_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = table.filter(compute.equal(table["input_id"], input_id)).to_pylist()
+    return found
+
+
+def _input_id(versions: list[Version], text: str) -> str | None:
+    """The input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
+    found: set[str] = set()
+    for version in versions:
+        for table in (*version.tables(columns=["id", "input_id"]), *version.rejected()):
+            hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
+            found.update(table["input_id"].filter(hit).to_pylist())
+    if len(found) > 1:
+        raise UserError(f"`{text}` could be records of {len(found)} inputs", fix="give more of the id")
+    return found.pop() if found else None
+
+
+def _is_training(run: Any) -> bool:
+    return bool(run.stage == "train" and run.status == "done")
+
+
+def _round(workspace: Workspace, number: int) -> dict[str, Any]:
+    entry = workspace.metadata.round(number)
+    if entry is None:
+        raise UserError(f"there is no round {number}", fix="posttrain status")
+    runs = [
+        {"id": run.id, "stage": run.stage, "status": run.status, "seconds": run.seconds, "output": run.output}
+        for run in workspace.metadata.runs(round=number)
+    ]
+    return {"type": "round", **_plain(asdict(entry)), "runs": runs}
+
+
+def _relative(relative: Relative) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in asdict(relative).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Times as ISO text, so that everything can be JSON."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.isoformat() if hasattr(value, "isoformat") else value

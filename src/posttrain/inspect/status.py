@@ -1,0 +1,81 @@
+"""Where the loop stands, for people and programs."""
+
+from typing import Any
+
+from posttrain.loop.config import Config
+from posttrain.loop.registry import Registry
+from posttrain.store.rows import Round
+from posttrain.store.workspace import Workspace
+
+
+def status(workspace: Workspace, config: Config) -> dict[str, Any]:
+    """The loop's state.
+
+    Returns:
+        ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics and
+        path, or None; ``waiting``: what the loop waits for, or None; ``rounds``: for each its round, status,
+        labels, metrics, decision, seconds, stages (seconds by stage), model_seconds; ``final``: the champion and
+        its metrics on all test records, or None; ``rounds_wanted``.
+    """
+    rounds = workspace.metadata.rounds()
+    finished = [entry for entry in rounds if entry.status == "done"]
+    champion = _champion(workspace, finished)
+    final = finished[-1].detail.get("final") if finished else None
+    return {
+        "round": rounds[-1].number if rounds else None,
+        "rounds_wanted": config.rounds,
+        "champion": champion,
+        "waiting": _waiting(workspace),
+        "rounds": [_round(workspace, entry) for entry in rounds],
+        # Figures of another champion, before a roll-back by hand, are none of this one's.
+        "final": final if final and champion and final.get("model", champion["id"]) == champion["id"] else None,
+    }
+
+
+def stage_seconds(workspace: Workspace, number: int) -> dict[str, float]:
+    """Seconds of finished work by stage in one round, and ``other`` for what lies between the stages."""
+    seconds: dict[str, float] = {}
+    for run in workspace.metadata.runs(round=number, status="done"):
+        stage = run.stage.split(" ")[0]
+        seconds[stage] = seconds.get(stage, 0.0) + (run.seconds or 0.0)
+    return seconds
+
+
+def model_seconds(workspace: Workspace, number: int) -> float:
+    """Seconds of one round in which a model was computing: training, scoring, answering, timing."""
+    runs = workspace.metadata.runs(round=number, status="done")
+    return sum(sum(run.detail.get("tasks", {}).values()) for run in runs)
+
+
+def _champion(workspace: Workspace, finished: list[Round]) -> dict[str, Any] | None:
+    champion = Registry(workspace).champion
+    if champion is None:
+        return None
+    trained = [entry for entry in finished if entry.candidate == champion.model_id]
+    return {
+        "id": champion.model_id,
+        "round": trained[-1].number if trained else champion.round,
+        "metrics": trained[-1].detail["metrics"] if trained else {},
+        "path": str(workspace.champion_path),
+    }
+
+
+def _waiting(workspace: Workspace) -> str | None:
+    rounds = workspace.metadata.rounds()
+    if not rounds or rounds[-1].status == "open":
+        return None
+    waits: str | None = rounds[-1].detail.get("waits")
+    return waits
+
+
+def _round(workspace: Workspace, entry: Round) -> dict[str, Any]:
+    return {
+        "round": entry.number,
+        "status": entry.status,
+        "labels": entry.detail.get("labels"),
+        "metrics": entry.detail.get("metrics", {}),
+        "decision": entry.decision["action"] if entry.decision else None,
+        "seconds": entry.seconds,
+        "stages": stage_seconds(workspace, entry.number),
+        "model_seconds": model_seconds(workspace, entry.number),
+    }

@@ -1,0 +1,42 @@
+"""The interface of an engine, which maps a function over items, and the engine that runs in this process."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from posttrain.store.closeable import Closeable
+
+Item = TypeVar("Item")
+
+Result = TypeVar("Result")
+
+
+class Engine(Closeable):
+    """Runs a function on many items; what comes out is the same on every engine.
+
+    Attributes:
+        workers: how many items are worked on at a time.
+    """
+
+    workers: int = 1
+
+    @abstractmethod
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """``function`` of each item, in the items' order; items are read as they are needed, a few ahead.
+
+        Function, items and results are pickled where the engine has other processes.
+
+        Raises:
+            WorkError: a worker was killed.
+            Exception: whatever ``function`` raised, for the first item for which it did.
+        """
+
+    def close(self) -> None:  # most hold nothing
+        """Give back what the engine holds."""
+
+
+class InlineEngine(Engine):
+    """One item after the other in this process."""
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        return map(function, items)

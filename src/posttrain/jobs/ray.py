@@ -1,0 +1,73 @@
+"""The engine that maps on a Ray cluster."""
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from posttrain.jobs.base import Engine, Item, Result
+from posttrain.store.errors import UserError, WorkError
+
+_BLOCK_SIZE = 256  # items handed over at a time, so that an endless iterable is not drained
+
+
+class RayEngine(Engine):
+    """Items are rows of a Ray dataset; files that they name must be visible to every node.
+
+    Joins the cluster that ``RAY_ADDRESS`` names, or starts one on this machine.
+    """
+
+    def __init__(self, workers: int) -> None:
+        try:
+            import ray
+            import ray.data
+        except ImportError:
+            raise UserError("Ray is not installed", where="--engine", fix="pip install 'posttrain[ray]'") from None
+        self.workers = workers
+        self._ray: Any = ray
+        self._started = not ray.is_initialized()
+        if self._started:
+            os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+            local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
+            if os.environ.get("RAY_ADDRESS"):
+                local = {}
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **local)
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.execution_options.preserve_order = True
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        call = _Call(function)
+        rest = iter(items)
+        while block := list(islice(rest, _BLOCK_SIZE)):
+            rows = [{"item": pickle.dumps(item)} for item in block]
+            data = self._ray.data.from_items(rows, override_num_blocks=len(rows))
+            try:
+                for row in data.map(call).iter_rows():
+                    result, error = pickle.loads(row["result"])  # noqa: S301  # what our own worker has just sent
+                    if error is not None:
+                        raise error
+                    yield result
+            except self._ray.exceptions.RayError as error:
+                raise WorkError(f"a Ray worker failed: {str(error).splitlines()[0]}") from None
+
+    def close(self) -> None:
+        if self._started:
+            self._ray.shutdown()
+
+
+class _Call:
+    """The function, on bytes, with what it raised as a value: Ray would wrap it in an error of its own."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            result: tuple[Any, Exception | None] = (self.function(pickle.loads(row["item"])), None)  # noqa: S301  # what our own process has sent
+        except Exception as error:  # noqa: BLE001  # raised again where the result is read
+            result = (None, error)
+        return {"result": pickle.dumps(result)}

@@ -1,1 +1,0 @@
-"""Why the model answers a record as it does, and why a record was chosen."""

@@ -1,0 +1,169 @@
+"""The model, calibration and costs that scoring a pool needs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.evaluate.metrics import expected_calibration_error
+from posttrain.evaluate.suite import read_evaluation
+from posttrain.loop.context import RoundContext
+from posttrain.loop.history import finished_rounds
+from posttrain.loop.registry import Registry
+from posttrain.models.task import TaskConfig
+from posttrain.select.scores.calibration import calibrate_champion
+from posttrain.select.scores.config import CHAMPION
+from posttrain.select.scores.context import ScoringContext
+from posttrain.select.scores.passes import ScoreCache, ScoringModel
+from posttrain.store.hashing import digest, file_stats
+from posttrain.train.data.record_columns import numeric_column, row_error
+
+_WHERE = "select.cost"
+
+
+def scoring_for(turn: RoundContext, champion: str, temperature: float = 1.0) -> ScoringContext:
+    """The champion, and what the scores that the config names take besides it.
+
+    The others follow from rounds that are done, so that a killed round finds the same.
+
+    Args:
+        turn: the round.
+        champion: id of the model that is asked.
+        temperature: as calibration found it.
+    """
+    names = turn.config.select.wanted_scores()
+    rounds = finished_rounds(turn.workspace)
+    committee = [entry.candidate for entry in rounds[1:] if entry.decision and entry.decision["action"] == "deploy"]
+    line = [entry.candidate for entry in rounds]
+    return ScoringContext(
+        _model(turn, champion),
+        turn.config.task.label_set,
+        turn.config.select.scoring,
+        ScoreCache(turn.workspace.home / "-".join(filter(None, ("scores", turn.workspace.metadata.arm)))),
+        turn.config.seed,
+        committee=_models(turn, committee, champion) if {"vote_entropy", "consensus_kl"} & set(names) else (),
+        line=_models(turn, line) if "forgetting_events" in names else (),
+        judge=_judge(turn, names),
+        sentences=_sentence_model(turn.config.select.scoring.embeddings),
+        temperature=temperature,
+    )
+
+
+def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, str]:
+    """Ids of what scores depend on besides the champion, by role."""
+    found = {f"committee {number}": one.id for number, one in enumerate(scoring.committee)}
+    found |= {f"line {number}": one.id for number, one in enumerate(scoring.line)}
+    if scoring.judge:
+        found["judge"] = scoring.judge.id
+    if any(name.startswith("semantic_entropy") for name in names):
+        from posttrain.models.embedder import embedder_key
+
+        found["embedder"] = embedder_key(scoring.config.embedder)
+    return found
+
+
+def scoring_settings(turn: RoundContext, *, cold: bool) -> dict[str, Any]:
+    """What the config contributes to the scores' key."""
+    if cold:
+        return {}
+    names = turn.config.select.wanted_scores()
+    config = turn.config.select.scoring.model_dump(mode="json", exclude={"judge", "embeddings"})
+    if names:
+        return {"scores": names, "scoring": config}
+    return {"calibration": config["calibration"]}
+
+
+def calibrated(turn: RoundContext, scoring: ScoringContext, test: pa.Table, evaluation: str) -> dict[str, Any]:
+    """Temperature and errors by name, fitted to test records, as no model is trained on those; empty without any.
+
+    Args:
+        turn: the round.
+        scoring: the champion.
+        test: RECORD table.
+        evaluation: id of the champion's, whose first suite says which answers are right.
+    """
+    predictions = next(iter(read_evaluation(turn.path(evaluation)).values())).predictions
+    found = calibrate_champion(scoring, test, predictions, partial(expected_calibration_error, bins=15))
+    if found is None:
+        return {}
+    values = asdict(found)
+    return {**values, "calibrated_on": values.pop("records")}
+
+
+def forget_others(turn: RoundContext, scoring: ScoringContext) -> None:
+    """Keep only scores of models that are of use: the champion, the one before it and those that take part."""
+    registry = Registry(turn.workspace)
+    models = {one.id for one in (scoring.model, *scoring.committee, *scoring.line, scoring.sentences) if one}
+    scoring.cache.keep_only(models | {one for one in (registry.in_service, registry.previous()) if one})
+
+
+def _model(turn: RoundContext, id: str) -> ScoringModel:
+    return ScoringModel(id, turn.config.task, lambda: turn.model(id))
+
+
+def _models(turn: RoundContext, ids: Sequence[str | None], but: str | None = None) -> list[ScoringModel]:
+    """Those that are still there, each where it comes first."""
+    wanted = dict.fromkeys(id for id in ids if id is not None and id != but)
+    return [_model(turn, id) for id in wanted if turn.workspace.artifacts.exists(id)]
+
+
+def _judge(turn: RoundContext, names: Sequence[str]) -> ScoringModel | None:
+    config = turn.config.select.scoring
+    if config.judge is None or not any(name.startswith("entailment_entropy") for name in names):
+        return None
+    folder: Path = config.judge_folder(turn.workspace.root)
+
+    def load() -> Any:
+        from posttrain.models.language_model import load_language_model
+
+        return load_language_model(folder, TaskConfig())
+
+    return ScoringModel(digest(file_stats(folder)), TaskConfig(), load)
+
+
+def _sentence_model(name: str) -> ScoringModel | None:
+    if name == CHAMPION:
+        return None
+    from posttrain.models.embedder import Embedder, embedder_key
+
+    return ScoringModel(embedder_key(name), TaskConfig(), lambda: Embedder.load(name))
+
+
+def check_costs(turn: RoundContext, pool: str) -> None:
+    """Find out before any model is loaded whether every record of a pool has a cost, where the config names a column.
+
+    Raises:
+        UserError: a record has no number there, or none above 0; the first such.
+    """
+    if turn.config.select.cost is not None:
+        _costs(turn.dataset(pool).records, turn.config.select.cost)
+
+
+def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa.Table:
+    """A score table with the costs that the data tells.
+
+    Args:
+        scores: by `posttrain.select.scores.table.score_schema`.
+        records: RECORD table that has all of its records.
+        name: of the column; None: the table as it is.
+
+    Raises:
+        UserError: as `check_costs`.
+    """
+    if name is None:
+        return scores
+    cost_of = dict(zip(records["id"].to_pylist(), _costs(records, name).tolist(), strict=True))
+    costs = pa.array([cost_of[id] for id in scores["id"].to_pylist()], pa.float64())
+    return scores.set_column(scores.column_names.index("cost"), "cost", costs)
+
+
+def _costs(records: pa.Table, name: str) -> np.ndarray:
+    found = numeric_column(records, name, _WHERE)
+    if len(wrong := np.flatnonzero(~((found > 0) & np.isfinite(found)))):
+        row = int(wrong[0])
+        raise row_error(records, row, f"its cost `{name}` is {found[row]:g}", fix="give it a finite one above 0")
+    return found

@@ -1,0 +1,258 @@
+"""Attention of all pieces of a row in one call of a kernel for sequences of varying length: the way of CUDA devices.
+
+To the kernel (FlashAttention-2, Dao 2023, arXiv:2307.08691) each piece is a sequence whose queries are its own tokens,
+and whose keys are the tokens that it goes on from and then its own. Of these a query sees all but those after it,
+counted from the last one, so that what a piece goes on from is seen whole. Pairs of different pieces cost nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_PADDING_SHARE = 0.1  # of a group's queries may be padding
+
+_PADDING_QUERIES = 128  # queries that cost no more than another group
+
+
+@dataclass(frozen=True)
+class VarlenSpans:
+    """Where each of N pieces finds its queries and its keys.
+
+    Args:
+        keys: int64 [1, A], places in the row of the pieces' keys, one piece after another; None where the keys of each
+            are its own tokens, which is the row as it is.
+        query_starts: int32 [N + 1], where each piece's queries begin in the row, and where the last one's end.
+        key_starts: int32 [N + 1], where its keys begin among all A keys, and where the last one's end.
+        most_queries: of one piece.
+        most_keys: of one piece.
+    """
+
+    keys: Tensor | None
+    query_starts: Tensor
+    key_starts: Tensor
+    most_queries: int
+    most_keys: int
+
+
+def varlen_spans(own: Sequence[range], before: Sequence[np.ndarray], device: torch.device | str) -> VarlenSpans:
+    """The spans of pieces that follow one another and fill their row.
+
+    Args:
+        own: places in the row of each piece's tokens.
+        before: int64, places of what each goes on from.
+    """
+    queries = [len(places) for places in own]
+    keys = [len(places) + len(others) for places, others in zip(own, before, strict=True)]
+
+    def starts(lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+    places = None
+    if any(map(len, before)):
+        mine = [np.arange(places.start, places.stop) for places in own]
+        together = np.concatenate([part for parts in zip(before, mine, strict=True) for part in parts])
+        places = torch.from_numpy(together)[None].to(device)
+    return VarlenSpans(places, starts(queries), starts(keys), max(queries), max(keys))
+
+
+class Segment(NamedTuple):
+    """A run of tokens in a row.
+
+    Args:
+        start: where it begins in the row.
+        length: its tokens.
+        parent: number of the piece that it goes on from, which stands before it; None where a sequence begins.
+    """
+
+    start: int
+    length: int
+    parent: int | None = None
+
+    @property
+    def places(self) -> range:
+        """Where its tokens stand in the row."""
+        return range(self.start, self.start + self.length)
+
+
+@dataclass(frozen=True)
+class SegmentGroup:
+    """N pieces of at most Q tokens that are computed side by side.
+
+    Args:
+        queries: int64 [N, Q], places of their tokens in the row; 0 where there is padding.
+        before: int64 [N, P], places of what they go on from; 0 where there is padding, which comes first.
+        hidden: bool [N, P], where that is; None where there is none.
+    """
+
+    queries: Tensor
+    before: Tensor
+    hidden: Tensor | None
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How attention over one row of T tokens is computed.
+
+    Args:
+        groups: all pieces, by length.
+        order: int64 [A], the groups' queries one after another.
+        places: int64 [T], where each token of the row stands in ``order``.
+        real: bool [A, 1], where ``order`` is no padding; None where there is none.
+        spans: the same row for a kernel that takes all pieces at once; None where there is no such kernel.
+    """
+
+    groups: list[SegmentGroup]
+    order: Tensor
+    places: Tensor
+    real: Tensor | None
+    spans: VarlenSpans | None = None
+
+
+def plan_attention(
+    pieces: Sequence[Segment], device: torch.device | str = "cpu", *, one_group: bool = False
+) -> AttentionPlan:
+    """Group the pieces of a row by length, so that little is padded, or all together."""
+    return plan_attention_rows([pieces], device, one_group=one_group)[0]
+
+
+def plan_attention_rows(
+    rows: Sequence[Sequence[Segment]], device: torch.device | str = "cpu", *, one_group: bool = False
+) -> list[AttentionPlan]:
+    """The plans of several rows, each as `plan` makes it: all at once, as most of NumPy's time is that of its calls."""
+    before = [_prefix_positions(row) for row in rows]
+    pool, pool_starts, before_lengths = _concatenate_unique([places for row in before for places in row])
+    starts, lengths = np.array([piece[:2] for row in rows for piece in row]).T
+    counts = list(map(len, rows))
+    sorted_pieces = np.lexsort((before_lengths, lengths, np.repeat(np.arange(len(rows)), counts)))
+    starts, lengths, pool_starts, before_lengths = (
+        values[sorted_pieces] for values in (starts, lengths, pool_starts, before_lengths)
+    )
+    first_pieces = _run_starts(counts)
+    of_rows = [_group_sizes(part.tolist(), one_group=one_group) for part in np.split(lengths, first_pieces[1:])]
+    sizes = [size for row in of_rows for size in row]
+    firsts = _run_starts(sizes)  # the first piece of each group
+    widths, most_before = np.maximum.reduceat(lengths, firsts), np.maximum.reduceat(before_lengths, firsts)
+    order, real = _side_by_side(starts, lengths, np.repeat(widths, sizes))
+    found, known = _side_by_side(pool_starts, before_lengths, np.repeat(most_before, sizes), right=True)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    def grouped(values: Tensor, width: np.ndarray) -> list[Tensor]:
+        shapes = list(zip(sizes, width.tolist(), strict=True))
+        parts = torch.split(values, [number * across for number, across in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    orders, others = tensor(order), tensor(pool[found] * known)
+    whole = (np.minimum.reduceat(before_lengths, firsts) == most_before).tolist()
+    hidden = [None] * len(sizes) if all(whole) else grouped(tensor(~known), most_before)
+    groups = [
+        SegmentGroup(own, before, None if none else off)
+        for own, before, off, none in zip(
+            grouped(orders, widths), grouped(others, most_before), hidden, whole, strict=True
+        )
+    ]
+    group_counts = list(map(len, of_rows))
+    tokens, areas = np.add.reduceat(lengths, first_pieces), np.add.reduceat(widths * sizes, _run_starts(group_counts))
+    places = np.empty(tokens.sum(), dtype=np.int64)
+    in_all = order + np.repeat(_run_starts(tokens), areas)
+    in_row = np.arange(len(order)) - np.repeat(_run_starts(areas), areas)
+    places[in_all[real]] = in_row[real]
+    left = iter(groups)
+    return [
+        AttentionPlan(
+            list(islice(left, count)),
+            own_order,
+            own_places,
+            None if len(own_order) == len(own_places) else own_real,
+            _varlen_spans(row, own_before, device),
+        )
+        for row, own_before, count, own_order, own_places, own_real in zip(
+            rows,
+            before,
+            group_counts,
+            torch.split(orders, areas.tolist()),
+            torch.split(tensor(places), tokens.tolist()),
+            torch.split(tensor(real[:, None]), areas.tolist()),
+            strict=True,
+        )
+    ]
+
+
+def _varlen_spans(
+    pieces: Sequence[Segment], before: list[np.ndarray], device: torch.device | str
+) -> VarlenSpans | None:
+    if torch.device(device).type != "cuda":
+        return None
+    return varlen_spans([piece.places for piece in pieces], before, device)
+
+
+def _group_sizes(lengths: list[int], *, one_group: bool) -> list[int]:
+    """How many pieces, the shortest first, are in each group: as many as stay nearly without padding."""
+    found: list[int] = []
+    filled = 0  # tokens of the last group
+    for length in lengths:
+        area = (found[-1] + 1) * length if found else 0
+        padding = area - filled - length
+        if found and (one_group or padding <= max(_PADDING_QUERIES, _PADDING_SHARE * area)):
+            found[-1] += 1
+            filled += length
+        else:
+            found.append(1)
+            filled = length
+    return found
+
+
+def _prefix_positions(pieces: Sequence[Segment]) -> list[np.ndarray]:
+    """For each piece int64, the places in the row of all that it goes on from: one array for those of one parent."""
+    before: list[np.ndarray] = []
+    nothing, after = np.empty(0, np.int64), dict[int, np.ndarray]()
+    for piece in pieces:
+        parent = piece.parent
+        if parent is not None and parent not in after:
+            own = pieces[parent].places
+            after[parent] = np.append(before[parent], np.arange(own.start, own.stop))
+        before.append(nothing if parent is None else after[parent])
+    return before
+
+
+def _run_starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64: where runs of so many begin that stand one after another."""
+    found: np.ndarray = np.cumsum(counts) - np.asarray(counts)
+    return found
+
+
+def _concatenate_unique(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arrays one after another, each once, where each begins, and how long it is."""
+    starts: dict[int, int] = {}
+    found, length = [], 0
+    for array in arrays:
+        if id(array) not in starts:
+            starts[id(array)] = length
+            found.append(array)
+            length += len(array)
+    return np.concatenate(found), np.array([starts[id(array)] for array in arrays]), np.array(list(map(len, arrays)))
+
+
+def _side_by_side(
+    starts: np.ndarray, lengths: np.ndarray, widths: np.ndarray, *, right: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of places, each padded to its width, one after another; and where there is no padding.
+
+    Args:
+        starts: int64 [N], the first place of each.
+        lengths: int64 [N], its places.
+        widths: int64 [N], its places and its padding, which is 0.
+        right: whether the padding comes first.
+    """
+    begun = starts - (widths - lengths) if right else starts  # with the padding
+    found = np.repeat(begun - _run_starts(widths), widths)
+    found += np.arange(len(found))
+    real = found >= np.repeat(starts, widths) if right else found < np.repeat(starts + lengths, widths)
+    found *= real
+    return found, real

@@ -1,0 +1,380 @@
+"""Fused norms, rotary positions and LoRA layers, put in place of a model's own where they agree."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.shape import is_norm
+
+__all__ = ["fuse_layers"]
+
+_ROTATION = "apply_rotary_pos_emb"
+"""What transformers' models call their own copy of the same function."""
+
+_PROBE = torch.arange(3, 19)[None]
+
+_Rotation = Callable[..., tuple[Tensor, Tensor]]
+
+_NUMBERS = 1 << 17  # of a block: a handful of such blocks in float32 fits the processors' caches
+
+
+@contextmanager
+def override_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give a module another forward for a while."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+@contextmanager
+def fuse_layers(lm: LanguageModel, *, compiled: bool = False) -> Iterator[None]:
+    """Have a model run its adapter, and on a CPU its norms and rotations, fused, and leave it as it was.
+
+    What takes an operation's place has been compared with it on a few numbers; what is not known stays. Where all norms
+    are replaced, what the layers add up for each token is kept in float32, as it is under autocast, whatever the
+    weights are in: it is not rounded after each layer. Other devices have kernels of their own.
+
+    Args:
+        compiled: whether the layers are compiled, which fuses them; then norms are only made to take float32.
+    """
+    low = lm.model.dtype != torch.float32
+    with ExitStack() as changed:
+        if not compiled:
+            for module in lm.model.modules():
+                if forward := fused_lora_forward(module):
+                    changed.enter_context(override_forward(module, forward))
+        if lm.device.type == "cpu" and (low or not compiled):
+            norm = rms_norm_reference if compiled else rms_norm
+            norms = {module: _norm_forward(module, norm) for module in lm.decoder.modules() if is_norm(module)}
+            for module, forward in norms.items():
+                if forward:
+                    changed.enter_context(override_forward(module, forward))
+            for home in {sys.modules[type(module).__module__] for module in lm.decoder.modules()}:
+                if hasattr(home, _ROTATION):
+                    changed.enter_context(_replace_rotation(home, _narrow_rotation if compiled else _fused_rotation))
+            if norms and all(norms.values()) and low:
+                changed.enter_context(_float32_norms(list(norms)))
+                changed.enter_context(_float32_residuals(lm))
+        yield
+
+
+@contextmanager
+def _float32_norms(norms: Sequence[Any]) -> Iterator[None]:
+    """Keep the weights of norms in float32: near 1, in 16 bits they would hardly ever show an update."""
+    low = [norm.weight.dtype for norm in norms]
+    for norm in norms:
+        norm.weight.data = norm.weight.data.float()
+    try:
+        yield
+    finally:
+        for norm, dtype in zip(norms, low, strict=True):
+            norm.weight.data = norm.weight.data.to(dtype)
+
+
+@contextmanager
+def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
+    """Have the layers add to float32 states, if they can."""
+
+    def widened(module: Any, given: Any, found: Tensor) -> Tensor:
+        return found.float()
+
+    probe = _PROBE.clamp(max=int(lm.model.config.get_text_config().vocab_size) - 1)
+
+    def states() -> Tensor:
+        found: Tensor = lm.decoder(input_ids=probe, use_cache=False).last_hidden_state
+        return found[0]
+
+    decoder: Any = lm.decoder
+    embeddings = decoder.get_input_embeddings()
+    training = lm.model.training
+    lm.model.eval()
+    with torch.no_grad():
+        before = states()
+        hook = embeddings.register_forward_hook(widened)
+        try:
+            after = states()
+            apart = (after - before).norm(dim=1) / before.norm(dim=1)
+            if after.dtype != before.dtype or apart.median() > 0.2:
+                hook.remove()
+        except RuntimeError:  # a layer is given what its weights are not in
+            hook.remove()
+        finally:
+            lm.model.train(training)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor], Tensor] | None:
+    """What gives what a module's own norm gives; None where it is another norm."""
+    own = module.forward
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if epsilon is None or [name for name, _ in module.named_parameters()] != ["weight"]:
+        return None
+
+    low = module.weight.dtype
+
+    def forward(states: Tensor) -> Tensor:
+        if states.dtype not in (low, torch.float32):
+            found: Tensor = own(states)
+            return found
+        return norm(states, module.weight, epsilon, low)
+
+    return forward if _norms_agree(module, forward) else None
+
+
+@torch.no_grad()
+def _norms_agree(module: Any, forward: Callable[[Tensor], Tensor]) -> bool:
+    probe = torch.linspace(-2, 2, 2 * len(module.weight)).view(1, 2, -1).to(module.weight.dtype)
+    return torch.allclose(module(probe), forward(probe), rtol=0.02, atol=1e-6)
+
+
+@contextmanager
+def _replace_rotation(home: Any, instead: Callable[[_Rotation], _Rotation]) -> Iterator[None]:
+    """Replace the function by which a module of transformers rotates queries and keys."""
+    own = getattr(home, _ROTATION)
+    turned = instead(own)
+    if list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"] or not _rotations_agree(
+        own, turned
+    ):
+        yield
+        return
+    setattr(home, _ROTATION, turned)
+    try:
+        yield
+    finally:
+        setattr(home, _ROTATION, own)
+
+
+def _fused_rotation(own: _Rotation) -> _Rotation:
+    """The fused rotation; sine and cosine are brought into the queries' dtype once for all layers."""
+    known: tuple[Tensor | None, list[Tensor]] = (None, [])  # which all layers are given
+
+    def turned(
+        queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        if cosine.shape[-1] != queries.shape[-1]:
+            return own(queries, keys, cosine, sine, unsqueeze_dim=unsqueeze_dim)
+        nonlocal known
+        if known[0] is not cosine or known[1][0].dtype != queries.dtype:
+            known = cosine, [part.unsqueeze(unsqueeze_dim).to(queries.dtype) for part in (cosine, sine)]
+        return rotate(queries, *known[1]), rotate(keys, *known[1])
+
+    return turned
+
+
+def _narrow_rotation(own: _Rotation) -> _Rotation:
+    """A model's own rotation, of which queries and keys come in the dtype that they had."""
+
+    def turned(
+        queries: Tensor, keys: Tensor, cosine: Tensor, sine: Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        return own(queries, keys, cosine.to(queries.dtype), sine.to(queries.dtype), unsqueeze_dim=unsqueeze_dim)
+
+    return turned
+
+
+def _rotations_agree(own: _Rotation, other: _Rotation) -> bool:
+    """Whether two rotations agree."""
+    angles = torch.arange(12.0).view(1, 3, 4).repeat(1, 1, 2)
+    probe = torch.linspace(-2, 2, 48).view(1, 2, 3, 8), torch.linspace(-1, 3, 24).view(1, 1, 3, 8)
+    try:
+        found = zip(own(*probe, angles.cos(), angles.sin()), other(*probe, angles.cos(), angles.sin()), strict=True)
+    except RuntimeError:  # it is given angles for half of the numbers
+        return False
+    return all(torch.allclose(one, two, atol=1e-6) for one, two in found)
+
+
+def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
+    """What gives what a linear layer with an adapter gives; None where the module is not one, or no plain one."""
+    lora = sys.modules.get("peft.tuners.lora")  # whoever put an adapter on has loaded it
+    if lora is None or type(module) is not lora.Linear or type(module.base_layer) is not nn.Linear:
+        return None
+    if list(module.lora_A) != module.active_adapters or len(module.lora_A) != 1 or module.lora_variant:
+        return None
+    own, base = module.forward, module.base_layer
+    (name,) = module.lora_A
+    down, up, dropout, scale = (
+        part[name] for part in (module.lora_A, module.lora_B, module.lora_dropout, module.scaling)
+    )
+    if base.weight.requires_grad or down.bias is not None or up.bias is not None:
+        return None
+
+    def forward(states: Tensor, *given: Any, **named: Any) -> Tensor:
+        off = module.disable_adapters or module.merged
+        if off or given or named or states.dtype != base.weight.dtype or torch.is_autocast_enabled(states.device.type):
+            found: Tensor = own(states, *given, **named)
+            return found
+        return lora_linear(states, dropout(states), base.weight, base.bias, down.weight, up.weight, scale)
+
+    return forward
+
+
+def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """``weight * states / sqrt(mean(states ** 2) + epsilon)``, in float32.
+
+    Args:
+        states: [..., D].
+        weight: [D].
+        dtype: of the result.
+
+    Returns:
+        [..., D].
+    """
+    found: Tensor = _RmsNorm.apply(states, weight, epsilon, dtype)  # type: ignore[no-untyped-call]
+    return found
+
+
+def rms_norm_reference(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """The same as `rms_norm` in operations that a compiler fuses."""
+    wide = states.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * weight).to(dtype)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """With n = x / rms and p = g * n: the weight's gradient is the sum of p, x's is (g * w - n * mean(p * w)) / rms."""
+
+    @staticmethod
+    def forward(context: Any, states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+        rows = states.reshape(-1, states.shape[-1])
+        found = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+        inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=rows.device)
+        for block in row_blocks(rows):
+            some = rows[block].to(torch.float32, copy=True)
+            scale = torch.linalg.vector_norm(some, dim=-1, keepdim=True).square_().div_(rows.shape[1])
+            inverse[block] = scale.add_(epsilon).rsqrt_()
+            found[block] = some.mul_(inverse[block]).mul_(weight)
+        context.save_for_backward(states, weight, inverse)
+        return found.view(states.shape)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        states, weight, inverse = context.saved_tensors
+        width = states.shape[-1]
+        rows, above = states.reshape(-1, width), gradient.reshape(-1, width)
+        of_rows, wide = torch.empty_like(rows), weight.float()
+        of_weight = torch.zeros(width, dtype=torch.float32, device=rows.device)
+        for block in row_blocks(rows):
+            normed = rows[block].to(torch.float32, copy=True).mul_(inverse[block])
+            some = above[block].to(torch.float32, copy=True)
+            product = some * normed
+            of_weight += product.sum(0)
+            share = torch.mv(product, wide).div_(-width)
+            of_rows[block] = some.mul_(wide).addcmul_(normed, share[:, None]).mul_(inverse[block])
+        return of_rows.view(states.shape), of_weight.to(weight.dtype), None, None
+
+
+def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn each pair of numbers (x[i], x[i + D / 2]) by its angle.
+
+    Args:
+        states: [B, H, T, D], in any memory order.
+        cosine, sine: [B or 1, 1, T, D] of the angles, the second half of D as the first.
+
+    Returns:
+        [B, H, T, D], in the same memory order.
+    """
+    found: Tensor = _Rotate.apply(states, cosine, sine)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        context.save_for_backward(cosine, sine)
+        return _rotate_pairs(states, cosine, sine, 1)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        cosine, sine = context.saved_tensors
+        return _rotate_pairs(gradient, cosine, sine, -1), None, None
+
+
+def _rotate_pairs(states: Tensor, cosine: Tensor, sine: Tensor, way: int) -> Tensor:
+    half = states.shape[-1] // 2
+    first, second = states[..., :half], states[..., half:]
+    cosine, sine = cosine[..., :half], sine[..., :half]
+    found = torch.empty_like(states)
+    torch.mul(first, cosine, out=found[..., :half]).addcmul_(second, sine, value=-way)
+    torch.mul(second, cosine, out=found[..., half:]).addcmul_(first, sine, value=way)
+    return found
+
+
+def lora_linear(
+    states: Tensor, read: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+) -> Tensor:
+    """``states @ weight.T + bias + scale * read @ down.T @ up.T``.
+
+    Args:
+        states: [..., I].
+        read: [..., I], what the adapter reads: the states themselves, or what dropout left of them.
+        weight: [O, I], frozen, in the states' dtype.
+        bias: [O], frozen.
+        down: [R, I], in any dtype; its gradient comes in the same.
+        up: [O, R], as well.
+        scale: of the adapter's part.
+
+    Returns:
+        [..., O].
+    """
+    found: Tensor = _LoraLinear.apply(states, read, weight, bias, down, up, scale)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _LoraLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        states: Tensor,
+        read: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+    ) -> Tensor:
+        context.apart = read is not states
+        adapted = read.flatten(0, -2)
+        narrow = adapted @ down.to(weight.dtype).T
+        found = torch.nn.functional.linear(states.flatten(0, -2), weight, bias)
+        found.addmm_(narrow, up.to(weight.dtype).T, alpha=scale)
+        context.save_for_backward(read, narrow, weight, down, up)
+        context.scale = scale
+        return found.view(*states.shape[:-1], -1)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        read, narrow, weight, down, up = context.saved_tensors
+        above = gradient.flatten(0, -2)
+        of_narrow = (above @ up.to(weight.dtype)).mul_(context.scale)
+        of_up = (above.T @ narrow).to(up.dtype).mul_(context.scale)
+        of_down = (of_narrow.T @ read.flatten(0, -2)).to(down.dtype)
+        of_states = of_read = None
+        if context.needs_input_grad[0]:
+            of_states = above @ weight
+            if not context.apart:
+                of_states.addmm_(of_narrow, down.to(weight.dtype))
+            of_states = of_states.view(read.shape)
+        if context.apart and context.needs_input_grad[1]:
+            of_read = (of_narrow @ down.to(weight.dtype)).view(read.shape)
+        return of_states, of_read, None, None, of_down, of_up, None
+
+
+def row_blocks(rows: Tensor) -> Iterator[slice]:
+    """Slices of a matrix [N, D] that are worked on while they are in the cache."""
+    count = max(1, _NUMBERS // rows.shape[1])
+    for start in range(0, len(rows), count):
+        yield slice(start, start + count)

@@ -1,0 +1,117 @@
+"""Inputs and results of a search for adversarial prompts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.models.task import Turns
+
+
+@dataclass(frozen=True)
+class LabelledPrompt:
+    """A record with its answer."""
+
+    id: str
+    prompt: Turns
+    completion: str
+
+
+@dataclass(frozen=True)
+class JudgedAnswers:
+    """How a model answers N prompts, and whether each answer is right."""
+
+    answers: list[str]
+    right: list[bool]
+
+
+Judge = Callable[[Sequence[LabelledPrompt], Sequence[Turns]], JudgedAnswers]
+"""Has the model answer a prompt in place of each record's own, the way that it is evaluated."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How far a search goes.
+
+    Attributes:
+        n: examples wanted.
+        method: one of `METHODS`.
+        similarity: cosine of the sentence embeddings of old and new words, at least.
+        swaps: tokens that may differ.
+        budget: sequences that the model reads at most, in all, but for the closing check.
+        seed: fixes which records are tried first, and every draw.
+    """
+
+    n: int
+    method: str = "gcg"
+    similarity: float = 0.8
+    swaps: int = 3
+    budget: int = 10_000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class AdversarialExample:
+    """A prompt that the model answers otherwise than the one that it was made of.
+
+    Attributes:
+        original: the record that it was made of.
+        prompt: the turns, with other words in the last of the user's.
+        text_before, text: those words, before and now.
+        answer_before, answer: of the model; the first is right.
+        similarity: cosine of the words' sentence embeddings.
+        swaps: tokens that differ.
+        loss_before, loss: -ln P(right answer | prompt) in nats, among the labels where there are some.
+    """
+
+    original: str
+    prompt: Turns
+    completion: str
+    text_before: str
+    text: str
+    answer_before: str
+    answer: str
+    similarity: float
+    swaps: int
+    loss_before: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """What a search found.
+
+    Attributes:
+        examples: in the order in which their records were tried.
+        counts: ``records`` looked at; of these ``wrong`` (the model does not answer them rightly to begin with),
+            ``no_words`` (no user's words that could be told from the template), and ``tried``; of these ``unchanged``
+            (every rewriting kept its answer), ``out_of_budget``, ``unconfirmed`` (only the first check saw another
+            answer) and ``kept``.
+        passes: sequences that the model has read.
+    """
+
+    examples: list[AdversarialExample] = field(repr=False)
+    counts: dict[str, int]
+    passes: int
+
+
+def to_json_row(example: AdversarialExample, method: str, columns: Mapping[str, str]) -> dict[str, Any]:
+    """An example as a line of JSON, which `posttrain data add` reads: what is no prompt and answer becomes its meta.
+
+    Args:
+        columns: the names of the file's columns, by what they hold, where they are others than ``prompt`` and
+            ``completion``.
+    """
+    alone = len(example.prompt) == 1
+    return {
+        columns.get("prompt", "prompt"): example.text if alone else example.prompt,
+        columns.get("completion", "completion"): example.completion,
+        "original": example.original,
+        "original_text": example.text_before,
+        "answer_before": example.answer_before,
+        "answer_after": example.answer,
+        "similarity": round(example.similarity, 4),
+        "swaps": example.swaps,
+        "loss_before": round(example.loss_before, 4),
+        "loss_after": round(example.loss, 4),
+        "method": method,
+    }

@@ -1,0 +1,218 @@
+"""Finds test records that the champion gets wrong or finds hard, and the pool records near them.
+
+Evaluations are tables with a row a record: ``id``, ``expected`` and ``predicted`` (texts), ``score`` (1 is right) and
+``log_likelihood`` (ln P(expected | prompt) in nats, or null). Ids come hardest first, ties by id."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from posttrain.select.selectors.similarity import DIMENSIONS, whiten
+
+MAX_HARD_CASES = 50  # hard cases of a kind
+
+NEIGHBOURS = 10  # pool records that one hard case points at
+
+
+@dataclass(frozen=True)
+class HardCase:
+    """A record that the model finds hard.
+
+    Attributes:
+        kinds: names of the kinds that it belongs to.
+        expected: the right answer; None where the record has none.
+        predicted: the model's.
+    """
+
+    id: str
+    kinds: tuple[str, ...]
+    expected: str | None
+    predicted: str | None
+
+
+@dataclass(frozen=True)
+class FocusTargets:
+    """What evaluation found weakest.
+
+    Attributes:
+        classes: labels on which the champion is weakest.
+        embeddings: float [H, D], by the scoring model, of records that it finds hard; None for none.
+        cases: those records, in the same order; empty where they are not known by name.
+    """
+
+    classes: Sequence[str] = ()
+    embeddings: np.ndarray | None = None
+    cases: Sequence[HardCase] = ()
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The same records as several models answered them.
+
+    Attributes:
+        champion: the evaluation of the model in service.
+        previous: of the champion before it; None where there was none.
+        other: of the model that it was last judged against, which may be a refused candidate; None where there was
+            none.
+    """
+
+    champion: pa.Table
+    previous: pa.Table | None = None
+    other: pa.Table | None = None
+
+
+def losses(predictions: pa.Table) -> npt.NDArray[np.float64]:
+    """Loss of each record, float64 [N]: -ln P(expected | prompt) in nats where known, else 1 - score."""
+    score = predictions["score"].to_numpy()
+    log_likelihood = predictions["log_likelihood"].to_numpy(zero_copy_only=False).astype(np.float64)
+    loss: npt.NDArray[np.float64] = np.where(np.isnan(log_likelihood), 1.0 - score, -log_likelihood)
+    return loss
+
+
+def wrongly_answered(predictions: pa.Table) -> npt.NDArray[np.bool_]:
+    """bool [N]: the score is below 1, or below the median where scores are log-likelihoods."""
+    score = predictions["score"].to_numpy()
+    if len(score) == 0:
+        return np.zeros(0, bool)
+    bar = 1.0 if score.min() >= 0 else float(np.median(score))
+    below: npt.NDArray[np.bool_] = score < bar
+    return below
+
+
+def wrong(predictions: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
+    """At most ``n`` records that were answered wrongly, those with the highest loss."""
+    return _hardest(predictions, wrongly_answered(predictions), losses(predictions), n)
+
+
+def high_loss(predictions: pa.Table, percentile: float = 90.0, n: int = MAX_HARD_CASES) -> list[str]:
+    """At most ``n`` records whose loss is above the percentile, rightly answered or not.
+
+    Raises:
+        ValueError: the percentile is not from 0 to 100.
+    """
+    loss = losses(predictions)
+    if len(loss) == 0:
+        return []
+    return _hardest(predictions, loss > np.percentile(loss, percentile), loss, n)
+
+
+def regressions(predictions: pa.Table, previous: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
+    """At most ``n`` records that the previous model answered rightly and this one does not, by this one's loss."""
+    before = _rows_in(previous, predictions)
+    was_wrong = wrongly_answered(previous)
+    was_right = np.array([row is not None and not was_wrong[row] for row in before], bool)
+    return _hardest(predictions, was_right & wrongly_answered(predictions), losses(predictions), n)
+
+
+def disagreement(predictions: pa.Table, other: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
+    """At most ``n`` records that two models answer differently, those whose losses are furthest apart."""
+    rows = _rows_in(other, predictions)
+    theirs, their_loss = other["predicted"].to_pylist(), losses(other)
+    ours = predictions["predicted"].to_pylist()
+    differ = np.array(
+        [row is not None and _answer_words(theirs[row]) != _answer_words(ours[at]) for at, row in enumerate(rows)], bool
+    )
+    known = np.array([0 if row is None else row for row in rows], np.int64)
+    apart = np.abs(losses(predictions) - their_loss[known]) if len(their_loss) else np.zeros(len(rows))
+    return _hardest(predictions, differ, apart, n)
+
+
+def _by_previous(found: Evaluations) -> list[str]:
+    return [] if found.previous is None else regressions(found.champion, found.previous)
+
+
+def _by_other(found: Evaluations) -> list[str]:
+    return [] if found.other is None else disagreement(found.champion, found.other)
+
+
+HARD_CASE_KINDS: dict[str, Callable[[Evaluations], list[str]]] = {
+    "wrong": lambda found: wrong(found.champion),
+    "high_loss": lambda found: high_loss(found.champion),
+    "regressions": _by_previous,
+    "disagreement": _by_other,
+}
+"""Every kind that ``select.hard_cases`` can name."""
+
+
+def hard_cases(kinds: Sequence[str], found: Evaluations) -> list[HardCase]:
+    """The records that belong to any of the kinds, by the champion's loss, highest first; ties by id."""
+    named: dict[str, list[str]] = {}
+    for kind in kinds:
+        for id in HARD_CASE_KINDS[kind](found):
+            named.setdefault(id, []).append(kind)
+    loss = losses(found.champion)
+    rows: list[tuple[float, str, dict[str, Any]]] = sorted(
+        (-loss[at], row["id"], row)
+        for at, row in enumerate(found.champion.select(["id", "expected", "predicted"]).to_pylist())
+        if row["id"] in named
+    )
+    return [HardCase(id, tuple(named[id]), row["expected"], row["predicted"]) for _, id, row in rows]
+
+
+def _hardest(predictions: pa.Table, among: npt.NDArray[np.bool_], by: npt.NDArray[np.float64], n: int) -> list[str]:
+    ids = predictions["id"].to_pylist()
+    return [id for _, id in sorted((-by[row], ids[row]) for row in np.flatnonzero(among))[:n]]
+
+
+def _rows_in(other: pa.Table, predictions: pa.Table) -> list[int | None]:
+    """Where each record of ``predict_out_of_fold`` stands in another table; None where it does not."""
+    place = {id: row for row, id in enumerate(other["id"].to_pylist())}
+    return [place.get(id) for id in predictions["id"].to_pylist()]
+
+
+def _answer_words(answer: str | None) -> list[str]:
+    return (answer or "").split()
+
+
+def in_weak_classes(predicted: np.ndarray, runner_up: np.ndarray, worst_classes: Iterable[str]) -> np.ndarray:
+    """Records whose most probable or second most probable label is one of the worst classes.
+
+    A class with poor recall is seldom predicted, so its records mostly show up as the runner-up.
+
+    Args:
+        predicted: object [N], labels or None.
+        runner_up: object [N], labels or None.
+        worst_classes: names of the classes.
+
+    Returns:
+        bool [N].
+    """
+    worst = list(worst_classes)
+    return np.isin(predicted.astype(str), worst) | np.isin(runner_up.astype(str), worst)
+
+
+def nearest_hard_case(
+    embeddings: np.ndarray,
+    hard_cases: np.ndarray,
+    neighbours: int = NEIGHBOURS,
+    dimensions: int = DIMENSIONS,
+) -> npt.NDArray[np.int64]:
+    """The hard case that each record is a near neighbour of.
+
+    Both sets are whitened together (see ``whiten``) and compared by cosine.
+
+    Args:
+        embeddings: float [N, D] of the pool.
+        hard_cases: float [H, D] by the same model.
+        neighbours: pool records taken for each hard case; ties by row.
+        dimensions: principal components that are kept.
+
+    Returns:
+        int64 [N]: of the hard cases among whose nearest neighbours the record is, the row of the closest; ties by
+        row; -1 where it is near none.
+    """
+    nearest = np.full(len(embeddings), -1, np.int64)
+    if len(embeddings) == 0 or len(hard_cases) == 0:
+        return nearest
+    points = whiten(np.concatenate([embeddings, hard_cases]), dimensions)
+    closeness = np.full(len(embeddings), -np.inf)
+    for case, point in enumerate(points[len(embeddings) :]):
+        similarity = points[: len(embeddings)] @ point
+        near = np.argsort(-similarity, kind="stable")[:neighbours]
+        closer = near[similarity[near] > closeness[near]]
+        nearest[closer], closeness[closer] = case, similarity[closer]
+    return nearest

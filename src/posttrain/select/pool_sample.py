@@ -1,0 +1,76 @@
+"""Draws a sample of the pool by hash, and estimates shares of the pool from a sample."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_Z_TWO_SIDED = 1.959964  # 95% of a normal distribution lie within so many standard deviations
+
+
+def sample_pool(pool: pa.Table, n: int, seed: int, *, after: int = 0) -> pa.Table:
+    """At most ``n`` records, those with the smallest hash of seed and id; sorted by id.
+
+    Whether a record is drawn depends on the ids alone, not on the order of the rows.
+
+    Args:
+        after: leave out as many that would be drawn first.
+    """
+    ids = pool["id"].to_pylist()
+    if after or len(ids) > n:
+        ids = sorted(ids, key=lambda id: hashlib.sha256(f"{seed}:{id}".encode()).digest())[after : after + n]
+    drawn = set(ids)
+    return pool.filter(pa.array([id in drawn for id in pool["id"].to_pylist()], pa.bool_())).sort_by("id")
+
+
+def with_sample_sizes(scores: pa.Table, pool: pa.Table) -> pa.Table:
+    """A score table that tells in its metadata how many records it has, and how many the pool."""
+    return scores.replace_schema_metadata({"sampled": str(scores.num_rows), "pool": str(pool.num_rows)})
+
+
+def sample_sizes(scores: pa.Table) -> dict[str, int]:
+    """What `with_sample_sizes` noted: ``{"sampled": n, "pool": N}``."""
+    return {name.decode(): int(count) for name, count in (scores.schema.metadata or {}).items()}
+
+
+@dataclass(frozen=True)
+class PoolShare:
+    """A share of the pool, estimated from ``drawn`` records, with the interval that holds it at 95%."""
+
+    value: float
+    low: float
+    high: float
+    drawn: int
+
+
+def estimate_pool_share(true: npt.NDArray[np.bool_], inclusion: npt.NDArray[np.floating]) -> PoolShare | None:
+    """The share of the pool's records of which something is true.
+
+    Each drawn record stands for 1 / inclusion of them (J. Hajek, Comment on an essay by D. Basu, 1971): the estimate
+    is the weighted mean. The interval is E. B. Wilson's (JASA 22, 1927), with L. Kish's effective number of records,
+    (sum w)^2 / sum w^2, which is their number where all were as likely to be drawn.
+
+    Args:
+        true: bool [M], of the records that were drawn.
+        inclusion: float [M], with which probability each was.
+
+    Returns:
+        None where nothing was drawn.
+
+    Raises:
+        ValueError: a probability is not above 0 and at most 1.
+    """
+    if not len(true):
+        return None
+    probabilities = np.asarray(inclusion, np.float64)
+    if not ((probabilities > 0) & (probabilities <= 1)).all():
+        raise ValueError("a drawn record's inclusion probability is above 0 and at most 1")
+    weights = 1 / probabilities
+    value = float((weights * true).sum() / weights.sum())
+    count = float(weights.sum() ** 2 / (weights**2).sum())
+    spread = _Z_TWO_SIDED**2 / count
+    centre = (value + spread / 2) / (1 + spread)
+    half = _Z_TWO_SIDED / (1 + spread) * np.sqrt(value * (1 - value) / count + spread / (4 * count))
+    return PoolShare(value, max(0.0, float(centre - half)), min(1.0, float(centre + half)), len(true))

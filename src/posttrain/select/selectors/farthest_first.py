@@ -1,0 +1,201 @@
+"""The k-center selector, and the exact, lazy farthest-first traversal that MMR and composite share.
+
+A row's similarity to the nearest chosen row only grows while rows are chosen, so that its last value bounds its worth.
+The rows that may be next are kept up to date; every other row is updated only when its bound says that it may be next,
+against all rows chosen since at once: one matrix product, where row by row would wait for memory."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.select.selectors.pool import Pool
+from posttrain.select.selectors.similarity import (
+    DIMENSIONS,
+    Euclidean,
+    Floats,
+    Rows,
+    Similarity,
+    blocks,
+    max_similarity,
+)
+
+Groups = npt.NDArray[np.int64]
+
+_FIRST_SIZE = 1024
+
+_GROW_BELOW = 8
+
+_SHRINK_ABOVE = 64
+
+
+def k_center(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS) -> Rows:
+    """Always the row farthest from all that have a label or are chosen (T. Gonzalez, 1985; core-set, O. Sener and S.
+    Savarese, ICLR 2018): the greatest distance that is left is at most twice the least possible.
+
+    Where nothing has a label yet, the row nearest to the mean is the first.
+
+    Args:
+        dimensions: principal components that are kept; None for the embeddings as they are.
+    """
+    points = pool.points("k_center", dimensions)
+    closeness = Euclidean.from_rows(points)
+    worth = np.where(pool.labelled, -np.inf, 0).astype(np.float32)
+    before = pool.chosen
+    first = np.empty(0, np.int64)
+    if not len(before):
+        first = before = np.array([_most_central(points, closeness)])
+        worth[first] = -np.inf
+    return np.concatenate([first, farthest_first(closeness, n - len(first), worth, 1.0, before)])
+
+
+def _most_central(points: Floats, closeness: Euclidean) -> int:
+    mean = points.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return int(np.argmax(points @ mean - closeness.halves))
+
+
+def farthest_first(
+    closeness: Similarity,
+    n: int,
+    worth: npt.NDArray[np.floating],
+    weight: float,
+    before: Rows,
+    groups: Groups | None = None,
+    quotas: Groups | None = None,
+) -> Rows:
+    """Take ``n`` times the row with the greatest ``worth - weight * closeness to the nearest chosen row``.
+
+    Args:
+        closeness: of N rows.
+        n: rows wanted.
+        worth: float [N]; minus infinity for a row that may not be taken.
+        weight: non-negative.
+        before: int64 rows that count as chosen. While there are none, the row worth most is taken.
+        groups: int64 [N], the group of each row.
+        quotas: int64 [groups], how many rows of each may be taken.
+
+    Returns:
+        int64 distinct rows in the order of the choice; fewer than ``n`` if no more may be taken. The lower of two rows
+        that are worth the same is taken first.
+    """
+    worth = np.array(worth, np.float32)
+    groups = np.zeros(len(worth), np.int64) if groups is None else groups
+    left = np.array([n]) if quotas is None else quotas.copy()
+    worth[left[groups] <= 0] = -np.inf
+    queue = _LazyQueue(closeness, worth, weight, before) if len(before) else None
+    chosen: list[int] = []
+    while len(chosen) < n:
+        row = queue.take() if queue else int(np.argmax(worth))
+        if row is None or np.isneginf(worth[row]):
+            break
+        chosen.append(row)
+        worth[row] = -np.inf
+        left[groups[row]] -= 1
+        if left[groups[row]] == 0:
+            worth[groups == groups[row]] = -np.inf
+        if queue is None:
+            queue = _LazyQueue(closeness, worth, weight, np.array(chosen))
+    return np.array(chosen, np.int64)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Rows to look at closely.
+
+    Attributes:
+        rows: int64, in order.
+        bound: the greatest bound of any other row; minus infinity if there is none that may be taken.
+        first: the lowest of the other rows with that bound.
+    """
+
+    rows: Rows
+    bound: float
+    first: int
+
+    def wins(self, value: float, row: int) -> bool:
+        """Whether a row of this value comes before all others; the lower of two with the same does."""
+        return bool(value > self.bound or (value == self.bound and row < self.first))
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other row may be taken."""
+        return bool(np.isneginf(self.bound))
+
+
+class _LazyQueue:
+    """Rows by their worth, which may become minus infinity meanwhile, and their closeness to the chosen ones."""
+
+    def __init__(self, closeness: Similarity, worth: Floats, weight: float, chosen: Rows) -> None:
+        self._closeness, self._worth, self._weight = closeness, worth, np.float32(weight)
+        self._chosen = list(chosen)
+        self._nearest = max_similarity(closeness, np.arange(len(closeness)), chosen)
+        self._seen = np.full(len(closeness), len(chosen))
+        self._size = FrontierSize()
+        self._look_at(frontier(self._values(slice(None)), self._size.next(len(chosen))))
+
+    def take(self) -> int | None:
+        """The row to take next, which counts as chosen from now on; None if no row may be taken."""
+        while True:
+            values = self._worth[self._front.rows] - self._weight * self._front_nearest
+            place = int(np.argmax(values)) if len(values) else -1
+            if len(values) and self._front.wins(values[place], int(self._front.rows[place])):
+                break
+            if self._front.alone:
+                return None
+            self._draw()
+        row = int(self._front.rows[place])
+        self._chosen.append(row)
+        new = self._close_up.between(slice(None), slice(place, place + 1))[:, 0]
+        np.maximum(self._front_nearest, new, out=self._front_nearest)
+        return row
+
+    def _values(self, rows: Rows | slice) -> Floats:
+        values: Floats = self._worth[rows] - self._weight * self._nearest[rows]
+        return values
+
+    def _draw(self) -> None:
+        """Bring the rows with the greatest bounds up to date, to look at them from now on."""
+        self._nearest[self._front.rows], self._seen[self._front.rows] = self._front_nearest, len(self._chosen)
+        front = frontier(self._values(slice(None)), self._size.next(len(self._chosen)))
+        self._catch_up(front.rows[self._seen[front.rows] < len(self._chosen)])
+        self._look_at(front)
+
+    def _catch_up(self, rows: Rows) -> None:
+        rows = rows[np.argsort(self._seen[rows], kind="stable")]
+        for part in blocks(len(rows)):
+            others = np.array(self._chosen[self._seen[rows[part.start]] :])
+            found = self._closeness.between(rows[part], others).max(axis=1)
+            self._nearest[rows[part]] = np.maximum(self._nearest[rows[part]], found)
+        self._seen[rows] = len(self._chosen)
+
+    def _look_at(self, front: Frontier) -> None:
+        front = replace(front, rows=front.rows[self._values(front.rows) >= front.bound])  # others cannot be next
+        self._front, self._front_nearest = front, self._nearest[front.rows]
+        self._close_up = self._closeness.of(front.rows)
+
+
+def frontier(bounds: Floats, size: int) -> Frontier:
+    """The ``size`` rows with the greatest of float32 [N] bounds; of equal ones the lower rows."""
+    if size >= len(bounds):
+        return Frontier(np.arange(len(bounds)), -np.inf, len(bounds))
+    least = -np.partition(-bounds, size)[size]
+    above, level = np.flatnonzero(bounds > least), np.flatnonzero(bounds == least)
+    some = size - len(above)
+    return Frontier(np.sort(np.concatenate([above, level[:some]])), float(least), int(level[some]))
+
+
+class FrontierSize:
+    """How many rows to look at closely: more when that lasts for few choices, fewer when for many."""
+
+    def __init__(self) -> None:
+        self._size, self._chosen = _FIRST_SIZE, -_GROW_BELOW
+
+    def next(self, chosen: int) -> int:
+        """The size from now on, when so many rows are chosen."""
+        lasted = chosen - self._chosen
+        self._chosen = chosen
+        if lasted < _GROW_BELOW:
+            self._size *= 2
+        elif lasted > _SHRINK_ABOVE and self._size > _FIRST_SIZE:
+            self._size //= 2
+        return self._size

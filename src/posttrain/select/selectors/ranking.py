@@ -1,0 +1,110 @@
+"""Selectors that rank rows by one number: random, uncertainty, density, cost; and stratified quotas."""
+
+import numpy as np
+
+from posttrain.select.selectors.pool import Pool, min_max_scale
+from posttrain.select.selectors.similarity import DIMENSIONS, Cosine, Rows
+from posttrain.store.errors import UserError
+
+
+def random(pool: Pool, n: int, seed: int) -> Rows:
+    """Uniformly drawn rows without replacement."""
+    return np.random.default_rng(seed).permutation(pool.free)[:n]
+
+
+def entropy(pool: Pool, n: int, seed: int) -> Rows:
+    """Rows whose predicted distribution has the greatest entropy."""
+    return pool.greatest(pool.doubt("entropy"), n)
+
+
+def least_confidence(pool: Pool, n: int, seed: int) -> Rows:
+    """Rows whose most probable label is the least probable."""
+    return pool.greatest(pool.doubt("least_confidence"), n)
+
+
+def margin(pool: Pool, n: int, seed: int) -> Rows:
+    """Rows whose two most probable labels are the closest."""
+    return pool.greatest(pool.doubt("margin"), n)
+
+
+def top(pool: Pool, n: int, seed: int, by: str = "loss", lowest: bool = False) -> Rows:
+    """Rows with the greatest score of any kind, or with the lowest.
+
+    Args:
+        by: a column of one number a row.
+        lowest: whether small scores come first.
+    """
+    values = pool.column(by, "top")
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise UserError(f"strategy `top` takes the greatest of one number a record, and `{by}` is something else")
+    values = values.astype(np.float64)
+    return pool.greatest(-values if lowest else values, n)
+
+
+def density_weighted(
+    pool: Pool, n: int, seed: int, by: str = "entropy", weight: float = 1.0, dimensions: int | None = DIMENSIONS
+) -> Rows:
+    """Rows with the greatest ``doubt * density ** weight``: B. Settles and M. Craven, EMNLP 2008, equation 13.
+
+    Density is the mean over the pool of (1 + cosine) / 2; doubt is put between 0 and 1.
+
+    Args:
+        by: ``entropy``, ``least_confidence`` or ``margin``.
+        weight: how much density counts.
+        dimensions: principal components that are kept; None for the embeddings as they are.
+    """
+    cosine = Cosine.from_rows(pool.points("density_weighted", dimensions))
+    mean = np.einsum("nd,n->d", cosine.points, cosine.scales, dtype=np.float64) / max(1, len(pool))
+    density = (1 + (cosine.points @ mean.astype(np.float32)) * cosine.scales) / 2
+    return pool.greatest(min_max_scale(pool.doubt(by), pool.free) * np.maximum(density, 0) ** weight, n)
+
+
+def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float | None = None) -> Rows:
+    """Rows with the greatest doubt, put between 0 and 1, for their ``cost``, a column in any unit.
+
+    Args:
+        by: ``entropy``, ``least_confidence`` or ``margin``.
+        budget: what all of a batch may cost together; a row that would exceed it is left out, so that fewer than ``n``
+            may be chosen. None for no bound.
+    """
+    cost = np.asarray(pool.column("cost", "cost_aware"), np.float64)
+    if not (cost[pool.free] > 0).all() or not np.isfinite(cost[pool.free]).all():
+        raise UserError("strategy `cost_aware`: every `cost` must be a positive number")
+    order = pool.greatest(min_max_scale(pool.doubt(by), pool.free) / cost, len(pool))
+    if budget is None:
+        return order[:n]
+    chosen: list[int] = []
+    left = budget - float(cost[pool.batch].sum())
+    for row in order.tolist():
+        if len(chosen) < n and cost[row] <= left:
+            chosen.append(row)
+            left -= cost[row]
+    return np.array(chosen, np.int64)
+
+
+def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str | None = None) -> Rows:
+    """As many rows of each stratum as its share of the free rows, rounded by the greatest remainder.
+
+    Args:
+        by: the column of the strata; where it is missing, the most probable labels are.
+        within: an uncertainty measure by which rows are taken from a stratum; None to draw them.
+    """
+    if by == "predicted" and by not in pool.scores:
+        strata = np.asarray(pool.column("probabilities", "stratified")).argmax(axis=1)
+    else:
+        strata = np.asarray(pool.column(by, "stratified")).astype(str)
+    if strata.ndim != 1:
+        raise UserError(f"strategy `stratified` takes strata of one value a record, and `{by}` has several")
+    order = (
+        np.random.default_rng(seed).permutation(pool.free)
+        if within is None
+        else pool.greatest(pool.doubt(within), len(pool))
+    )
+    _, stratum, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
+    exact = sizes * (n / len(order))
+    counts = exact.astype(np.int64)
+    counts[np.argsort(-(exact - counts), kind="stable")[: n - counts.sum()]] += 1
+    place = np.empty(len(order), np.int64)
+    together = np.argsort(stratum, kind="stable")
+    place[together] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[place < counts[stratum]]

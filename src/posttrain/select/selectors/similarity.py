@@ -1,0 +1,195 @@
+"""Whitened embeddings, and the similarity of their rows, computed a block at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+
+Floats = npt.NDArray[np.float32]
+
+_BLOCK_ROWS = 4096
+
+DIMENSIONS = 128
+
+Weights = npt.NDArray[np.float64]
+
+
+class Similarity(Protocol):
+    """Closeness of any two of N rows: the greater, the closer."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
+        """Float32 [rows, others]."""
+
+    def of(self, rows: Rows) -> "Similarity":
+        """Of these rows alone, copied so that they lie beside each other."""
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """Minus half the squared distance, by the inner products that a matrix product gives quickly.
+
+    Attributes:
+        points: float32 [N, D].
+        halves: float32 [N], half of each row's squared length.
+    """
+
+    points: Floats
+    halves: Floats
+
+    @classmethod
+    def from_rows(cls, points: npt.NDArray[np.floating]) -> "Euclidean":
+        """Of float [N, D]."""
+        points = np.asarray(points, np.float32)
+        return cls(points, np.einsum("nd,nd->n", points, points) / 2)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
+        found: Floats = self.points[rows] @ self.points[others].T
+        found -= self.halves[rows][:, None]
+        found -= self.halves[others]
+        return np.minimum(found, 0, out=found)
+
+    def of(self, rows: Rows) -> "Euclidean":
+        return Euclidean(self.points[rows], self.halves[rows])
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """The cosine of the angle between two rows; 0 with a row of zeros.
+
+    Attributes:
+        points: float32 [N, D].
+        scales: float32 [N], one over each row's length.
+    """
+
+    points: Floats
+    scales: Floats
+
+    @classmethod
+    def from_rows(cls, points: npt.NDArray[np.floating]) -> "Cosine":
+        """Of float [N, D]."""
+        points = np.asarray(points, np.float32)
+        lengths = np.sqrt(np.einsum("nd,nd->n", points, points))
+        return cls(points, np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
+        found: Floats = self.points[rows] @ self.points[others].T
+        found *= self.scales[rows][:, None]
+        found *= self.scales[others]
+        return found
+
+    def of(self, rows: Rows) -> "Cosine":
+        return Cosine(self.points[rows], self.scales[rows])
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    """Minus half the squared distance of the outer products ``left[i] ⊗ right[i]``, which are never formed.
+
+    Their inner products are ``(left[i] · left[j]) (right[i] · right[j])``.
+
+    Attributes:
+        left: float32 [N, K].
+        right: float32 [N, D].
+        halves: float32 [N], half of each product's squared length.
+    """
+
+    left: Floats
+    right: Floats
+    halves: Floats
+
+    @classmethod
+    def from_rows(cls, left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]) -> "OuterProducts":
+        """Of float [N, K] and float [N, D]."""
+        left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
+        return cls(left, right, np.einsum("nk,nk->n", left, left) * np.einsum("nd,nd->n", right, right) / 2)
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
+        found: Floats = self.left[rows] @ self.left[others].T
+        found *= self.right[rows] @ self.right[others].T
+        found -= self.halves[rows][:, None]
+        found -= self.halves[others]
+        return np.minimum(found, 0, out=found)
+
+    def of(self, rows: Rows) -> "OuterProducts":
+        return OuterProducts(self.left[rows], self.right[rows], self.halves[rows])
+
+
+def blocks(count: int, size: int = _BLOCK_ROWS) -> Iterator[slice]:
+    """Slices of at most ``size`` that make up ``range(count)``."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def max_similarity(closeness: Similarity, rows: Rows, others: Rows) -> Floats:
+    """Float32 [rows], the closeness to the nearest of ``others``; minus infinity where there are none."""
+    found = np.full(len(rows), -np.inf, np.float32)
+    if len(others):
+        for part in blocks(len(rows)):
+            found[part] = closeness.between(rows[part], others).max(axis=1)
+    return found
+
+
+def whiten(embeddings: npt.NDArray[np.floating], dimensions: int = DIMENSIONS) -> Floats:
+    """Whitened principal components, with rows of length 1.
+
+    Mean-pooled states of a causal language model lie in a narrow cone: a shared mean and a few directions of huge
+    variance, which say how long a message is rather than what it is about, swamp Euclidean distance. Centring takes out
+    the mean, whitening gives each principal component the same weight, and unit length takes out the rest of the
+    message's length (J. Su et al., Whitening Sentence Representations, arXiv:2103.15316, 2021). On 2,000 Banking77
+    messages and SmolLM2-135M's first weights, 150 rows chosen this way cover 69.7 of 77 classes (mean of 12 seeds,
+    standard error 0.5; 64 to 256 components do alike), raw embeddings 66.2, centred ones 66.4, unwhitened components
+    65.5, random rows 65.1; accuracy of the nearest neighbour rises from 47% to 59%.
+
+    Never more components than a tenth of the rows are kept: whitened in as many dimensions as there are rows, all rows
+    would be equally far from each other. Sums are taken in float64 by one thread, so that they are the same anywhere.
+
+    Args:
+        embeddings: float [N, D].
+        dimensions: components to keep.
+
+    Returns:
+        float32 [N, d] with 1 <= d <= dimensions; a row equal to the mean stays zero.
+    """
+    from threadpoolctl import threadpool_limits
+
+    count, width = embeddings.shape
+    if count == 0:
+        return np.zeros((0, 1), np.float32)
+    keep = min(dimensions, width, max(2, count // 10), count)
+    mean = np.zeros(width)
+    for part in blocks(count):
+        mean += embeddings[part].sum(axis=0, dtype=np.float64)
+    mean /= count
+    products = np.zeros((width, width))
+    with threadpool_limits(limits=1):
+        for part in blocks(count):
+            centred = embeddings[part] - mean
+            products += centred.T @ centred
+        variances, components = np.linalg.eigh(products / count)
+        spread = np.sqrt(np.maximum(variances[::-1][:keep], 0))
+        used = np.flatnonzero(spread > spread[0] * 1e-6)
+        white = np.zeros((count, max(1, len(used))), np.float32)
+        if not len(used):  # all rows are one
+            return white
+        turned = components[:, ::-1][:, used] / spread[used]
+        for part in blocks(count):
+            found = (embeddings[part] - mean) @ turned
+            lengths = np.linalg.norm(found, axis=1, keepdims=True)
+            white[part] = np.divide(found, lengths, out=np.zeros_like(found), where=lengths > 0)
+    return white

@@ -1,0 +1,237 @@
+"""Compares strategies by their learning curves, with a paired test over seeds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.jobs.engines import available_cores, open_engine
+from posttrain.select.learning_curve import CurvePlan, full_accuracy, hold_out, learning_curve
+from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS
+from posttrain.select.strategy import AUTO, warm_strategy
+from posttrain.store.errors import UserError, suggest
+from posttrain.store.progress import progress_bar as progress
+
+BASELINE = "random"
+
+TARGET = 0.8
+
+Curves = npt.NDArray[np.float64]
+
+_MAX_EXACT_PAIRS = 12
+
+_DRAWS = 10_000
+
+_SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True)
+class StrategySummary:
+    """One strategy's curves.
+
+    Attributes:
+        strategy: its name.
+        accuracy: mean over seeds after each count of labels.
+        area: mean accuracy under the curve, over counts and seeds, from 0 to 1.
+        labels: mean over seeds of the labels after which the target is reached; None if one seed does not reach it.
+        gain: of the area over the baseline's, the mean over seeds.
+        p_value: of no gain, two-sided, by a sign-flip test over seeds; None of the baseline.
+    """
+
+    strategy: str
+    accuracy: list[float]
+    area: float
+    labels: float | None
+    gain: float
+    p_value: float | None
+
+
+@dataclass(frozen=True)
+class StrategyComparison:
+    """What came out.
+
+    Attributes:
+        counts: labels at which accuracy was measured.
+        summaries: by area, the best strategy first.
+        full_accuracy: of a head that has learned from every record that is not held out, the mean over seeds.
+        target: the share of it that ``StrategySummary.labels`` reaches.
+    """
+
+    counts: list[int]
+    summaries: list[StrategySummary]
+    full_accuracy: float
+    target: float = TARGET
+
+
+def compare_strategies(
+    features: npt.NDArray[np.floating],
+    labels: Sequence[str],
+    strategies: Sequence[str],
+    *,
+    seeds: int = 6,
+    batch: int = 50,
+    most: int = 500,
+    cold_start: str = AUTO,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    workers: int | None = None,
+) -> StrategyComparison:
+    """Learning curves of the strategies and of drawing at random, with a logistic regression on the features.
+
+    For each seed 30% of each class are held out to measure on; of the rest each strategy asks for ``batch`` labels at
+    a time. The paired test is over seeds.
+
+    Args:
+        features: float [N, D] embeddings.
+        labels: [N].
+        strategies: names in ``SELECTORS``, or ``auto``.
+        seeds: curves of each strategy, seeds 0, 1 and so on.
+        batch: labels asked for at a time.
+        most: labels in the end, or all that are not held out where these are fewer.
+        cold_start: for the first batch of strategies that go by what a model predicts; random starts at random.
+        options: by strategy; of ``auto`` those of coverage.
+        workers: processes; as many as there are cores when None.
+
+    Raises:
+        UserError: an unknown strategy, one that cannot work from embeddings and probabilities, or too few records.
+    """
+    check_strategies(strategies)
+    check_cold_start(cold_start)
+    if len(features) != len(labels):
+        raise UserError(f"{len(features):,} embeddings are not of {len(labels):,} labels")
+    names = list(dict.fromkeys([BASELINE, *strategies]))
+    tasks = [hold_out(features, labels, seed) for seed in range(seeds)]
+    most = min(most, min(len(one.labels) for one in tasks))
+    counts = tuple(range(batch, most + 1, batch))
+    if not counts:
+        raise UserError(f"{most:,} records to choose from make no batch of {batch}", fix="give a smaller --batch")
+    plans = {name: CurvePlan(name, counts, cold_start, (options or {}).get(name, {})) for name in names}
+    _dry_run(plans, tasks[0].features)
+    work = [(name, plans[name], seed) for seed in range(seeds) for name in names]
+    workers = available_cores() if workers is None else workers
+    with (
+        open_engine("inline" if workers == 1 else "processes", workers) as engine,
+        progress("learning curves", len(work), "curve") as advance,
+    ):
+        found: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in names}
+        for (name, *_), curve in zip(work, engine.map(partial(_curve, features, labels), work), strict=True):
+            found[name].append(curve)
+            advance(1)
+    full = [full_accuracy(one) for one in tasks]
+    curves = {name: np.stack(rows) for name, rows in found.items()}
+    summaries = summarise(counts, curves, [TARGET * one for one in full], BASELINE)
+    return StrategyComparison(list(counts), summaries, float(np.mean(full)))
+
+
+def check_strategies(names: Sequence[str]) -> None:
+    """Raise a UserError if one is no strategy."""
+    for name in names:
+        if name not in (*SELECTORS, AUTO):
+            raise UserError(f"no strategy `{name}`", where="--strategies", fix=suggest(name, [*SELECTORS, AUTO]))
+
+
+def check_cold_start(name: str) -> None:
+    """Raise a UserError if a strategy is none for a cold start."""
+    if name not in (*COLD_START_SELECTORS, AUTO):
+        fix = suggest(name, [*COLD_START_SELECTORS, AUTO])
+        raise UserError(f"no strategy for a cold start: `{name}`", where="--cold-start", fix=fix)
+
+
+def _curve(
+    features: npt.NDArray[np.floating], labels: Sequence[str], work: tuple[str, CurvePlan, int]
+) -> npt.NDArray[np.float64]:
+    _, plan, seed = work
+    return learning_curve(hold_out(features, labels, seed), plan, seed)
+
+
+def _dry_run(plans: Mapping[str, CurvePlan], features: npt.NDArray[np.float32]) -> None:
+    """Let each strategy choose one of a few rows, so that what cannot work is known before any work."""
+    from posttrain.select.selectors.registry import select
+
+    few = features[:8]
+    scores = {"embeddings": few, "probabilities": np.full((len(few), 2), 0.5)}
+    for plan in plans.values():
+        select(warm_strategy() if plan.strategy == AUTO else plan.strategy, scores, 1, **plan.options)
+
+
+def summarise(
+    counts: Sequence[int], curves: Mapping[str, Curves], targets: Sequence[float], baseline: str
+) -> list[StrategySummary]:
+    """Each strategy's summary, the largest area first.
+
+    Args:
+        counts: labels, ascending.
+        curves: by strategy float64 [seeds, counts]; the same seed has the same held-out records.
+        targets: the accuracy to reach, by seed.
+        baseline: the strategy that gains are over.
+    """
+    areas = {name: area_under_curve(counts, found) for name, found in curves.items()}
+    summaries = []
+    for name, found in curves.items():
+        needed = [labels_to_target(counts, curve, target) for curve, target in zip(found, targets, strict=True)]
+        reached = [count for count in needed if count is not None]
+        gains = areas[name] - areas[baseline]
+        summaries.append(
+            StrategySummary(
+                name,
+                found.mean(axis=0).tolist(),
+                float(areas[name].mean()),
+                float(np.mean(reached)) if len(reached) == len(needed) else None,
+                float(gains.mean()),
+                None if name == baseline else sign_flip_test(gains),
+            )
+        )
+    return sorted(summaries, key=lambda summary: -summary.area)
+
+
+def area_under_curve(counts: Sequence[int], curves: Curves) -> npt.NDArray[np.float64]:
+    """Mean accuracy between the first count and the last, by trapezoids, float64 [seeds]."""
+    if len(counts) == 1:
+        return curves[:, 0]
+    return np.asarray(np.trapezoid(curves, counts, axis=1)) / (counts[-1] - counts[0])
+
+
+def labels_to_target(counts: Sequence[int], curve: npt.NDArray[np.float64], target: float) -> float | None:
+    """Labels after which a curve first reaches the target, along straight lines; None if it never does."""
+    above = np.flatnonzero(curve >= target)
+    if not len(above):
+        return None
+    at = int(above[0])
+    if at == 0:
+        return float(counts[0])
+    share = (target - curve[at - 1]) / (curve[at] - curve[at - 1])
+    return float(counts[at - 1] + share * (counts[at] - counts[at - 1]))
+
+
+def sign_flip_test(differences: npt.NDArray[np.float64]) -> float:
+    """Two-sided p-value of paired differences whose signs, were there nothing to them, would be chance.
+
+    R. Fisher, The Design of Experiments (1935), section 21: exact over all signs for up to 12 pairs, by 10,000 draws
+    beyond, of which the found signs count as one.
+    """
+    found = abs(differences.sum())
+    if len(differences) <= _MAX_EXACT_PAIRS:
+        signs = np.array(list(product((1, -1), repeat=len(differences))))
+        return float((np.abs(signs @ differences) >= found * (1 - 1e-12)).mean())
+    signs = np.random.default_rng(0).choice((1, -1), (_DRAWS, len(differences)))
+    return float((1 + (np.abs(signs @ differences) >= found * (1 - 1e-12)).sum()) / (1 + _DRAWS))
+
+
+def recommendation(summaries: Sequence[StrategySummary], baseline: str) -> str:
+    """One line: which strategy to use."""
+    best = summaries[0]
+    if best.strategy == baseline or best.p_value is None:
+        return f"no strategy beats {baseline} here: keep to it, or try more seeds"
+    if best.p_value > _SIGNIFICANCE:
+        return (
+            f"use {best.strategy}: {best.gain:+.3f} of area over {baseline}, which may be chance "
+            f"(p = {best.p_value:.2f}): try more seeds"
+        )
+    base = next(one for one in summaries if one.strategy == baseline)
+    spared = ""
+    if best.labels is not None and base.labels is not None:
+        spared = f", and {best.labels / base.labels:.0%} of its labels to the target"
+    return f"use {best.strategy}: {best.gain:+.3f} of area over {baseline} (p = {best.p_value:.3f}){spared}"

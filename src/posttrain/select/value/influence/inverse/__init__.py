@@ -1,1 +1,0 @@
-"""Ways to multiply the inverse of a curvature with vectors."""

@@ -1,1 +1,0 @@
-"""What a set of training records is worth: the score of a model that has learnt from them."""

@@ -1,0 +1,91 @@
+"""Names of artifacts with versions and tags, such as ``support@v3`` or ``support@v2.3.1``."""
+
+from dataclasses import replace
+
+from sqlalchemy import delete, func, insert, select
+
+from posttrain.store.database import Database, lock_table, utc_now
+from posttrain.store.errors import UserError
+from posttrain.store.rows import NamedVersion
+from posttrain.store.tables import artifacts, names, tags
+
+
+class NameQueries(Database):
+    """Versions count from 1 under each name and never change; a tag can move from one to another."""
+
+    def name_artifact(
+        self,
+        name: str,
+        artifact_id: str,
+        parent: str | None = None,
+        *,
+        semantic: str | None = None,
+        note: str | None = None,
+    ) -> int:
+        """Give an artifact the next version of ``name``, or return the one that it has.
+
+        Args:
+            parent: the artifact that this one grew from.
+            semantic: such as ``2.3.1``.
+
+        Raises:
+            LookupError: the database does not know the artifact or its parent.
+            UserError: another artifact has this semantic version.
+        """
+        with self.transaction() as connection:
+            lock_table(connection, names)
+            wanted = {artifact_id, parent} - {None}
+            known = set(connection.scalars(select(artifacts.c.id).where(artifacts.c.id.in_(wanted))))
+            if unknown := wanted - known:
+                raise LookupError(f"no artifact {', '.join(sorted(map(str, unknown)))}")
+            same = select(names.c.version).where(names.c.name == name, names.c.artifact_id == artifact_id)
+            version: int | None = connection.scalar(same)
+            if version is not None:
+                return version
+            taken = select(names.c.artifact_id).where(names.c.name == name, names.c.semantic == semantic)
+            if semantic is not None and (other := connection.scalar(taken)):
+                raise UserError(f"{name}@v{semantic} is {other} already", fix="give another version")
+            latest = connection.scalar(select(func.max(names.c.version)).where(names.c.name == name))
+            version = (latest or 0) + 1
+            row = {
+                "name": name,
+                "version": version,
+                "artifact_id": artifact_id,
+                "parent": parent,
+                "created_at": utc_now(),
+                "semantic": semantic,
+                "note": note,
+            }
+            connection.execute(insert(names).values(row))
+            return version
+
+    def named(self, name: str, version: int | None = None) -> str | None:
+        """The artifact behind a version of a name (None: the latest), or None if there is none."""
+        found = [row for row in self.names(name) if version is None or row.version == version]
+        return found[-1].artifact_id if found else None
+
+    def names(self, name: str | None = None) -> list[NamedVersion]:
+        """Versions of one name or of all, by name and version."""
+        query, tagged = select(names).order_by(names.c.name, names.c.version), select(tags).order_by(tags.c.tag)
+        if name is not None:
+            query, tagged = query.where(names.c.name == name), tagged.where(tags.c.name == name)
+        with self.reading() as connection:
+            found = [NamedVersion(**row) for row in connection.execute(query).mappings()]
+            words: dict[tuple[str, int], tuple[str, ...]] = {}
+            for row in connection.execute(tagged).mappings():
+                key = row["name"], row["version"]
+                words[key] = (*words.get(key, ()), row["tag"])
+        return [replace(one, tags=words.get((one.name, one.version), ())) for one in found]
+
+    def tag(self, name: str, version: int, tag: str) -> None:
+        """Have ``name@tag`` lead to a version, and no longer to another."""
+        with self.transaction() as connection:
+            lock_table(connection, tags)
+            connection.execute(delete(tags).where(tags.c.name == name, tags.c.tag == tag))
+            connection.execute(insert(tags).values(name=name, version=version, tag=tag))
+
+    def forget_version(self, name: str, version: int) -> None:
+        """Remove a version of a name, and its tags; the artifact stays."""
+        with self.transaction() as connection:
+            for table in (tags, names):
+                connection.execute(delete(table).where(table.c.name == name, table.c.version == version))

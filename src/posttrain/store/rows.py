@@ -1,0 +1,115 @@
+"""The rows of the metadata database as frozen dataclasses."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+RUN_STATUSES = ("running", "done", "failed", "waiting")
+ROUND_STATUSES = ("open", "waiting", "done")
+ACTIONS = ("baseline", "promote", "rollback")
+HOOK_STATUSES = ("pending", "done", "failed", "none")
+
+
+@dataclass(frozen=True)
+class ArtifactRow:
+    """An artifact as the database knows it; its files are known to the artifact store.
+
+    ``size`` is in bytes; ``files`` counts them.
+    """
+
+    id: str
+    kind: str
+    meta: dict[str, Any]
+    size: int
+    files: int
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a stage. Times are UTC.
+
+    Attributes:
+        key: what the run's outcome depends on: stage, version, inputs, config and seed, as 64 hex characters.
+        inputs: artifact ids (or digests of things outside the store) by their role.
+        output: the artifact that a finished run made.
+        seconds: time of work; None while running, or where the process was killed.
+        detail: what belongs to the run and not to its output.
+    """
+
+    id: str
+    stage: str
+    key: str
+    round: int | None
+    status: str
+    seed: int
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    output: str | None
+    code_version: str
+    environment: dict[str, Any]
+    started_at: datetime
+    finished_at: datetime | None
+    seconds: float | None
+    detail: dict[str, Any]
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One turn of the loop: status ``open``, ``waiting`` or ``done``; times are UTC."""
+
+    number: int
+    status: str
+    champion_before: str | None
+    candidate: str | None
+    decision: dict[str, Any] | None
+    detail: dict[str, Any]
+    started_at: datetime
+    finished_at: datetime | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model that became the champion, and why.
+
+    Attributes:
+        action: ``baseline``, ``promote`` or ``rollback``.
+        hook: where the user's command or webhook stands: ``pending``, ``done``, ``failed`` or ``none``.
+    """
+
+    id: int
+    model_id: str
+    round: int | None
+    action: str
+    reason: str
+    created_at: datetime
+    hook: str
+
+
+@dataclass(frozen=True)
+class NamedVersion:
+    """A version of a name, such as ``support@v3``.
+
+    Attributes:
+        version: counts from 1 under each name.
+        parent: the artifact that it grew from.
+        semantic: such as ``2.3.1``, where whoever made it gave one.
+        note: what its maker says of it.
+        tags: words that lead to it for now, such as ``production``.
+    """
+
+    name: str
+    version: int
+    artifact_id: str
+    parent: str | None
+    created_at: datetime
+    semantic: str | None = None
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What to call it by."""
+        return f"{self.name}@v{self.semantic or self.version}"

@@ -1,0 +1,146 @@
+"""Runs a stage once: equal inputs, config and seed return the finished artifact instead of repeating the work."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.store.artifacts import Artifact
+from posttrain.store.errors import DamagedArtifactError, StorageError, UserError, Waiting, WorkError, is_user_mistake
+from posttrain.store.files import disk_errors, to_storage_error
+from posttrain.store.hashing import digest
+from posttrain.store.progress import pop_task_seconds
+from posttrain.store.rows import Run
+from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
+
+Work = Callable[[Path, Path], Mapping[str, Any]]
+
+PARTS = "parts"
+"""Under this name an artifact's meta lists the ids of those without which it cannot be read."""
+
+
+def stage_key(stage: str, version: int, inputs: Mapping[str, str], config: Mapping[str, Any], seed: int) -> str:
+    """What a stage's outcome depends on, as 64 hex characters.
+
+    Args:
+        version: the stage's own, raised by hand when its meaning changes.
+        inputs: artifact ids (or digests of things outside the store) by their role.
+        config: the part of the config that the stage reads, as JSON values.
+    """
+    key = {"stage": stage, "version": version, "inputs": dict(inputs), "config": dict(config), "seed": seed}
+    return digest(key)
+
+
+def run_stage(
+    workspace: Workspace,
+    stage: str,
+    version: int,
+    *,
+    kind: str,
+    inputs: Mapping[str, str],
+    config: Mapping[str, Any],
+    seed: int,
+    round: int | None,
+    work: Work,
+) -> Artifact:
+    """The stage's artifact: found if the work was done before, else made by ``work(out, scratch)``.
+
+    Args:
+        kind: the artifact's kind.
+        work: fills the folder ``out``, may keep what it can resume from in ``scratch``, and returns the
+            artifact's meta: JSON values that the content decides, as they are part of its id. What it commits by
+            itself, it names under `PARTS`: the work is done again where one of those is damaged.
+
+    The other arguments are those of `stage_key`. The run is recorded as done, failed or waiting; ``scratch``
+    is removed once the artifact is committed, or when the work ends in a user's mistake.
+
+    Raises:
+        Waiting: ``work`` did; the run is marked waiting.
+        UserError: ``work`` did, or the disk refused.
+        Exception: whatever else ``work`` raised; the run is marked failed.
+    """
+    key = stage_key(stage, version, inputs, config, seed)
+    if found := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
+        workspace.drop_scratch(key)
+        return found
+    pop_task_seconds()  # what ran outside a stage is none of this run's
+    run = workspace.metadata.start_run(stage, key, round=round, seed=seed, config=config, inputs=inputs)
+    start = time.monotonic()
+    try:
+        artifact = _execute(workspace, run, kind, work, start)
+    except Waiting as waiting:
+        workspace.metadata.wait_run(run.id, str(waiting), time.monotonic() - start)
+        raise
+    except BaseException as error:
+        if is_user_mistake(error):
+            workspace.drop_scratch(key)  # nothing goes on from a mistake
+        _record_failure(workspace, run, error, time.monotonic() - start)
+        raise
+    workspace.drop_scratch(key)
+    return artifact
+
+
+def _execute(workspace: Workspace, run: Run, kind: str, work: Work, start: float) -> Artifact:
+    scratch = workspace.scratch(run.key)
+    with workspace.artifacts.stage() as out:
+        with disk_errors(out):
+            meta = work(out, scratch)
+        artifact = workspace.artifacts.seal(out, kind, meta)
+        seconds = time.monotonic() - start
+        workspace.metadata.seal_run(run.id, artifact.id, seconds)
+        workspace.artifacts.publish(out, artifact)
+    _record_success(workspace, run, artifact, seconds)
+    return artifact
+
+
+def _record_success(workspace: Workspace, run: Run, artifact: Artifact, seconds: float | None) -> None:
+    with workspace.metadata.transaction():
+        workspace.metadata.add_artifact(artifact)
+        workspace.metadata.finish_run(run.id, artifact.id, seconds=seconds, detail={"tasks": pop_task_seconds()})
+
+
+def _find_finished(workspace: Workspace, stage: str, key: str) -> Artifact | None:
+    """The artifact of the finished run under ``token_set_key``, unless it or a part of it is missing or damaged."""
+    run = workspace.metadata.finished_run(key)
+    if run is None or run.output is None:
+        return None
+    try:
+        return _verified_artifact(workspace, run.output)
+    except DamagedArtifactError as error:
+        log.warning("%s: %s; doing the work again", stage, error)
+        return None
+
+
+def _find_sealed(workspace: Workspace, stage: str, key: str) -> Artifact | None:
+    """The artifact of a run that was killed after publishing it and before saying so."""
+    for run in workspace.metadata.sealed_runs(key):
+        if run.output is None or not workspace.artifacts.exists(run.output):
+            continue
+        try:
+            artifact = _verified_artifact(workspace, run.output)
+        except DamagedArtifactError as error:
+            log.warning("%s: %s; doing the work again", stage, error)
+            continue
+        _record_success(workspace, run, artifact, run.seconds)
+        return artifact
+    return None
+
+
+def _verified_artifact(workspace: Workspace, id: str) -> Artifact:
+    """The artifact, once its files and those of its parts are verified."""
+    artifact = workspace.artifacts.get(id)
+    for one in (id, *artifact.meta.get(PARTS, ())):
+        workspace.artifacts.path(one)
+    return artifact
+
+
+def _record_failure(workspace: Workspace, run: Run, error: BaseException, seconds: float) -> None:
+    try:
+        workspace.metadata.fail_run(run.id, f"{type(error).__name__}: {error}", seconds)
+    except (UserError, WorkError) as second:
+        # A full disk may refuse this too; the next lock marks the run, and the first error is the one shown.
+        if not isinstance(error, StorageError) and to_storage_error(error, workspace.home) is None:
+            log.warning("the failure could not be recorded: %s", second)

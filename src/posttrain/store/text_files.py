@@ -1,0 +1,61 @@
+"""Reads UTF-8 text and delimited files that users wrote."""
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from posttrain.store.errors import UserError
+
+
+def read_text(path: Path, name: str) -> str:
+    """The text of a UTF-8 file, without the byte order mark that spreadsheets put before it.
+
+    Args:
+        name: what errors call the file.
+
+    Raises:
+        UserError: it is missing, cannot be read or is not UTF-8, with the line.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError("there is no such file", where=name, fix="check the path") from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=name) from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError("holds bytes that are not UTF-8", where=f"{name}:{line}", fix="save as UTF-8") from None
+
+
+def read_delimited(
+    lines: Iterable[str], delimiter: str, *, blank: bool = True
+) -> Iterator[tuple[int, list[str] | str]]:
+    """The rows of delimited text, each with the 1-based line that it begins on; empty lines are left out.
+
+    The first row is the header. A row that cannot be read, or is not as long as the header, comes as what is wrong.
+
+    Args:
+        lines: with their ends.
+        delimiter: one character.
+        blank: whether rows of nothing but empty fields count; spreadsheets add such, of any length.
+    """
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    width: int | None = None
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            what = "a quoted field never closes" if "end of data" in str(error) else str(error)
+            yield line, f"broken CSV: {what}"
+            continue
+        if cells is None:
+            return
+        if not cells or not (blank or any(cell.strip() for cell in cells)):
+            continue
+        width = width or len(cells)
+        yield line, cells if len(cells) == width else f"{len(cells)} fields where the header names {width}"

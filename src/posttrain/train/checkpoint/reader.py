@@ -1,0 +1,153 @@
+"""Read a checkpoint folder, and verify everything against its manifest."""
+
+import errno
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+import torch
+from xxhash import xxh3_128
+
+from posttrain.train.checkpoint.format import (
+    CHUNK,
+    MANIFEST,
+    STATE,
+    STEPS,
+    TENSORS,
+    Checkpoint,
+    DamagedCheckpoint,
+    Manifest,
+    TensorEntry,
+    byte_view,
+    checksum,
+    decode_manifest,
+    encode_manifest,
+)
+from posttrain.train.monitor.metrics import StepValues
+
+
+def read_checkpoint(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint in a folder, which must be of this step; its tensors are in memory of their own.
+
+    Raises:
+        Damaged: names the file, and the tensor, that is not as it was written.
+        OSError: the files cannot be read for a reason that is no damage, such as missing permissions.
+    """
+    manifest = read_manifest(folder, step)
+    tensors = {
+        name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in manifest.tensors.items()
+    }
+    _read_tensors(folder, manifest, {name: byte_view(tensor) for name, tensor in tensors.items()})
+    return Checkpoint(tensors, json.loads(_read_state(folder, manifest)), decode_steps(_read_steps(folder, manifest)))
+
+
+def verify_checkpoint(folder: Path, manifest: Manifest) -> None:
+    """Read all of a folder, without keeping it, and compare it with what was to be written.
+
+    Raises:
+        Damaged: something differs.
+    """
+    if _read_file(folder, MANIFEST) != encode_manifest(manifest):
+        raise DamagedCheckpoint(f"{MANIFEST} is not as it was written")
+    _check_sizes(folder, manifest)
+    _read_state(folder, manifest)
+    _read_steps(folder, manifest)
+    _read_tensors(folder, manifest, {})
+
+
+def read_manifest(folder: Path, step: int) -> Manifest:
+    """The manifest of this step, after a look at the sizes of the files that it speaks of.
+
+    Raises:
+        Damaged: it does not hold, or a file is missing or has another size.
+    """
+    manifest = decode_manifest(_read_file(folder, MANIFEST))
+    if manifest.step != step:
+        raise DamagedCheckpoint(f"{MANIFEST} is of step {manifest.step}")
+    _check_sizes(folder, manifest)
+    return manifest
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    sizes = {TENSORS: manifest.tensors_size, STATE: manifest.state_size, STEPS: manifest.steps_size}
+    for name, size in sizes.items():
+        if not (folder / name).is_file():
+            raise DamagedCheckpoint(f"{name} is missing")
+        found = (folder / name).stat().st_size
+        if found == size or (name == STEPS and found > size):  # later checkpoints add to it
+            continue
+        problem = f"{name} has {found} bytes instead of {size}"
+        lost = [entry for entry, place in manifest.tensors.items() if place.start + place.size > found]
+        raise DamagedCheckpoint(f"{problem}: {_quote_names(lost)} cut off" if lost and name == TENSORS else problem)
+
+
+def _read_state(folder: Path, manifest: Manifest) -> bytes:
+    content = _read_file(folder, STATE)
+    if checksum(content) != manifest.state_checksum:
+        raise DamagedCheckpoint(f"{STATE} does not match its checksum")
+    return content
+
+
+def _read_steps(folder: Path, manifest: Manifest) -> bytes:
+    content = _read_file(folder, STEPS)[: manifest.steps_size]
+    if checksum(content) != manifest.steps_checksum:
+        raise DamagedCheckpoint(f"{STEPS} does not match its checksum")
+    return content
+
+
+def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryview]) -> None:
+    """Check the header and every tensor; the bytes of a tensor named in ``into`` are left there."""
+    wrong = set()
+    with _as_damage(TENSORS), (folder / TENSORS).open("rb", buffering=0) as file:
+        if checksum(file.read(manifest.header_size)) != manifest.header_checksum:
+            raise DamagedCheckpoint(f"the header of {TENSORS} does not match its checksum")
+        for name, entry in sorted(manifest.tensors.items(), key=lambda item: item[1].start):
+            if _read_tensor(file, entry, into.get(name)) != entry.checksum:
+                wrong.add(name)
+    if wrong:
+        named = _quote_names([name for name in manifest.tensors if name in wrong])
+        raise DamagedCheckpoint(f"{TENSORS} does not match its checksums in {named}")
+
+
+def _read_tensor(file: FileIO, entry: TensorEntry, into: memoryview | None) -> str:
+    """The checksum of a tensor's bytes as they are in the file."""
+    found = xxh3_128()
+    once = memoryview(bytearray(min(CHUNK, entry.size))) if into is None else into
+    file.seek(entry.start)
+    for position in range(0, entry.size, CHUNK):
+        size = min(CHUNK, entry.size - position)
+        part = once[:size] if into is None else into[position : position + size]
+        count = file.readinto(part) or 0  # a file that was cut off since gives less, and another checksum
+        found.update(part[:count])
+    return found.hexdigest()
+
+
+def _read_file(folder: Path, name: str) -> bytes:
+    with _as_damage(name):
+        return (folder / name).read_bytes()
+
+
+@contextmanager
+def _as_damage(name: str) -> Iterator[None]:
+    """Tell damage from other reasons why a file cannot be read."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise DamagedCheckpoint(f"{name} is missing") from None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise DamagedCheckpoint(f"{name} cannot be read: {error.strerror}") from None
+
+
+def _quote_names(tensors: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    names = ", ".join(f"`{name}`" for name in tensors[:3])
+    return f"{names} and {len(tensors) - 3} more" if len(tensors) > 3 else names
+
+
+def decode_steps(content: bytes) -> list[StepValues]:
+    """The reverse of what `write_steps` writes."""
+    return [StepValues.from_json(json.loads(line)) for line in content.splitlines()]

@@ -1,0 +1,237 @@
+"""Curricula: easy records first, paced by a plan, by the training loss, or by each record's own loss."""
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.store.errors import UserError
+from posttrain.train.data.config import CurriculumConfig
+
+Rows = npt.NDArray[np.int64]
+
+
+def competence(config: CurriculumConfig, step: int, steps: int) -> float:
+    """Share of the records that a fixed curriculum has open at ``step`` (from 0), 1 from ``duration`` of ``steps`` on.
+
+    The linear and the root-p competence of Platanios et al. 2019, arXiv:1903.09848: with progress x = step / T and the
+    first share c0, min(1, x (1 - c0^p) + c0^p)^(1/p), p = 1 for ``linear`` and the power for ``root``. ``step`` opens
+    the rest in equal parts at equal distances, as the stages of Bengio et al. 2009.
+    """
+    progress = min(1.0, step / fully_open_step(config, steps))
+    if config.pacing == "step":
+        stair = math.floor(progress * config.stairs)
+        return config.start + (1 - config.start) * stair / config.stairs
+    power = config.power if config.pacing == "root" else 1.0
+    first = config.start**power
+    return float(min(1.0, progress * (1 - first) + first) ** (1 / power))
+
+
+def fully_open_step(config: CurriculumConfig, steps: int) -> int:
+    """The step from which on all records are open at the latest; at least 1."""
+    return max(1, math.ceil(config.duration * steps))
+
+
+@dataclass
+class AdaptiveCurriculum:
+    """A curriculum that goes by the loss: every few steps it opens records for what the model has learnt since.
+
+    The competence after a look is c0 + (1 - c0) x (L0 - L) / (L0 - target L0), in 0..1 and never less than before: L is
+    the mean loss since the last look, L0 that of the first. As harder records come in, the loss stays up and no more
+    are opened until it falls again: the model sets the pace, as in self-paced learning (Kumar, Packer, Koller,
+    NIPS 2010), where a threshold on the records' own losses does it (see `posttrain.train.data.curriculum`).
+
+    Args:
+        config: of the curriculum.
+        steps: steps of the training, or of the stage of it that this curriculum is for.
+    """
+
+    config: CurriculumConfig
+    steps: int
+    shares: list[float] = field(init=False)
+    """Competence from each look to the next; the first holds from step 0."""
+    _first: float | None = field(default=None, init=False)
+    _sum: float = field(default=0.0, init=False)
+    _finite: int = field(default=0, init=False)
+    _seen: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.shares = [self.config.start]
+
+    @property
+    def decided(self) -> int:
+        """How many steps' competences are known."""
+        return len(self.shares) * self.config.every
+
+    def competence(self, step: int) -> float:
+        """Share of the records that is open at a step that is decided."""
+        return self.shares[step // self.config.every]
+
+    def observe(self, step: int, loss: float) -> None:
+        """Take in what a step measured; a loss that is no finite number counts for nothing.
+
+        Raises:
+            ValueError: it is not the step after the last one.
+        """
+        if step != self._seen:
+            raise ValueError(f"step {step} is told of after {self._seen} steps")
+        self._seen += 1
+        if math.isfinite(loss):
+            self._sum, self._finite = self._sum + loss, self._finite + 1
+        if self._seen % self.config.every == 0:
+            self._look()
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` takes, as JSON values."""
+        return {
+            "shares": list(self.shares),
+            "first": self._first,
+            "sum": self._sum,
+            "finite": self._finite,
+            "seen": self._seen,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `file_state` gave."""
+        self.shares, self._first = list(state["shares"]), state["first"]
+        self._sum, self._finite, self._seen = state["sum"], state["finite"], state["seen"]
+
+    def _look(self) -> None:
+        share = self.shares[-1]
+        if self._finite:
+            loss = self._sum / self._finite
+            if self._first is None:
+                self._first = loss
+            fallen = self._first * (1 - self.config.target)
+            learnt = (self._first - loss) / fallen if fallen > 0 else 1.0
+            share = max(share, self.config.start + (1 - self.config.start) * min(1.0, max(0.0, learnt)))
+        self.shares.append(share)
+        self._sum, self._finite = 0.0, 0
+
+
+class SelfPacedCurriculum:
+    """A curriculum that opens the records whose latest loss is at most a threshold, which grows from look to look.
+
+    M. P. Kumar, B. Packer, D. Koller, Self-Paced Learning for Latent Variable Models, NIPS 2010, equation 5: hard
+    weights v_i = 1 where L_i <= 1/K, with 1/K the threshold, and K divided by ``growth`` from one look to the next. The
+    first threshold is the loss of the hardest of the share ``start_model`` that is easiest before training. The paper finds
+    every L_i anew for each threshold; here it is what the last step that met the record measured, in the training's own
+    forward pass, or before training where none did. At least a batch is open, the easiest.
+
+    All is decided at the looks, so that steps can be made ahead; each of several processes that is told of the same
+    losses decides the same.
+
+    Args:
+        config: of the curriculum.
+        rows: int64 [R], the stage's records.
+        losses: float [all records], nats a supervised token before training.
+        batch_size: records of a step, at most R.
+        until: step of the stage from which on it decides nothing.
+        draw: a step's rows, int64 [batch_size], of those that are open in it.
+    """
+
+    def __init__(
+        self,
+        config: CurriculumConfig,
+        rows: Rows,
+        losses: npt.NDArray[np.floating[Any]],
+        *,
+        batch_size: int,
+        until: int,
+        draw: Callable[[int, Rows], Rows],
+    ) -> None:
+        self.config, self.until = config, until
+        self._rows, self._batch_size, self._draw = rows, batch_size, draw
+        self._first = losses.astype(np.float32)
+        self._threshold = np.sort(self._first[rows])[int(np.ceil(config.start * len(rows))) - 1]
+        self._start_anew()
+        self._look()
+
+    @property
+    def decided(self) -> int:
+        """How many steps' rows are known."""
+        return len(self._drawn)
+
+    def rows(self, step: int) -> Rows:
+        """int64 [batch_size], for a step that is decided."""
+        return self._drawn[step]
+
+    def observe(self, step: int, losses: npt.NDArray[np.floating[Any]] | None) -> None:
+        """Take in what a step measured of its records; a loss that is no finite number leaves the one before.
+
+        Args:
+            losses: float [batch_size], nats a supervised token of the step's rows, in their order; None where nothing
+                measured them.
+
+        Raises:
+            ValueError: it is not the step after the last one, or there are not as many losses as rows.
+        """
+        if step != self._seen:
+            raise ValueError(f"step {step} is told of after {self._seen} steps")
+        self._seen += 1
+        if step >= self.until:
+            return
+        rows = self._drawn[step]
+        if losses is None or len(losses) != len(rows):
+            raise ValueError(f"step {step} met {len(rows)} records, and not one loss of each is told")
+        self._take_in(rows, np.asarray(losses, np.float32))
+        if self._seen % self.config.every == 0:
+            self._look()
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` takes, as JSON values: the rows that were drawn, and what was measured of them."""
+        return {
+            "seen": self._seen,
+            "looks": self._seen // self.config.every,
+            "every": self.config.every,
+            "until": self.until,
+            "batch_size": self._batch_size,
+            "rows": _to_base64(np.concatenate([np.empty(0, np.int64), *self._drawn]).astype("<i8")),
+            "losses": _to_base64(np.concatenate([np.empty(0, np.float32), *self._told]).astype("<f4")),
+        }
+
+    def load_state(self, state: Mapping[str, Any], where: str, fix: str) -> None:
+        """Go on from what `file_state` gave.
+
+        Raises:
+            UserError: it is of other records or of steps of another size or number, and names ``where`` and ``fix``.
+        """
+        rows = np.frombuffer(base64.b64decode(state["rows"]), "<i8").astype(np.int64)
+        told = np.frombuffer(base64.b64decode(state["losses"]), "<f4").astype(np.float32)
+        theirs, ours = ((one["every"], one["until"], one["batch_size"]) for one in (state, self.state()))
+        if theirs != ours or not np.isin(rows, self._rows).all():
+            what = "the checkpoint's self-paced curriculum opened other records, or in steps of another size or number"
+            raise UserError(what, where=where, fix=fix)
+        self._start_anew()
+        self._seen = state["seen"]
+        self._drawn += list(rows.reshape(-1, self._batch_size))
+        for drawn, losses in zip(self._drawn, told.reshape(-1, self._batch_size), strict=False):
+            self._take_in(drawn, losses)
+
+    def _start_anew(self) -> None:
+        self._seen, self._losses = 0, self._first.copy()
+        self._drawn: list[Rows] = []
+        self._told: list[npt.NDArray[np.float32]] = []
+
+    def _take_in(self, rows: Rows, losses: npt.NDArray[np.float32]) -> None:
+        known = np.isfinite(losses)
+        self._losses[rows[known]] = losses[known]
+        self._told.append(losses)
+
+    def _look(self) -> None:
+        """Draw the rows of the steps up to the next look."""
+        own = self._losses[self._rows]
+        looks = self._seen // self.config.every
+        opened = self._rows[own <= self._threshold * self.config.growth**looks]
+        if len(opened) < self._batch_size:
+            opened = self._rows[np.argsort(own, kind="stable")[: self._batch_size]]
+        for step in range(self.decided, min(self._seen + self.config.every, self.until)):
+            self._drawn.append(self._draw(step, opened))
+
+
+def _to_base64(values: npt.NDArray[Any]) -> str:
+    return base64.b64encode(values.tobytes()).decode()

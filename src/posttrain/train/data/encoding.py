@@ -1,0 +1,275 @@
+"""Encodes records as token ids; needs a tokenizer with its template and the task, but no model."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from posttrain.models.chat import ChatTemplate, TokenizedExample
+from posttrain.models.task import TaskConfig, record_turns
+from posttrain.store.errors import UserError, suggest
+from posttrain.train.data.config import Shape
+
+if TYPE_CHECKING:  # torch comes with it, and processes that only tokenise need none
+    from posttrain.models.packing import Unit
+
+TOKEN_COLUMNS = ["id", "prompt", "completion", "rejected", "text", "meta"]
+"""What of a record decides its token ids."""
+SOURCE_COLUMNS = ["source", "line"]
+"""Where a record came from, which errors name."""
+
+
+class ExampleTooLong(UserError):
+    """A record's answer leaves no room for its prompt.
+
+    Args:
+        others: how many other records of the same data are known to be like it.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None, others: int = 0) -> None:
+        super().__init__(f"{what}, and {others} more like it" if others else what, where=where, fix=fix)
+        self.alone, self.others = what, others
+
+    def and_others(self, count: int) -> "ExampleTooLong":
+        """The same with so many more like it."""
+        return ExampleTooLong(self.alone, where=self.where, fix=self.fix, others=self.others + count)
+
+
+class ChatEncoder(Protocol):
+    """Who renders prompts and answers: a `LanguageModel`, or an `Encoder`, which has no weights."""
+
+    @property
+    def chat(self) -> ChatTemplate:
+        """The tokenizer and its template."""
+
+    @property
+    def task(self) -> TaskConfig:
+        """What is asked."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """All that it takes to turn records into token ids; can be sent to another process."""
+
+    chat: ChatTemplate
+    task: TaskConfig
+
+
+def load_encoder(source: str, task: TaskConfig) -> Encoder:
+    """The encoder of a model that ``posttrain.models.sources.locate`` names; none of its weights is fetched or loaded.
+
+    Raises:
+        UserError: config or tokenizer cannot be read, or nothing names a stop token.
+    """
+    from transformers import GenerationConfig
+
+    from posttrain.models.language_model import stop_tokens
+    from posttrain.models.shape import read_chat, read_config
+    from posttrain.models.sources import TINY_MODEL
+
+    chat = read_chat(source, read_config(source))
+    if source == TINY_MODEL or source.endswith(".gguf"):  # they have no other stop tokens than their config's
+        return Encoder(chat, task)
+    try:
+        generation = GenerationConfig.from_pretrained(source)
+    except OSError:  # there is none
+        return Encoder(chat, task)
+    stops = stop_tokens(SimpleNamespace(generation_config=generation), chat.tokenizer)
+    return Encoder(ChatTemplate(chat.tokenizer, frozenset(stops)), task)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A record as the trainer meets it.
+
+    Args:
+        unit: its sequences.
+        cut: whether one of them was longer than the limit.
+        target: class, in the order of the task's labels; 1 for a desirable and 0 for an undesirable answer; -1 where
+            the shape has none.
+        margin: how much better the chosen answer is (``margin`` of the record's meta); 0 where nothing is said, NaN
+            where it is no number.
+    """
+
+    unit: "Unit"
+    cut: bool = False
+    target: int = -1
+    margin: float = 0.0
+
+
+def encode(
+    speaker: ChatEncoder, records: pa.Table, max_length: int, shape: Shape = "completion"
+) -> tuple[list["Unit"], list[str]]:
+    """Token ids of every labelled record, as `build_example` gives them.
+
+    Returns:
+        Units in the records' order, and the ids of the records that were cut to ``max_length``.
+    """
+    found = list(build_examples(speaker, records, max_length, shape))
+    cut = [id for id, one in zip(records["id"].to_pylist(), found, strict=True) if one.cut]
+    return [one.unit for one in found], cut
+
+
+def build_examples(speaker: ChatEncoder, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
+    """Every record as an example, in their order.
+
+    Raises:
+        TooLong: the first record that cannot be used is too long; those like it are counted.
+        UserError: something else is wrong with it.
+    """
+    wanted = [name for name in (*TOKEN_COLUMNS, *SOURCE_COLUMNS) if name in records.column_names]
+    rows = records.select(wanted).to_pylist()
+    found: list[Example] = []
+    too_long: ExampleTooLong | None = None
+    for row in rows:
+        try:
+            found.append(build_example(speaker, row, max_length, shape))
+        except ExampleTooLong as error:
+            too_long = too_long.and_others(1) if too_long else error
+        except UserError:
+            if too_long is None:  # the first is named, whatever is wrong with it
+                raise
+    if too_long:
+        raise too_long
+    return found
+
+
+def build_example(speaker: ChatEncoder, record: Mapping[str, Any], max_length: int, shape: Shape) -> Example:
+    """One record's token ids under a shape.
+
+    - ``completion``, ``teacher``: prompt and answer, or a plain text, which is learned as a whole.
+    - ``pair``: the chosen and the rejected answer after the prompt; only they are supervised.
+    - ``labelled``: prompt and answer, which alone is supervised; ``label`` of the record's meta is true or false.
+    - ``class``: the prompt as it is asked and a stop token, which alone is supervised: what a model says of the text is
+      read off where that token would be predicted, which is the text's last one.
+
+    Raises:
+        UserError: the record lacks what its shape needs, or no token to learn is left of it in ``max_length``.
+    """
+    unit, target = _SHAPES[shape](speaker, record)
+    cut = max(len(sequence.ids) for sequence in unit) > max_length
+    if cut:
+        unit = [_truncate(sequence, record, max_length) for sequence in unit]
+    for sequence in unit:
+        if not any(sequence.supervised[1:]):  # nothing predicts a first token
+            raise record_error(record, "none of its tokens is learned", fix="take it out of the data")
+    return Example(unit, cut, target, _margin(record) if shape == "pair" else 0.0)
+
+
+def record_error(
+    record: Mapping[str, Any], what: str, *, fix: str | None = None, kind: type[UserError] = UserError
+) -> UserError:
+    """What is wrong with a record, named by its id, and by file and line where it came from one."""
+    file, line = (record.get(name) for name in SOURCE_COLUMNS)
+    return kind(f"record {record['id']}: {what}", where=f"{file}:{line}" if file and line else file, fix=fix)
+
+
+def _completion(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+    prompt = record_turns(record)
+    if not prompt or (record["prompt"] and record["completion"] is None):
+        fix = "say which column holds it (`columns`), give it one, or take it out of the data"
+        raise record_error(record, "it has no answer and no text to learn", fix=fix)
+    if record["completion"] is not None:
+        return [speaker.chat.encode(speaker.task.turns(prompt), record["completion"])], -1
+    ids = [*speaker.chat.tokenizer(record["text"])["input_ids"], _stop_id(speaker.chat)]
+    return [TokenizedExample(ids, [True] * len(ids))], -1
+
+
+def _pair(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+    if not record_turns(record) or record["completion"] is None or record["rejected"] is None:
+        raise record_error(
+            record, "it is no pair of a chosen and a rejected answer", fix="give it the columns `chosen` and `rejected`"
+        )
+    chosen, rejected = (_encode_answer(speaker, record, record[side]) for side in ("completion", "rejected"))
+    if chosen.ids == rejected.ids:
+        raise record_error(record, "its chosen and its rejected answer are the same", fix="take it out of the data")
+    return [chosen, rejected], -1
+
+
+def _labelled(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+    label = _meta(record).get("label")
+    if not record_turns(record) or record["completion"] is None or not isinstance(label, bool):
+        fix = "give it a column `label`, true where the answer is desirable and false where it is not"
+        raise record_error(record, "it is no answer with a label true or false", fix=fix)
+    return [_encode_answer(speaker, record, record["completion"])], int(label)
+
+
+def _class(speaker: ChatEncoder, record: Mapping[str, Any]) -> tuple[list[TokenizedExample], int]:
+    prompt = record_turns(record)
+    if not prompt:
+        raise record_error(record, "it has no text to classify", fix="take it out of the data")
+    ids = speaker.chat.prompt_ids(speaker.task.turns(prompt))
+    return [TokenizedExample([*ids, _stop_id(speaker.chat)], [False] * len(ids) + [True])], _label_index(
+        speaker.task, record
+    )
+
+
+_SHAPES: dict[Shape, Callable[[ChatEncoder, Mapping[str, Any]], tuple[list[TokenizedExample], int]]] = {
+    "completion": _completion,
+    "teacher": _completion,
+    "pair": _pair,
+    "labelled": _labelled,
+    "class": _class,
+}
+
+
+def _encode_answer(speaker: ChatEncoder, record: Mapping[str, Any], answer: str) -> TokenizedExample:
+    """Prompt and answer, of which the answer alone is supervised."""
+    turns = speaker.task.turns(record_turns(record))
+    whole, asked = speaker.chat.encode(turns, answer), len(speaker.chat.prompt_ids(turns))
+    return TokenizedExample(whole.ids, [False] * asked + whole.supervised[asked:])
+
+
+def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
+    """The class of a record: its answer's place among the task's labels, or ``label`` of its meta, a number."""
+    labels, said = task.label_set, record["completion"]
+    if not labels:
+        raise UserError("a classifier needs the closed set of its labels", where="task.labels", fix="name them")
+    if said is not None:
+        if said not in labels:
+            raise record_error(record, f"no label `{said}` in task.labels", fix=suggest(said, labels))
+        return labels.index(said)
+    number = _meta(record).get("label")
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise record_error(record, "it has no label", fix="give it a completion, or a column `label` with its number")
+    if not 0 <= number < len(labels):
+        raise record_error(
+            record,
+            f"label {number} is out of range, task.labels has {len(labels)}",
+            fix=f"number them from 0 to {len(labels) - 1}",
+        )
+    return number
+
+
+def _margin(record: Mapping[str, Any]) -> float:
+    margin = _meta(record).get("margin", 0.0)
+    return float(margin) if isinstance(margin, int | float) and not isinstance(margin, bool) else math.nan
+
+
+def _meta(record: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(record.get("meta") or "{}")
+    return found
+
+
+def _stop_id(chat: ChatTemplate) -> int:
+    stop = chat.tokenizer.eos_token_id
+    return min(chat.stop_ids) if stop is None else int(stop)
+
+
+def _truncate(sequence: TokenizedExample, record: Mapping[str, Any], max_length: int) -> TokenizedExample:
+    """The last ``max_length`` tokens."""
+    if len(sequence.ids) <= max_length:
+        return sequence
+    short = TokenizedExample(sequence.ids[-max_length:], sequence.supervised[-max_length:])
+    if all(short.supervised) and record["completion"] is not None:
+        raise record_error(
+            record,
+            f"its answer leaves no room for its prompt in {max_length} tokens",
+            fix="raise train.max_length, or take it out of the data",
+            kind=ExampleTooLong,
+        )
+    return short

@@ -1,0 +1,150 @@
+"""Writes a tokenised training set to disk, shard by shard."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from posttrain.store.files import disk_errors
+from posttrain.train.data.token_set import DTYPES, IDS, OFFSETS, RECORDS, SUPERVISED, UNITS, Tokens, shard_name
+
+SHARD_TOKENS = 2**28
+"""Tokens of a shard: 1 GiB of ids."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Tokens):
+    """The tokens of U records, and what else is known of them.
+
+    Args:
+        cut: bool [U].
+        targets: int32 [U], see `Example`.
+        margins: float32 [U].
+    """
+
+    cut: np.ndarray
+    targets: np.ndarray
+    margins: np.ndarray
+
+
+def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard_tokens: int) -> dict[str, int]:
+    """Fill a folder with shards of whole records, as many as fit into ``shard_tokens``, or one.
+
+    What is written does not depend on how the records are cut into blocks.
+
+    Args:
+        blocks: all records, in their order.
+        records: with their ids.
+
+    Returns:
+        What the manifest says of the set: ``shards``, ``sequence_log_probs``, ``tokens``, ``count_supervised``,
+        ``largest_id``.
+    """
+    found = {"shards": 0, "sequences": 0, "tokens": 0, "supervised_tokens": 0, "largest_id": 0}
+    written, shard = 0, None
+    try:
+        for block in blocks:
+            found["sequences"] += len(block.lengths)
+            found["tokens"] += len(block.ids)
+            found["supervised_tokens"] += int(block.supervised.sum())
+            found["largest_id"] = max(found["largest_id"], int(block.ids.max(initial=0)))
+            ends = np.cumsum(block.unit_lengths)
+            first, count = 0, len(block.sequences)
+            while first < count:
+                if shard is None:
+                    shard = _ShardWriter(folder / shard_name(found["shards"]))
+                    found["shards"] += 1
+                before = ends[first - 1] if first else 0
+                last = int(np.searchsorted(ends, before + shard_tokens - shard.tokens, side="right"))
+                if last <= first and shard.tokens:
+                    written += shard.finish(records.slice(written))
+                    shard = None
+                    continue
+                last = max(last, first + 1)
+                shard.add(_slice_block(block, first, last))
+                first = last
+        if shard is not None or not found["shards"]:
+            shard = shard or _ShardWriter(folder / shard_name(0))
+            shard.finish(records.slice(written))
+            found["shards"] = max(1, found["shards"])
+    finally:
+        if shard is not None:
+            shard.close()
+    return found
+
+
+class _ShardWriter:
+    """The files of a shard that is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.tokens = 0
+        self._blocks: list[Block] = []
+        with disk_errors(folder):
+            folder.mkdir()
+            self._ids, self._supervised = (folder / IDS).open("wb"), (folder / SUPERVISED).open("wb")
+
+    def add(self, block: Block) -> None:
+        with disk_errors(self._folder):
+            _write_array(self._ids, block.ids, IDS)
+            _write_array(self._supervised, block.supervised, SUPERVISED)
+        self.tokens += len(block.ids)
+        nothing = np.empty(0, np.int32)
+        self._blocks.append(
+            Block(nothing, nothing, block.lengths, block.sequences, block.cut, block.targets, block.margins)
+        )
+
+    def close(self) -> None:
+        self._ids.close()
+        self._supervised.close()
+
+    def finish(self, records: pa.Table) -> int:
+        """Write what else there is; the records begin with the shard's. Returns how many it has."""
+        self.close()
+        values = {
+            name: np.concatenate([np.empty(0, dtype), *(getattr(block, name) for block in self._blocks)])
+            for name, dtype in (("lengths", "i8"), ("sequences", "i8"), ("cut", "?"), ("targets", "i4"))
+        }
+        margins = np.concatenate([np.empty(0, "f4"), *(block.margins for block in self._blocks)])
+        count = len(values["sequences"])
+        columns = {
+            "id": records["id"].slice(0, count).combine_chunks(),
+            "cut": values["cut"],
+            "target": values["targets"],
+            "margin": margins,
+        }
+        table = pa.table(columns)
+        with disk_errors(self._folder):
+            for counts, name in ((values["lengths"], OFFSETS), (values["sequences"], UNITS)):
+                with (self._folder / name).open("wb") as file:
+                    _write_array(file, np.cumsum(np.concatenate([[0], counts])), name)
+            with pa.OSFile(str(self._folder / RECORDS), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+        return count
+
+
+def _slice_block(block: Block, first: int, last: int) -> Block:
+    """The units from ``first`` to before ``last``."""
+    if (first, last) == (0, len(block.sequences)):
+        return block
+    sequences = np.concatenate([[0], np.cumsum(block.sequences)])
+    some = slice(int(sequences[first]), int(sequences[last]))
+    offsets = np.concatenate([[0], np.cumsum(block.lengths)])
+    tokens = slice(int(offsets[some.start]), int(offsets[some.stop]))
+    own = slice(first, last)
+    return Block(
+        block.ids[tokens],
+        block.supervised[tokens],
+        block.lengths[some],
+        block.sequences[own],
+        block.cut[own],
+        block.targets[own],
+        block.margins[own],
+    )
+
+
+def _write_array(file: BinaryIO, values: np.ndarray, name: str) -> None:
+    file.write(np.ascontiguousarray(values, DTYPES[name]).data)

@@ -1,0 +1,170 @@
+"""Variances of activations and gradients by layer, before the first step of a training from scratch."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import pack
+from posttrain.store.errors import UserError
+from posttrain.store.files import write_atomically
+from posttrain.train.config import TrainConfig
+from posttrain.train.data.units import group_by_tokens
+from posttrain.train.gradients import forward
+from posttrain.train.objectives.base import Objective
+from posttrain.train.out_of_memory import run_in_groups
+
+log = logging.getLogger("posttrain")
+
+_LOSS_SCALE = 1024.0  # of the loss, so that float16 can hold the gradients
+
+
+def activation_stats(
+    lm: LanguageModel,
+    lesson: Objective,
+    config: TrainConfig,
+    rows: Sequence[int],
+    *,
+    budget: int,
+    padded: bool,
+    file: Path,
+) -> list[dict[str, Any]]:
+    """Measure the variance of activations and gradients by layer on the first micro-batch, and log it as a table.
+
+    A warning follows for each variance that is 0 or no number, or that changes from layer to layer by more than
+    ``initialization.largest_ratio``.
+
+    Args:
+        rows: units of the first step.
+        budget: tokens of a micro-batch at most.
+        padded: whether the model needs padded rows.
+        file: keeps what was found; what is there already is not measured again.
+
+    Returns:
+        ``layer``, ``activations`` and ``gradients`` of the embeddings and each layer.
+    """
+    if not file.exists():
+        scale = _LOSS_SCALE if config.precision == "float16" else 1.0
+
+        def measured(part: Sequence[int]) -> list[LayerVariance]:
+            packed, first = pack([lesson.units[row] for row in part], lm.device, padded=padded), list(part)
+
+            def loss() -> Tensor:
+                whole = lesson.begin(lm, [first]) or 1.0
+                return forward(lm, lesson, config, packed, first).sum * (scale / whole)
+
+            return layer_variances(lm, loss, scale)
+
+        _, found = next(run_in_groups(lesson.units, group_by_tokens(lesson.units, rows, budget), measured))
+        log.info("variance of activations and of gradients by layer, before the first step:\n%s", variance_table(found))
+        for doubt in variance_warnings(found, config.initialization.largest_ratio):
+            log.warning("  %s", doubt)
+        write_atomically(file, json.dumps([one.to_json() for one in found]).encode())
+    kept: list[dict[str, Any]] = json.loads(file.read_bytes())
+    return kept
+
+
+@dataclass(frozen=True)
+class LayerVariance:
+    """The hidden states that leave one layer.
+
+    Attributes:
+        layer: ``embeddings`` or the number of the layer, from 0.
+        activations: variance over all tokens and channels.
+        gradients: variance of the loss's gradient by them.
+    """
+
+    layer: str
+    activations: float
+    gradients: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, which has no word for a number that is not finite: None."""
+        numbers = {"activations": self.activations, "gradients": self.gradients}
+        return {"layer": self.layer, **{name: one if math.isfinite(one) else None for name, one in numbers.items()}}
+
+
+def layer_variances(lm: LanguageModel, loss: Callable[[], Tensor], scale: float = 1.0) -> list[LayerVariance]:
+    """Measure the embeddings and every layer in one forward and backward pass.
+
+    Neither weights, nor their gradients, nor the random numbers that training will draw are touched.
+
+    Args:
+        lm: the model.
+        loss: the forward pass over a batch; a scalar with its graph.
+        scale: what the loss was multiplied by; gradients are given without.
+
+    Raises:
+        UserError: the model has no list of layers.
+    """
+    layers = next((module for module in lm.decoder.modules() if isinstance(module, nn.ModuleList)), None)
+    if layers is None:
+        raise UserError(f"{lm.model.config.model_type} has no list of layers", where="train.initialization")
+    watched = {"embeddings": lm.model.get_input_embeddings(), **{str(n): layer for n, layer in enumerate(layers)}}
+    states: dict[str, Tensor] = {}
+    hooks = [module.register_forward_hook(_record_output(name, states)) for name, module in watched.items()]
+    try:
+        with torch.random.fork_rng([lm.device] if lm.device.type == "cuda" else []):
+            gradients = torch.autograd.grad(loss(), [states[name] for name in watched])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [
+        LayerVariance(name, _variance(states[name]), _variance(gradient) / scale**2)
+        for name, gradient in zip(watched, gradients, strict=True)
+    ]
+
+
+def variance_warnings(found: Sequence[LayerVariance], largest_ratio: float) -> list[str]:
+    """What is wrong, a line each: a variance that is no number or 0, or that changes too much from layer to layer.
+
+    From the embeddings to the first layer anything may happen: that layer adds to embeddings of any size.
+
+    Args:
+        found: embeddings and layers, in the model's order.
+        largest_ratio: of the variances of two neighbouring layers, the larger by the smaller.
+    """
+    lines = []
+    for kind in ("activations", "gradients"):
+        values = [(one.layer, getattr(one, kind)) for one in found]
+        lines += [
+            f"the variance of {kind} of layer {name} is {value:g}" for name, value in values if not 0 < value < math.inf
+        ]
+        for (below, before), (name, after) in pairwise(values[1:]):
+            if 0 < before < math.inf and 0 < after < math.inf:
+                ratio = after / before
+                if not 1 / largest_ratio <= ratio <= largest_ratio:
+                    lines.append(f"the variance of {kind} changes by {ratio:.3g} from layer {below} to layer {name}")
+    return lines
+
+
+def variance_table(found: Sequence[LayerVariance]) -> str:
+    """Plain text, a line a layer, each variance with its ratio to the layer below."""
+    lines = [f"{'layer':>10}  {'activations':>12} {'ratio':>8}  {'gradients':>12} {'ratio':>8}"]
+    for before, one in zip([None, *found], found, strict=False):
+        cells = [f"{one.layer:>10}"]
+        for kind in ("activations", "gradients"):
+            value, last = getattr(one, kind), getattr(before, kind, 0)
+            ratio = f"{value / last:8.3g}" if last else " " * 8
+            cells.append(f"{value:12.4g} {ratio}")
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _record_output(name: str, states: dict[str, Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+        states[name] = output[0] if isinstance(output, tuple) else output
+
+    return hook
+
+
+def _variance(values: Tensor) -> float:
+    return float(values.detach().float().var(correction=0))

@@ -1,0 +1,71 @@
+"""What a micro-batch is made of, as far as memory and work depend on it."""
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+
+from posttrain.models.packing import Packed
+from posttrain.train.config import TrainConfig
+from posttrain.train.objectives.registry import OBJECTIVES
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The largest micro-batch of a training.
+
+    Args:
+        tokens: in its row.
+        supervised: places whose next token is supervised.
+        pairs: of a token and one that it sees, itself included.
+        queries: of attention; more than tokens where sequences side by side are padded.
+        keys: that attention keeps; of sequences which share a beginning each has its own copy of it.
+        scores: pairs that attention computes in a head, those that are masked included.
+        longest: keys of the longest sequence.
+    """
+
+    tokens: int
+    supervised: int
+    pairs: int
+    queries: int
+    keys: int
+    scores: int
+    longest: int
+
+    @classmethod
+    def of(cls, packed: Packed) -> "MicroBatch":
+        """What a packed micro-batch is made of."""
+        queries = copied = pairs = scores = longest = 0
+        alone = False
+        for group in packed.pieces.groups:
+            number, width = group.queries.shape
+            before = group.before.numel()
+            queries += number * width
+            pairs += number * width * (width + 1) // 2 + width * before
+            scores += number * width * width + width * before
+            longest = max(longest, width + before // number)
+            if number == 1 and not before:
+                alone = True  # its keys are a view, which holds those of the whole row
+            else:
+                copied += number * width + before
+        # Where rows are padded, linear layers are given the padding too.
+        tokens = queries if packed.padded else packed.ids.shape[1]
+        keys = copied + (queries if alone else 0)
+        return cls(tokens, len(packed.targets), pairs, queries, keys, scores, longest)
+
+    @classmethod
+    def full(cls, budget: int, config: TrainConfig, longest: int | None = None) -> "MicroBatch":
+        """The largest that a token budget allows: sequences as long as can be, every token supervised.
+
+        Args:
+            budget: tokens.
+            config: how long and how many sequences may be.
+            longest: tokens of the longest sequence where that is known.
+        """
+        length = min(longest or config.max_length, config.max_length)
+        unit = length * (2 if OBJECTIVES[config.objective].shape == "pair" else 1)
+        tokens = max(unit, min(budget, unit * config.batch_size))
+        return cls(tokens, tokens, tokens * (length + 1) // 2, tokens, tokens, tokens * length, length)
+
+
+def elementwise_max(batches: Iterable[MicroBatch]) -> MicroBatch:
+    """A micro-batch that is at least as large as each of them in every respect."""
+    return MicroBatch(*(max(values) for values in zip(*map(astuple, batches), strict=True)))

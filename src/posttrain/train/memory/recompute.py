@@ -1,0 +1,234 @@
+"""Activation checkpointing (Chen et al. 2016, arXiv:1604.06174) and torch.compile, applied layer by layer.
+
+Gradients are the same bit for bit: what is computed again has the same inputs and draws the same random numbers.
+
+With ``selective``, the choice is a multiple-choice knapsack: each layer has one of a few policies, each with the bytes
+that it saves and the FLOPs that it costs. Policies are ordered as a chain in which each step saves the most bytes per
+further FLOP; layers take the steps one after another, the best first, until the rest fits (the greedy bound of Sinha &
+Zoltners 1979, Operations Research 27(3)). The last step is the cheapest that is enough."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from posttrain.models.fused import override_forward
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.shape import GATED, decoder_layers, is_norm
+from posttrain.store.errors import UserError
+from posttrain.train.config import TrainConfig
+from posttrain.train.memory.activations import ActivationCost, LayerCosts, layer_costs
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.weights import ModelSpec
+
+_HEAD_NORMS = ("q_norm", "k_norm")
+
+
+@dataclass(frozen=True)
+class RecomputePolicy:
+    """What one layer computes again.
+
+    Args:
+        parts: some of ``norms``, ``attention``, ``feed_forward``, ``activation``; or ``layer`` alone.
+        saved: bytes.
+        flops: extra.
+    """
+
+    parts: frozenset[str]
+    saved: int
+    flops: float
+
+
+@contextmanager
+def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iterator[list[RecomputePolicy]]:
+    """Have the model compute activations again as ``train.recompute`` says; leave it as it was.
+
+    Args:
+        lm: the model as it is trained, its adapter on it.
+        config: of the training.
+        batch: the largest micro-batch; what fits the budget is chosen for it.
+
+    Yields:
+        What each layer computes again.
+
+    Raises:
+        UserError: the model's layers cannot be told apart.
+    """
+    if config.recompute.mode == "none":
+        yield []
+        return
+    layers = decoder_layers(lm.model)
+    if layers is None:
+        kind = lm.model.config.model_type
+        raise UserError(f"models of type {kind} have no list of layers to compute again", where="train.recompute")
+    costs = layer_costs(ModelSpec.of_model(lm.model), config, batch, lm.device.type)
+    chosen = layer_policies(config, costs, len(layers))
+    with ExitStack() as changed:
+        for layer, way in zip(layers, chosen, strict=True):
+            for part in sorted(way.parts):
+                for module, forward in _recomputed_modules(layer, part):
+                    changed.enter_context(override_forward(module, forward))
+        yield chosen
+
+
+def _recomputed_modules(layer: nn.Module, part: str) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    """Modules of a layer, and what takes their forward's place so that a part is computed again."""
+    if part == "layer":
+        yield layer, _checkpointed(layer.forward)
+    elif part == "norms":
+        for name, module in layer.named_modules():
+            if is_norm(module) and name.rpartition(".")[2] not in _HEAD_NORMS:
+                yield module, _checkpointed(module.forward)
+    elif part == "attention":
+        module = _submodule(layer, "attn", "attention")
+        yield module, _checkpointed(module.forward)
+    else:
+        module = _submodule(layer, "mlp", "feed_forward", "ffn", "moe")
+        gated = part == "activation" and _is_gated(module)
+        yield module, _recompute_after_products(module) if gated else _checkpointed(module.forward)
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def run(*arguments: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*arguments, **options)
+        return checkpoint(forward, *arguments, use_reentrant=False, **options)
+
+    return run
+
+
+def _recompute_after_products(module: Any) -> Callable[[Tensor], Tensor]:
+    """A gated feed-forward block that keeps its first products, and computes again what follows from them."""
+
+    def rest(gate: Tensor, up: Tensor) -> Tensor:
+        found: Tensor = module.down_proj(module.act_fn(gate) * up)
+        return found
+
+    again = _checkpointed(rest)
+
+    def run(states: Tensor) -> Tensor:
+        found: Tensor = again(module.gate_proj(states), module.up_proj(states))
+        return found
+
+    return run
+
+
+@torch.no_grad()
+def _is_gated(module: Any) -> bool:
+    """Whether a feed-forward block is ``down(act(gate(x)) * up(x))`` and nothing else, which a probe finds out."""
+    if {name for name, _ in module.named_children()} != GATED:
+        return False
+    weight = next(module.parameters())
+    width = module.gate_proj.in_features
+    probe = torch.linspace(-2, 2, 2 * width, device=weight.device).view(1, 2, width).to(weight.dtype)
+    training = module.training
+    module.eval()
+    try:
+        return torch.equal(module(probe), _recompute_after_products(module)(probe))
+    finally:
+        module.train(training)
+
+
+def _submodule(layer: nn.Module, *words: str) -> Any:
+    """A layer's own module that one of the words is in the name of, and that is no norm."""
+    for name, module in layer.named_children():
+        if any(word in name for word in words) and not is_norm(module):
+            return module
+    raise UserError(
+        f"{type(layer).__name__} has no module that is called {words[0]}",
+        where="train.recompute.mode",
+        fix="use full or none",
+    )
+
+
+KEEP_ALL = RecomputePolicy(frozenset(), 0, 0.0)
+
+
+def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
+    """All ways of a layer, `KEEP_ALL` first."""
+    attention: list[tuple[str, ActivationCost]] = [("attention", costs.attention)]
+    forward = [("feed_forward", costs.feed_forward)]
+    if costs.activation:
+        forward.append(("activation", costs.activation))
+    choices = product([None, ("norms", costs.norms)], [None, *attention], [None, *forward])
+    found = []
+    for chosen in choices:
+        parts = [one for one in chosen if one]
+        saved = sum(cost.saved for _, cost in parts)
+        found.append(RecomputePolicy(frozenset(name for name, _ in parts), saved, sum(cost.flops for _, cost in parts)))
+    return [*found, RecomputePolicy(frozenset(["layer"]), costs.whole.saved, costs.whole.flops)]
+
+
+def choose_policies(every: Sequence[RecomputePolicy], layers: int, needed: int) -> list[RecomputePolicy]:
+    """A way for each layer that together save at least ``needed`` bytes, or as many as can be.
+
+    What is computed again stands in the first layers: when the backward pass comes to it, what the later ones kept is
+    freed already.
+
+    Args:
+        every: ways, `KEEP_ALL` among them.
+        layers: how many layers there are, all alike.
+        needed: bytes.
+    """
+    chain = _efficient_chain(every)
+    chosen = [KEEP_ALL] * layers
+    missing = needed
+    for before, after in pairwise(chain):
+        for place in range(layers):
+            if missing <= 0:
+                return chosen
+            enough = [way for way in every if way.saved - before.saved >= missing]
+            cheapest = min(enough, key=lambda way: way.flops, default=after)
+            step = cheapest if cheapest.flops <= after.flops else after
+            chosen[place] = step
+            missing -= step.saved - before.saved
+    return chosen
+
+
+def layer_policies(config: TrainConfig, costs: LayerCosts, layers: int) -> list[RecomputePolicy]:
+    """The way of each layer that ``train.recompute`` asks for."""
+    recompute = config.recompute
+    if recompute.mode == "none":
+        return [KEEP_ALL] * layers
+    every = recompute_policies(costs)
+    if recompute.mode == "full":
+        return [every[-1]] * layers
+    whole = costs.whole.kept * layers
+    return choose_policies(every, layers, whole - recompute.allowed(whole))
+
+
+def _efficient_chain(every: Sequence[RecomputePolicy]) -> list[RecomputePolicy]:
+    """From `KEEP_ALL` upwards, ways of which each saves the most further bytes per further FLOP."""
+    chain = [KEEP_ALL]
+    while more := [way for way in every if way.saved > chain[-1].saved]:
+        last = chain[-1]
+
+        def worth(way: RecomputePolicy, last: RecomputePolicy = last) -> tuple[float, int]:
+            extra = way.flops - last.flops
+            return ((way.saved - last.saved) / extra if extra > 0 else float("inf"), way.saved)
+
+        chain.append(max(more, key=worth))
+    return chain
+
+
+def compile_layers(lm: LanguageModel) -> None:
+    """Compile each layer when it is first used, for sequences of any length.
+
+    Raises:
+        UserError: there is no compiler, or the model has no list of layers.
+    """
+    if lm.device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        raise UserError("no C++ compiler is installed", where="train.compile", fix="install g++, or set it to false")
+    layers = decoder_layers(lm.decoder)
+    if layers is None:
+        raise UserError(f"{lm.model.config.model_type} has no list of layers to compile", where="train.compile")
+    for layer in layers:
+        layer.compile(dynamic=True)

@@ -1,0 +1,147 @@
+"""Choose ``micro_batch_tokens: auto``: the largest micro-batch that fits into the memory available here."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.store.errors import UserError
+from posttrain.store.files import make_folder
+from posttrain.train.config import TrainConfig
+from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.weights import ModelSpec, parameter_bytes
+from posttrain.train.monitor.meter import CGROUP, PROC, process_bytes, read_proc_bytes
+from posttrain.train.recovery_log import read_recovery_log
+
+log = logging.getLogger("posttrain")
+
+_DEFAULT_TOKENS = 4096
+"""Tokens, for a model that the estimate knows nothing of."""
+
+_FULL_SPEED_TOKENS = {"cpu": 4096, "cuda": 32768}
+"""Tokens beyond which larger matrix products are no faster."""
+
+_MIN_TOKENS = 256
+
+_USABLE_SHARE = 0.92
+"""Of the memory that is there; the rest is what the estimate may be wrong by (benchmarks/memory_estimate.py)."""
+
+
+def resolve_token_budget(config: TrainConfig, lm: LanguageModel, longest: int, scratch: Path) -> TrainConfig:
+    """The config with ``micro_batch_tokens`` as a number: what was decided before, or what fits here.
+
+    Args:
+        lm: the model as it is trained, its adapter on it.
+        longest: tokens of the longest sequence.
+        scratch: of the training; keeps what was decided, so that a resumed training goes on in the same micro-batches.
+    """
+    if config.micro_batch_tokens != "auto":
+        return config
+    notes = read_recovery_log(scratch)
+    if notes.auto_budget is None:
+        make_folder(scratch)
+        notes.auto_budget = _fitting_budget(config, lm, longest)
+        notes.write(scratch)
+    return config.model_copy(update={"micro_batch_tokens": notes.auto_budget})
+
+
+def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int:
+    device = lm.device.type
+    try:
+        blueprint = ModelSpec.of_model(lm.model)
+    except UserError:
+        log.info("  nothing is known of this model's memory: micro-batches of %d tokens", _DEFAULT_TOKENS)
+        return _DEFAULT_TOKENS
+    # The weights are in memory already, and part of the estimate.
+    process = max(0, process_bytes() - parameter_bytes(blueprint, config))
+    found = choose_budget(blueprint, config, available_bytes(device), longest, device=device, process=process)
+    if not found.fits:
+        log.warning("  the estimate is that memory may run out: posttrain plan says of what")
+    return found.tokens
+
+
+@dataclass(frozen=True)
+class TokenBudget:
+    """A token budget, what it takes, and whether that fits.
+
+    Where even the smallest does not fit, it is that one.
+    """
+
+    tokens: int
+    estimate: MemoryEstimate
+    fits: bool
+
+
+def choose_budget(
+    blueprint: ModelSpec,
+    config: TrainConfig,
+    available: int | None,
+    longest: int | None = None,
+    *,
+    device: str = "cpu",
+    process: int = 0,
+) -> TokenBudget:
+    """What ``train.micro_batch_tokens: auto`` is: the largest power of two that fits, up to where speed ends.
+
+    Args:
+        blueprint: the model.
+        config: how it is trained.
+        available: bytes (`available.available_bytes`); None where nobody knows, and anything fits.
+        longest: tokens of the longest sequence, where it is known; no budget is smaller than what it needs.
+        device: ``cpu`` or ``cuda``.
+        process: bytes of the process without a model.
+    """
+    tokens = _FULL_SPEED_TOKENS.get(device, _FULL_SPEED_TOKENS["cuda"])
+    while True:
+        found = estimate_memory(
+            blueprint, config, MicroBatch.full(tokens, config, longest), device=device, process=process
+        )
+        if fits(found, available) or tokens <= _MIN_TOKENS:
+            return TokenBudget(tokens, found, fits(found, available))
+        tokens //= 2
+
+
+def fits(found: MemoryEstimate, available: int | None) -> bool:
+    """Whether an estimate fits into what is available."""
+    return available is None or found.total <= _USABLE_SHARE * available
+
+
+def available_bytes(device: str = "cpu") -> int | None:
+    """Bytes that this process may have in all, with what it has already; None where the system does not tell.
+
+    Args:
+        device: ``cpu`` or ``cuda``. A container's limit (cgroup version 2 or 1) counts as the machine's end. Files in
+            the cache are free, as the system gives them up.
+    """
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device)
+    free_now = _meminfo("MemAvailable")
+    if free_now is None:
+        return None
+    container = _cgroup_free()
+    return (free_now if container is None else min(free_now, container)) + process_bytes()
+
+
+def _meminfo(name: str) -> int | None:
+    return read_proc_bytes(PROC / "meminfo", name)
+
+
+def _cgroup_free() -> int | None:
+    """What the container's limit leaves, cached files counted as free; None without a limit."""
+    for limit, usage, statistics, cached in (
+        ("memory.max", "memory.current", "memory.stat", "file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_cache"),
+    ):
+        if not (CGROUP / limit).is_file():
+            continue
+        text = (CGROUP / limit).read_text().strip()
+        if not text.isdigit() or int(text) >= 1 << 60:  # "max", or version 1's word for none
+            return None
+        used = int((CGROUP / usage).read_text())
+        lines = dict(line.split() for line in (CGROUP / statistics).read_text().splitlines())
+        return int(text) - used + int(lines.get(cached, 0))
+    return None

@@ -1,0 +1,309 @@
+"""Measure each step: seconds by phase, tokens a second, memory and model FLOP utilisation (MFU)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.train.config import TrainConfig
+from posttrain.train.data.loader import BatchLengths
+from posttrain.train.objectives.registry import OBJECTIVES
+
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+PHASES = {
+    "data": "reading data",
+    "forward": "forward",
+    "head": "output head and loss",
+    "backward": "backward",
+    "clip": "gradient norm and clipping",
+    "optimizer": "optimiser",
+    "checkpoint": "checkpoint",
+    "watch": "watching",
+}
+"""The phases of a training step, in their order, in words."""
+
+PhaseMark = Callable[[str], AbstractContextManager[object]]
+
+_PEAK_SECONDS = 1.0
+
+_PEAK_BLOCK = 0.05
+
+# Larger products come closer to the peak until a cache is full; small ones first, so that a slow machine stops early.
+_MATMUL_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
+
+# Feed-forward blocks of two matrices; all others that are known here have a gate and so three.
+_WITHOUT_GATE = {"gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "phi", "starcoder2"}
+
+
+def process_bytes() -> int:
+    """Bytes of this process that are in memory now; 0 where the system does not tell."""
+    return _process_status("VmRSS") or 0
+
+
+def peak_bytes() -> int:
+    """The most bytes of this process that ever were in memory; 0 where the system does not tell.
+
+    ``ru_maxrss`` will not do: a process inherits it from the one that started it.
+    """
+    return _process_status("VmHWM") or 0
+
+
+def _process_status(name: str) -> int | None:
+    return read_proc_bytes(PROC / "self" / "status", name)
+
+
+def read_proc_bytes(file: Path, name: str) -> int | None:
+    """A line ``Name:  123 kB`` in bytes."""
+    if not file.is_file():
+        return None
+    for line in file.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) << 10
+    return None
+
+
+class StepMeter:
+    """Measures one step after another, each from `start_model` on."""
+
+    def __init__(self, lm: LanguageModel, config: TrainConfig) -> None:
+        dtype = torch.float32 if config.precision == "float32" else torch.bfloat16
+        self._peak = matmul_peak(lm.device.type, dtype)
+        self._decoder = DecoderSize.of(lm.model.config.get_text_config(), config.objective)
+        self._frozen = config.method == "lora"
+        self.start()
+
+    def start(self) -> None:
+        """A step begins."""
+        self._began, self._phases = time.perf_counter(), phase_seconds()
+
+    def read(self, lengths: BatchLengths, supervised: int, waited: float) -> dict[str, Any]:
+        """The fields of `StepValues` that a clock and a ruler give, for the step that began last.
+
+        Args:
+            lengths: of the step.
+            supervised: supervised tokens.
+            waited: seconds for data.
+        """
+        seconds, tokens = time.perf_counter() - self._began, sum(lengths.sequences)
+        share = None
+        if self._decoder is not None:
+            computed, pairs = lengths.computed, lengths.pairs
+            flops = training_flops(self._decoder, computed, pairs, supervised, weights_frozen=self._frozen)
+            share = mfu(flops, seconds, self._peak)
+        return {
+            "tokens": tokens,
+            "supervised_tokens": supervised,
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_bytes(),
+            "data_wait": waited / seconds,
+            "mfu": share,
+            "phases": phase_seconds_since(self._phases),
+        }
+
+
+class _PhaseClock(threading.local):
+    """One a thread, so that a checkpoint that is written in the background does not count as training."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.inner: list[float] = []  # of each open phase, what those within it took
+        self.mark: PhaseMark = nullcontext
+        self.wait: Callable[[], None] | None = None
+
+
+_phase_clock = _PhaseClock()
+
+
+class phase:  # as a class it costs half of what a generator would
+    """``with phase("forward"):`` adds the time of its block to the phase, without that of phases within.
+
+    About two microseconds each. An accelerator works on after the block; only a profiler waits for it.
+    """
+
+    __slots__ = ("_mark", "_name", "_start")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._mark = _phase_clock.mark(self._name)
+        self._mark.__enter__()
+        _phase_clock.inner.append(0.0)
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if _phase_clock.wait is not None:
+            _phase_clock.wait()
+        took = time.perf_counter() - self._start
+        within = _phase_clock.inner.pop()
+        _phase_clock.seconds[self._name] = _phase_clock.seconds.get(self._name, 0.0) + took - within
+        if _phase_clock.inner:
+            _phase_clock.inner[-1] += took
+        self._mark.__exit__(kind, error, at)
+
+
+def phase_seconds() -> dict[str, float]:
+    """Seconds of each phase in this thread so far."""
+    return dict(_phase_clock.seconds)
+
+
+def phase_seconds_since(before: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of each phase since ``before``, which `seconds` gave; phases that took none are left out."""
+    passed = {name: total - before.get(name, 0.0) for name, total in _phase_clock.seconds.items()}
+    return {name: took for name, took in passed.items() if took > 0}
+
+
+@contextmanager
+def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Within it every call of a torch module is made within what ``run_task`` gives, such as ``phase("forward")``."""
+    opened: list[AbstractContextManager[object]] = []
+
+    def enter(*given: object) -> None:
+        opened.append(make())
+        opened[-1].__enter__()
+
+    def leave(*given: object) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    hooks = module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def mark_phases(mark: PhaseMark, wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Within it every phase of this thread opens ``mark(name)`` as well.
+
+    Args:
+        wait: called before a phase is over, such as until an accelerator has done its work.
+    """
+    before = _phase_clock.mark, _phase_clock.wait
+    _phase_clock.mark, _phase_clock.wait = mark, wait
+    try:
+        yield
+    finally:
+        _phase_clock.mark, _phase_clock.wait = before
+
+
+@cache
+def matmul_peak(device: str, dtype: torch.dtype) -> float:
+    """The most FLOP/s that square matrix products reach here with the threads torch uses now.
+
+    The best of several sizes and of several blocks of a twentieth of a second, which is long enough to leave out what
+    no machine keeps up; all within a second or so, once a process. Work beside it makes the peak look smaller.
+
+    Args:
+        device: as torch names it, such as ``cpu`` or ``cuda:0``.
+        dtype: of the factors and the product.
+    """
+    import torch
+
+    kind = torch.device(device).type
+    wait: Callable[[], None] = torch.cuda.synchronize if kind == "cuda" else lambda: None
+
+    def seconds(count: int) -> float:
+        wait()
+        start = time.perf_counter()
+        for _ in range(count):
+            torch.mm(left, right)
+        wait()
+        return time.perf_counter() - start
+
+    best = 0.0
+    end = time.perf_counter() + _PEAK_SECONDS
+    sizes = _MATMUL_SIZES.get(kind, _MATMUL_SIZES["cpu"])
+    for position, size in enumerate(sizes):
+        work = 2.0 * size**3
+        now = time.perf_counter()
+        if best and now + 3 * work / best > end:
+            break
+        left = torch.randn(size, size, device=device).to(dtype)
+        right = torch.randn(size, size, device=device).to(dtype)
+        until = now + (end - now) / (len(sizes) - position)
+        seconds(1)  # the first call pays for what later ones find ready
+        count = max(1, round(_PEAK_BLOCK / seconds(1)))
+        while True:
+            best = max(best, count * work / seconds(count))
+            if time.perf_counter() >= until:
+                break
+    return best
+
+
+@dataclass(frozen=True)
+class DecoderSize:
+    """What the work of a dense decoder-only transformer depends on.
+
+    Attributes:
+        matrices: weights of all matrix products of the decoder layers: attention projections and feed-forward.
+        head: weights of the output head, hidden size times vocabulary, tied or not, or times a classifier's labels.
+        attention: layers times heads times head size.
+    """
+
+    matrices: int
+    head: int
+    attention: int
+
+    @classmethod
+    def of(cls, config: Any, objective: str = "sft") -> Self | None:
+        """From a transformers config; None for a model whose work is not known here, such as a mixture of experts."""
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        if any(not isinstance(getattr(config, name, None), int) for name in names):
+            return None
+        if any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+            return None
+        hidden, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
+        size = getattr(config, "head_dim", None) or hidden // heads
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
+        projections = 2 * hidden * size * (heads + shared)  # queries and output; keys and values
+        forward = (2 if config.model_type in _WITHOUT_GATE else 3) * hidden * inner
+        classifier = OBJECTIVES[objective].output in ("reward", "classes")
+        outputs = config.num_labels if classifier else config.vocab_size
+        return cls(layers * (projections + forward), hidden * outputs, layers * heads * size)
+
+
+def training_flops(
+    decoder: DecoderSize, tokens: int, pairs: int, supervised_tokens: int, *, weights_frozen: bool = False
+) -> float:
+    """FLOPs that one forward and backward pass over some rows needs.
+
+    A weight of a matrix product costs 2 FLOPs a token forward and 4 backward, 2 for the input's gradient and 2 for the
+    weight's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention costs 12 FLOPs a pair of tokens, layer and
+    channel: two products, forward and twice backward (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), and only
+    pairs that causality lets through are counted, ``n (n + 1) / 2`` of a sequence by itself. So, with T tokens::
+
+        6 T matrices + 12 attention pairs + 6 supervised_tokens head
+
+    Padding, what sequences share but for once, logits where nothing is supervised, recomputed activations, norms,
+    embeddings and the optimiser do not count, so that work which need not be done does not look like speed.
+
+    Args:
+        tokens: of all rows, without padding.
+        pairs: of a token and one that it sees, itself included.
+        supervised_tokens: positions at which the output head is needed.
+        weights_frozen: adapters alone are trained: no gradient of the weights, 4 instead of 6. Theirs are left out.
+    """
+    passes = 4 if weights_frozen else 6
+    linear = passes * (tokens * decoder.matrices + supervised_tokens * decoder.head)
+    return float(linear + 12 * decoder.attention * pairs)
+
+
+def mfu(flops: float, seconds: float, peak: float) -> float:
+    """Model FLOP utilisation: the share of ``peak`` (FLOP/s) that ``flops`` of work in ``seconds`` makes."""
+    return flops / (seconds * peak)

@@ -1,0 +1,374 @@
+"""Detectors of NaN, gradient explosion, divergence, plateaus and dead layers, and the monitor that runs them."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from posttrain.train.monitor.config import (
+    DeadLayersConfig,
+    DivergenceConfig,
+    ExplosionConfig,
+    MonitorConfig,
+    PlateauConfig,
+)
+from posttrain.train.monitor.decisions import Decision, Finding, Kind, decide
+from posttrain.train.monitor.metrics import GradientValues, StepValues
+
+log = logging.getLogger("posttrain")
+
+__all__ = ["DeadLayers", "Detector", "Divergence", "Explosion", "Nan", "NoSupervised", "Plateau"]
+
+Values = TypeVar("Values", contravariant=True)
+
+# Median absolute deviation of a normal distribution to its standard deviation.
+_MAD_TO_DEVIATION = 1.4826
+
+# Median of |a - b| to the standard deviation of a, for two independent normal values: 1.4826 / sqrt(2).
+_DIFFERENCE_TO_DEVIATION = 1.0484
+
+# Standard error of the median of n normal values: sqrt(pi / 2) of the mean's.
+_MEDIAN_ERROR = 1.2533
+
+# Windows of losses that the noise is estimated over.
+_NOISE_WINDOWS = 4
+
+
+class Detector(Protocol[Values]):
+    """Looks at one step after the other and speaks up.
+
+    Its state is JSON, and a detector that loads it goes on as if it had never stopped.
+    """
+
+    @property
+    def kind(self) -> Kind:
+        """What it finds."""
+
+    def observe(self, values: Values) -> Finding | None:
+        """Take a step in; the finding, if there is one at this step."""
+
+    def state(self) -> dict[str, Any]:
+        """What the next findings depend on."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The reverse of `file_state`."""
+
+
+class Monitor:
+    """Asked twice a step: `pre_step_detectors` once the gradient is there, `observe` when the step is over.
+
+    Each decision is logged as one line and kept in ``decisions``, oldest first. Steps that a loss scaler drops for
+    overflow are not to be asked about: an infinite gradient is what it works with.
+
+    Args:
+        can_go_back: tells whether there is a checkpoint.
+    """
+
+    def __init__(self, config: MonitorConfig, can_go_back: Callable[[], bool] = lambda: True) -> None:
+        self.config = config
+        self._can_go_back = can_go_back
+        self.decisions: list[Decision] = []
+        self.told: dict[int, list[Decision]] = {}
+        self._start()
+
+    def before_step(self, loss: float, grad_norm: float, supervised_tokens: int, step: int) -> Decision | None:
+        """What to do before the optimiser steps; None for nothing.
+
+        A batch without a supervised token, then NaN or infinity, then a gradient explosion are looked for, and the
+        first that calls for more than a warning decides.
+        """
+        values = GradientValues(step=step, loss=loss, grad_norm=grad_norm, supervised_tokens=supervised_tokens)
+        warning = None
+        for detector in self._before:
+            if (finding := detector.observe(values)) is not None:
+                decision = self._decide(finding)
+                if decision.action != "warn":
+                    return decision
+                warning = warning or decision
+        return warning
+
+    def observe(self, values: StepValues) -> list[Decision]:
+        """What to do after a step, the gravest first."""
+        found = [finding for detector in self._after if (finding := detector.observe(values)) is not None]
+        return sorted((self._decide(finding) for finding in found), key=lambda decision: -decision.gravity)
+
+    def tell(self, step: int, decisions: Sequence[Decision]) -> None:
+        """Keep in ``told`` what is written with a step's values, so that it can be written again."""
+        if decisions:
+            self.told[step] = list(decisions)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next decisions depend on, and what was told of those before, as JSON."""
+        return {
+            "detectors": {one.kind: one.state() for one in self._detectors()},
+            "decisions": self.report(),
+            "told": {str(step): [one.to_json() for one in decisions] for step, decisions in self.told.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `file_state` was taken: for a training that is resumed."""
+        self.decisions = [Decision.from_json(decision) for decision in state["decisions"]]
+        self.rolled_back(state)
+
+    def rolled_back(self, state: dict[str, Any]) -> None:
+        """Go on from an earlier `file_state` within a training: what was measured since is forgotten, decisions are not."""
+        for detector in self._detectors():
+            detector.load(state["detectors"][detector.kind])
+        told = state.get("told", {})  # a fork may go on with a checkpoint of before it was kept
+        self.told = {int(step): [Decision.from_json(one) for one in decisions] for step, decisions in told.items()}
+
+    def new_stage(self) -> None:
+        """Forget what was measured, not the decisions: other data has another loss."""
+        self._start()
+
+    def report(self) -> list[dict[str, Any]]:
+        """All decisions as JSON, oldest first."""
+        return [decision.to_json() for decision in self.decisions]
+
+    def _start(self) -> None:
+        self._before, self._after = pre_step_detectors(self.config), post_step_detectors(self.config)
+
+    def _detectors(self) -> tuple[Detector[Any], ...]:
+        return (*self._before, *self._after)
+
+    def _decide(self, finding: Finding) -> Decision:
+        decision = decide(finding, self.config, self.decisions, can_go_back=self._can_go_back())
+        self.decisions.append(decision)
+        log.warning("%s", decision.line())
+        return decision
+
+
+def pre_step_detectors(config: MonitorConfig) -> tuple[Detector[GradientValues], ...]:
+    """Those that speak before the optimiser steps, in the order in which they are asked."""
+    return NoSupervised(), Nan(), Explosion(config.explosion)
+
+
+def post_step_detectors(config: MonitorConfig) -> tuple[Detector[StepValues], ...]:
+    """Those that judge finished steps."""
+    return Divergence(config.divergence), Plateau(config.plateau), DeadLayers(config.dead_layers)
+
+
+class Nan:
+    """A loss or a gradient norm that is NaN or infinite, at once. It has no false alarms."""
+
+    kind: Kind = "nan"
+
+    def observe(self, values: GradientValues) -> Finding | None:
+        for name, value in (("loss", values.loss), ("gradient norm", values.grad_norm)):
+            if not math.isfinite(value):
+                return Finding(self.kind, values.step, f"{name} is {value}")
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class NoSupervised:
+    """A step without a supervised token: its gradient is zero, and only decay and momentum would move the weights."""
+
+    kind: Kind = "no_supervised"
+
+    def observe(self, values: GradientValues) -> Finding | None:
+        if values.supervised_tokens > 0:
+            return None
+        return Finding(self.kind, values.step, "the batch has no supervised token", values.supervised_tokens, 1)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Explosion:
+    """A robust z-score of the logarithm of the gradient norm (Iglewicz & Hoaglin 1993), one-sided.
+
+    ``z = (log g - median) / deviation`` over the last n <= ``window`` norms, with
+    ``deviation = max(1.4826 MAD, floor) (1 + 8 / n)``: few norms say little, and beside constant ones anything would be
+    an outlier. A norm that was found enters the window too: single ones do not move a median, and a new level is
+    learned after half a window.
+
+    False alarms with the default limits, in a million simulated steps: none where the logarithm is normal (deviation
+    0.1 to 0.8); with heavier tails those far out are found as what they are: 13 with Student's t of 8 degrees of
+    freedom, 125 with Laplace's, 202 with 5 degrees (scale 0.25 each).
+    """
+
+    kind: Kind = "explosion"
+
+    def __init__(self, config: ExplosionConfig) -> None:
+        self._config = config
+        self._logs: deque[float] = deque(maxlen=config.window)
+
+    def observe(self, values: GradientValues) -> Finding | None:
+        if not (math.isfinite(values.grad_norm) and values.grad_norm > 0):
+            return None
+        finding = self._judge(values)
+        self._logs.append(math.log(values.grad_norm))
+        return finding
+
+    def state(self) -> dict[str, Any]:
+        return {"logs": list(self._logs)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._logs = deque(state["logs"], maxlen=self._config.window)
+
+    def _judge(self, values: GradientValues) -> Finding | None:
+        count = len(self._logs)
+        if count < self._config.warmup:
+            return None
+        middle = median(self._logs)
+        spread = _MAD_TO_DEVIATION * median(abs(value - middle) for value in self._logs)
+        limit = middle + self._config.z * max(spread, self._config.floor) * (1 + 8 / count)
+        if math.log(values.grad_norm) <= limit:
+            return None
+        times = values.grad_norm / math.exp(middle)
+        what = f"gradient norm {values.grad_norm:.3g} is {times:.3g} times the median of the last {count} steps"
+        return Finding(self.kind, values.step, what, values.grad_norm, math.exp(limit))
+
+
+class Divergence:
+    """The running median of the loss is above its lowest by a margin, ``patience`` steps on end.
+
+    The margin is the larger of ``rise max(|lowest|, first - lowest)`` and ``z`` standard errors of the median, the
+    noise taken from the differences of successive losses, which a trend hardly touches (Rice 1984). A median, so
+    that single bad batches count for nothing. As long as it lasts, it is found again every ``patience`` steps.
+
+    A sudden rise is found after ``window // 2 + patience`` steps. False alarms with the default limits, in a million
+    simulated steps of a flat loss: none with normal noise of 5% to 50%, none with log-normal noise of deviation 1.
+    """
+
+    kind: Kind = "divergence"
+
+    def __init__(self, config: DivergenceConfig) -> None:
+        self._config = config
+        self._losses: deque[float] = deque(maxlen=_NOISE_WINDOWS * config.window)
+        self._first: float | None = None
+        self._lowest = math.inf
+        self._above = 0
+
+    def observe(self, values: StepValues) -> Finding | None:
+        if not math.isfinite(values.loss):
+            return None
+        self._losses.append(values.loss)
+        if len(self._losses) < self._config.window:
+            return None
+        smooth = median(list(self._losses)[-self._config.window :])
+        if self._first is None:
+            self._first = smooth
+        self._lowest = min(self._lowest, smooth)
+        limit = self._lowest + self._margin(self._first)
+        self._above = self._above + 1 if smooth > limit else 0
+        if self._above < self._config.patience:
+            return None
+        self._above = 0
+        patience = self._config.patience
+        # A median turns half a window after what it is the median of.
+        since = max(0, values.step - patience + 1 - self._config.window // 2)
+        what = f"smoothed loss {smooth:.4g} after {self._lowest:.4g}, above {limit:.4g} for {patience} steps"
+        return Finding(self.kind, values.step, what, smooth, limit, since)
+
+    def state(self) -> dict[str, Any]:
+        lowest = None if self._first is None else self._lowest
+        return {"losses": list(self._losses), "first": self._first, "lowest": lowest, "above": self._above}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._losses = deque(state["losses"], maxlen=_NOISE_WINDOWS * self._config.window)
+        self._first, self._above = state["first"], state["above"]
+        self._lowest = math.inf if state["lowest"] is None else state["lowest"]
+
+    def _margin(self, first: float) -> float:
+        noise = _DIFFERENCE_TO_DEVIATION * median(abs(after - before) for before, after in pairwise(self._losses))
+        error = _MEDIAN_ERROR * noise / math.sqrt(self._config.window)
+        rise = self._config.rise * max(abs(self._lowest), first - self._lowest)
+        return max(rise, self._config.z * error)
+
+
+class Plateau:
+    """The improvement over the last ``window`` steps is surely smaller than is worth going on for.
+
+    A line is fitted to the losses by least squares. With slope b, its standard error s (independent noise about the
+    line) and mean m, the improvement over the window is ``-b window / |m|``, and a plateau is found when
+    ``(-b + z s) window / |m|`` is below ``improvement``. Noise of a share r of the loss leaves
+    ``s window / |m| = r sqrt(12 / window)``: too much of it, and nothing is said rather than something doubtful.
+    After a finding the window has to fill anew.
+
+    False alarms with the default limits, in 100 simulated runs of 2,000 steps that improve by 3% in 500 steps: none
+    with noise of 2% of the loss, 3 with 5%, 22 with 10%; that improve by 4%: 0, 0 and 3; by 6%: none.
+    """
+
+    kind: Kind = "plateau"
+
+    def __init__(self, config: PlateauConfig) -> None:
+        self._config = config
+        self._losses: deque[float] = deque(maxlen=config.window)
+
+    def observe(self, values: StepValues) -> Finding | None:
+        if not math.isfinite(values.loss):
+            return None
+        self._losses.append(values.loss)
+        window = self._config.window
+        if len(self._losses) < window:
+            return None
+        losses = np.array(self._losses)
+        mean = losses.mean()
+        if mean == 0:
+            return None
+        times = np.arange(window) - (window - 1) / 2
+        spread = times @ times
+        slope = times @ losses / spread
+        rest = losses - mean - slope * times
+        error = math.sqrt(rest @ rest / (window - 2) / spread)
+        at_most = float((-slope + self._config.z * error) * window / abs(mean))
+        if at_most >= self._config.improvement:
+            return None
+        self._losses.clear()
+        what = f"the loss improved by at most {max(at_most, 0.0):.2%} over the last {window} steps"
+        return Finding(
+            self.kind, values.step, what, at_most, self._config.improvement, max(0, values.step - window + 1)
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": list(self._losses)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._losses = deque(state["losses"], maxlen=self._config.window)
+
+
+class DeadLayers:
+    """Layer groups whose gradient norm is at most ``ratio`` of the groups' median, ``patience`` steps on end.
+
+    A group is named once, and again only after it has come back. Steps with a norm that is not finite are left out.
+    """
+
+    kind: Kind = "dead_layers"
+
+    def __init__(self, config: DeadLayersConfig) -> None:
+        self._config = config
+        self._steps: dict[str, int] = {}
+
+    def observe(self, values: StepValues) -> Finding | None:
+        norms = values.group_norms
+        if not norms or not all(math.isfinite(norm) for norm in norms.values()):
+            return None
+        limit = self._config.share * median(norms.values())
+        self._steps = {name: self._steps.get(name, 0) + 1 for name, norm in norms.items() if norm <= limit}
+        dead = [name for name, steps in self._steps.items() if steps == self._config.patience]
+        if not dead:
+            return None
+        what = f"next to no gradient for {self._config.patience} steps in {', '.join(dead)}"
+        since = max(0, values.step - self._config.patience + 1)
+        return Finding(self.kind, values.step, what, max(norms[name] for name in dead), limit, since)
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": dict(self._steps)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._steps = dict(state["steps"])

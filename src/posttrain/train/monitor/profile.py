@@ -1,0 +1,324 @@
+"""Profile a few steps: a trace of every operation, and a table of where the time went, in plain words."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.profiler import record_function
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.store.files import disk_errors, make_folder, write_atomically
+from posttrain.train.monitor import meter
+from posttrain.train.monitor.config import ProfileConfig
+
+log = logging.getLogger("posttrain")
+
+TRACE, TABLE = "trace.json.gz", "profile.txt"
+
+PHASE, PART = "phase: ", "part: "
+"""What the names of the ranges begin with that mark a step's phases, and the parts of a model."""
+
+TimeShares = Mapping[str, Mapping[str, float]]
+"""Share of each phase's time by part: embedding, attention, linear, rest, head, again, sums."""
+
+_EVALUATE = "autograd::engine::evaluate_function: "
+
+_BACKWARD_SCOPE = 1  # at::RecordScope
+
+# Where no module tells, as in compiled layers, these words in an operation's name do.
+_NAME_WORDS = {
+    "attention": ("attention", "bmm", "softmax", "rearranged", "repeated"),
+    "linear": ("::mm", "addmm", "linear", "matmul"),
+    "embedding": ("embedding",),
+}
+
+_FORWARD_ROWS = {
+    "embedding": ("forward: embedding", "looking up the vector of each token"),
+    "attention": ("forward: attention", "tokens taking in what stands before them"),
+    "linear": ("forward: linear layers", "the large matrix products of each layer"),
+    "rest": ("forward: norms, activations", "what lies between the matrix products"),
+}
+
+_BACKWARD_ROWS = {
+    "head": ("backward: output head", "how the last vectors should change"),
+    "linear": ("backward: linear layers", "how weights and inputs should change, twice the forward work"),
+    "attention": ("backward: attention", "the same for attention"),
+    "rest": ("backward: norms, activations", "the same for what lies between"),
+    "embedding": ("backward: embedding", "the same for the tokens' vectors"),
+    "again": ("backward: computed again", "activations that were not kept, to save memory"),
+    "sums": ("gradient sums", "adding up the micro-batches' gradients in float32"),
+}
+
+_PHASE_ROWS = {
+    "data": ("reading data", "waiting for the next batch, and packing it"),
+    "head": ("output head and loss", "a score for every word of the vocabulary, and how wrong it was"),
+    "clip": ("gradient norm and clipping", "measuring the gradient, and shortening it if it is too long"),
+    "optimizer": ("optimiser", "from the gradient to new weights"),
+    "checkpoint": ("checkpoint", "copying the state, so that a kill costs little"),
+    "watch": ("watching", "looking for faults, and writing the step down"),
+}
+
+_PHASE_ORDER = ("data", "forward", "head", "backward", "clip", "optimizer", "checkpoint", "watch")
+
+
+@contextmanager
+def profile_steps(lm: LanguageModel, config: ProfileConfig, folder: Path, steps: int) -> Iterator[Callable[[], None]]:
+    """Look closely at some of the steps within.
+
+    Writes ``trace.json.gz`` (for https://ui.perfetto.dev, or chrome://tracing, neither of which sends it anywhere) and
+    ``build_profile.txt`` into the folder, and logs the latter. While it looks, it waits for the accelerator after each
+    phase, and steps take a little longer.
+
+    Args:
+        config: how many steps; where fewer are to come, as many as there are.
+        folder: made if missing.
+        steps: how many are to come.
+
+    Yields:
+        A function to be called after each step.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    if not config.steps:
+        yield lambda: None
+        return
+    profile = _Profiler(lm, folder, min(config.after, max(0, steps - config.steps)), config.steps)
+    try:
+        profile.count_steps(0)
+        yield lambda: profile.count_steps(1)
+    finally:
+        profile.stop()
+
+
+class _Profiler:
+    def __init__(self, lm: LanguageModel, folder: Path, after: int, steps: int) -> None:
+        self._lm, self._folder, self._after, self._steps = lm, folder, after, steps
+        self._done = 0
+        self._running: ExitStack | None = None
+        self._kind = lm.device.type
+        self._wait: Callable[[], None] = torch.cuda.synchronize if self._kind == "cuda" else lambda: None
+
+    def count_steps(self, count: int) -> None:
+        self._done += count
+        if self._done == self._after and self._running is None:
+            self._start()
+        elif self._done == self._after + self._steps:
+            self.stop()
+
+    def stop(self) -> None:
+        """Write what there is, once."""
+        if self._running is None:
+            return
+        self._wait()
+        took, by_phase = time.perf_counter() - self._began, meter.phase_seconds_since(self._before)
+        steps = self._done - self._after
+        self._running.close()
+        self._running, self._after = None, -1
+        if not steps:
+            return
+        make_folder(self._folder)
+        with disk_errors(self._folder / TRACE):
+            self._profiler.export_chrome_trace(str(self._folder / TRACE))
+        events = self._profiler.events()  # type: ignore[no-untyped-call]
+        parts = attribute_time(events, on_accelerator=self._kind == "cuda")
+        text = time_table(ProfileSummary(took, by_phase, parts, steps, self._kind))
+        write_atomically(self._folder / TABLE, text.encode())
+        for line in text.splitlines():
+            log.info("  %s", line)
+        log.info("  the trace is in %s", self._folder / TRACE)
+
+    def _start(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would say when it starts and stops
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._kind == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
+        with ExitStack() as running:
+            for module, part in _labelled_modules(self._lm):
+                running.enter_context(meter.wrap_calls(module, partial(record_function, PART + part)))
+            running.enter_context(
+                meter.mark_phases(
+                    lambda name: record_function(PHASE + name), self._wait if self._kind == "cuda" else None
+                )
+            )
+            running.enter_context(self._profiler)
+            self._running = running.pop_all()
+        self._wait()
+        self._before, self._began = meter.phase_seconds(), time.perf_counter()
+
+
+def _labelled_modules(lm: LanguageModel) -> Iterator[tuple[nn.Module, str]]:
+    """The modules whose work is told apart, and what it is; what a compiled layer does inside is told by operation."""
+    layers = set(next((module for module in lm.decoder.modules() if isinstance(module, nn.ModuleList)), ()))
+    compiled = {inner for layer in layers if layer._compiled_call_impl is not None for inner in layer.modules()}
+    for module in lm.decoder.modules():
+        if module in compiled:
+            continue
+        if isinstance(module, nn.Linear):
+            yield module, "linear"
+        elif isinstance(module, nn.Embedding):
+            yield module, "embedding"
+        elif type(module).__name__.endswith("Attention"):
+            yield module, "attention"
+        elif module in layers:
+            yield module, "rest"
+
+
+@dataclass(frozen=True)
+class _OperationLabel:
+    """Where an operation belongs; ``reject_rows`` is None as long as nothing has told."""
+
+    phase: str | None = None
+    part: str | None = None
+    backward: bool = False
+
+
+def attribute_time(events: Iterable[Any], *, on_accelerator: bool = False) -> dict[str, dict[str, float]]:
+    """How the time of the phases with a model's work in them divides among its parts.
+
+    A forward operation belongs to the innermost marked module around it; a backward one to what its forward operation
+    belongs to, which autograd's sequence numbers tell. What a forward module does within the backward pass is done
+    ``again``, for activations that were not kept.
+
+    Args:
+        events: of torch's profiler, with ranges named ``phase: NAME`` and ``part: NAME``.
+        on_accelerator: count the accelerator's time rather than the host's.
+
+    Returns:
+        Shares by part, that add up to 1, of the phases ``forward`` and ``backward``; a phase without time is left out.
+    """
+    on_host = (one for one in events if not one.is_async and one.device_type.name == "CPU")
+    ordered = sorted(on_host, key=lambda one: (one.time_range.start, -one.time_range.end))
+    places: dict[int, _OperationLabel] = {}
+    parts: dict[int, str | None] = {}  # of a forward operation, by sequence number; the innermost began last
+    for event in ordered:
+        place = _label_operation(event, places, parts)
+        places[id(event)] = place
+        if event.scope != _BACKWARD_SCOPE and event.sequence_nr >= 0 and not event.name.startswith((PHASE, PART)):
+            parts[event.sequence_nr] = "head" if place.phase == "head" else _forward_label(event, place)
+    found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
+    for event in ordered:
+        place = places[id(event)]
+        took = event.self_device_time_total if on_accelerator else event.self_cpu_time_total
+        phase = "backward" if place.backward else place.phase
+        if phase in found and took > 0:
+            part = place.part or _label_by_name(event.name) or "rest"
+            found[phase][part] = found[phase].get(part, 0.0) + took
+    return {
+        phase: {part: took / sum(times.values()) for part, took in times.items()}
+        for phase, times in found.items()
+        if times
+    }
+
+
+def _label_operation(
+    event: Any, places: Mapping[int, _OperationLabel], parts: Mapping[int, str | None]
+) -> _OperationLabel:
+    parent = event.cpu_parent
+    outer = places.get(id(parent), _OperationLabel()) if parent is not None else _OperationLabel()
+    name = event.name
+    if name.startswith(PHASE):
+        phase = name.removeprefix(PHASE)
+        return _OperationLabel(phase, None, phase == "backward")
+    if name.startswith(PART):
+        return replace(outer, part="again" if outer.backward else name.removeprefix(PART))
+    if name.startswith(_EVALUATE):  # on an accelerator it is in another thread, and in no phase's range
+        if "AccumulateGrad" in name:
+            return _OperationLabel("backward", "sums", True)
+        node = next((child for child in event.cpu_children if child.scope == _BACKWARD_SCOPE), None)
+        part = parts.get(node.sequence_nr) if node is not None else None
+        return _OperationLabel("backward", part or _label_by_name(name), True)
+    return outer
+
+
+def _forward_label(event: Any, place: _OperationLabel) -> str | None:
+    """The part of a forward operation; one that is done again keeps the name that its operation gives it."""
+    return _label_by_name(event.name) or "rest" if place.part == "again" else place.part or _label_by_name(event.name)
+
+
+def _label_by_name(name: str) -> str | None:
+    low = name.lower()
+    return next((part for part, words in _NAME_WORDS.items() if any(word in low for word in words)), None)
+
+
+@dataclass(frozen=True)
+class ProfileSummary:
+    """What was measured.
+
+    Args:
+        seconds: of all steps together.
+        phases: seconds of each phase of all steps together.
+        parts: how ``forward`` and ``backward`` divide.
+        steps: how many.
+        device: what computed.
+    """
+
+    seconds: float
+    phases: Mapping[str, float]
+    parts: TimeShares
+    steps: int
+    device: str
+
+
+def time_rows(where: ProfileSummary) -> list[tuple[str, float, str]]:
+    """Name, share of the time and meaning of each thing that took time, in the order of a step; they add up to 1."""
+    found = list(_iterate_rows(where))
+    rest = where.seconds - sum(where.phases.values())
+    found.append(("everything else", max(0.0, rest), "Python between the phases"))
+    total = sum(took for _, took, _ in found) or 1.0
+    return [(name, took / total, meaning) for name, took, meaning in found if took > 0]
+
+
+def profile_advice(where: ProfileSummary) -> list[str]:
+    """A line for each thing that takes more than it should."""
+    share = {name: part for name, part, _ in time_rows(where)}
+
+    def of(*names: str) -> float:
+        return sum(share.get(name, 0.0) for name in names)
+
+    between = of("forward: norms, activations", "backward: norms, activations")
+    judged = (
+        (of("reading data"), 0.01, "waiting for data", "raise train.loader.prefetch or train.loader.workers"),
+        (of("optimiser"), 0.20, "the optimiser", "a larger train.batch_size steps it less often"),
+        (of("backward: computed again"), 0.15, "computing activations again", "if memory allows, keep more of them"),
+        (between, 0.25, "norms and activations", "train.compile=true fuses them"),
+        (of("checkpoint"), 0.05, "saving checkpoints", "raise train.checkpoint.every_seconds"),
+        (of("watching"), 0.02, "watching", "leave out a slow entry of train.sinks"),
+        (of("everything else"), 0.10, "Python between the phases", "raise train.micro_batch_tokens"),
+    )
+    return [f"{what}: {part:.0%} of a step; {fix}" for part, limit, what, fix in judged if part > limit]
+
+
+def time_table(where: ProfileSummary) -> str:
+    """The whole as text."""
+    found = time_rows(where)
+    width = max(len(name) for name, _, _ in found)
+    a_step = where.seconds / where.steps
+    steps = f"{where.steps} steps" if where.steps > 1 else "one step"
+    lines = [f"Where the time of a step went ({steps} of {a_step:.3g} s on {where.device}, profiler included)", ""]
+    lines.append(f"{'':{width}}  {'s a step':>8}  share")
+    lines += [f"{name:{width}}  {a_step * part:8.4f}  {part:5.1%}  {meaning}" for name, part, meaning in found]
+    lines += ["", *(profile_advice(where) or ["Nothing takes more than it should."])]
+    return "\n".join(lines) + "\n"
+
+
+def _iterate_rows(where: ProfileSummary) -> Iterator[tuple[str, float, str]]:
+    for phase in (*_PHASE_ORDER, *(name for name in where.phases if name not in _PHASE_ORDER)):
+        took = where.phases.get(phase, 0.0)
+        known = {"forward": _FORWARD_ROWS, "backward": _BACKWARD_ROWS}.get(phase)
+        if known is None:
+            name, meaning = _PHASE_ROWS.get(phase, (phase, ""))
+            yield name, took, meaning
+            continue
+        parts = where.parts.get(phase) or {"rest": 1.0}
+        for part, (name, meaning) in known.items():
+            yield name, took * parts.get(part, 0.0), meaning

@@ -1,0 +1,103 @@
+"""Objectives over pairs that measure the policy against a reference.
+
+With h = ln pi(y|x)/ref(y|x), the log-ratio of a whole answer, d = h(chosen) - h(rejected) and rewards beta h.
+The loss is a mean over pairs; ``row_weights``, float32 [N], are what each counts in it, 1 each when left out. TRL 1.16
+has the same in its DPOTrainer, under the ``loss_type`` that is named.
+"""
+
+from torch import Tensor
+
+from posttrain.train.objectives.config import DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
+from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.pairs import logistic, pair_loss
+from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs, check_same_length, log_ratios
+
+
+def dpo(
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
+    reference_chosen: SequenceLogProbs,
+    reference_rejected: SequenceLogProbs,
+    config: DpoConfig,
+    *,
+    row_weights: Tensor | None = None,
+) -> Loss:
+    """Direct preference optimisation: -ln sigmoid(beta d) (``sigmoid``).
+
+    R. Rafailov et al., Direct Preference Optimization, 2023, arXiv:2305.18290, equation 7. With label smoothing e
+    it is the conservative DPO of E. Mitchell, A note on DPO with noisy preferences & relationship to IPO, 2023
+    (no arXiv id; https://ericmitchell.ai/cdpo.pdf): -(1-e) ln sigmoid(beta d) - e ln sigmoid(-beta d).
+    """
+    won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
+    losses = logistic(config.beta * (won - lost), config.label_smoothing)
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
+
+
+def robust_dpo(
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
+    reference_chosen: SequenceLogProbs,
+    reference_rejected: SequenceLogProbs,
+    config: RobustDpoConfig,
+    *,
+    row_weights: Tensor | None = None,
+) -> Loss:
+    """DPO whose mean over labels that are flipped with probability e is DPO's over right ones (``robust``).
+
+    S. R. Chowdhury, A. Kini, N. Natarajan, Provably Robust DPO, 2024, arXiv:2403.00409, section 3.1:
+    (-(1-e) ln sigmoid(beta d) + e ln sigmoid(-beta d)) / (1-2e). It has no lower bound.
+    """
+    won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
+    logits, flipped = config.beta * (won - lost), config.label_smoothing
+    losses = ((1 - flipped) * logistic(logits) - flipped * logistic(-logits)) / (1 - 2 * flipped)
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
+
+
+def ipo(
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
+    reference_chosen: SequenceLogProbs,
+    reference_rejected: SequenceLogProbs,
+    config: IpoConfig,
+    *,
+    row_weights: Tensor | None = None,
+) -> Loss:
+    """Identity preference optimisation: (d - 1 / (2 beta))^2, beta being the paper's tau (``ipo``).
+
+    M. G. Azar et al., A General Theoretical Paradigm to Understand Learning from Human Preferences, 2023,
+    arXiv:2310.12036, equation 17. As in TRL, which asked the authors, d is the difference of log-ratios *a token*;
+    the paper does not say so. The rewards are those of whole answers all the same, as in TRL.
+    """
+    won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
+    apart = won / chosen.counts.clamp(min=1) - lost / rejected.counts.clamp(min=1)
+    losses = (apart - 1 / (2 * config.beta)).square()
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
+
+
+def hinge(
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
+    reference_chosen: SequenceLogProbs,
+    reference_rejected: SequenceLogProbs,
+    config: HingeConfig,
+    *,
+    row_weights: Tensor | None = None,
+) -> Loss:
+    """max(0, 1 - beta d): SLiC's calibration loss on DPO's rewards (``hinge``).
+
+    Y. Zhao et al., SLiC-HF, 2023, arXiv:2305.10425, without the reference; with it, T. Liu et al., Statistical
+    Rejection Sampling Improves Preference Optimization, 2023, arXiv:2309.06657, its ``hinge-norm``.
+    """
+    won, lost = _ratios(chosen, rejected, reference_chosen, reference_rejected)
+    losses = (1 - config.beta * (won - lost)).relu()
+    return pair_loss(losses, config.beta * won, config.beta * lost, chosen.sums, rejected.sums, row_weights)
+
+
+def _ratios(
+    chosen: SequenceLogProbs,
+    rejected: SequenceLogProbs,
+    reference_chosen: SequenceLogProbs,
+    reference_rejected: SequenceLogProbs,
+) -> tuple[Tensor, Tensor]:
+    check_same_length(chosen, rejected)
+    return log_ratios(chosen, reference_chosen), log_ratios(rejected, reference_rejected)

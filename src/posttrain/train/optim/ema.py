@@ -1,0 +1,61 @@
+"""An exponential moving average of the weights over the steps of a training."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from posttrain.train.optim.config import EmaConfig
+
+
+class Ema:
+    """Float32 averages of float32 master weights.
+
+    Update n, counted from 0, is ``average += (1 - d) (weight - average)`` with d = min(decay, (1 + n) / (10 + n)), so
+    that the weights that a training started from are soon forgotten. The average begins as a copy of the weights.
+
+    Args:
+        config: how; its ``decay`` must be set.
+        names: of the weights, as a checkpoint is to have them.
+        masters: the weights, float32; read at each update.
+    """
+
+    def __init__(self, config: EmaConfig, names: Sequence[str], masters: Sequence[Tensor]) -> None:
+        self.config = config
+        self.names, self.masters = list(names), list(masters)
+        self.averages = [master.detach().clone() for master in masters]
+        self.updates = 0
+
+    @torch.no_grad()
+    def update(self, steps: int) -> None:
+        """Take in the weights as they are after the first ``steps`` steps; call it after each step that was done."""
+        assert self.config.decay is not None
+        if steps <= self.config.start:
+            torch._foreach_copy_(self.averages, self.masters)  # each time, as the last step before may be left out
+            return
+        if (steps - self.config.start) % self.config.every:
+            return
+        decay = min(self.config.decay, (1 + self.updates) / (10 + self.updates))
+        torch._foreach_lerp_(self.averages, self.masters, 1 - decay)
+        self.updates += 1
+
+    @torch.no_grad()
+    def copy_to(self, weights: Sequence[Tensor]) -> None:
+        """Write the averages into a model's weights, rounded to their precision."""
+        torch._foreach_copy_(list(weights), self.averages)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages by name and the number of updates, as they are (no copy)."""
+        averages = {f"ema.{name}": average for name, average in zip(self.names, self.averages, strict=True)}
+        return averages | {"ema": torch.tensor(self.updates)}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``tensors`` gave; the weights as they are, where no average was kept so far."""
+        if "ema" not in tensors:
+            torch._foreach_copy_(self.averages, self.masters)
+            self.updates = 0
+            return
+        for name, average in zip(self.names, self.averages, strict=True):
+            average.copy_(tensors[f"ema.{name}"])
+        self.updates = int(tensors["ema"])

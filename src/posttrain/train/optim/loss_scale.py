@@ -1,0 +1,68 @@
+"""Dynamic loss scaling: float16 gradients kept between what is too small for float16 and what is too large."""
+
+import math
+from typing import Any
+
+from pydantic import Field
+
+from posttrain.store.errors import WorkError
+from posttrain.store.section import Section
+
+
+class ScalingConfig(Section):
+    """Loss scaling with precision float16 (arXiv:1710.03740)."""
+
+    initial: float = Field(2.0**16, gt=0, description="What the loss is multiplied by at first.")
+    growth: float = Field(2.0, ge=1, description="What the scale is multiplied by when all has been well for long.")
+    growth_interval: int = Field(2000, ge=1, description="How many steps in a row are long.")
+    backoff: float = Field(0.5, gt=0, lt=1, description="What the scale is multiplied by when gradients overflow.")
+    minimum: float = Field(1.0, gt=0, description="Training stops where the scale would have to go below.")
+
+
+class LossScale:
+    """The scale of the loss, and so of the gradients, from step to step.
+
+    P. Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740, section 3.2: multiply the loss, divide
+    the gradients once they are added up in float32. A step whose gradients overflowed is left out and the scale backs
+    off; after ``growth_interval`` good steps in a row it grows.
+    """
+
+    def __init__(self, config: ScalingConfig) -> None:
+        self.config = config
+        self.value = config.initial
+        self._good = 0  # steps since the scale last changed
+
+    def overflowed(self, loss: float, norm: float) -> bool:
+        """Whether the gradients of a step overflowed where its loss did not.
+
+        Args:
+            loss: the step's loss; where that is no number itself, a smaller scale would not help.
+            norm: of the float32 sums of its gradients.
+        """
+        return math.isfinite(loss) and not math.isfinite(norm)
+
+    def after(self, *, overflowed: bool) -> None:
+        """Note how a step went, and set the scale of the next.
+
+        Raises:
+            WorkError: the scale cannot back off any further.
+        """
+        if overflowed:
+            self.value, self._good = self.value * self.config.backoff, 0
+            if self.value < self.config.minimum:
+                raise WorkError(
+                    f"float16 gradients overflow even with the loss scaled by {self.value / self.config.backoff:g}; "
+                    "train with train.precision=bfloat16, or at a lower train.learning_rate"
+                )
+            return
+        self._good += 1
+        if self._good == self.config.growth_interval:
+            self.value, self._good = self.value * self.config.growth, 0
+
+    def state(self) -> dict[str, Any]:
+        """What the next steps depend on, as JSON."""
+        return {"value": self.value, "good": self._good}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on where `file_state` was taken."""
+        self.value, self._good = float(state["value"]), int(state["good"])

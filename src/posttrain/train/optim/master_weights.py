@@ -1,0 +1,247 @@
+"""Float32 master weights around any optimiser: gradients summed in float32, their norm, and clipping."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.store.errors import UserError
+from posttrain.train.optim.config import OptimizerConfig
+from posttrain.train.optim.offload import Offload
+from posttrain.train.optim.optimizers import OptimizerState, build_optimizer
+from posttrain.train.optim.parameter_groups import NamedParameter, ParameterLocation, parameter_locations
+
+_SAMPLE_EVERY = 64
+
+
+class MasterWeights:
+    """The trained weights of a model of any precision.
+
+    The optimiser steps float32 copies of the weights and rounds them back, so that updates smaller than a bfloat16
+    step are not lost. Each micro-batch's gradient is added to a float32 sum as soon as it is ready, and its low
+    precision original freed. Embeddings give the gradients of the rows that they read, not of their whole vocabulary.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self._offload = Offload.of(self.weights) if config.offload else None
+        self.masters = self._offload.masters if self._offload else [_float32_master(weight) for weight in self.weights]
+        self._embeddings = [module for module in model.modules() if type(module) is nn.Embedding and not module.sparse]
+        for embedding in self._embeddings:
+            embedding.sparse = True
+        self._hooks = []
+        for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
+            master.grad = torch.zeros_like(master)
+            if weight is not master:
+                self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master, index)))  # type: ignore[no-untyped-call]
+        self._stale: set[Tensor] = set()  # sums that still hold the last step's gradient
+        self.update_ratio: float | None = None
+        """Norm of the last step's update by that of the weights, of every 64th row of each."""
+        where = parameter_locations(model)
+        self._groups = [_layer_group(where[name]) for name in self.names]
+        self.optimizer = build_optimizer(
+            [
+                NamedParameter(name, master, where[name].kind, where[name].depth)
+                for name, master in zip(self.names, self.masters, strict=True)
+            ],
+            config,
+        )
+        self._state = OptimizerState(self.optimizer)
+        self._adamw: Any = self.optimizer if type(self.optimizer) is torch.optim.AdamW else None
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """The float32 gradients; after a step they hold what is no longer wanted until `gradient_norms` is asked."""
+        return [_gradient_sum(master) for master in self.masters]
+
+    @torch.no_grad()
+    def gradient_norms(self) -> dict[str, float]:
+        """The gradient's L2 norm by layer group, once all micro-batches of a step are added up.
+
+        Groups are ``embeddings``, ``layers.N`` and ``head``; the whole norm is the root of the sum of their squares.
+        """
+        if self._offload:
+            self._offload.finish()
+        for master in self._stale:
+            _gradient_sum(master).zero_()
+        self._stale.clear()
+        squares: dict[str, float] = {}
+        norms = torch.stack(torch._foreach_norm(self.sums)).tolist()
+        for group, norm in zip(self._groups, norms, strict=True):
+            squares[group] = squares.get(group, 0.0) + norm * norm
+        return {group: math.sqrt(square) for group, square in squares.items()}
+
+    @torch.no_grad()
+    def step(self, rate: float, scale: float = 1.0) -> None:
+        """Step at the given rate, with the gradients multiplied by ``scale``, round back, and forget the gradients."""
+        if scale != 1 and not self._adamw:
+            torch._foreach_mul_(self.sums, scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["lr_scale"]
+        samples = [_sample_rows(master) for master in self.masters]
+        before = [sample.clone() for sample in samples]
+        if self._adamw:  # divides by it as it reads the gradients
+            self._adamw.grad_scale = torch.tensor(1 / scale) if scale != 1 else None
+        self.optimizer.step()
+        weights = _total_norm(before)
+        torch._foreach_sub_(before, samples)
+        self.update_ratio = _total_norm(before) / weights if weights else None
+        self.zero_grad()
+        self._round_back()
+
+    @torch.no_grad()
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        if self._offload:
+            self._offload.finish()
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if weight is master:  # autograd adds to it by itself
+                _gradient_sum(master).zero_()
+            else:
+                weight.grad = None  # where memory ran out before it was added
+                self._stale.add(master)
+
+    def close(self) -> None:
+        """Leave the model as it was, but for its weights."""
+        for hook in self._hooks:
+            hook.remove()
+        for embedding in self._embeddings:
+            embedding.sparse = False
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Have embeddings give the rows of their masters, where what the layers add to is float32.
+
+        An embedding in 16 bits would not show an update before it has grown to half the distance of two such numbers.
+        """
+        masters: dict[Tensor, Tensor] = dict(zip(self.weights, self.masters, strict=True))
+        hooks = [
+            embedding.register_forward_hook(_use_master_rows(masters[embedding.weight]))
+            for embedding in self._embeddings
+            if embedding.weight in masters
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Master weights and what the optimiser remembers, by name, as they are (no copy)."""
+        masters = {f"master.{name}": one.detach() for name, one in zip(self.names, self.masters, strict=True)}
+        return masters | {f"optimizer.{name}": one for name, one in self._state.tensors().items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``tensors`` gave.
+
+        Raises:
+            UserError: it is of another model or optimiser; then nothing is changed.
+        """
+        self._check(tensors)
+        own = "optimizer."
+        self._state.load({name.removeprefix(own): one for name, one in tensors.items() if name.startswith(own)})
+        for name, master in zip(self.names, self.masters, strict=True):
+            master.copy_(tensors[f"master.{name}"])
+        self._round_back()
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise a UserError unless the weights are those that are trained here."""
+        mine = {f"master.{name}": master.shape for name, master in zip(self.names, self.masters, strict=True)}
+        saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("master.")}
+        for full in [*mine, *saved]:
+            if mine.get(full) == saved.get(full):
+                continue
+            name, shapes = full.removeprefix("master."), (mine.get(full), saved.get(full))
+            here, there = ("missing" if shape is None else str(list(shape)) for shape in shapes)
+            raise UserError(
+                f"the checkpoint is of another model: `{name}` is {there} in it and {here} here",
+                fix="train the model that it was begun with, or start afresh in another folder",
+            )
+
+    def _add_to(self, master: Tensor, index: int) -> Callable[[Tensor], None]:
+        def add(weight: Tensor) -> None:
+            assert weight.grad is not None
+            if self._offload:
+                if master in self._stale:
+                    _gradient_sum(master).zero_()
+                self._offload.add(index, weight.grad)
+            elif master in self._stale and not weight.grad.is_sparse:
+                _gradient_sum(master).copy_(weight.grad)
+            else:
+                if master in self._stale:
+                    _gradient_sum(master).zero_()
+                _gradient_sum(master).add_(weight.grad.float() if weight.grad.is_sparse else weight.grad)
+            self._stale.discard(master)
+            weight.grad = None
+
+        return add
+
+    @torch.no_grad()
+    def _round_back(self) -> None:
+        if self._offload:
+            self._offload.round_back()
+            return
+        rounded = [(w, m) for w, m in zip(self.weights, self.masters, strict=True) if w is not m]
+        if rounded:
+            torch._foreach_copy_([weight for weight, _ in rounded], [master for _, master in rounded])
+
+
+def _use_master_rows(master: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
+    def rows(embedding: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> Tensor | None:
+        if found.dtype != torch.float32 or master.device != found.device:
+            return None
+        exact = nn.functional.embedding(given[0], master.detach())
+        return exact + (found - found.detach())  # the second is 0, and leads the gradient to the embedding
+
+    return rows
+
+
+def _float32_master(weight: Tensor) -> Tensor:
+    """A weight in float32: itself, or a copy."""
+    return weight if weight.dtype == torch.float32 else weight.detach().float()
+
+
+def _layer_group(place: ParameterLocation) -> str:
+    """The layer group that a parameter is reported with."""
+    if place.depth is None:
+        return "head"
+    return "embeddings" if place.depth < 0 else f"layers.{place.depth}"
+
+
+def _sample_rows(master: Tensor) -> Tensor:
+    """Every 64th row: enough to know norms by, at a 64th of the cost."""
+    return master.detach()[::_SAMPLE_EVERY] if master.ndim > 1 else master.detach()
+
+
+def _total_norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(tensors))
+
+
+def _gradient_sum(master: Tensor) -> Tensor:
+    assert master.grad is not None
+    return master.grad
+
+
+@torch.no_grad()
+def clip_gradients(gradients: list[Tensor], norm: float, limit: float | None, value: float | None = None) -> float:
+    """Clip elements to [-value, value] in place, and say what to multiply all gradients by so that their norm fits.
+
+    The two together are torch's ``clip_grad_value_`` and then ``clip_grad_norm_`` (R. Pascanu et al., 2013,
+    arXiv:1211.5063, algorithm 1). Where nothing is beyond ``value``, no time is spent on it.
+
+    Args:
+        gradients: float32, of the whole model.
+        norm: their L2 norm.
+        limit: the largest norm wanted; none: any.
+        value: the largest element wanted; none: as they are.
+    """
+    if value is not None and norm > value:  # no element is larger than the norm
+        torch._foreach_clamp_max_(gradients, value)
+        torch._foreach_clamp_min_(gradients, -value)
+        norm = math.hypot(*torch.stack(torch._foreach_norm(gradients)).tolist())
+    return limit / (norm + 1e-6) if limit is not None and norm > limit else 1.0

@@ -1,0 +1,275 @@
+"""Build torch's and torchao's optimisers from the config, and save and load their state as plain tensors."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from posttrain.store.errors import UserError
+from posttrain.train.optim.config import OptimizerConfig
+from posttrain.train.optim.parameter_groups import NamedParameter, layer_count, parameter_groups
+
+_Factory = Callable[[list[dict[str, Any]], OptimizerConfig], Optimizer]
+
+_OPTIMIZER_KEY = "train.optimizer.name"
+
+_ADAM8BIT_DEVICES = ("cuda", "xpu", "cpu")
+
+_ADAM_KEYS = {"step", "exp_avg", "exp_avg_sq"}
+
+# What each optimiser remembers: another's state must not be taken for its own.
+_STATE_KEYS = {
+    "AdamW": _ADAM_KEYS,
+    "AdamW8bit": _ADAM_KEYS,
+    "Adafactor": {"step", "row_var", "col_var", "variance"},
+    "Muon": {"momentum_buffer"},
+    "SGD": {"momentum_buffer"},
+}
+
+
+def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) -> Optimizer:
+    """The optimiser of ``masters``, its rate still at zero.
+
+    Before each step, set each group's ``lr`` to the rate times its ``lr_scale``. ``OptimizerState`` saves and loads
+    what it remembers. Gradients must be dense.
+
+    Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) takes the rate as the limit of its relative step, of which a
+    hundredth is usual.
+
+    Args:
+        masters: float32 leaf tensors.
+        config: which optimiser, and how.
+
+    Raises:
+        UserError: if there is nothing that it could optimise, or it cannot run here.
+    """
+    if not masters:
+        raise UserError("there is no parameter to train", where="train")
+    if config.name == "muon":
+        return _combined(masters, [_is_hidden_matrix(one) for one in masters], _muon, config, config.muon.rate_scale)
+    if config.name == "adam8bit":
+        return _combined(masters, [one.kind in ("matrix", "head") for one in masters], adam8bit, config)
+    make: dict[str, _Factory] = {"adamw": _adamw, "adafactor": _adafactor, "sgd": _sgd}
+    return make[config.name](parameter_groups(masters, config, layer_count(masters)), config)
+
+
+def _combined(
+    masters: Sequence[NamedParameter],
+    chosen: Sequence[bool],
+    make: _Factory,
+    config: OptimizerConfig,
+    rate_scale: float = 1.0,
+) -> Optimizer:
+    """One optimiser for the chosen matrices, AdamW for the rest."""
+    matrices = [one for one, is_chosen in zip(masters, chosen, strict=True) if is_chosen]
+    rest = [one for one, is_chosen in zip(masters, chosen, strict=True) if not is_chosen]
+    if not matrices:
+        raise UserError(
+            f"{config.name} is for weight matrices, and none is trained", where="train.optimizer.name", fix="use adamw"
+        )
+    layers = layer_count(masters)
+    parts = [make(parameter_groups(matrices, config, layers, rate_scale), config)]
+    if rest:
+        parts.append(_adamw(parameter_groups(rest, config, layers), config))
+    return CombinedOptimizer(parts)
+
+
+def _is_hidden_matrix(one: NamedParameter) -> bool:
+    return one.kind == "matrix" and one.tensor.ndim == 2
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    """Loshchilov & Hutter 2017, arXiv:1711.05101."""
+    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+
+
+def _adafactor(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    """Shazeer & Stern 2018, arXiv:1804.04235."""
+    settings = config.adafactor
+    return torch.optim.Adafactor(groups, lr=0.0, beta2_decay=settings.beta2_decay, d=settings.clip_threshold)
+
+
+def _muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/."""
+    return torch.optim.Muon(
+        groups,
+        lr=0.0,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.muon.iterations,
+        adjust_lr_fn=config.muon.adjust,
+    )
+
+
+def _sgd(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    """Stochastic gradient descent with momentum (Sutskever et al. 2013); without one, Nesterov's is the same."""
+    return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov and config.momentum > 0)
+
+
+class CombinedOptimizer(Optimizer):
+    """Optimisers of different parameters as one: one list of groups, one state, one step.
+
+    The parts look at this object's own groups and state, so that a rate set here, or a state loaded here, is theirs.
+    """
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = list(parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step every part."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # ends load_state_dict, with fresh groups and state
+        self._share()
+
+    def _share(self) -> None:
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = list(islice(groups, len(part.param_groups)))
+            part.state = self.state
+
+
+def adam8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    """torchao's AdamW with block-wise 8-bit moments; tensors under 4,096 values keep theirs in 32 bits.
+
+    Raises:
+        UserError: if torchao is not installed, or cannot compile for the tensors' device.
+    """
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError(
+            f"adam8bit needs a package that is not installed ({error})", where=_OPTIMIZER_KEY, fix="pip install torchao"
+        ) from None
+    device = groups[0]["params"][0][1].device.type
+    if device not in _ADAM8BIT_DEVICES:
+        raise UserError(f"adam8bit does not run on `{device}`", where=_OPTIMIZER_KEY, fix="use adamw or adafactor")
+    if device == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        raise UserError(
+            "adam8bit on a CPU needs a C++ compiler", where=_OPTIMIZER_KEY, fix="install g++, or use adafactor"
+        )
+    optimizer: Optimizer = AdamW8bit(
+        groups, lr=0.0, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
+    optimizer.register_step_pre_hook(_lr_as_tensor)
+    return optimizer
+
+
+def flatten_8bit_moment(moment: Tensor) -> dict[str, Tensor]:
+    """The plain tensors that an 8-bit moment consists of."""
+    names, _ = moment.__tensor_flatten__()  # type: ignore[attr-defined]
+    return {name: getattr(moment, name) for name in names}
+
+
+def unflatten_8bit_moment(parts: dict[str, Tensor]) -> Tensor:
+    """The 8-bit moment of a float32 master that consists of ``parts``."""
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    # Only the table of a signed moment starts below zero.
+    moment: Tensor = OptimState8bit(**parts, signed=bool(parts["qmap"][0] < 0), dtype=torch.float32)
+    return moment
+
+
+def _lr_as_tensor(optimizer: Optimizer, *_: Any) -> None:
+    """torchao takes the rate as a tensor only, lest every new rate be compiled anew."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)
+
+
+class OptimizerState:
+    """The state of an optimiser with named parameters, such as ``build`` makes, as a flat ``dict[str, Tensor]``.
+
+    Tensors are named ``<key>.<parameter name>`` (``exp_avg.model.norm.weight``), and the tensors inside an 8-bit moment
+    ``<key>:<part>.<parameter name>``. Python's numbers become 0-d tensors of 64 bits, which torch's optimisers do not
+    use, and numbers again on loading.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
+        self._owners = {
+            name: (tensor, group, type(part).__name__)
+            for part in parts
+            for group in part.param_groups
+            for name, tensor in zip(group["param_names"], group["params"], strict=True)
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as it is (no copy); parameters that had no gradient yet have none."""
+        found: dict[str, Tensor] = {}
+        for name, (tensor, _, _) in self._owners.items():
+            for key, value in self.optimizer.state.get(tensor, {}).items():
+                if hasattr(value, "__tensor_flatten__"):
+                    found |= {f"{key}:{part}.{name}": inner for part, inner in flatten_8bit_moment(value).items()}
+                elif isinstance(value, Tensor):
+                    found[f"{key}.{name}"] = value
+                elif value is not None:
+                    found[f"{key}.{name}"] = torch.tensor(value, dtype=_scalar_dtype(value))
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over exactly what ``tensors`` gave, by copy, in place of all that the optimiser remembers.
+
+        Raises:
+            UserError: if it is the state of another model or optimiser; then nothing is changed.
+        """
+        loaded: dict[Tensor, dict[str, Any]] = {}
+        for full, value in tensors.items():
+            whole, _, name = full.partition(".")
+            key, _, part = whole.partition(":")
+            if name not in self._owners:
+                raise _state_mismatch(full, f"`{name}` is not trained here")
+            tensor, group, kind = self._owners[name]
+            if key not in _STATE_KEYS.get(kind, {key}) or (part and kind != "AdamW8bit"):
+                raise _state_mismatch(full, f"{kind} keeps no `{whole}`")
+            if part in ("", "codes") and not _fits_parameter(value, tensor):
+                raise _state_mismatch(full, f"{tuple(value.shape)} does not fit a parameter of {tuple(tensor.shape)}")
+            state = loaded.setdefault(tensor, {})
+            if part:
+                state.setdefault(key, {})[part] = value.to(tensor.device, copy=True)
+            else:
+                # Fused kernels count steps on the device, all others on the CPU.
+                device = tensor.device if key != "step" or group.get("fused") else "cpu"
+                state[key] = _as_python_number(value.to(device, copy=True))
+        for state in loaded.values():
+            state.update({key: unflatten_8bit_moment(value) for key, value in state.items() if isinstance(value, dict)})
+        self.optimizer.state.clear()
+        self.optimizer.state.update(loaded)
+
+
+def _state_mismatch(full: str, why: str) -> UserError:
+    return UserError(
+        f"the saved optimiser state `{full}` is not this optimiser's: {why}",
+        fix="go on with the model and optimiser that saved it, or start afresh",
+    )
+
+
+def _fits_parameter(value: Tensor, tensor: Tensor) -> bool:
+    """Whether a state has the parameter's shape, or one number for all of a row, a column or the whole."""
+    return value.ndim == 0 or (
+        value.ndim == tensor.ndim
+        and all(size in (1, whole) for size, whole in zip(value.shape, tensor.shape, strict=True))
+    )
+
+
+def _scalar_dtype(value: Any) -> torch.dtype | None:
+    return torch.float64 if isinstance(value, float) else None
+
+
+def _as_python_number(value: Tensor) -> Any:
+    return value.item() if value.ndim == 0 and value.dtype in (torch.int64, torch.float64, torch.bool) else value

@@ -1,0 +1,253 @@
+"""Plans a training: memory, micro-batch, work and time, from the model's config and perhaps the data."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from posttrain.models.packing import Packed, Unit, micro_batches, pack
+from posttrain.models.shape import read_config
+from posttrain.store.errors import UserError
+from posttrain.train.config import TrainConfig, training_phases
+from posttrain.train.data.batch_sampler import BatchSampler, mix_counts
+from posttrain.train.data.config import CurriculumConfig
+from posttrain.train.data.encoding import encode, load_encoder
+from posttrain.train.data.record_columns import mix_kinds
+from posttrain.train.data.token_set import longest_lengths
+from posttrain.train.data.units import split_units
+from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
+from posttrain.train.memory.micro_batch import MicroBatch, elementwise_max
+from posttrain.train.memory.token_budget import available_bytes, choose_budget, fits
+from posttrain.train.memory.weights import ModelSpec
+from posttrain.train.monitor.meter import DecoderSize, matmul_peak, process_bytes, training_flops
+from posttrain.train.objectives.build import record_shape
+from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.standalone import TrainJobConfig
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where training is to run.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        memory: bytes that a training may take; None where nobody knows.
+        peak: FLOP/s in matrix products; None where it is to be measured.
+        mfu: the share of it that training reaches.
+    """
+
+    device: str
+    memory: int | None
+    peak: float | None
+    mfu: float
+
+    @classmethod
+    def of(cls, device: str | None, memory: int | None, peak: float | None, mfu: float) -> "Machine":
+        """This machine, but for what is given.
+
+        Args:
+            memory: bytes.
+            peak: TFLOP/s.
+
+        Raises:
+            UserError: the device is not here, and what it can do is not given.
+        """
+        here = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device or here
+        if device not in ("cpu", "cuda"):
+            raise UserError(f"no device `{device}`", where="--device", fix="give cpu or cuda")
+        if device == "cuda" and here == "cpu":
+            for name, given in (("--device-memory", memory), ("--peak", peak)):
+                if given is None:
+                    raise UserError("there is no CUDA device here to measure", where=name, fix="say what it has")
+        memory = available_bytes(device) if memory is None else memory
+        return cls(device, memory, None if peak is None else peak * 1e12, mfu)
+
+
+@dataclass(frozen=True)
+class _StepWork:
+    """A training's work on average.
+
+    Args:
+        tokens: a step, without padding.
+        flops: a step, without what is computed again.
+        parts: micro-batches a step.
+        steps: of the whole training; None where the data are not known.
+    """
+
+    tokens: float
+    flops: float
+    parts: float
+    steps: int | None
+
+
+def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | None, machine: Machine) -> dict[str, Any]:
+    """What a training takes.
+
+    Args:
+        settings: of the training.
+        source: of the model, as ``posttrain.models.sources.locate`` names it.
+        records: its data; without them every example is as long as ``train.max_length`` and supervised throughout.
+        machine: where it is to run.
+
+    Returns:
+        ``memory``, ``micro_batch``, ``work``, ``parameters``, ``mixes`` (as `mix_counts` gives them) and what they are
+        of, as JSON values; bytes, FLOPs, seconds.
+
+    Raises:
+        UserError: there is no such model, or the records cannot be used.
+    """
+    config, train = read_config(source), settings.train
+    blueprint = ModelSpec.of(config, train)
+    process = process_bytes() if machine.device == "cpu" else 0
+    stages, mixes = _plan_phases(settings, source, records)
+    most_tokens = max(stage.longest for stage in stages)
+    # As training does it, which does not pack all of its data for every budget.
+    auto = choose_budget(blueprint, train, machine.memory, most_tokens, device=machine.device, process=process)
+    tokens = train.micro_batch_tokens if isinstance(train.micro_batch_tokens, int) else auto.tokens
+    batches = [stage.batch(tokens) for stage in stages]
+    each = [estimate_memory(blueprint, train, batch, device=machine.device, process=process) for batch in batches]
+    most = max(range(len(each)), key=lambda number: each[number].total)
+    found, batch = each[most], batches[most]
+    return {
+        "model": settings.model,
+        "family": blueprint.shape.family,
+        "device": machine.device,
+        "parameters": {"all": blueprint.count()} | blueprint.table(),
+        "memory": {
+            "total": found.total,
+            "phase": found.peak,
+            "stage": most if train.stages else None,
+            "stages": [one.total for one in each],
+            "parts": {name: bytes for name, bytes in found.parts.items() if bytes},
+            "phases": found.phases,
+            "host": found.host,
+            "available": machine.memory,
+            "fits": fits(found, machine.memory),
+        },
+        "micro_batch": {
+            "budget": tokens,
+            "tokens": batch.tokens,
+            "supervised": batch.supervised,
+            "auto": auto.tokens if auto.fits else None,
+        },
+        "mixes": mixes,
+        "work": _work_report(
+            _mean_work([_step_work(config, train, stage, tokens) for stage in stages]), found, train, machine
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class _PhasePlan:
+    """A part of a training, by its data or by what its config allows.
+
+    Args:
+        train: the whole training.
+        longest: tokens of the training's longest sequences, or of those that the stage may have.
+        steps: None where the data are not known.
+        batches: the steps of its first pass over the data; none where the data are not known.
+    """
+
+    train: TrainConfig
+    longest: int
+    steps: int | None
+    batches: Sequence[Sequence[Unit]] = ()
+
+    def batch(self, budget: int) -> MicroBatch:
+        """The largest micro-batch under a token budget."""
+        if not self.batches:
+            return MicroBatch.full(budget, self.train, self.longest)
+        return elementwise_max(MicroBatch.of(packed) for packed in self.packed(budget))
+
+    def packed(self, budget: int) -> Iterator[Packed]:
+        """The micro-batches under a token budget; none where the data are not known."""
+        return (pack(part) for step in self.batches for part in micro_batches(step, budget))
+
+
+def _plan_phases(
+    settings: TrainJobConfig, source: str, records: pa.Table | None
+) -> tuple[list[_PhasePlan], list[dict[str, Any]]]:
+    """What a training meets one after the other, and how often the kinds of its mixes.
+
+    Of a curriculum's records, all of them from the start.
+    """
+    train = settings.train
+    configs = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in training_phases(train)]
+    if records is None:
+        longest_ones = [min(one.max_length or train.max_length, train.max_length) for one in configs]
+        return [_PhasePlan(train, most, one.steps) for most, one in zip(longest_ones, configs, strict=True)], []
+    shape = record_shape(train, records)
+    encoded, _ = encode(load_encoder(source, settings.task), records, train.max_length, shape)
+    apart = shape == "pair" and OBJECTIVES[train.objective].shape == "labelled"  # as training takes them
+    units: Sequence[Unit] = split_units(encoded) if apart else encoded
+    lengths = longest_lengths(units)
+    kinds = {name: np.repeat(of, 1 + apart).tolist() for name, of in mix_kinds(train, records).items()}
+    order = BatchSampler(
+        len(units),
+        train.batch_size,
+        settings.seed if train.shuffle else None,
+        configs,
+        kinds=kinds,
+        lengths=lengths,
+    )
+    found: list[_PhasePlan] = []
+    start = 0
+    for place in order.stages:
+        steps = range(start, start + place.steps)
+        met = [order.rows(step) for step in steps if order.place(step).epoch == place.epoch]
+        batches = [[units[row] for row in rows] for rows in met]
+        found.append(_PhasePlan(train, int(lengths.max()), place.steps, batches))
+        start = steps.stop
+    return found, mix_counts(order, kinds)
+
+
+def _step_work(config: Any, train: TrainConfig, stage: _PhasePlan, budget: int) -> _StepWork:
+    decoder = DecoderSize.of(config.get_text_config(), train.objective)
+    if stage.batches:
+        sizes = [(one.tokens, one.ids.shape[1], one.pairs, len(one.targets)) for one in stage.packed(budget)]
+        (tokens, computed, pairs, supervised), passes = np.sum(sizes, axis=0).tolist(), len(stage.batches)
+        parts = len(sizes)
+    else:
+        count = train.batch_size * (2 if OBJECTIVES[train.objective].shape == "pair" else 1)
+        tokens = computed = supervised = count * stage.longest
+        pairs, passes = tokens * (stage.longest + 1) // 2, 1
+        parts = -(-tokens // max(budget, stage.longest))
+    frozen = train.method == "lora"
+    flops = 0.0 if decoder is None else training_flops(decoder, computed, pairs, supervised, weights_frozen=frozen)
+    return _StepWork(tokens / passes, flops / passes, parts / passes, stage.steps)
+
+
+def _mean_work(stages: Sequence[_StepWork]) -> _StepWork:
+    """The average step of all stages; where the steps of one are not known, all count alike."""
+    steps = [one.steps for one in stages if one.steps is not None]
+    weights = steps if len(steps) == len(stages) else [1] * len(stages)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+    return _StepWork(
+        mean(one.tokens for one in stages),
+        mean(one.flops for one in stages),
+        mean(one.parts for one in stages),
+        sum(steps) if len(steps) == len(stages) else None,
+    )
+
+
+def _work_report(work: _StepWork, found: MemoryEstimate, train: TrainConfig, machine: Machine) -> dict[str, Any]:
+    dtype = torch.float32 if train.precision == "float32" else torch.bfloat16
+    peak = machine.peak or matmul_peak(machine.device, dtype)
+    flops = work.flops + work.parts * found.recomputed
+    return {
+        "tokens": work.tokens,
+        "flops": flops,
+        "recomputed_flops": work.parts * found.recomputed,
+        "micro_batches": work.parts,
+        "steps": work.steps,
+        "peak": peak,
+        "mfu": machine.mfu,
+        "seconds": flops / (peak * machine.mfu),
+    }

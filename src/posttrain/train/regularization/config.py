@@ -1,0 +1,43 @@
+"""The config section ``apply_noise``."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from posttrain.store.section import Section
+
+_Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class DropoutConfig(Section):
+    """Dropout (Srivastava et al. 2014) where the model has a place for it; what is not set stays as it is."""
+
+    attention: _Share | None = Field(None, description="Share of the attention weights.")
+    residual: _Share | None = Field(None, description="Share of what a block adds to the residual stream.")
+    embedding: _Share | None = Field(None, description="Share of the embedded tokens' channels.")
+
+
+class AdversarialConfig(Section):
+    """Training on perturbed embeddings."""
+
+    method: Literal["none", "fgm", "pgd"] = Field(
+        "none",
+        description="One step along the gradient (arXiv:1605.07725), or several (arXiv:1706.06083); each costs another "
+        "forward and backward pass.",
+    )
+    epsilon: float = Field(
+        0.015, gt=0, description="Largest norm of the perturbation, as a share of the norm of what is perturbed."
+    )
+    steps: int = Field(3, ge=1, description="Steps of pgd.")
+    step_size: float = Field(0.0075, gt=0, description="Length of a step of pgd, as a share like epsilon.")
+    weight: float = Field(1.0, gt=0, description="Weight of the perturbed loss beside the plain one.")
+
+
+class NoiseConfig(Section):
+    """What is done to a model's inside while it trains."""
+
+    neftune: float = Field(
+        0.0, ge=0, description="NEFTune's alpha (arXiv:2310.05914): uniform noise on embeddings; 5 to 15 are usual."
+    )
+    dropout: DropoutConfig = Field(DropoutConfig(), description="Dropout.")
+    adversarial: AdversarialConfig = Field(AdversarialConfig(), description="Training on perturbed embeddings.")

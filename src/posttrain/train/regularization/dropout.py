@@ -1,0 +1,110 @@
+"""Apply the configured dropout and noise to a model while it trains."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.store.errors import UserError
+from posttrain.train.regularization.config import DropoutConfig, NoiseConfig
+from posttrain.train.regularization.embedding_noise import neftune
+
+# What transformers' configs call them.
+_CONFIG_NAMES = {
+    "attention": ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
+    "residual": (
+        "resid_pdrop",
+        "resid_dropout",
+        "residual_dropout",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "dropout",
+    ),
+    "embedding": ("embd_pdrop", "emb_pdrop", "embed_dropout", "embedding_dropout"),
+}
+
+
+@contextmanager
+def apply_noise(lm: LanguageModel, config: NoiseConfig) -> Iterator[None]:
+    """Drop out and add noise as configured, in training mode only.
+
+    Raises:
+        UserError: the model has no place for a dropout that is set.
+    """
+    with set_dropout(lm, config.dropout):
+        if not config.neftune:
+            yield
+            return
+        with neftune(lm, config.neftune):
+            yield
+
+
+@contextmanager
+def set_dropout(lm: LanguageModel, config: DropoutConfig) -> Iterator[None]:
+    """Give the model the config's dropout, and after that its own again.
+
+    Raises:
+        UserError: the model has no place for one that is set.
+    """
+    model = lm.model.get_base_model() if hasattr(lm.model, "get_base_model") else lm.model
+    fields = _config_fields(model.config.get_text_config(), config)
+    if not fields:
+        yield
+        return
+    before = _set_fields(model, fields)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def _config_fields(model: Any, config: DropoutConfig) -> dict[str, float]:
+    """The names of the model's config with their new values."""
+    found: dict[str, float] = {}
+    for place in _CONFIG_NAMES:
+        share: float | None = getattr(config, place)
+        if share is None:
+            continue
+        known = [name for name in _CONFIG_NAMES[place] if hasattr(model, name)]
+        if not known:
+            raise UserError(
+                f"{model.model_type} has no {place} dropout", where=f"train.noise.dropout.{place}", fix="leave it out"
+            )
+        found |= dict.fromkeys(known, share)
+    return found
+
+
+def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, Any]]:
+    """Set in every module what a fresh model of the changed config has there.
+
+    Returns:
+        What was there: object, attribute and value.
+    """
+    changed = copy.deepcopy(model.config)
+    for name, share in fields.items():
+        setattr(changed.get_text_config(), name, share)
+    with torch.device("meta"):
+        wanted = dict(type(model)(changed).named_modules())
+    before: list[tuple[Any, str, Any]] = []
+    for path, module in model.named_modules():
+        if path in wanted:
+            for name in _dropout_attributes(wanted[path]):
+                before.append((module, name, getattr(module, name)))
+                setattr(module, name, getattr(wanted[path], name))
+    own = model.config.get_text_config()  # which some families read in each forward pass
+    for name, share in fields.items():
+        before.append((own, name, getattr(own, name)))
+        setattr(own, name, share)
+    return before
+
+
+def _dropout_attributes(module: nn.Module) -> list[str]:
+    """Attributes that say how much is dropped."""
+    if isinstance(module, nn.Dropout):
+        return ["p"]
+    return [name for name, value in vars(module).items() if "drop" in name and type(value) in (int, float)]

@@ -1,0 +1,276 @@
+"""Trains outside of a workspace: one folder holds the model, its config and its metrics."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import yaml
+from pydantic import Field
+
+import posttrain
+from posttrain import __version__
+from posttrain.models.sources import DEMO_MODEL, TINY_MODEL, locate
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError, is_user_mistake
+from posttrain.store.files import (
+    disk_errors,
+    make_folder,
+    remove_tree,
+    sync_file,
+    sync_folder,
+    sync_tree,
+    write_atomically,
+)
+from posttrain.store.hashing import digest, file_digest, file_stats
+from posttrain.store.lock import hold_lock
+from posttrain.store.section import Section
+from posttrain.train.config import OPERATIONAL_SECTIONS, TrainConfig
+from posttrain.train.data.tokenise import content_digest
+from posttrain.train.recovery_log import read_recovery_log
+
+log = logging.getLogger("posttrain")
+
+CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+TUNED = "autotune.json"
+"""Beside a config that was tuned for the training that is to come into the same folder."""
+_WORK_FOLDER = ".training"
+_LIBRARIES = ("torch", "transformers", "peft")
+_CHANGES_SHOWN = 3  # changes that are said
+
+
+class TrainJobConfig(Section):
+    """All that decides a training outside of a loop."""
+
+    seed: int = Field(17, ge=0, description="Fixes every random choice.")
+    model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
+    data: str | Annotated[list[str], Field(min_length=1)] = Field(
+        description="A file of records, several that are read one after another, or a dataset version of the workspace."
+    )
+    columns: dict[str, str] | None = Field(None, description="Which column holds what.")
+    task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
+    train: TrainConfig = Field(TrainConfig(), description="How it is trained.")
+
+    @property
+    def files(self) -> list[str]:
+        """What ``data`` names."""
+        return self.data if isinstance(self.data, list) else [self.data]
+
+    def with_paths_from(self, root: Callable[[str], Path]) -> "TrainJobConfig":
+        """The same config with the paths of model, data and teacher in full, and the labels read from their file.
+
+        Args:
+            root: what the path under a key, such as ``progress_bar.labels``, is relative to.
+
+        Raises:
+            UserError: one leads to nothing, or to something else.
+        """
+        model = self.model
+        if model not in (TINY_MODEL, DEMO_MODEL):
+            model = locate(model, root("model"), weights=False)
+        data = [_resolve(name, root("data")) for name in self.files]
+        return self.model_copy(
+            update={
+                "model": model,
+                "data": data if isinstance(self.data, list) else data[0],
+                "task": self.task.with_labels_from(root("task.labels")),
+                "train": self.train.with_teacher_from(root("train.distill.teacher")),
+            }
+        )
+
+
+def _resolve(name: str, root: Path) -> str:
+    """The path of a file; a dataset version, which has an @ or no suffix, stays as it is."""
+    path = (root / Path(name).expanduser()).resolve()
+    return str(path) if name and (path.exists() or (path.suffix and "@" not in name)) else name
+
+
+def train_standalone(
+    out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path], *, fork: bool = False
+) -> dict[str, Any]:
+    """Train into ``out``, going on where an earlier call was stopped.
+
+    Args:
+        out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
+            optimiser step, and ``label_summary.json``. One process at a time trains into it.
+        config: how.
+        records: rows of the record schema.
+        fetch: gives the folder of the model to start from; may write it into the folder that it is given.
+        fork: go on although config, data or code have changed since.
+
+    Returns:
+        The summary: what `stage.train` counts, and ``micro_batch_tokens`` as they were in the end.
+
+    Raises:
+        UserError: the folder holds something else, another process trains into it, or what decides the training has
+            changed since it was begun.
+        WorkError: training went wrong beyond mending.
+    """
+    work = out / _WORK_FOLDER
+    if out.exists() and not work.is_dir() and not (out.is_dir() and _is_empty(out)):
+        raise UserError("is there and is no training", where=str(out), fix="name another --out")
+    with _clean_up_on_user_error(out):
+        make_folder(work)
+        with hold_lock(work / "lock", taken="is being trained by another process"):
+            _check_identity(out, _identity(config, records), fork)
+            return _train(out, config, records, fetch)
+
+
+@contextmanager
+def _clean_up_on_user_error(out: Path) -> Iterator[None]:
+    """Leave ``out`` as it was where a user's mistake ends a new training before its first checkpoint."""
+    work = out / _WORK_FOLDER
+    new, before = not work.exists(), list(out.iterdir()) if out.exists() else []
+    made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
+    try:
+        yield
+    except UserError as error:
+        # Weights that were fetched by then are kept.
+        if (
+            new
+            and is_user_mistake(error)
+            and not (work / "base").exists()
+            and not (work / "scratch" / "checkpoints").exists()
+        ):
+            for path in set(out.iterdir()).difference(before) if out.is_dir() else ():
+                remove_tree(path) if path.is_dir() else path.unlink()
+            with suppress(OSError):  # somebody else's file is in it
+                for folder in made:
+                    folder.rmdir()
+        raise
+
+
+def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path]) -> dict[str, Any]:
+    from posttrain.train.lora import set_base_model
+    from posttrain.train.monitor.sinks import open_sinks
+    from posttrain.train.stage import train
+    from posttrain.train.training_set import read_training_set
+
+    work = out / _WORK_FOLDER
+    if (out / SUMMARY).exists():
+        log.info("this training is done")
+        return _read(out / SUMMARY)
+    _write_config(out, config)
+    source = locate(config.model, Path(), weights=False)
+    if not (Path(source).is_dir() or (work / "base").exists()):
+        # A mistake in the records is said before weights are fetched.
+        read_training_set(source, records, config.train, config.task, work / "scratch")
+    sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
+    try:
+        summary = train(
+            fetch(work / "base" / "model"),
+            records,
+            config.train,
+            config.task,
+            seed=config.seed,
+            out=work / "model",
+            scratch=work / "scratch",
+            sink=sinks,
+            profile=out / "profile",
+        )
+    finally:
+        sinks.close()
+    if config.train.method == "lora" and source != TINY_MODEL and not source.endswith(".gguf"):
+        set_base_model(work / "model" / "adapter", source)
+    notes, asked = read_recovery_log(work / "scratch"), config.train.micro_batch_tokens
+    tokens = notes.auto_budget if asked == "auto" else asked
+    assert tokens is not None, "it was decided before the first step"
+    summary["micro_batch_tokens"] = notes.fitting(tokens)
+    resolved = config.train.model_copy(update={"micro_batch_tokens": summary["micro_batch_tokens"]})
+    _write_config(out, config.model_copy(update={"train": resolved}))
+    _move_model(work / "model", out)
+    sync_file(out / METRICS)
+    write_atomically(out / SUMMARY, json.dumps(summary, indent=1).encode())
+    for part in ("base", "model", "scratch"):
+        if (work / part).exists():
+            remove_tree(work / part)
+    return summary
+
+
+def _write_config(out: Path, config: TrainJobConfig) -> None:
+    write_atomically(out / CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
+
+
+def _move_model(model: Path, out: Path) -> None:
+    """Put a model's files into ``out``, where a kill may have left some before; they are on the disk then."""
+    with disk_errors(out):
+        sync_tree(model)
+        for file in list(model.iterdir()):
+            if (out / file.name).is_dir():  # a rename replaces no folder that holds something
+                remove_tree(out / file.name)
+            file.replace(out / file.name)
+        sync_folder(out)
+
+
+def _check_identity(out: Path, wanted: dict[str, Any], fork: bool) -> None:
+    """Note what decides the training, or compare it with what was noted."""
+    work, done = out / _WORK_FOLDER, (out / SUMMARY).exists()
+    started = work / "started.json"
+    if started.exists():
+        changes = list(_changes(_read(started), wanted))
+        trained = done or any((work / "scratch" / "checkpoints").glob("*"))
+        more = f", and {len(changes) - _CHANGES_SHOWN} more" if len(changes) > _CHANGES_SHOWN else ""
+        said = ", ".join(changes[:_CHANGES_SHOWN]) + more
+        if changes and done:
+            raise UserError(f"is done, and was begun otherwise: {said}", where=str(out), fix="name another --out")
+        if changes and trained and not fork:
+            fix = "take that back, go on all the same with --fork, or name another --out"
+            raise UserError(f"this training was begun otherwise: {said}", where=str(out), fix=fix)
+        if changes:
+            remove_tree(work / "base")  # of another model, it may be
+        if changes and not trained:  # as after a mistake that was mended
+            remove_tree(work / "scratch")
+    write_atomically(started, json.dumps(wanted, indent=1).encode())
+
+
+def _is_empty(out: Path) -> bool:
+    """Whether there is nothing in a folder but the settings that were found for a training."""
+    names = {path.name for path in out.iterdir()}
+    return not names or (TUNED in names and names <= {TUNED, CONFIG})
+
+
+def _identity(config: TrainJobConfig, records: pa.Table) -> dict[str, Any]:
+    teacher = config.train.distill.teacher if config.train.has_teacher else None
+    return {
+        **config.model_dump(mode="json", exclude={"train": set(OPERATIONAL_SECTIONS), "data": True, "columns": True}),
+        "contents": {
+            "records": content_digest(records),
+            "model": _files_digest(config.model),
+            "teacher": None if teacher is None else _files_digest(teacher),
+            "code": _code_digest(),
+        },
+        "version": __version__,
+        "libraries": {name: version(name) for name in _LIBRARIES},
+    }
+
+
+def _code_digest() -> str:
+    """Of this program's own files: its version stays while it is worked on."""
+    root = Path(posttrain.__file__).parent
+    return digest([[str(file.relative_to(root)), file_digest(file)] for file in sorted(root.rglob("*.py"))])
+
+
+def _files_digest(model: str) -> str | None:
+    """Tells two states of a model's files apart; None for a model by name."""
+    path = Path(model)
+    return digest(file_stats(path)) if path.is_absolute() else None
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changes(old, new, f"{path}{key}.")
+        elif old != new and path == "contents.":
+            yield f"what is in {'the data' if key == 'records' else f'the {key}'} has changed"
+        elif old != new:
+            yield f"`{path}{key}` was {json.dumps(old)} and is {json.dumps(new)}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_bytes())
+    return found

@@ -1,0 +1,149 @@
+"""Charts with one entry a round: the learning curve, and expected against achieved gain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from posttrain.web.charts.svg import Legend, Scale, element, figure, level_lines, text, ticks, tooltip
+
+DECISION_NAMES = {
+    "baseline": "baseline",
+    "deploy": "deployed",
+    "refuse": "refused",
+    "rollback": "rolled back",
+}
+"""What the gate can say, in the reader's words."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One round, in the chart's unit.
+
+    ``value`` is the candidate's; ``champions`` are those of the models in use from this round's decision to the
+    next one's, None where it is not known; ``gain`` tells the gain over the champion in words, and ``bar`` is its
+    interval (low, high) laid onto the champion's value; ``beside`` is what the loop that draws at random had by then.
+    """
+
+    name: str
+    detail: str
+    value: float
+    champions: tuple[float | None, ...]
+    decision: str
+    gain: str = ""
+    bar: tuple[float, float] | None = None
+    beside: float | None = None
+
+
+def learning_curve_chart(
+    points: Sequence[CurvePoint], title: str, *, measure: str = "", percent: bool = True, width: int = 760
+) -> str:
+    """Rounds from left to right; a mark a candidate, a step line for the champion, bars for the gain over it.
+
+    Args:
+        measure: what the values are, written at the top of their axis.
+        percent: show the values, which are shares, as percentages from zero.
+        width: of the chart in pixels; the text keeps its size.
+    """
+    if not points:
+        return ""
+    legend = _curve_legend(points, width - 60)
+    height = (346 if width >= 500 else 286) + legend.height
+    left, right, top = (56 if width >= 500 else 50), width - 28, 34
+    bottom = height - 62 - legend.height
+    known = [value for p in points for value in (p.value, *p.champions, *(p.bar or ()), p.beside) if value is not None]
+    marks = ticks(0 if percent else min(known), max(known), 5)
+    low, high = marks[0], marks[-1]
+
+    def x(at: float) -> float:
+        return left + (right - left) * (at + 0.5) / len(points)
+
+    def y(value: float) -> float:
+        share = (min(max(value, low), high) - low) / ((high - low) or 1)
+        return bottom - (bottom - top) * share
+
+    grid = level_lines(marks, left, right, y, lambda mark: _value_text(mark, percent, 0), gap=8)
+    every = max(1, -(-len(points) // max(int((right - left) / (84 if width >= 500 else 48)), 1)))
+    names = [
+        text(p.name, x(at), bottom + 20, "strong", "middle") + text(p.detail, x(at), bottom + 37, "soft", "middle")
+        for at, p in enumerate(points)
+        if at % every == 0
+    ]
+    path = " ".join(f"{'L' if at else 'M'}{x(at):.1f} {y(p.value):.1f}" for at, p in enumerate(points))
+    line = element("path", d=path, class_="candidates")
+    marks_drawn = [_candidate_mark(p, x(at), y, percent) for at, p in enumerate(points)]
+    steps = _champion_steps(points, x, y, right)
+    axis = text(measure, 4, 14, "soft")
+    beside = _random_baseline(points, x, y, percent)
+    content = [axis, *grid, *names, steps, beside, line, *marks_drawn, legend.at(left, bottom + 64)]
+    return figure(width, height, title, *content)
+
+
+def _champion_steps(points: Sequence[CurvePoint], x: Scale, y: Scale, right: float) -> str:
+    path, pen = [], "M"
+    for at, point in enumerate(points):
+        champions = point.champions or (None,)
+        room = (x(at + 1) if at + 1 < len(points) else right) - x(at)
+        for step, value in enumerate(champions):
+            start, end = (x(at) + room * part / len(champions) for part in (step, step + 1))
+            path += [f"{pen}{start:.1f} {y(value):.1f}H{end:.1f}"] if value is not None else []
+            pen = "M" if value is None else "L"  # what is not known stays open
+    return element("path", d=" ".join(path), class_="champion") if path else ""
+
+
+def _random_baseline(points: Sequence[CurvePoint], x: Scale, y: Scale, percent: bool) -> str:
+    """The loop that draws at random: a line with small marks."""
+    places = [(x(at), y(p.beside), p.beside, p.name) for at, p in enumerate(points) if p.beside is not None]
+    line = " ".join(f"{'L' if at else 'M'}{left:.1f} {top:.1f}" for at, (left, top, *_) in enumerate(places))
+    marks = [
+        element("g", tooltip(f"{name}, drawn at random: {_value_text(value, percent, 1)}"), _diamond(left, top))
+        for left, top, value, name in places
+    ]
+    return element("path", d=line, class_="beside") + "".join(marks) if places else ""
+
+
+def _diamond(x: float, y: float) -> str:
+    return element("path", d=f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z", class_="beside-mark")
+
+
+def _candidate_mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
+    value = _value_text(point.value, percent, 1)
+    told = f"{point.name}: {value}, {DECISION_NAMES.get(point.decision, point.decision)}"
+    bar, above, lowest = "", y(point.value), y(point.value)
+    told += f", {point.gain}" if point.gain else ""
+    if point.bar is not None:
+        ends = y(point.bar[0]), y(point.bar[1])
+        above, lowest = min(above, ends[1]), max(lowest, ends[0])
+        whiskers = "".join(element("line", x1=x - 5, x2=x + 5, y1=end, y2=end, class_="error") for end in ends)
+        bar = element("line", x1=x, x2=x, y1=ends[0], y2=ends[1], class_="error") + whiskers
+    below = point.decision in ("refuse", "rollback")  # there the champion's line is above
+    # A label that would run into the names below the axis goes above its mark.
+    below = below and lowest + 24 < y(0) - 4
+    number = text(value, x, lowest + 24 if below else above - 12, "value", "middle")
+    return element("g", tooltip(told), bar, _decision_symbol(point.decision, x, y(point.value)), number)
+
+
+def _decision_symbol(decision: str, x: float, y: float) -> str:
+    """A mark that tells the decision by its shape as well as by its colour."""
+    if decision == "deploy":
+        return element("circle", cx=x, cy=y, r=6.5, class_="deploy")
+    if decision == "refuse":
+        cross = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
+        return element("circle", cx=x, cy=y, r=9, class_="halo") + element("path", d=cross, class_="refuse")
+    if decision == "rollback":
+        return element("path", d=f"M{x - 7:.1f} {y - 5:.1f}h14l-7 12z", class_="rollback")
+    return element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_="baseline")
+
+
+def _curve_legend(points: Sequence[CurvePoint], width: float) -> Legend:
+    used = [decision for decision in DECISION_NAMES if any(point.decision == decision for point in points)]
+    drawn = [("drawn at random", _diamond)] if any(point.beside is not None for point in points) else []
+    decided = [(DECISION_NAMES[name], partial(_decision_symbol, name)) for name in used]
+    return Legend([*decided, ("champion in use", _champion_symbol), *drawn], width)
+
+
+def _champion_symbol(x: float, y: float) -> str:
+    return element("line", x1=x - 8, x2=x + 8, y1=y, y2=y, class_="champion")
+
+
+def _value_text(value: float, percent: bool, digits: int) -> str:
+    return f"{100 * value:.{digits}f}%" if percent else f"{value:.4g}"

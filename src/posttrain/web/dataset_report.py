@@ -1,0 +1,253 @@
+"""The page of a dataset version: its quality report, and what changed since another version."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from posttrain.data.report.counts import LabelBalance
+from posttrain.data.report.distribution import Distribution, histograms
+from posttrain.data.report.drift import Drift
+from posttrain.data.report.profile import Profile
+from posttrain.data.report.rejections import DuplicateClusters, RejectionSummary
+from posttrain.web.charts import bars, count_rows, histogram
+from posttrain.web.charts.svg import NARROW, responsive
+from posttrain.web.drift_view import drift_view
+from posttrain.web.formatting import number_text, percent_text, reason_text
+from posttrain.web.funnels import funnel_charts
+from posttrain.web.page import Table, Tile, now_text, render_page, write_page
+
+_BARS, _LABELS, _NGRAMS = 20, 30, 12
+
+
+def render_dataset_report(
+    profile: Profile, drift: Drift | None = None, heading: str = "Dataset", since: str = "", created: str = ""
+) -> str:
+    """The page as HTML; it loads nothing.
+
+    Args:
+        profile: of the version that the page is about, the newer one where there are two.
+        drift: what changed from an older version to this one.
+        heading: name of the version.
+        since: name of the older version.
+        created: when the page was made, in the caller's words.
+    """
+    return render_page(
+        "data_report.html",
+        shown=profile_view(profile),
+        drift=drift_view(drift) if drift else None,
+        heading=heading,
+        since=since or "an older version",
+        created=created,
+    )
+
+
+def write_dataset_report(
+    path: Path, profile: Profile, drift: Drift | None = None, heading: str = "Dataset", since: str = ""
+) -> None:
+    """Write the page to ``path``, whose folder exists: whole or not at all. The arguments of `render_dataset_report`.
+
+    Raises:
+        UserError: the disk refused.
+    """
+    write_page(path, render_dataset_report(profile, drift, heading, since, now_text()))
+
+
+@dataclass(frozen=True)
+class ProfileView:
+    """A profile as markup and words; what has nothing to show is empty.
+
+    Args:
+        funnels: name of the set and chart.
+        labels: a chart of the labels, those in the middle left out, and how many those are.
+        balance, lengths, scores: tables.
+        length_charts, score_charts: small ones, each at one width.
+        categories: name of a fact and chart.
+        clusters: step, sentence, chart and what was found.
+        rejected: by step, what it rejected for which reason.
+        ngrams: part, and small charts of runs of 1, 2 and 3 words, each with its title.
+        constant: scores that are the same for all records, in words.
+    """
+
+    profile: Profile
+    headline: tuple[Tile, ...]
+    funnels: tuple[tuple[str, Markup], ...]
+    splits: Markup
+    sources: Markup
+    labels: Markup
+    labels_between: int
+    balance: Table
+    length_charts: tuple[Markup, ...]
+    lengths: Table
+    languages: Markup
+    score_charts: tuple[Markup, ...]
+    scores: Table
+    categories: tuple[tuple[str, Markup], ...]
+    clusters: tuple[tuple[str, str, Markup, DuplicateClusters], ...]
+    pii: Markup
+    rejected: Mapping[str, tuple[RejectionSummary, ...]]
+    ngrams: tuple[tuple[str, tuple[tuple[str, Markup], ...]], ...]
+    constant: tuple[str, ...]
+
+
+def profile_view(profile: Profile) -> ProfileView:
+    """Everything about a version."""
+    lengths = {
+        name: one for name, one in profile.lengths.items() if profile.open_ended or not name.startswith("answer")
+    }
+    between, labels = _label_bars(profile.labels)
+    by_step: dict[str, tuple[RejectionSummary, ...]] = {}
+    for one in profile.rejected:
+        by_step[one.step] = (*by_step.get(one.step, ()), one)
+    return ProfileView(
+        profile=profile,
+        headline=tuple(_headline(profile)),
+        funnels=tuple(_funnels(profile)),
+        splits=_count_bars(profile.splits, "records of each split"),
+        sources=_count_bars(profile.sources, "records of each source"),
+        labels=labels,
+        labels_between=between,
+        balance=_balance(profile.balances),
+        length_charts=_histograms(lengths),
+        lengths=_quantiles(lengths, profile.totals),
+        languages=_count_bars(profile.languages, "records in each language"),
+        score_charts=_histograms({name: one for name, one in profile.scores.items() if not _is_constant(one)}),
+        scores=_quantiles(profile.scores),
+        categories=tuple((name, _count_bars(counts, name)) for name, counts in profile.categories.items()),
+        clusters=tuple(_clusters(profile.clusters)),
+        pii=_pii(profile),
+        rejected=by_step,
+        ngrams=tuple((part, tuple(_ngrams(lists))) for part, lists in profile.ngrams.items()),
+        constant=tuple(
+            f"{reason_text(name)} ({number_text(one.low)})" for name, one in profile.scores.items() if _is_constant(one)
+        ),
+    )
+
+
+def _headline(profile: Profile) -> Iterable[Tile]:
+    came = sum(row["count"] for row in profile.funnel if row["reason"] == "in")
+    splits = f"in {len(profile.splits)} splits" if len(profile.splits) > 1 else ""
+    yield f"{profile.records:,}", "records", splits
+    gone = sum(one.count for one in profile.rejected)
+    yield f"{gone:,}", "rejected", f"of {came:,} that came in" if came else ""
+    if profile.labels:
+        evenness = next(iter(profile.balances.values())).evenness
+        yield f"{len(profile.labels):,}", "labels", f"{100 * evenness:.0f}% even"
+    elif profile.answered:
+        yield f"{profile.answered:,}", "with an answer", percent_text(profile.answered / max(profile.records, 1))
+    unit = "tokens" if "input tokens" in profile.totals else "words"
+    total = sum(count for name, count in profile.totals.items() if name.endswith(unit))
+    yield _short_count(total), unit, "answers included" if profile.answered else "in all records"
+    if profile.clusters:
+        removed = sum(one.removed for one in profile.clusters.values())
+        yield (
+            f"{removed:,}",
+            "duplicates removed",
+            f"of {sum(one.number for one in profile.clusters.values()):,} clusters",
+        )
+    if profile.pii:
+        found = max(one.records for one in profile.pii.values())
+        yield f"{found:,}", "with personal data", "records, as they came in"
+
+
+def _short_count(count: int) -> str:
+    """``119,530``, ``12.3 M``."""
+    for size, letter in ((1e9, "G"), (1e6, "M")):
+        if count >= size:
+            return f"{count / size:.3g} {letter}"
+    return f"{count:,}"
+
+
+def _funnels(profile: Profile) -> Iterable[tuple[str, Markup]]:
+    rows = [row for row in profile.funnel if row["reason"] != "kept"]
+    return funnel_charts([(row["set"], _reason(row["step"], row["reason"]), row["count"]) for row in rows])
+
+
+def _reason(step: str, reason: str) -> str | None:
+    if reason == "in":
+        return None
+    return reason_text(reason if reason_text(step) in reason_text(reason) else f"{step}: {reason}")
+
+
+def _count_bars(counts: Mapping[str, int], title: str) -> Markup:
+    """A bar for each of the most common, and one for all others."""
+    total = sum(counts.values())
+    rows = [(name, float(count), count) for name, count in list(counts.items())[:_BARS]]
+    if others := total - sum(count for _, _, count in rows):
+        rows.append((f"{len(counts) - _BARS:,} others", float(others), others))
+    told = [(name, value, f"{count:,} ({percent_text(count / total)})") for name, value, count in rows]
+    return responsive(bars, told, title)
+
+
+def _label_bars(counts: Mapping[str, int]) -> tuple[int, Markup]:
+    rows = count_rows(counts.items())
+    between = max(len(rows) - _LABELS, 0)
+    if between:
+        rows = rows[: _LABELS // 2] + rows[-_LABELS // 2 :]
+    return between, responsive(bars, rows, "records of each label, the most common first")
+
+
+def _balance(balances: Mapping[str, LabelBalance]) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (
+            side,
+            f"{sum(one.counts.values()):,}",
+            f"{len(one.counts):,}",
+            f"{one.entropy:.2f} bits",
+            f"{100 * one.evenness:.1f}%",
+            f"{one.imbalance:.3g} to 1",
+        )
+        for side, one in balances.items()
+    ]
+    return ("split", "records", "labels", "entropy", "evenness", "most to least common"), rows
+
+
+def _histograms(distributions: Mapping[str, Distribution]) -> tuple[Markup, ...]:
+    charts = []
+    for name, one in distributions.items():
+        edges, (counts,), (above,) = histograms([one])
+        drawn = histogram(edges.tolist(), counts.tolist(), reason_text(name), number_text, above=above, width=NARROW)
+        charts.append(Markup(drawn))
+    return tuple(chart for chart in charts if chart)
+
+
+def _is_constant(one: Distribution) -> bool:
+    return one.count > 0 and one.low == one.high
+
+
+def _quantiles(distributions: Mapping[str, Distribution], totals: Mapping[str, int] | None = None) -> Table:
+    rows = []
+    for name, one in distributions.items():
+        if not one.count:
+            continue
+        numbers = (one.mean, one.low, one.quantile(0.05), one.quantile(0.5), one.quantile(0.95), one.high)
+        total = (f"{totals[name]:,}",) if totals is not None else (f"{one.count:,}",)
+        rows.append((reason_text(name), *total, *(number_text(number) for number in numbers)))
+    first = "all together" if totals is not None else "records"
+    return ("", first, "mean", "smallest", "5%", "median", "95%", "greatest"), rows
+
+
+def _clusters(clusters: Mapping[str, DuplicateClusters]) -> Iterable[tuple[str, str, Markup, DuplicateClusters]]:
+    for step, one in clusters.items():
+        sentence = f"{one.number:,} clusters, from which {one.removed:,} records were removed"
+        sizes = sorted(one.sizes.items())
+        bins = [(f"of {size:,}", number) for size, number in sizes[: _BARS - 1]]
+        if larger := sum(number for _, number in sizes[_BARS - 1 :]):
+            bins.append((f"of {sizes[_BARS - 1][0]:,} or more", larger))
+        yield step, sentence, responsive(bars, count_rows(bins), "clusters by how many records they held"), one
+
+
+def _pii(profile: Profile) -> Markup:
+    rows = [
+        (reason_text(kind), float(one.hits), f"{one.hits:,} in {one.records:,} records")
+        for kind, one in profile.pii.items()
+    ]
+    return responsive(bars, rows, "personal data found, by kind")
+
+
+def _ngrams(lists: Iterable[tuple[tuple[str, int], ...]]) -> Iterable[tuple[str, Markup]]:
+    for n, runs in enumerate(lists, 1):
+        title = "Most common words" if n == 1 else f"Most common runs of {n} words"
+        if runs:
+            yield title, Markup(bars(count_rows(runs[:_NGRAMS]), title, width=NARROW))

@@ -1,0 +1,124 @@
+"""Numbers, metrics, reasons and decisions as the pages write them."""
+
+from posttrain.web.charts import format_seconds
+from posttrain.web.report_data import Interval
+
+_KINDS = {
+    "nan": "a number that is none",
+    "explosion": "a gradient far too large",
+    "divergence": "a loss that rose again",
+    "plateau": "no more progress",
+    "dead_layers": "layers that learn nothing",
+    "no_supervised": "a batch with nothing to learn",
+}
+_ACTIONS = {
+    "warn": "said so and went on",
+    "skip": "left this batch out",
+    "rollback": "went back to the last good checkpoint, and past this data",
+    "lower_rate": "lowered the learning rate",
+    "stop": "stopped the training",
+}
+_SELECTION_REASONS = {
+    "strategy": "chosen by {} from the whole pool",
+    "focus": "chosen by {} among records near what evaluation found weakest",
+    "explore": "drawn at random from the whole pool, whatever the model says",
+    "cold_start": "chosen by {} to cover the pool, as what the model is unsure of said nothing yet",
+}
+_RANDOM_COLD_START = "drawn at random, as what the model is unsure of said nothing yet"
+_SHARES = ("accuracy", "f1", "rate", "precision", "recall")
+
+
+def metric_text(name: str, value: float) -> str:
+    """A metric's value in the unit that readers expect: percent for shares, milliseconds for latencies."""
+    last = name.rsplit(".", 1)[-1]
+    if last.startswith("latency"):
+        return f"{1000 * value:,.0f} ms"
+    if last.endswith("seconds"):
+        return format_seconds(value)
+    if is_share(name, value):
+        return f"{100 * value:.1f}%"
+    return f"{value:,.4g}"
+
+
+def number_text(value: float) -> str:
+    """A number of any size: ``12,000``, ``1.034``, ``7.5e-5``."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if 0 < abs(value) < 1e-3:
+        share, power = f"{value:.2e}".split("e")
+        return f"{float(share):g}e{int(power)}"
+    return f"{value:.4g}"
+
+
+def is_share(name: str, value: float = 0.0) -> bool:
+    """Whether the metric is a share of the whole, by its name and value."""
+    last = name.rsplit(".", 1)[-1]
+    return last.endswith(_SHARES) and 0 <= value <= 1
+
+
+def metric_name(name: str) -> str:
+    """``macro_f1`` as ``macro F1``, ``latency_p50`` as ``latency p50``."""
+    return name.replace("_", " ").replace("f1", "F1")
+
+
+def points_text(difference: float) -> str:
+    """A difference of shares in percentage points, with its sign: ``+5.3``."""
+    return signed_text(100 * difference)
+
+
+def signed_text(value: float) -> str:
+    """``+5.3``, ``−0.7``."""
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def percent_text(share: float) -> str:
+    """A share of records: ``12.5%``."""
+    return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
+
+
+def gain_text(gain: Interval) -> str:
+    """A gain with its interval: points for shares, for other metrics their own unit."""
+    share = is_share(gain.metric)
+    difference, low, high = (
+        points_text(value) if share else f"{value:+.3g}".replace("-", "−")
+        for value in (gain.difference, gain.low, gain.high)
+    )
+    return (
+        f"gain in {metric_name(gain.metric)} over the champion: {difference}{' points' if share else ''}"
+        f" ({level_text(gain.level)} interval {low} to {high}, n = {gain.n:,})"
+    )
+
+
+def level_text(level: float) -> str:
+    """An interval's coverage: ``95%``."""
+    return f"{100 * level:g}%"
+
+
+def reason_text(reason: str) -> str:
+    return reason.replace("_", " ")
+
+
+def duration_text(value: float) -> str:
+    return format_seconds(value)
+
+
+def bytes_text(value: float) -> str:
+    """Memory in the units that people buy it in: ``640 MB``, ``2.9 GB``."""
+    return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
+
+
+def kind_text(kind: str) -> str:
+    """What the watch found."""
+    return _KINDS.get(kind, reason_text(kind))
+
+
+def action_text(action: str) -> str:
+    """What was done about it."""
+    return _ACTIONS.get(action, reason_text(action))
+
+
+def selection_text(reason: str, strategy: str) -> str:
+    """Why a record was chosen, in a sentence; empty for a reason that is not known here."""
+    if (reason, strategy) == ("cold_start", "random"):
+        return _RANDOM_COLD_START
+    return _SELECTION_REASONS.get(reason, "").format(strategy)

@@ -1,0 +1,231 @@
+"""Reads everything that the report shows from a workspace."""
+
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from posttrain.evaluate.suite import SuiteResult, read_evaluation
+from posttrain.inspect.baseline import Comparison, comparison
+from posttrain.inspect.status import model_seconds, stage_seconds, status
+from posttrain.loop.config import Config
+from posttrain.loop.history import finished_rounds
+from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.rows import Deployment, Round
+from posttrain.store.workspace import Workspace
+from posttrain.web import report_data as page
+from posttrain.web.charts.lineage import LineageNode
+from posttrain.web.page import now_text
+from posttrain.web.selection import read_selections
+from posttrain.web.training import Training, read_round_training
+
+log = logging.getLogger("posttrain")
+
+_SETS = ("pool", "labelled", "test")
+
+
+def read_report(workspace: Workspace, config: Config) -> page.Report:
+    """The report's content, from the rounds so far."""
+    state = status(workspace, config)
+    rounds = finished_rounds(workspace)
+    nodes, edges = _lineage(workspace, rounds)
+    champion = state["champion"]
+    main = _main_suite(workspace, rounds, champion["id"]) if champion else None
+    # A model that was promoted by hand out of an unfinished round was measured in none.
+    judged = main or (_main_suite(workspace, rounds, rounds[-1].candidate) if rounds else None)
+    metric = judged.main if judged else "accuracy"
+    champions = _champion_metrics(workspace, rounds, metric)
+    trainings = _trainings(workspace, rounds)
+    lost = {number for number, one in trainings.items() if one is None}
+    return page.Report(
+        title=f"{workspace.root.name}: {len(rounds)} rounds",
+        workspace=workspace.root.name,
+        task=_task(config),
+        champion=page.Champion(champion["id"], champion["round"], champion["metrics"]) if champion else None,
+        rounds=tuple(_round(workspace, entry, champions[entry.number], entry.number in lost) for entry in rounds),
+        metric=metric,
+        label_counts=_label_counts(workspace, rounds),
+        per_class=tuple(
+            page.ClassRow(row["label"], row["support"], row["precision"], row["recall"], row["f1"])
+            for row in (main.per_class if main else [])
+        ),
+        confusion=tuple(
+            page.Confusion(pair["expected"], pair["predicted"] or "(none of the labels)", pair["count"])
+            for pair in (main.confusion if main else [])
+            if pair["expected"] != pair["predicted"]
+        ),
+        funnel=_funnel(workspace),
+        datasets=_datasets(workspace),
+        lineage_nodes=tuple(nodes),
+        lineage_edges=tuple(edges),
+        baseline=_comparison(workspace, config),
+        selections=read_selections(workspace),
+        trainings=tuple(one for one in trainings.values() if one is not None),
+        final=state["final"]["metrics"] if state["final"] else {},
+        timings=_timings(workspace, rounds),
+        created=now_text(),
+    )
+
+
+def _comparison(workspace: Workspace, config: Config) -> Comparison | None:
+    try:
+        return comparison(workspace, config)
+    except DamagedArtifactError as error:
+        log.warning("%s; the comparison with random choice is left out", error)
+        return None
+
+
+def _task(config: Config) -> str:
+    asked = config.task.system or "Answer the prompt."
+    labels = config.task.label_set
+    return f"{asked} {len(labels)} labels are allowed." if labels else asked
+
+
+def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...], lost: bool) -> page.RoundRow:
+    decision = entry.decision or {}
+    selection = workspace.metadata.artifact(entry.detail.get("selection", ""))
+    return page.RoundRow(
+        number=entry.number,
+        labels_total=entry.detail["labels"],
+        labels_new=entry.detail.get("labels_new", 0),
+        decision=decision.get("action"),
+        metrics=entry.detail["metrics"],
+        champions=champions,
+        interval=_interval(workspace, decision),
+        rules=tuple(page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
+        seconds=stage_seconds(workspace, entry.number),
+        reasons=selection.meta["reasons"] if selection else {},
+        note=_note(workspace, entry) + (" The record of its training is not at hand." if lost else ""),
+    )
+
+
+def _interval(workspace: Workspace, decision: dict[str, Any]) -> page.Interval | None:
+    """The gain by the main suite's scores, with the level that the config had when it was computed."""
+    if not decision.get("intervals"):
+        return None
+    metric, interval = next(iter(decision["intervals"].items()))
+    run = workspace.metadata.producers(decision["id"])[-1]
+    return page.Interval(**interval, metric=metric, level=run.config["bootstrap"]["level"])
+
+
+def _champion_metrics(workspace: Workspace, rounds: list[Round], metric: str) -> dict[int, tuple[float | None, ...]]:
+    """By round, the metric of the models in use from its decision to the next one's; see `RoundRow.champions`."""
+    values = {entry.candidate: entry.detail["metrics"].get(metric) for entry in rounds}
+    deployed: dict[int, list[Deployment]] = {}
+    place = 0
+    for row in workspace.metadata.deployments():
+        place = row.round if row.round is not None else max(place, _last_finished_round(rounds, row.created_at))
+        deployed.setdefault(place, []).append(row)
+    found = {}
+    in_use: list[str] = []
+    for entry in rounds:
+        changes = deployed.get(entry.number, [])
+        decided = bool(changes) and changes[0].round == entry.number
+        in_use = [*([] if decided else in_use[-1:]), *(row.model_id for row in changes)]
+        found[entry.number] = tuple(values.get(model) for model in in_use)
+    return found
+
+
+def _last_finished_round(rounds: list[Round], moment: datetime) -> int:
+    """Number of the last round that was done at a moment; 0 before the first."""
+    return max((entry.number for entry in rounds if entry.finished_at and entry.finished_at <= moment), default=0)
+
+
+def _note(workspace: Workspace, entry: Round) -> str:
+    notes = []
+    scores = workspace.metadata.artifact(entry.detail.get("scores", ""))
+    if scores and scores.meta["sampled"] < scores.meta["pool"]:
+        beside = f", embedded {scores.meta['unasked']} more" if scores.meta.get("unasked") else ""
+        done = "Embedded" if scores.meta["cold"] else "Scored"
+        notes.append(
+            f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records{beside}."
+        )
+    if entry.detail.get("set_aside"):
+        notes.append("Its model was refused, and its labels are set aside.")
+    return " ".join(notes)
+
+
+def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None) -> SuiteResult | None:
+    """What the main suite found of a model in its own round; None if it had none."""
+    for entry in reversed(rounds):
+        if entry.candidate == model:
+            return next(iter(read_evaluation(workspace.artifacts.path(entry.detail["evaluation"])).values()))
+    return None
+
+
+def _label_counts(workspace: Workspace, rounds: list[Round]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for entry in rounds:
+        row = workspace.metadata.artifact(entry.detail.get("labelled", ""))
+        if row and not entry.detail.get("set_aside"):
+            for label, count in row.meta["classes"].items():
+                counts[label] = counts.get(label, 0) + count
+    return counts
+
+
+def _funnel(workspace: Workspace) -> tuple[page.FunnelRow, ...]:
+    rows = []
+    for name in _SETS:
+        row = workspace.metadata.artifact(workspace.metadata.named(name) or "")
+        for entry in row.meta["funnel"] if row else []:
+            if entry["step"] == "read" and entry["count"]:
+                rows.append(page.FunnelRow(name, "in", entry["reason"], entry["count"]))
+            elif entry["step"] not in ("read", "kept") and entry["count"]:
+                rows.append(page.FunnelRow(name, entry["step"], entry["reason"], entry["count"]))
+    return tuple(rows)
+
+
+def _datasets(workspace: Workspace) -> tuple[page.DatasetRow, ...]:
+    rows = []
+    for named in workspace.metadata.names():
+        artifact = workspace.metadata.artifact(named.artifact_id)
+        if artifact:
+            rows.append(
+                page.DatasetRow(named.name, named.version, named.artifact_id, named.parent, artifact.meta["counts"])
+            )
+    return tuple(rows)
+
+
+def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNode], list[tuple[str, str]]]:
+    """Files → training sets → models → deployments; what led to the champion is marked."""
+    deployments = workspace.metadata.deployments()
+    champion = deployments[-1].model_id if deployments else None
+    nodes: dict[str, LineageNode] = {}
+    edges: list[tuple[str, str]] = []
+    for named in workspace.metadata.names("train"):
+        nodes[named.artifact_id] = LineageNode(named.artifact_id, f"train@v{named.version}", "dataset")
+        if named.parent in nodes:
+            edges.append((str(named.parent), named.artifact_id))
+    for entry in rounds:
+        model, dataset = entry.candidate, entry.detail.get("dataset")
+        if model:
+            nodes[model] = LineageNode(model, f"round {entry.number}", "model", marked=model == champion)
+        if model and dataset in nodes:
+            edges.append((str(dataset), model))
+            for file in _files_of(workspace, entry):
+                nodes[file] = LineageNode(file, Path(file).name, "file")
+                edges.append((file, str(dataset)))
+    for deployment in deployments:
+        if deployment.model_id in nodes:
+            name = f"deployment-{deployment.id}"
+            nodes[name] = LineageNode(name, deployment.action, "deployment", marked=deployment == deployments[-1])
+            edges.append((deployment.model_id, name))
+    return list(nodes.values()), list(dict.fromkeys(edges))
+
+
+def _files_of(workspace: Workspace, entry: Round) -> list[str]:
+    row = workspace.metadata.artifact(entry.detail["dataset"])
+    return sorted(row.meta["increment"]) if row else []
+
+
+def _trainings(workspace: Workspace, rounds: list[Round]) -> dict[int, Training | None]:
+    """The training of each round that has one; None where its record is no longer at hand."""
+    runs = {run.output: run for run in workspace.metadata.runs(stage="train", status="done")}
+    found = [(entry.number, runs.get(entry.candidate)) for entry in rounds]
+    return {number: read_round_training(workspace, run, f"round {number}") for number, run in found if run is not None}
+
+
+def _timings(workspace: Workspace, rounds: list[Round]) -> dict[str, float]:
+    total = sum(entry.seconds or 0.0 for entry in rounds)
+    computing = sum(model_seconds(workspace, entry.number) for entry in rounds)
+    return {"all rounds": total, "model compute": computing, "everything else": total - computing}

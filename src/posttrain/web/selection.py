@@ -1,0 +1,271 @@
+"""A round's batch: the data that the report shows of it, and how it is read from the artifacts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.parquet as parquet
+
+from posttrain.data.versions.version import Version
+from posttrain.loop.score_files import BATCH, MAP, SCORED_LATER, SCORES
+from posttrain.loop.stages.label import LABELS
+from posttrain.models.task import record_turns
+from posttrain.store.errors import DamagedArtifactError
+from posttrain.store.rows import ArtifactRow, Round
+from posttrain.store.workspace import Workspace
+from posttrain.web.charts.curve import FloatArray
+from posttrain.web.charts.scatter import Points
+
+SELECTIONS_SHOWN = 20
+"""Rounds whose batch the page shows in full, the latest; what came before is counted."""
+
+_CALIBRATION = ("temperature", "ece_before", "ece_after")
+
+
+@dataclass(frozen=True)
+class ChosenRecord:
+    """A record that was chosen to be labelled.
+
+    ``score`` is None where the model said nothing yet, ``label`` while nobody has answered; ``why`` is more than the
+    reason says, and ``inclusion`` the probability with which it was drawn, where the batch has them.
+    """
+
+    id: str
+    rank: int
+    reason: str
+    score: float | None
+    predicted: str | None
+    label: str | None
+    input: str
+    why: str = ""
+    inclusion: float | None = None
+
+
+@dataclass(frozen=True)
+class PoolMap:
+    """Where records lie: ``chosen`` by id, the others as they are, each float [N, 2]."""
+
+    chosen: Mapping[str, tuple[float, float]]
+    pool: Points = field(default_factory=lambda: np.zeros((0, 2)))
+    labelled: Points = field(default_factory=lambda: np.zeros((0, 2)))
+
+
+@dataclass(frozen=True)
+class RoundGain:
+    """What a round's labels were expected to bring, and what they brought, in the metric's own unit.
+
+    ``achieved`` is the candidate's value less that of the champion that it had to beat, on the same records; None
+    while the round is open.
+    """
+
+    round: int
+    metric: str
+    expected: float
+    low: float
+    high: float
+    achieved: float | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One round's batch.
+
+    Args:
+        round: its number.
+        strategy: by which it was chosen.
+        records: how many were chosen.
+        scored: of how many the champion was asked, before it was chosen.
+        embedded: of how many it was chosen.
+        pool: how many free records the pool had.
+        reasons: how many were chosen for each reason.
+        worst_classes: what evaluation found weakest.
+        chosen: by rank.
+        map: where the records lie; None where that is not kept.
+        score: name of the score that the strategy goes by.
+        scores: float64 [N] of what was scored before it was chosen, NaN where the model says nothing.
+        scored_since: float64 [M] of those that were chosen without that.
+        gain: expected and achieved; None without an expectation.
+        enough: why labelling more has stopped to pay; empty where it may still.
+        calibration: ``temperature`` that the scores were divided by, with ``ece_before`` and ``ece_after``; empty where
+            they are as the model gave them.
+        unshared: kappa of neighbours' labels where it was too small for `auto` to cover the pool; None otherwise.
+        missing: sentences on what cannot be shown, and why.
+    """
+
+    round: int
+    strategy: str
+    records: int
+    scored: int
+    embedded: int
+    pool: int
+    reasons: Mapping[str, int]
+    worst_classes: tuple[str, ...] = ()
+    chosen: tuple[ChosenRecord, ...] = ()
+    map: PoolMap | None = None
+    score: str = "entropy"
+    scores: FloatArray = field(default_factory=lambda: np.zeros(0))
+    scored_since: FloatArray = field(default_factory=lambda: np.zeros(0))
+    gain: RoundGain | None = None
+    enough: str = ""
+    calibration: Mapping[str, float] = field(default_factory=dict)
+    unshared: float | None = None
+    missing: tuple[str, ...] = ()
+
+
+def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
+    """The batch of each round that has chosen one, oldest first; of the latest all that is kept of it.
+
+    What is lost or damaged is said in `Selection.missing`, not raised.
+    """
+    batches = [
+        (entry, row, scores)
+        for entry in workspace.metadata.rounds()
+        if (row := workspace.metadata.artifact(entry.detail.get("selection", "")))
+        and (scores := workspace.metadata.artifact(entry.detail.get("scores", "")))
+    ]
+    latest = len(batches) - SELECTIONS_SHOWN
+    return tuple(_read_selection(workspace, *batch, detailed=at >= latest) for at, batch in enumerate(batches))
+
+
+def _read_selection(
+    workspace: Workspace, entry: Round, row: ArtifactRow, scores: ArtifactRow, *, detailed: bool
+) -> Selection:
+    settings = workspace.metadata.producers(row.id)[-1].config["select"]
+    cold = bool(scores.meta["cold"])
+    found = Selection(
+        round=entry.number,
+        strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
+        records=row.meta["records"],
+        scored=0 if cold else scores.meta["sampled"],
+        embedded=scores.meta["sampled"] + scores.meta.get("unasked", 0),
+        pool=scores.meta["pool"],
+        reasons=row.meta["reasons"],
+        worst_classes=tuple(row.meta.get("worst_classes", ())),
+        gain=_read_gain(entry),
+        enough=entry.detail.get("outlook", {}).get("why_stop") or "",
+        calibration={name: scores.meta[name] for name in _CALIBRATION if scores.meta.get(name) is not None},
+        unshared=row.meta.get("unshared"),
+    )
+    if not detailed:
+        return found
+    missing = []
+    values: dict[str, float] = {}
+    try:
+        table = parquet.read_table(workspace.artifacts.path(scores.id) / SCORES)
+        name = _score_column(found.strategy, settings.get("options") or {}, table)
+        values = _column_by_id(table, name)
+        found = replace(found, score=name, scores=_as_array(values))
+        if cold:
+            missing.append("There are no scores: no model had been trained yet, so what it is unsure of says nothing.")
+        elif np.isnan(found.scores).all():
+            missing.append(f"There are no scores: {name} is no number for answers of this kind.")
+    except DamagedArtifactError as error:
+        missing.append(f"The scores cannot be read: {error}.")
+    try:
+        folder = workspace.artifacts.path(row.id)
+    except DamagedArtifactError as error:
+        return replace(found, missing=(*missing, f"The batch cannot be read: {error}."))
+    batch = parquet.read_table(folder / BATCH).sort_by("rank")
+    places = _read_map(folder / MAP)
+    missing += [] if places else ["No map was kept of this round: it was chosen by an earlier version."]
+    inputs: dict[str, tuple[str, str]] = {}
+    answers: dict[str, str] = {}
+    try:
+        inputs, answers = _read_inputs(workspace, entry, batch["id"]), _read_answers(workspace, entry)
+    except DamagedArtifactError as error:
+        missing.append(f"The records cannot be read: {error}.")
+    if not values:  # of the scores the batch has the entropy, whatever became of the rest
+        values = _column_by_id(batch, "uncertainty")
+    elif (folder / SCORED_LATER).exists():
+        since = _column_by_id(parquet.read_table(folder / SCORED_LATER), found.score)
+        found = replace(found, scored_since=_as_array(since))
+        values |= since
+    chosen = tuple(_chosen_record(one, values, inputs, answers) for one in batch.to_pylist())
+    return replace(found, map=places, chosen=chosen, missing=tuple(missing))
+
+
+def _read_gain(entry: Round) -> RoundGain | None:
+    """What the round noted of its expectations before it asked, with what came of it."""
+    said = entry.detail.get("outlook", {}).get("expected_gain")
+    if not said:
+        return None
+    paired = (entry.decision or {}).get("intervals", {}).get(said["metric"])
+    achieved = paired["difference"] if paired else None
+    return RoundGain(entry.number, said["metric"], said["gain"], said["low"], said["high"], achieved)
+
+
+def _score_column(strategy: str, options: Mapping[str, Any], scores: pa.Table) -> str:
+    """The column of numbers that a strategy goes by; entropy for those that go by none."""
+    numbers = [field.name for field in scores.schema if pa.types.is_floating(field.type)]
+    return next((name for name in (str(options.get("by")), strategy) if name in numbers), "entropy")
+
+
+def _column_by_id(scores: pa.Table, name: str) -> dict[str, float]:
+    return dict(zip(scores["id"].to_pylist(), scores[name].to_pylist(), strict=True))
+
+
+def _as_array(values: Mapping[str, float]) -> FloatArray:
+    return np.array(list(values.values()), np.float64)
+
+
+def _read_map(path: Path) -> PoolMap | None:
+    if not path.exists():
+        return None
+    table = parquet.read_table(path)
+
+    def points(kind: str) -> Points:
+        some = table.filter(compute.equal(table["kind"], kind))
+        return np.column_stack([some["x"].to_numpy(), some["y"].to_numpy()])
+
+    chosen = table.filter(compute.equal(table["kind"], "chosen"))
+    places = zip(chosen["x"].to_pylist(), chosen["y"].to_pylist(), strict=True)
+    return PoolMap(dict(zip(chosen["id"].to_pylist(), places, strict=True)), points("pool"), points("labelled"))
+
+
+def _read_inputs(workspace: Workspace, entry: Round, ids: pa.ChunkedArray) -> dict[str, tuple[str, str]]:
+    """By the id of a chosen record the id of its input, and what was asked."""
+    version = Version.open(workspace.artifacts, entry.detail["asked"])
+    wanted = pa.array(ids.to_pylist(), pa.string())
+    return {
+        row["id"]: (row["input_id"], _request_text(row))
+        for table in version.tables(columns=["id", "input_id", "prompt", "text"])
+        for row in table.filter(compute.is_in(table["id"], value_set=wanted)).to_pylist()
+    }
+
+
+def _request_text(record: Mapping[str, Any]) -> str:
+    return " / ".join(turn["content"] for turn in record_turns(record) if turn["role"] != "system")
+
+
+def _read_answers(workspace: Workspace, entry: Round) -> dict[str, str]:
+    """By the id of the input the label that was given; none while the round waits for them."""
+    if "labelled" not in entry.detail:
+        return {}
+    columns = ["input_id", "completion"]
+    table = parquet.read_table(workspace.artifacts.path(entry.detail["labelled"]) / LABELS, columns=columns)
+    return dict(zip(table["input_id"].to_pylist(), table["completion"].to_pylist(), strict=True))
+
+
+def _chosen_record(
+    row: Mapping[str, Any],
+    scores: Mapping[str, float],
+    inputs: Mapping[str, tuple[str, str]],
+    answers: Mapping[str, str],
+) -> ChosenRecord:
+    input_id, text = inputs.get(row["id"], ("", ""))
+    score = scores.get(row["id"])
+    return ChosenRecord(
+        id=row["id"],
+        rank=row["rank"],
+        reason=row["reason"],
+        score=None if score is None or np.isnan(score) else float(score),
+        predicted=row["predicted"],
+        label=answers.get(input_id),
+        input=text,
+        why=row.get("why") or "",
+        inclusion=row.get("inclusion"),
+    )

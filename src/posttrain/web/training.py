@@ -1,0 +1,198 @@
+"""One training, step by step: the data that the report shows of it, and how it is read from its files."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posttrain.loop.config import read_yaml
+from posttrain.store.errors import UserError
+from posttrain.store.rows import Run
+from posttrain.store.workspace import Workspace
+from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.meter import PHASES
+from posttrain.train.monitor.metrics import read_steps
+from posttrain.train.standalone import CONFIG, METRICS, SUMMARY
+from posttrain.web.charts.curve import FloatArray
+
+_NUMBERS = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "supervised_tokens",
+    "seconds",
+    "tokens_per_second",
+    "memory_bytes",
+    "update_ratio",
+    "loss_scale",
+    "data_wait",
+    "mfu",
+)
+
+
+@dataclass(frozen=True)
+class TrainingDecision:
+    """What the watch found at a step, and what was done about it; ``why`` where it was not the configured action.
+
+    ``kind`` and ``action`` are the watch's own words, such as ``no_supervised`` and ``lower_rate``.
+    """
+
+    step: int
+    kind: str
+    what: str
+    action: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training, step by step.
+
+    Args:
+        name: of the round, or of the folder.
+        steps: float64 [N], rising.
+        values: float64 [N] each, by the name that the metrics file gives them; NaN where nothing was measured.
+        groups: gradient norms by layer group, from the first layer to the last; likewise.
+        objective: what the objective measured besides; likewise.
+        phases: seconds of the whole training by phase, in words.
+        decisions: oldest first.
+        settings: what decided it, by name, in words.
+    """
+
+    name: str
+    steps: FloatArray
+    values: Mapping[str, FloatArray]
+    groups: Mapping[str, FloatArray] = field(default_factory=dict)
+    objective: Mapping[str, FloatArray] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    decisions: tuple[TrainingDecision, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_training_folder(folder: Path) -> Training:
+    """What ``posttrain train --out`` has left in a folder, done or not.
+
+    Raises:
+        UserError: there is no record of a training in it.
+    """
+    file = folder / METRICS
+    if not file.is_file():
+        fix = "name a folder that `posttrain train --out` wrote into"
+        raise UserError(f"there is no {METRICS} in it", where=str(folder), fix=fix)
+    lines = read_steps(file)
+    if not lines:
+        raise UserError("no step is done yet", where=str(file), fix="wait for the first one")
+    decided = _read_decisions(folder / SUMMARY) + _read_decisions(folder / ".training" / "scratch" / "notes.json")
+    return training_from_steps(folder.resolve().name, lines, decided, _read_settings(folder / CONFIG))
+
+
+def read_round_training(workspace: Workspace, run: Run, name: str) -> Training | None:
+    """What a round's training measured: with its times where the workspace has them, None where it has nothing.
+
+    The model's files are not verified or downloaded for it.
+    """
+    home, output = workspace.home, str(run.output)
+    timed = home / "metrics" / f"{run.key}.jsonl"
+    kept = [folder / output / "training.json" for folder in (home / "artifacts", home / "cache")]
+    if timed.is_file():
+        lines = read_steps(timed)
+    elif found := [file for file in kept if file.is_file()]:
+        lines = json.loads(found[0].read_bytes())
+    else:
+        return None
+    row = workspace.metadata.artifact(output)
+    return training_from_steps(name, lines, row.meta.get("decisions", []) if row else [])
+
+
+def training_from_steps(
+    name: str,
+    lines: Sequence[Mapping[str, Any]],
+    decided: Iterable[Mapping[str, Any]] = (),
+    settings: Mapping[str, str] | None = None,
+) -> Training:
+    """A training from its lines, one a step, as the metrics file has them.
+
+    Args:
+        decided: decisions as JSON; those that training went back from stand in no line that is left.
+    """
+    ordered = sorted(lines, key=lambda line: int(line["step"]))
+    written = [one for line in ordered for one in line.get("decisions", [])]
+    return Training(
+        name=name,
+        steps=np.array([line["step"] for line in ordered], dtype=np.float64),
+        values={key: _column(ordered, key) for key in _NUMBERS},
+        groups=_columns(ordered, "group_norms"),
+        objective=_columns(ordered, "metrics"),
+        phases=_phases(ordered),
+        decisions=_decisions([*decided, *written]),
+        settings=settings or {},
+    )
+
+
+def _decisions(found: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision, ...]:
+    once = {json.dumps(one, sort_keys=True): Decision.from_json(dict(one)) for one in found}
+    rows = [
+        TrainingDecision(one.finding.step, one.finding.kind, one.finding.what, one.action, one.why)
+        for one in once.values()
+    ]
+    return tuple(sorted(rows, key=lambda row: row.step))
+
+
+def _column(lines: Sequence[Mapping[str, Any]], key: str) -> FloatArray:
+    found = (line.get(key) for line in lines)
+    return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
+
+
+def _columns(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, FloatArray]:
+    parts = [line.get(key) or {} for line in lines]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _column(parts, name) for name in names}
+
+
+def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of all steps by phase, in words, and what lies between."""
+    found = dict.fromkeys(PHASES.values(), 0.0)
+    timed = [line for line in lines if line.get("phases")]
+    for line in timed:
+        for name, seconds in line["phases"].items():
+            words = PHASES.get(name, name)
+            found[words] = found.get(words, 0.0) + seconds
+    rest = sum(line.get("seconds") or 0.0 for line in timed) - sum(found.values())
+    return {name: seconds for name, seconds in (found | {"everything else": rest}).items() if seconds > 0}
+
+
+def _read_decisions(file: Path) -> list[dict[str, Any]]:
+    """The list ``decisions`` of a JSON file; empty where there is none."""
+    if not file.is_file():
+        return []
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        raise UserError("damaged: it is no JSON", where=str(file), fix="remove it") from None
+    return list(found.get("ended") or found.get("decisions", []))
+
+
+def _read_settings(file: Path) -> dict[str, str]:
+    """The settings that a reader asks for first, from ``config.yaml``; empty where there is none."""
+    if not file.is_file():
+        return {}
+    config = read_yaml(file)
+    train = config.get("train", {})
+    schedule, optimizer = train.get("schedule", {}), train.get("optimizer", {})
+    wanted = {
+        "model": config.get("model"),
+        "data": config.get("data"),
+        "objective": train.get("objective"),
+        "method": train.get("method"),
+        "precision": train.get("precision"),
+        "optimiser": optimizer.get("name") if isinstance(optimizer, dict) else None,
+        "learning rate": train.get("learning_rate"),
+        "schedule": schedule.get("name") if isinstance(schedule, dict) else None,
+        "examples a step": train.get("batch_size"),
+        "epochs": train.get("epochs"),
+    }
+    return {name: str(value) for name, value in wanted.items() if value is not None}

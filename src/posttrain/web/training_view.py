@@ -1,0 +1,177 @@
+"""Charts, tables and headline numbers of a training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from posttrain.web.charts import Annotation, CurveStyle, curve, stacked_bars, strips
+from posttrain.web.charts.curve import FloatArray, smoothing_window
+from posttrain.web.charts.svg import NARROW, responsive
+from posttrain.web.formatting import action_text, bytes_text, duration_text, kind_text, number_text
+from posttrain.web.page import Table, Tile
+from posttrain.web.training import Training
+
+_CURVE_BYTES = 600_000
+"""Bytes that the curves of all trainings on a page may take together, about."""
+_TABLE_STEPS = 14
+"""Rows of a table of steps."""
+_MAX_DECISIONS = 200
+"""Rows of the table of decisions; what is more is counted."""
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g}%"
+
+
+_MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
+    ("loss", "loss", CurveStyle(number_text, zero=False)),
+    ("grad_norm", "gradient norm", CurveStyle(number_text)),
+    ("lr", "learning rate", CurveStyle(number_text, mean=False)),
+    ("update_ratio", "update to weight ratio", CurveStyle(number_text)),
+    ("tokens_per_second", "tokens a second", CurveStyle(number_text)),
+    ("mfu", "model FLOP utilisation", CurveStyle(_percent)),
+    ("memory_bytes", "memory", CurveStyle(bytes_text, mean=False)),
+    ("data_wait", "time spent waiting for data", CurveStyle(_percent)),
+    ("loss_scale", "loss scale", CurveStyle(number_text, mean=False)),
+)
+"""By the metrics file's name: the words for it, and how it is drawn."""
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """A training as markup and words.
+
+    Args:
+        loss, groups, time: a chart for the desk and one for the phone; empty where nothing was measured.
+        small: the other measures, each at one width.
+        window: how many steps the broad lines are means of; 1 where there are none.
+        decisions, numbers, norms: tables.
+    """
+
+    training: Training
+    loss: Markup
+    small: tuple[Markup, ...]
+    groups: Markup
+    time: Markup
+    headline: tuple[Tile, ...]
+    window: int
+    decisions: Table
+    numbers: Table
+    norms: Table
+
+
+def training_view(training: Training, among: int = 1) -> TrainingView:
+    """Everything about a training; its curves are the coarser, the more trainings the page shows."""
+    buckets = _bucket_count(training, among)
+    told = enumerate(training.decisions, 1)
+    marks = [Annotation(one.step, number, f"{one.what}: {action_text(one.action)}") for number, one in told]
+
+    def draw(name: str, values: FloatArray, style: CurveStyle, width: int) -> str:
+        return curve(training.steps, values, name, style, marks=marks, width=width, buckets=buckets)
+
+    (_, name, style), *others = _MEASURES
+    small = [draw(title, training.values[key], how, NARROW) for key, title, how in others]
+    small += [
+        draw(key, values, CurveStyle(number_text, zero=False), NARROW) for key, values in training.objective.items()
+    ]
+    return TrainingView(
+        training=training,
+        loss=responsive(draw, name, training.values["loss"], style),
+        small=tuple(Markup(chart) for chart in small if chart),
+        groups=responsive(strips, training.steps, training.groups, "gradient norm by layer"),
+        time=responsive(_time, training),
+        headline=tuple(_headline(training)),
+        window=smoothing_window(int((~np.isnan(training.values["loss"])).sum())),
+        decisions=_decisions(training),
+        numbers=_numbers(training),
+        norms=_norms(training),
+    )
+
+
+def _bucket_count(training: Training, among: int) -> int:
+    """About three points a stretch and curve, of twelve bytes; the loss is drawn twice."""
+    curves = len(_MEASURES) + 1 + len(training.objective)
+    return int(np.clip(_CURVE_BYTES / (among * curves * 36), 16, 320))
+
+
+def _time(training: Training, width: int) -> str:
+    rows = [("", training.phases)] if training.phases else []
+    return stacked_bars(rows, list(training.phases), "where the time of all steps went", width=width)
+
+
+def _headline(training: Training) -> list[Tile]:
+    values = training.values
+    tokens, seconds = (float(np.nansum(values[key])) for key in ("tokens", "seconds"))
+    found = [(number_text(_last(values["loss"])), "loss", f"at first {number_text(_first(values['loss']))}")]
+    found.append((f"{len(training.steps):,}", "steps", f"{tokens:,.0f} tokens" if tokens else ""))
+    if seconds and not np.isnan(values["tokens_per_second"]).all():
+        found.append((duration_text(seconds), "time", "all steps together"))
+        usual = float(np.nanmedian(values["tokens_per_second"]))  # the first step may have compiled for a minute
+        found.append((number_text(usual), "tokens a second", _median_mfu(values["mfu"])))
+    if not np.isnan(values["memory_bytes"]).all():
+        found.append((bytes_text(float(np.nanmax(values["memory_bytes"]))), "memory", "at most"))
+    count = len(training.decisions)
+    found.append((f"{count}", "decisions" if count != 1 else "decision", "of the watch"))
+    return found
+
+
+def _median_mfu(values: FloatArray) -> str:
+    return "" if np.isnan(values).all() else f"{_percent(float(np.nanmedian(values)))} of the peak"
+
+
+def _first(values: FloatArray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known[0]) if known.size else float("nan")
+
+
+def _last(values: FloatArray) -> float:
+    """The mean over the last steps, as many as the curve's mean takes."""
+    known = values[~np.isnan(values)]
+    return float(known[-smoothing_window(len(known)) :].mean()) if known.size else float("nan")
+
+
+def _decisions(training: Training) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (str(number), f"{one.step:,}", kind_text(one.kind), one.what, _action_words(one.action, one.why))
+        for number, one in enumerate(training.decisions[:_MAX_DECISIONS], 1)
+    ]
+    if more := len(training.decisions) - len(rows):
+        rows.append(("…", "", f"{more:,} more", "", "see metrics.jsonl"))
+    return ("mark", "step", "what", "seen", "done about it"), rows
+
+
+def _action_words(action: str, why: str) -> str:
+    return f"{action_text(action)} ({why})" if why else action_text(action)
+
+
+def _numbers(training: Training) -> Table:
+    """Some steps, evenly spaced, the first and the last among them."""
+    columns: list[tuple[str, FloatArray, Callable[[float], str]]] = [
+        (title, training.values[key], style.show)
+        for key, title, style in _MEASURES
+        if not np.isnan(training.values[key]).all()
+    ]
+    columns += [(name, values, number_text) for name, values in training.objective.items()]
+    count = len(training.steps)
+    places = sorted({round(at * (count - 1) / (_TABLE_STEPS - 1)) for at in range(_TABLE_STEPS)})
+    rows = [
+        (f"{int(training.steps[at]):,}", *(_value_or_dash(values[at], show) for _, values, show in columns))
+        for at in places
+    ]
+    return ("step", *(name for name, _, _ in columns)), rows
+
+
+def _norms(training: Training) -> Table:
+    rows = []
+    for name, values in training.groups.items():
+        known = values[~np.isnan(values)]
+        if known.size:
+            told: Sequence[float] = (known[0], np.median(known), known[-1], known.max())
+            rows.append((name, *(number_text(float(one)) for one in told)))
+    return ("layers", "first", "median", "last", "largest"), rows
+
+
+def _value_or_dash(value: float, show: Callable[[float], str]) -> str:
+    return "–" if np.isnan(value) else show(float(value))

@@ -1,0 +1,111 @@
+"""Small learners whose influence is known in closed form, in float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
+from posttrain.attribution.influence.losses import CrossEntropy, SquaredError
+
+
+def run(model: nn.Module, batch: Batch) -> Tensor:
+    """The model on a batch of inputs and targets."""
+    found: Tensor = model(batch[0])
+    return found
+
+
+def pairs(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x, y, strict=True))
+
+
+@dataclass
+class Fitted:
+    """A trained model with its records; ``penalty`` is the coefficient of half the squared length in the mean loss."""
+
+    learner: FunctionalModel
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    penalty: float
+
+    @property
+    def train(self) -> list[tuple[Tensor, Tensor]]:
+        return pairs(self.x, self.y)
+
+    @property
+    def test(self) -> list[tuple[Tensor, Tensor]]:
+        return pairs(self.test_x, self.test_y)
+
+
+@pytest.fixture
+def ridge() -> Fitted:
+    """Ridge regression without intercept, solved exactly."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    truth = torch.randn(5, 1, generator=generator, dtype=torch.float64)
+    y = x @ truth + torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    test_x = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    test_y = test_x @ truth + torch.randn(7, 1, generator=generator, dtype=torch.float64)
+    penalty = 0.05
+    model = nn.Linear(5, 1, bias=False).double()
+    solution = torch.linalg.solve(x.T @ x + len(x) * penalty * torch.eye(5, dtype=torch.float64), x.T @ y)
+    model.weight.data = solution.T.clone()
+    return Fitted(FunctionalModel(model, run, SquaredError()), x, y, test_x, test_y, penalty)
+
+
+Fit = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture
+def logistic() -> tuple[Fitted, Fit]:
+    """Softmax regression on three classes, and how it is fitted: record weights [N] to weights and bias [3, 5]."""
+    generator = torch.Generator().manual_seed(1)
+    truth = 2 * torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    x = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    test_x = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+
+    def classes(inputs: Tensor) -> Tensor:
+        return torch.multinomial((inputs @ truth.T).softmax(1), 1, generator=generator)[:, 0]
+
+    y, test_y, penalty = classes(x), classes(test_x), 0.02
+    ones = torch.ones(len(x), 1, dtype=torch.float64)
+    inputs = torch.cat([x, ones], 1)
+
+    def objective(flat: Tensor, weights: Tensor) -> Tensor:
+        losses = nn.functional.cross_entropy(inputs @ flat.view(3, 5).T, y, reduction="none")
+        return (weights * losses).sum() / len(x) + penalty / 2 * flat.square().sum()
+
+    begun = torch.zeros(15, dtype=torch.float64)
+
+    def fit(weights: Tensor) -> Tensor:
+        flat = begun
+        for _ in range(30):
+            step = torch.linalg.solve(
+                torch.func.hessian(objective)(flat, weights), torch.func.grad(objective)(flat, weights)
+            )
+            flat = flat - step
+            if float(step.norm()) < 1e-13:
+                return flat.view(3, 5)
+        raise AssertionError("Newton's method did not converge")
+
+    found = fit(torch.ones(len(x), dtype=torch.float64))
+    begun = found.flatten()
+    model = nn.Linear(4, 3).double()
+    model.weight.data, model.bias.data = found[:, :4].clone(), found[:, 4].clone()
+    return Fitted(FunctionalModel(model, run, CrossEntropy()), x, y, test_x, test_y, penalty), fit
+
+
+@pytest.fixture
+def network() -> Fitted:
+    """A net of two layers, not trained, with classes at random."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x = torch.randn(20, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (20,), generator=generator)
+    return Fitted(FunctionalModel(model, run, CrossEntropy()), x, y, x[:4] + 0.1, y[:4], 0.0)

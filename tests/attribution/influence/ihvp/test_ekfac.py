@@ -1,0 +1,143 @@
+import pytest
+import torch
+from torch import nn
+
+from posttrain.attribution.influence.curvature import Curvature
+from posttrain.attribution.influence.functional_model import FunctionalModel
+from posttrain.attribution.influence.ihvp.ekfac import Ekfac
+from posttrain.attribution.influence.ihvp.exact import Exact
+from posttrain.attribution.influence.losses import CrossEntropy, SquaredError
+from posttrain.store.errors import UserError
+
+DAMPING = 0.03
+
+
+def right_sides(size: int) -> torch.Tensor:
+    return torch.randn(size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def as_matrix(ekfac: Ekfac, curvature: Curvature) -> torch.Tensor:
+    """The matrix that is inverted, out of its inverse."""
+    size = curvature.learner.size
+    eye = torch.eye(size, dtype=torch.float64)
+    return torch.linalg.inv(ekfac.solve(curvature, eye, DAMPING).x) - DAMPING * eye
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_linear_layer_with_squared_error_is_exact(network, bias) -> None:
+    """The matrix is the second moment of the inputs, times the identity."""
+    generator = torch.Generator().manual_seed(7)
+    targets = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    learner = FunctionalModel(nn.Linear(4, 3, bias=bias).double(), network.learner.outputs, SquaredError())
+    curvature = Curvature(learner, list(zip(network.x, targets, strict=True)), block=6)
+    b = right_sides(learner.size)
+    expected = Exact().solve(curvature, b, DAMPING).x
+    torch.testing.assert_close(Ekfac(samples=None).solve(curvature, b, DAMPING).x, expected)
+    # Drawn from the model's predictions it comes near.
+    drawn = Ekfac(samples=400).solve(curvature, b, DAMPING).x
+    assert 1e-4 < float((drawn - expected).norm() / expected.norm()) < 0.1
+
+
+def test_one_record_of_a_classifier_is_exact(network) -> None:
+    learner = FunctionalModel(nn.Linear(4, 3).double(), network.learner.outputs, CrossEntropy())
+    curvature = Curvature(learner, network.train[:1])
+    b = right_sides(learner.size)
+    torch.testing.assert_close(
+        Ekfac(samples=None).solve(curvature, b, DAMPING).x, Exact().solve(curvature, b, DAMPING).x
+    )
+
+
+def test_it_is_the_best_diagonal_in_the_basis_of_the_factors(network) -> None:
+    """For each layer: eigenvectors of the two moments, and the diagonal of the exact matrix in that basis."""
+    curvature = Curvature(network.learner, network.train, block=7)
+    exact, model, slices = curvature.dense(), network.learner.model, network.learner.slices
+    expected = torch.zeros_like(exact)
+    p = model(network.x).softmax(1).detach()
+    bent = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+    read = torch.tanh(model[0](network.x)).detach()
+    through = (1 - read**2)[:, :, None] * model[2].weight.detach().T
+    moments = {
+        "0": (network.x, torch.einsum("bij,bjk,blk->il", through, bent, through)),
+        "2": (read, bent.sum(0)),
+    }
+    for name, (inputs, outputs) in moments.items():
+        wide = torch.cat([inputs, torch.ones(20, 1, dtype=torch.float64)], 1)
+        basis = torch.kron(torch.linalg.eigh(outputs)[1], torch.linalg.eigh(wide.T @ wide)[1])
+        at, bias = slices[f"{name}.weight"], slices[f"{name}.bias"]
+        order = []
+        for row in range(len(outputs)):
+            width = inputs.shape[1]
+            order += [*range(at.start + row * width, at.start + (row + 1) * width), bias.start + row]
+        place = torch.tensor(order)
+        block = exact[place[:, None], place]
+        expected[place[:, None], place] = basis @ (basis.T @ block @ basis).diagonal().diag() @ basis.T
+    found = as_matrix(Ekfac(samples=None), curvature)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    assert float((found - exact).norm() / exact.norm()) > 0.05
+
+
+class Summed(nn.Module):
+    """A linear layer at each of several positions, added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 3, bias=False).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.view(len(x), 2, 2)).sum(1)
+
+
+def test_positions_are_added_up_before_they_are_squared(network) -> None:
+    """The layer's gradient is that of a layer without positions that reads their sum."""
+    learner = FunctionalModel(Summed(), network.learner.outputs, CrossEntropy())
+    alone = [(x.view(2, 2).sum(0), y) for x, y in network.train[:1]]
+    plain = FunctionalModel(learner.model.inner, network.learner.outputs, CrossEntropy())
+    b = right_sides(6)
+    exact = Exact().solve(Curvature(plain, alone), b, DAMPING).x
+    torch.testing.assert_close(Exact().solve(Curvature(learner, network.train[:1]), b, DAMPING).x, exact)
+    # Not exact any more, as the inputs' second moment is another; but the trace, which no basis changes, is.
+    found = as_matrix(Ekfac(samples=None), Curvature(learner, network.train))
+    whole = Curvature(learner, network.train).dense()
+    torch.testing.assert_close(found.trace(), whole.trace())
+
+
+def test_draws_hang_on_the_seed_alone(network) -> None:
+    curvature, b = Curvature(network.learner, network.train), right_sides(network.learner.size)
+    one, same, other = (Ekfac(seed=seed).solve(curvature, b, DAMPING).x for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.allclose(one, other)
+
+
+def test_hooks_are_gone_afterwards(network) -> None:
+    Ekfac().fit(Curvature(network.learner, network.train))
+    assert not any(part._forward_hooks for part in network.learner.model.modules())
+
+
+def test_mistakes_are_one_line(network) -> None:
+    b = right_sides(network.learner.size)
+    with pytest.raises(UserError, match="EK-FAC is of the Gauss-Newton matrix"):
+        Ekfac().solve(Curvature(network.learner, network.train, "hessian"), b, DAMPING)
+    with pytest.raises(UserError, match="damping: the curvature is singular"):
+        Ekfac().solve(Curvature(network.learner, network.train[:1]), b, 0.0)
+    other = FunctionalModel(
+        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double(), network.learner.outputs, CrossEntropy()
+    )
+    with pytest.raises(UserError, match=r"the weights of linear layers, not 1\.weight"):
+        Ekfac().solve(Curvature(other, network.train), b, DAMPING)
+    rootless = FunctionalModel(
+        network.learner.model, network.learner.outputs, lambda outputs, batch: outputs.square().sum(1)
+    )
+    with pytest.raises(UserError, match="takes a loss that has roots"):
+        Ekfac().solve(Curvature(rootless, network.train), b, DAMPING)
+    twice = FunctionalModel(Twice(), network.learner.outputs, CrossEntropy())
+    with pytest.raises(UserError, match="run once a batch, with a row a record: inner does not"):
+        Ekfac().solve(Curvature(twice, network.train), b, DAMPING)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.inner(x))

@@ -1,0 +1,196 @@
+"""Projected gradients in a folder: what is there is not computed again, whoever was killed and whatever broke."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from posttrain.attribution.influence.checkpoints import AdamMoments
+from posttrain.attribution.influence.functional_model import FunctionalModel
+from posttrain.attribution.influence.gradients import projected_gradients, record_gradients
+from posttrain.attribution.influence.losses import CrossEntropy
+from posttrain.attribution.influence.projection import Projection
+from posttrain.store.errors import UserError
+
+SCRIPT = '''
+"""Takes the gradients of 12 records, noting each forward pass in a file; sleeps before block 3 where told."""
+import sys, time
+from pathlib import Path
+import torch
+from torch import nn
+from posttrain.attribution.influence.gradients import features
+from posttrain.attribution.influence.functional_model import Learner
+from posttrain.attribution.influence.losses import CrossEntropy
+from posttrain.attribution.influence.projection import Projection
+
+folder, counter, pause = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+torch.manual_seed(0)
+model = nn.Linear(4, 3).double()
+records = [(torch.randn(4, dtype=torch.float64), torch.tensor(row % 3)) for row in range(12)]
+seen = 0
+
+def run(model, batch):
+    global seen
+    seen += 1
+    if pause == "stop" and seen == 9:
+        time.sleep(600)
+    if pause == "slow":
+        time.sleep(0.05)
+    with counter.open("a") as file:
+        file.write("x")
+    return model(batch[0])
+
+learner = Learner(model, run, CrossEntropy())
+found = features(learner, records, Projection(8), folder=folder, block=4, way="loop")
+print(found.evaluations, repr(found.rows.sum().item()))
+'''
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "work.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def here(monkeypatch, capsys) -> Callable[..., list[str]]:
+    """The same script, to its end, in this process: what it prints."""
+
+    def run(*arguments: Path) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [*map(str, arguments), ""])
+        with torch.random.fork_rng(devices=[]):
+            runpy.run_path(str(arguments[0]), run_name="__main__")  # its functions go by the same names
+        return capsys.readouterr().out.split()
+
+    return run
+
+
+def begin(script: Path, folder: Path, counter: Path, pause: str) -> subprocess.Popen:
+    command = [sys.executable, str(script), str(folder), str(counter), pause]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_pass_goes_on_without_computing_a_finished_block_again(script, tmp_path, here) -> None:
+    folder, counter = tmp_path / "kept", tmp_path / "counter"
+    killed = begin(script, folder, counter, "stop")
+    deadline = time.monotonic() + 240
+    while not counter.exists() or len(counter.read_text()) < 8:  # it sleeps within its third block
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    while len(list(folder.glob("*.block"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    killed.stdout.close()
+    assert len(list(folder.glob("*.block"))) == 2
+    evaluations, total = here(script, folder, counter)
+    assert len(counter.read_text()) == 12
+    assert evaluations == "4"
+    assert here(script, tmp_path / "fresh", tmp_path / "other") == ["12", total]
+    assert sorted(file.suffix for file in folder.iterdir()) == [".block"] * 3
+
+
+def test_processes_share_the_blocks_out(script, tmp_path) -> None:
+    folder, counter = tmp_path / "kept", tmp_path / "counter"
+    both = [begin(script, folder, counter, "slow") for _ in range(2)]
+    found = [process.communicate()[0].split() for process in both]
+    assert len(counter.read_text()) == 12
+    assert sum(int(evaluations) for evaluations, _ in found) == 12
+    assert found[0][1] == found[1][1]
+
+
+def test_what_is_kept_is_what_is_computed(network, tmp_path) -> None:
+    projection = Projection(6)
+    plain = projected_gradients(network.learner, network.train, projection, block=8)
+    expected = projection(torch.cat([found for _, found in record_gradients(network.learner, network.train)]))
+    torch.testing.assert_close(plain.rows, expected)
+    first, second = (
+        projected_gradients(network.learner, network.train, projection, folder=tmp_path / "new" / "kept", block=8)
+        for _ in range(2)
+    )
+    assert torch.equal(first.rows, plain.rows)
+    assert torch.equal(second.rows, plain.rows)
+    assert (plain.evaluations, first.evaluations, second.evaluations) == (20, 20, 0)
+
+
+def test_all_that_numbers_hang_on_is_in_the_name(network, tmp_path) -> None:
+    def evaluations(learner: FunctionalModel = network.learner, records: list | None = None, **settings) -> int:
+        settings = {"projection": Projection(6), "block": 5} | settings
+        return projected_gradients(learner, records or network.train, folder=tmp_path, **settings).evaluations
+
+    assert evaluations() == 20
+    assert evaluations() == 0
+    assert evaluations(records=[*network.train[:7], network.train[8], *network.train[8:]]) == 5  # one block changed
+    assert evaluations(records=network.train[:7]) == 2
+    assert evaluations(projection=Projection(7)) == 20
+    assert evaluations(projection=Projection(6, 1)) == 20
+    assert evaluations(projection=Projection(6, 0, "dense")) == 20
+    assert evaluations(projection=None) == 20
+    zeros = torch.zeros(network.learner.size, dtype=torch.float64)
+    assert evaluations(change=AdamMoments(zeros, zeros, 1)) == 20
+    assert evaluations(change=AdamMoments(zeros, zeros, 2)) == 20
+    moved = {name: value + 1e-9 for name, value in network.learner.parameters.items()}
+    assert evaluations(network.learner.at(moved)) == 20
+    other = FunctionalModel(network.learner.model, lambda model, batch: 2 * model(batch[0]), CrossEntropy())
+    assert evaluations(other) == 20
+    network.learner.model[1].register_buffer("unused", torch.zeros(1))
+    buffered = FunctionalModel(network.learner.model, network.learner.outputs, CrossEntropy())
+    assert evaluations(buffered) == 20
+    assert evaluations() == 0
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
+def test_a_damaged_block_is_named_and_made_again(network, tmp_path, caplog, harm) -> None:
+    first = projected_gradients(network.learner, network.train, folder=tmp_path, block=10)
+    file = sorted(tmp_path.glob("*.block"))[0]
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes({"flip": content, "cut": content[:100], "empty": b""}[harm])
+    again = projected_gradients(network.learner, network.train, folder=tmp_path, block=10)
+    assert f"{file} is damaged" in caplog.text
+    assert again.evaluations == 10
+    assert torch.equal(again.rows, first.rows)
+    assert projected_gradients(network.learner, network.train, folder=tmp_path, block=10).evaluations == 0
+
+
+def test_the_lock_of_a_process_killed_once_its_block_was_written_is_removed(network, tmp_path) -> None:
+    projected_gradients(network.learner, network.train, folder=tmp_path, block=10)
+    for file in list(tmp_path.glob("*.block")):
+        file.with_suffix(".lock").touch()
+    assert projected_gradients(network.learner, network.train, folder=tmp_path, block=10).evaluations == 0
+    assert {file.suffix for file in tmp_path.iterdir()} == {".block"}
+
+
+def test_gradients_are_changed_before_they_are_projected(network) -> None:
+    class Doubled:
+        key = "doubled"
+
+        def __call__(self, gradients: torch.Tensor) -> torch.Tensor:
+            return gradients.abs()
+
+    raw = torch.cat([found for _, found in record_gradients(network.learner, network.train)])
+    found = projected_gradients(network.learner, network.train, Projection(6), change=Doubled())
+    torch.testing.assert_close(found.rows, Projection(6)(raw.abs()))
+
+
+def test_mistakes_are_one_line(network, tmp_path) -> None:
+    with pytest.raises(UserError, match="no records"):
+        projected_gradients(network.learner, [])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="a file is where a folder is to be made"):
+        projected_gradients(network.learner, network.train, folder=tmp_path / "file")
+    model = nn.Linear(4, 3).double()
+    model.weight.data[0, 0] = torch.nan
+    with pytest.raises(UserError, match="record 0: the gradient of its loss is not finite"):
+        projected_gradients(FunctionalModel(model, network.learner.outputs, CrossEntropy()), network.train)

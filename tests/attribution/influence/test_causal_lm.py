@@ -1,0 +1,160 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm, load_adapter
+from posttrain.attribution.influence.checkpoints import AdamMoments, Checkpoint
+from posttrain.attribution.influence.curvature import Curvature
+from posttrain.attribution.influence.functional_model import FunctionalModel
+from posttrain.attribution.influence.gradients import record_gradients
+from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
+from posttrain.attribution.influence.ihvp.ekfac import Ekfac
+from posttrain.attribution.influence.influence_functions import influence_functions
+from posttrain.attribution.influence.less import less
+from posttrain.attribution.influence.projection import Projection
+from posttrain.attribution.influence.tracin import tracin
+from posttrain.attribution.influence.trak import trak
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.likelihood import answer_log_likelihoods
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+
+ASKED = ["hi", "my card is gone", "where?", "what is the rate on my loan, please", ""]
+SAID = ["ax", "card", "z", "rate", "nothing at all"]
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture
+def adapted(tiny_model: Path) -> LanguageModel:
+    """The tiny model with an adapter whose two halves are both random."""
+    lm = load_language_model(tiny_model, TaskConfig(system="Be brief."), "float32")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        settings = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+        model = get_peft_model(lm.model, settings)
+        for name, value in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(value, std=0.1)
+    return LanguageModel(model.eval(), lm.tokenizer, lm.task)
+
+
+@pytest.fixture
+def records(adapted: LanguageModel) -> list:
+    return [encode_record(adapted, user(asked), said) for asked, said in zip(ASKED, SAID, strict=True)]
+
+
+def whole(learner: FunctionalModel, records: list, **settings) -> torch.Tensor:
+    return torch.cat([found for _, found in record_gradients(learner, records, **settings)])
+
+
+def losses(learner: FunctionalModel, records: list) -> torch.Tensor:
+    return learner.losses_at(learner.parameters, learner.batch(records)).detach().double()
+
+
+def test_losses_are_the_answers_likelihoods(adapted, records) -> None:
+    sums, _ = answer_log_likelihoods(adapted, [user(asked) for asked in ASKED], SAID)
+    for block in (1, 2, 5):
+        parts = [records[start : start + block] for start in range(0, len(records), block)]
+        found = torch.cat([losses(functional_causal_lm(adapted), part) for part in parts])
+        np.testing.assert_allclose(found.numpy(), -sums, rtol=1e-5)
+
+
+def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, records) -> None:
+    learner = functional_causal_lm(adapted)
+    assert all("lora" in name for name in learner.parameters)
+    expected = []
+    for record in records:
+        adapted.model.zero_grad()
+        ids = torch.tensor([record.ids])
+        targets = ids.where(torch.tensor([record.supervised]), -100)
+        counted = sum(record.supervised)
+        (adapted.model(input_ids=ids, labels=targets).loss * counted).backward()
+        grads = [value.grad.flatten() for name, value in adapted.model.named_parameters() if "lora" in name]
+        expected.append(torch.cat(grads))
+    expected = torch.stack(expected)
+    assert float(expected.norm(dim=1).min()) > 0.1
+    for way in ("vmap", "loop"):
+        for block in (1, 5):
+            torch.testing.assert_close(whole(learner, records, way=way, block=block), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_only_the_last_answer_counts_unless_told(adapted) -> None:
+    prompt = [*user("hi"), {"role": "assistant", "content": "hello"}, *user("where?")]
+    last, all_turns = encode_record(adapted, prompt, "z"), encode_record(adapted, prompt, "z", earlier_turns=True)
+    assert last.ids == all_turns.ids
+    assert adapted.tokenizer.decode([i for i, on in zip(last.ids, last.supervised, strict=True) if on]) == "z<|end|>"
+    spoken = [i for i, on in zip(all_turns.ids, all_turns.supervised, strict=True) if on]
+    assert adapted.tokenizer.decode(spoken) == "hello<|end|>z<|end|>"
+    learner = functional_causal_lm(adapted)
+    assert float(losses(learner, [all_turns])[0]) > float(losses(learner, [last])[0]) + 1
+
+
+def test_curvature_products_go_through_the_model(adapted, records) -> None:
+    """Along a direction the Hessian's product is the difference of two gradients."""
+    learner = functional_causal_lm(adapted)
+    at = learner.flat(learner.parameters)
+    direction = torch.randn(len(at), generator=torch.Generator().manual_seed(1))
+    direction /= direction.norm()
+    found = Curvature(learner, records, "hessian").product(direction[:, None])[:, 0]
+    step = 0.02
+    ends = [whole(learner.at(learner.unflat(at + sign * step * direction)), records).mean(0) for sign in (-1, 1)]
+    expected = (ends[1] - ends[0]) / (2 * step)
+    assert float((found - expected).norm() / expected.norm()) < 0.02
+    bent = Curvature(learner, records).product(direction[:, None])[:, 0]
+    assert float(direction @ bent) > 0
+
+
+def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_path) -> None:
+    learner = functional_causal_lm(adapted)
+    moments = AdamMoments(torch.zeros(learner.size), torch.ones(learner.size) * 1e-3, 5)
+    point = Checkpoint(learner.parameters, 0.1, moments)
+    projection = Projection(512)
+    found = {
+        "ekfac": influence_functions(learner, records, records, damping=0.1, solver=Ekfac(samples=2)),
+        "conjugate gradient": influence_functions(
+            learner, records, records, damping=1.0, solver=ConjugateGradient(1e-3)
+        ),
+        "tracin": tracin(learner, [point], records, records, projection=projection, folder=tmp_path),
+        "less": less(learner, [point], records, records, projection=projection, folder=tmp_path),
+        "trak": trak([learner], records, records, projection=Projection(3), damping=1.0, folder=tmp_path),
+    }
+    for name, scores in found.items():
+        assert scores.scores.shape == (5, 5), name
+        assert np.isfinite(scores.scores).all(), name
+        assert (scores.scores.diagonal() > 0).all(), name
+    for name in ("ekfac", "conjugate gradient", "tracin", "less"):
+        first = found[name].scores.argmax(axis=0)
+        assert sum(int(a == b) for a, b in zip(first, range(5), strict=True)) >= 4, name
+    assert found["conjugate gradient"].residuals.max() < 2e-3
+    assert tracin(learner, [point], records, records, projection=projection, folder=tmp_path).evaluations == 0
+
+
+def test_a_saved_adapter_is_put_on_to_count(adapted, records, tiny_model, tmp_path) -> None:
+    adapted.model.save_pretrained(tmp_path / "adapter")
+    loaded = load_adapter(load_language_model(tiny_model, adapted.task, "float32"), tmp_path / "adapter")
+    ours, theirs = functional_causal_lm(adapted), functional_causal_lm(loaded)
+    assert list(ours.parameters) == list(theirs.parameters)
+    torch.testing.assert_close(whole(theirs, records), whole(ours, records))
+
+
+def test_mistakes_are_one_line(adapted, tiny_model, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"record of 1[0-9]{3} tokens is longer than the model's 1024"):
+        encode_record(adapted, user("x" * 1100), "y")
+    adapted.model.requires_grad_(False)
+    with pytest.raises(UserError, match="no parameter of the model requires a gradient"):
+        functional_causal_lm(adapted)
+    with pytest.raises(UserError, match=r"no adapter_model\.safetensors here"):
+        load_adapter(load_language_model(tiny_model, adapted.task, "float32"), tmp_path)
+    from posttrain.models.tiny import write_tiny_model
+
+    adapted.model.save_pretrained(tmp_path / "adapter")
+    for name, size in (("wide", {"width": 64}), ("deep", {"layers": 3})):
+        other = write_tiny_model(tmp_path / name, **size)
+        with pytest.raises(UserError, match="does not fit the model"):
+            load_adapter(load_language_model(other, adapted.task, "float32"), tmp_path / "adapter")

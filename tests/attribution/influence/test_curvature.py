@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+import torch
+
+from posttrain.attribution.influence.curvature import DENSE_LIMIT, Curvature
+from posttrain.attribution.influence.functional_model import FunctionalModel
+from posttrain.attribution.influence.losses import IGNORE_INDEX, CrossEntropy, SquaredError
+from posttrain.store.errors import UserError
+
+
+def hessian_by_autograd(fitted) -> torch.Tensor:
+    learner = fitted.learner
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        return learner.losses_at(learner.unflat(flat), (fitted.x, fitted.y)).mean()
+
+    return torch.func.hessian(loss)(learner.flat(learner.parameters))
+
+
+def gauss_newton_by_hand(fitted) -> torch.Tensor:
+    """The mean of J' (diag(p) - p p') J."""
+    learner = fitted.learner
+    total = torch.zeros(learner.size, learner.size, dtype=torch.float64)
+    for x, y in fitted.train:
+
+        def logits(flat: torch.Tensor, x=x, y=y) -> torch.Tensor:
+            return learner.outputs_at(learner.unflat(flat), (x[None], y[None]))[0]
+
+        at = learner.flat(learner.parameters)
+        jacobian, p = torch.func.jacrev(logits)(at), logits(at).softmax(0)
+        total += jacobian.T @ (p.diag() - p[:, None] * p) @ jacobian
+    return total / len(fitted.x)
+
+
+@pytest.mark.parametrize("block", [1, 6, None])
+def test_products_and_whole_are_the_matrices_of_the_formulas(network, block) -> None:
+    size = network.learner.size
+    for kind, expected in (("hessian", hessian_by_autograd(network)), ("gauss_newton", gauss_newton_by_hand(network))):
+        curvature = Curvature(network.learner, network.train, kind, block)
+        torch.testing.assert_close(curvature.product(torch.eye(size, dtype=torch.float64)), expected)
+        assert curvature.evaluations == 20 * size
+        torch.testing.assert_close(curvature.dense(), expected)
+    assert float((hessian_by_autograd(network) - gauss_newton_by_hand(network)).norm()) > 0.01
+    assert float(torch.linalg.eigvalsh(hessian_by_autograd(network)).min()) < -1e-3
+    assert float(torch.linalg.eigvalsh(gauss_newton_by_hand(network)).min()) > -1e-12
+
+
+def test_products_over_some_rows_are_those_of_these_records(network) -> None:
+    rows = np.array([3, 11, 12])
+    vectors = torch.randn(network.learner.size, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    part = Curvature(network.learner, [network.train[row] for row in rows])
+    whole = Curvature(network.learner, network.train, block=2)
+    torch.testing.assert_close(whole.product(vectors, rows), part.product(vectors))
+    assert whole.evaluations == 6
+
+
+def test_exact_roots_add_up_to_the_hessian_in_the_outputs(logistic) -> None:
+    outputs = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    batch = (outputs, torch.tensor([0, 2, 1, 1]))
+    roots = CrossEntropy().roots(outputs, batch, None, None)
+    p = outputs.softmax(1)
+    expected = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+    torch.testing.assert_close(torch.einsum("rbi,rbj->bij", roots, roots), expected)
+    roots = SquaredError().roots(outputs, (outputs,), None, None)
+    torch.testing.assert_close(
+        torch.einsum("rbi,rbj->bij", roots, roots), torch.eye(3, dtype=torch.float64).expand(4, -1, -1)
+    )
+
+
+def test_drawn_roots_add_up_to_it_within_their_standard_error() -> None:
+    outputs = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    targets = torch.tensor([[0, 1, IGNORE_INDEX], [3, 3, 2]])
+    samples = 40_000
+    roots = CrossEntropy().roots(outputs, (targets,), samples, torch.Generator().manual_seed(3))
+    assert roots.shape == (samples, 2, 3, 4)
+    assert not roots[:, 0, 2].any()
+    flat = roots.flatten(2)
+    found = torch.einsum("rbi,rbj->bij", flat, flat)
+    squares = torch.einsum("rbi,rbj->bij", flat**2, flat**2) * samples**2 / samples
+    errors = ((squares - found**2).clamp(min=0) / samples).sqrt()
+    p = outputs.softmax(-1)
+    for record in range(2):
+        parts = [p[record, t].diag() - p[record, t][:, None] * p[record, t] for t in range(3)]
+        if record == 0:
+            parts[2] = torch.zeros(4, 4, dtype=torch.float64)
+        off = (found[record] - torch.block_diag(*parts)).abs()
+        assert bool((off <= 4.5 * errors[record] + 1e-12).all())
+
+
+def test_mistakes_are_one_line(network) -> None:
+    with pytest.raises(UserError, match="unknown curvature `fisher`"):
+        Curvature(network.learner, network.train, "fisher")
+    with pytest.raises(UserError, match="no records"):
+        Curvature(network.learner, [])
+    large = torch.nn.Linear(DENSE_LIMIT, 2)
+    with pytest.raises(UserError, match="at most 8192 parameters"):
+        Curvature(FunctionalModel(large, network.learner.outputs, CrossEntropy()), network.train).dense()

@@ -1,0 +1,117 @@
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
+from posttrain.attribution.influence.gradients import batch_gradients, record_gradients
+from posttrain.attribution.influence.losses import CrossEntropy
+from posttrain.store.errors import UserError
+
+
+def whole(learner: FunctionalModel, records: list, **settings) -> Tensor:
+    return torch.cat([found for _, found in record_gradients(learner, records, **settings)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_all_ways_and_blocks_give_the_gradients_that_autograd_gives_one_by_one(network, dtype) -> None:
+    model = network.learner.model.to(dtype)
+    learner = FunctionalModel(model, network.learner.outputs, CrossEntropy())
+    records = [(x.to(dtype), y) for x, y in network.train]
+    expected = []
+    for x, y in records:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[None]), y[None]).backward()
+        expected.append(torch.cat([value.grad.flatten() for value in model.parameters()]))
+    expected = torch.stack(expected)
+    tight = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-14}
+    for block in (1, 7, 20, None):
+        for way in ("vmap", "loop"):
+            found = whole(learner, records, block=block, way=way)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, expected, **tight)
+
+
+def test_only_parameters_that_require_a_gradient_count(network) -> None:
+    network.learner.model[0].requires_grad_(False)
+    learner = FunctionalModel(network.learner.model, network.learner.outputs, CrossEntropy())
+    everything = whole(network.learner, network.train)
+    assert learner.size == 5 * 3 + 3
+    torch.testing.assert_close(whole(learner, network.train), everything[:, -learner.size :])
+
+
+def test_the_model_runs_as_in_evaluation_and_is_left_as_it_was(network) -> None:
+    model = nn.Sequential(network.learner.model[0], nn.Dropout(0.5), network.learner.model[2]).train()
+    model[0].eval()
+    learner = FunctionalModel(model, network.learner.outputs, CrossEntropy())
+    still = FunctionalModel(nn.Sequential(model[0], model[2]), network.learner.outputs, CrossEntropy())
+    for way in ("vmap", "loop"):
+        torch.testing.assert_close(whole(learner, network.train, way=way), whole(still, network.train))
+    assert [part.training for part in (model, *model)] == [True, False, True, True]
+
+
+class Branching(nn.Module):
+    """Takes a branch by what it reads, which vmap cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x)
+        return found if float(x.sum()) > 0 else 2 * found
+
+
+def test_what_vmap_does_not_know_is_taken_one_by_one_with_a_word(network, caplog) -> None:
+    learner = FunctionalModel(Branching(), network.learner.outputs, CrossEntropy())
+    batch = learner.batch(network.train)
+    with pytest.raises(RuntimeError):
+        batch_gradients(learner, batch, "vmap")
+    with caplog.at_level(logging.INFO, "posttrain"):
+        found = batch_gradients(learner, batch)
+    assert "a record at a time" in caplog.text
+    torch.testing.assert_close(found, batch_gradients(learner, batch, "loop"))
+
+
+def test_an_error_of_the_loss_itself_is_raised(network) -> None:
+    def broken(outputs: Tensor, batch: Batch) -> Tensor:
+        raise ValueError("broken loss")
+
+    learner = FunctionalModel(network.learner.model, network.learner.outputs, broken)
+    with pytest.raises(ValueError, match="broken loss"):
+        batch_gradients(learner, learner.batch(network.train))
+
+
+def test_losses_are_those_of_the_records(network) -> None:
+    expected = nn.functional.cross_entropy(network.learner.model(network.x), network.y, reduction="none")
+    found = network.learner.losses_at(network.learner.parameters, network.learner.batch(network.train))
+    torch.testing.assert_close(found.detach(), expected.detach())
+
+
+def test_a_learner_keeps_its_parameters_when_training_goes_on(network) -> None:
+    before = whole(network.learner, network.train)
+    key = network.learner.key
+    with torch.no_grad():
+        network.learner.model[0].weight.add_(1)
+    torch.testing.assert_close(whole(network.learner, network.train), before)
+    moved = FunctionalModel(network.learner.model, network.learner.outputs, CrossEntropy())
+    assert moved.key != key
+    assert moved.at(network.learner.parameters).key == key
+
+
+def test_mistakes_are_one_line(network) -> None:
+    learner = network.learner
+    with pytest.raises(UserError, match="no records"):
+        next(record_gradients(learner, []))
+    with pytest.raises(UserError, match="at least one record"):
+        next(record_gradients(learner, network.train, block=0))
+    with pytest.raises(UserError, match=r"record 2: the gradient .* not finite"):
+        list(record_gradients(learner, [*network.train[:2], (network.x[2] * torch.nan, network.y[2])], block=2))
+    with pytest.raises(UserError, match=r"lacks 1 parameters, the first is 2\.bias"):
+        learner.at({name: value for name, value in learner.parameters.items() if name != "2.bias"})
+    with pytest.raises(UserError, match="not those of the model"):
+        learner.at({name: value.flatten() for name, value in learner.parameters.items()})
+    learner.model.requires_grad_(False)
+    with pytest.raises(UserError, match="no parameter"):
+        FunctionalModel(learner.model, learner.outputs, learner.losses)

@@ -1,0 +1,155 @@
+"""Processes and kills change nothing but the time."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from posttrain.attribution import (
+    RidgeUtility,
+    Values,
+    banzhaf,
+    beta_shapley,
+    data_oob,
+    leave_one_out,
+    shapley,
+    tmc_shapley,
+)
+
+
+class Logged:
+    """A utility that writes a byte for each evaluation and dies at one of them."""
+
+    players = 9
+    key = "logged"
+
+    def __init__(self, log: Path, die_at: int | None = None) -> None:
+        self.log, self.die_at = log, die_at
+
+    def __call__(self, rows: np.ndarray) -> float:
+        with self.log.open("ab") as file:
+            file.write(b".")
+        if self.die_at is not None and self.log.stat().st_size >= self.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(np.sqrt(rows.sum() + len(rows)))
+
+
+METHODS: dict[str, Callable[..., Values]] = {
+    "tmc": lambda utility, **place: tmc_shapley(utility, permutations=20, block=3, tolerance=0.5, **place),
+    "beta": lambda utility, **place: beta_shapley(utility, permutations=20, block=3, **place),
+    "banzhaf": lambda utility, **place: banzhaf(utility, samples=130, block=20, **place),
+    "one out": lambda utility, **place: leave_one_out(utility, block=2, **place),
+    "exact": lambda utility, **place: shapley(utility, block=100, **place),
+}
+
+
+def same(first: Values, second: Values) -> bool:
+    """To the last bit."""
+    return (
+        first.values.tobytes() == second.values.tobytes()
+        and first.standard_errors.tobytes() == second.standard_errors.tobytes()
+        and first.evaluations == second.evaluations
+    )
+
+
+def run_and_die(name: str, folder: Path, log: Path, die_at: int) -> None:
+    """A process of its own that begins the work and is killed."""
+    program = f"""
+import importlib.util, pathlib, sys
+spec = importlib.util.spec_from_file_location("resumed", {str(Path(__file__))!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules["resumed"] = module
+spec.loader.exec_module(module)
+utility = module.Logged(pathlib.Path({str(log)!r}), {die_at})
+module.METHODS[{name!r}](utility, folder=pathlib.Path({str(folder)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_killed_run_goes_on_and_evaluates_no_finished_block_again(name: str, tmp_path: Path) -> None:
+    method = METHODS[name]
+    whole = method(Logged(tmp_path / "whole"))
+    evaluations = (tmp_path / "whole").stat().st_size
+    assert whole.evaluations == evaluations
+    die_at = evaluations * 2 // 3
+    run_and_die(name, tmp_path / "folder", tmp_path / "killed", die_at)
+    assert (tmp_path / "killed").stat().st_size == die_at
+    resumed = method(Logged(tmp_path / "resumed"), folder=tmp_path / "folder")
+    assert same(whole, resumed)
+    again = (tmp_path / "resumed").stat().st_size
+    largest = {"tmc": 27, "beta": 27, "banzhaf": 20, "one out": 2, "exact": 100}[name]
+    assert evaluations - die_at < again <= evaluations - die_at + largest
+    assert same(whole, method(Logged(tmp_path / "third"), folder=tmp_path / "folder"))
+    assert not (tmp_path / "third").exists()
+
+
+def test_more_permutations_go_on_from_fewer(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"block": 4, "tolerance": 0, "folder": tmp_path / "folder"}
+    tmc_shapley(Logged(tmp_path / "fewer"), permutations=8, **settings)
+    more = tmc_shapley(Logged(tmp_path / "more"), permutations=10, **settings)
+    assert (tmp_path / "more").stat().st_size == 2 * 9
+    assert same(more, tmc_shapley(Logged(tmp_path / "whole"), permutations=10, block=4, tolerance=0))
+
+
+def test_other_settings_find_nothing(tmp_path: Path) -> None:
+    def evaluations(**settings: Any) -> int:
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        tmc_shapley(Logged(log), permutations=2, folder=tmp_path / "folder", **settings)
+        return log.stat().st_size if log.exists() else 0
+
+    assert evaluations(tolerance=0) == 2 + 18
+    assert evaluations(tolerance=0) == 0
+    assert evaluations(tolerance=0, seed=1) == 18  # the scores of none and all are found
+    assert evaluations(tolerance=1e-9) == 18
+    assert evaluations(tolerance=1e-9, patience=2) == 18
+
+
+def test_a_damaged_block_is_named_and_done_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    method = METHODS["banzhaf"]
+    whole = method(Logged(tmp_path / "whole"), folder=tmp_path / "folder")
+    blocks = sorted((tmp_path / "folder").glob("*/*.block"))
+    assert len(blocks) == 7
+    content = bytearray(blocks[3].read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    blocks[3].write_bytes(content)
+    blocks[5].write_bytes(blocks[5].read_bytes()[:-30])
+    blocks[6].write_bytes(b"")
+    assert same(whole, method(Logged(tmp_path / "again"), folder=tmp_path / "folder"))
+    assert (tmp_path / "again").stat().st_size == 20 + 20 + 10
+    for block in (blocks[3], blocks[5], blocks[6]):
+        assert f"{block} is damaged" in caplog.text
+
+
+def ridge() -> RidgeUtility:
+    generator = np.random.default_rng(0)
+    labels, true = np.arange(90) % 3, np.arange(60) % 3
+    features, records = generator.normal(size=(90, 6)), generator.normal(size=(60, 6))
+    return RidgeUtility(features + labels[:, None], labels, records + true[:, None], true)
+
+
+def test_two_processes_give_the_same_digits(tmp_path: Path) -> None:
+    def stopped(**place: Any) -> Values:
+        return tmc_shapley(ridge(), permutations=400, block=4, standard_error=0.02, **place)
+
+    def of_sets(**place: Any) -> Values:
+        return banzhaf(ridge(), samples=110, block=25, **place)
+
+    def of_bags(**place: Any) -> Values:
+        labels = np.arange(90) % 3
+        features = np.random.default_rng(1).normal(size=(90, 6)) + labels[:, None]
+        return data_oob(features, labels, bags=25, block=4, **place)
+
+    for number, method in enumerate((stopped, of_sets, of_bags)):
+        one = method()
+        assert same(one, method(workers=2, folder=tmp_path / str(number)))
+        assert len(list((tmp_path / str(number)).glob("*/*.block"))) > 4
+        assert same(one, method(folder=tmp_path / str(number)))
+    assert stopped().evaluations < 200 * 90

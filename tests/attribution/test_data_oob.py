@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+
+from posttrain.attribution import data_oob
+
+
+def blobs(count: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % 3
+    return generator.normal(size=(count, 4)) + 1.2 * labels[:, None], labels
+
+
+def test_it_equals_a_direct_computation() -> None:
+    features, labels = blobs()
+    found = data_oob(features, labels, bags=23, seed=9, block=5)
+    outcomes: list[list[float]] = [[] for _ in labels]
+    for bag in range(23):
+        generator = np.random.default_rng([9, bag])
+        drawn = generator.integers(0, 60, 60)
+        tree = DecisionTreeClassifier(random_state=int(generator.integers(2**31))).fit(features[drawn], labels[drawn])
+        for row in set(range(60)) - set(drawn.tolist()):
+            outcomes[row].append(float(tree.predict(features[row : row + 1])[0] == labels[row]))
+    assert min(map(len, outcomes)) > 1
+    np.testing.assert_allclose(found.values, [np.mean(one) for one in outcomes], rtol=1e-12)
+    errors = [np.std([*one, 0, 1]) / np.sqrt(len(one) + 2) for one in outcomes]
+    np.testing.assert_allclose(found.standard_errors, errors, atol=1e-12)
+    assert found.evaluations == 23
+    assert 0 < found.standard_errors.max() < 0.5
+
+
+def test_a_record_that_every_bag_drew_has_no_value() -> None:
+    features, labels = blobs()
+    found = data_oob(features, labels, bags=1)
+    inside = np.isin(np.arange(60), np.random.default_rng([0, 0]).integers(0, 60, 60))
+    np.testing.assert_array_equal(np.isnan(found.values), inside)
+    np.testing.assert_array_equal(np.isnan(found.standard_errors), inside)
+    np.testing.assert_allclose(found.standard_errors[~inside], np.sqrt(2 / 9 / 3), rtol=1e-12)
+
+
+def test_wrong_labels_are_worth_less() -> None:
+    features, labels = blobs(150)
+    given = labels.copy()
+    given[:20] = (given[:20] + 1) % 3
+    found = data_oob(features, given, bags=60).values
+    assert found[:20].mean() < found[20:].mean() - 0.25
+
+
+def test_another_learner_and_names_for_labels() -> None:
+    features, labels = blobs()
+    names = np.array(["low", "middle", "high"])[labels]
+    by_number = data_oob(features, labels, estimator=LogisticRegression(), bags=15)
+    by_name = data_oob(features, names, estimator=LogisticRegression(), bags=15)
+    np.testing.assert_array_equal(by_number.values, by_name.values)
+    assert (by_number.values != data_oob(features, labels, bags=15).values).any()
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(), None])
+def test_a_bag_of_one_class_predicts_it(estimator: LogisticRegression | None) -> None:
+    features, labels = np.arange(6.0)[:, None], np.array([0, 0, 0, 0, 0, 1])
+    found = data_oob(features, labels, estimator=estimator, bags=40)
+    assert (found.values[:5] > 0.5).all()
+    assert found.values[5] == 0
+
+
+def test_it_stops_at_the_bound() -> None:
+    features, labels = blobs()
+    found = data_oob(features, labels, bags=2000, standard_error=0.05, over="mean", block=20)
+    assert found.evaluations < 2000
+    assert np.mean(found.standard_errors) <= 0.05
+    fewer = data_oob(features, labels, bags=found.evaluations - 20)
+    assert not np.mean(fewer.standard_errors) <= 0.05

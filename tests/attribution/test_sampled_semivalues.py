@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from posttrain.attribution import banzhaf, beta_shapley, tmc_shapley
+
+
+class Counted:
+    """Sums of fixed numbers, capped, and how often one was computed."""
+
+    def __init__(self, cap: float = np.inf) -> None:
+        self.worth = np.random.default_rng(0).uniform(0.5, 1.5, 30)
+        self.cap, self.calls = cap, 0
+
+    def __call__(self, rows: np.ndarray) -> float:
+        self.calls += 1
+        return float(min(self.worth[rows].sum(), self.cap)) - 3
+
+
+def test_values_sum_to_what_all_add_to_none() -> None:
+    utility = Counted(cap=11.0)
+    for permutations in (1, 7, 23):
+        found = tmc_shapley(utility, 30, permutations=permutations, tolerance=0, seed=permutations)
+        np.testing.assert_allclose(found.values.sum(), 11.0, rtol=1e-13)
+
+
+def test_evaluations_are_counted() -> None:
+    utility = Counted()
+    assert tmc_shapley(utility, 30, permutations=5, tolerance=0).evaluations == utility.calls == 5 * 30 + 2
+    utility = Counted()
+    assert beta_shapley(utility, 30, permutations=5).evaluations == utility.calls == 5 * 30 + 2
+    utility = Counted()
+    assert banzhaf(utility, 30, samples=64).evaluations == utility.calls == 64
+    utility = Counted(cap=11.0)
+    found = tmc_shapley(utility, 30, permutations=5)
+    assert found.evaluations == utility.calls < 5 * 20
+
+
+def test_truncation_leaves_a_permutation_within_the_tolerance_of_the_full_score() -> None:
+    utility, tolerance = Counted(), 4.0
+    found = tmc_shapley(utility, 30, permutations=1, tolerance=tolerance, seed=3)
+    order = np.random.default_rng([3, 0]).permutation(30)
+    left = utility.worth.sum() - utility.worth[order].cumsum()
+    come = int((left >= tolerance).sum()) + 1
+    expected = np.zeros(30)
+    expected[order[:come]] = utility.worth[order[:come]]
+    np.testing.assert_allclose(found.values, expected, atol=1e-12)
+    assert found.evaluations == come + 2
+    assert 0 < utility.worth.sum() - found.values.sum() < tolerance
+
+
+def test_patience_does_not_fall_for_a_score_that_passes_by() -> None:
+    def rising_and_falling(rows: np.ndarray) -> float:
+        return float(min(len(rows), 10 - len(rows)))  # all are worth as much as none
+
+    crossed = tmc_shapley(rising_and_falling, 10, permutations=3, tolerance=0.5)
+    assert not crossed.values.any()
+    assert crossed.evaluations == 2
+    patient = tmc_shapley(rising_and_falling, 10, permutations=3, tolerance=0.5, patience=2)
+    assert patient.evaluations == 32
+    np.testing.assert_allclose(patient.values.sum(), 0, atol=1e-12)
+    assert patient.values.any()
+
+
+@pytest.mark.parametrize("over", ["max", "mean"])
+def test_it_stops_at_the_bound_and_not_before(over: str) -> None:
+    def size(errors: np.ndarray) -> float:
+        return float(errors.max() if over == "max" else errors.mean())
+
+    settings = {"tolerance": 0.0, "seed": 5, "block": 4}
+    bound = 0.12
+    found = tmc_shapley(Counted(11), 30, permutations=400, standard_error=bound, over=over, **settings)  # type: ignore[arg-type]
+    drawn = (found.evaluations - 2) // 30
+    assert 8 <= drawn < 400
+    assert drawn % 4 == 0
+    assert size(found.standard_errors) <= bound
+    shorter = tmc_shapley(Counted(11), 30, permutations=drawn - 4, **settings)  # type: ignore[arg-type]
+    assert size(shorter.standard_errors) > bound
+
+
+def test_banzhaf_stops_and_says_what_it_does_not_know() -> None:
+    utility = Counted(11)
+    found = banzhaf(utility, 30, samples=5000, standard_error=0.2, block=10)
+    assert found.evaluations < 5000
+    assert found.standard_errors.max() <= 0.2
+    one = banzhaf(utility, 30, samples=1)
+    assert np.isnan(one.values).all()
+    assert np.isnan(one.standard_errors).all()
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (tmc_shapley(Counted(11), 30, permutations=6, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.values, again.values)
+    assert (first.values != other.values).any()
+
+
+def test_the_size_of_blocks_does_not_matter() -> None:
+    one, many = (tmc_shapley(Counted(11), 30, permutations=13, block=block) for block in (1, 5))
+    np.testing.assert_allclose(one.values, many.values, rtol=1e-12)
+    np.testing.assert_allclose(one.standard_errors, many.standard_errors, rtol=1e-12)
+    assert one.evaluations == many.evaluations

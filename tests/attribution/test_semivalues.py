@@ -1,0 +1,164 @@
+"""Values of games whose solutions have a closed form."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.special import beta as beta_function
+
+from posttrain.attribution import (
+    Values,
+    banzhaf,
+    banzhaf_weights,
+    beta_shapley,
+    beta_weights,
+    leave_one_out,
+    semivalue,
+    shapley,
+    shapley_weights,
+    tmc_shapley,
+)
+
+COSTS = np.array([1.0, 1.5, 4.0, 4.0, 7.0, 11.0])
+RIGHT_GLOVES = 4
+Absent = Callable[[int], float]
+
+
+def majority(rows: np.ndarray) -> float:
+    """Weights 2, 1, 1 and a quota of 3."""
+    return float(np.array([2, 1, 1])[rows].sum() >= 3)
+
+
+def security_council(rows: np.ndarray) -> float:
+    """Five permanent members with a veto, and four more votes of ten others."""
+    return float((rows < 5).sum() == 5 and len(rows) >= 9)
+
+
+def airport(rows: np.ndarray) -> float:
+    """The runway that the largest aircraft needs serves all."""
+    return float(COSTS[rows].max(initial=0))
+
+
+def gloves(rows: np.ndarray) -> float:
+    """One left glove, player 0, and several right ones: a pair is worth 1."""
+    left = int((rows == 0).sum())
+    return float(min(left, len(rows) - left))
+
+
+def airport_values(absent: Absent) -> np.ndarray:
+    """Each step of the costs goes to who joins a set in which nobody else needs it: ``absent(m)`` for m others."""
+    steps = np.diff(COSTS, prepend=0)
+    return np.cumsum([step * absent(len(COSTS) - place - 1) for place, step in enumerate(steps)])
+
+
+def absent_by_beta(alpha: float, beta: float) -> Absent:
+    """Beta-Shapley's sets hold every other player with one probability, which is drawn from Beta(beta, alpha)."""
+    return lambda others: float(beta_function(alpha + others, beta) / beta_function(alpha, beta))
+
+
+def test_weighted_majority() -> None:
+    np.testing.assert_allclose(shapley(majority, 3).values, [2 / 3, 1 / 6, 1 / 6], rtol=1e-12)
+    np.testing.assert_allclose(semivalue(majority, banzhaf_weights(3)).values, [3 / 4, 1 / 4, 1 / 4], rtol=1e-12)
+    np.testing.assert_allclose(semivalue(majority, beta_weights(3, 2, 1)).values, [1 / 2, 1 / 6, 1 / 6], rtol=1e-12)
+
+
+def test_the_security_council() -> None:
+    found = shapley(security_council, 15)
+    np.testing.assert_allclose(found.values, [421 / 2145] * 5 + [4 / 2145] * 10, rtol=1e-10)
+    assert found.evaluations == 2**15
+    assert not found.standard_errors.any()
+
+
+def test_the_airport_game() -> None:
+    exact = shapley(airport, 6).values
+    np.testing.assert_allclose(exact, airport_values(lambda others: 1 / (others + 1)), rtol=1e-12)
+    np.testing.assert_allclose(
+        semivalue(airport, banzhaf_weights(6)).values, airport_values(lambda others: 0.5**others), rtol=1e-12
+    )
+    for alpha, beta in [(1, 1), (16, 1), (1, 4), (2.5, 0.5)]:
+        found = semivalue(airport, beta_weights(6, alpha, beta)).values
+        np.testing.assert_allclose(found, airport_values(absent_by_beta(alpha, beta)), rtol=1e-12)
+
+
+def test_the_glove_game() -> None:
+    others, players = RIGHT_GLOVES, RIGHT_GLOVES + 1
+    right = 1 / (others * (others + 1))
+    np.testing.assert_allclose(shapley(gloves, players).values, [others / (others + 1)] + [right] * others, rtol=1e-12)
+    found = semivalue(gloves, banzhaf_weights(players)).values
+    np.testing.assert_allclose(found, [1 - 0.5**others] + [0.5**others] * others, rtol=1e-12)
+    alpha, beta = 3.0, 2.0
+    pair = beta_function(beta + 1, alpha + others - 1) / beta_function(alpha, beta)
+    found = semivalue(gloves, beta_weights(players, alpha, beta)).values
+    np.testing.assert_allclose(found, [1 - absent_by_beta(alpha, beta)(others)] + [pair] * others, rtol=1e-12)
+
+
+def test_weights_sum_to_one_also_for_many_players() -> None:
+    for players in (1, 2, 7, 5000):
+        for weights in (shapley_weights(players), banzhaf_weights(players), beta_weights(players, 16, 1)):
+            assert weights.shape == (players,)
+            np.testing.assert_allclose(weights.sum(), 1, rtol=1e-9)
+    np.testing.assert_allclose(beta_weights(300, 1, 1), shapley_weights(300), rtol=1e-9)
+    falling = beta_weights(100, 16, 1)
+    assert (np.diff(falling) < 0).all()
+    np.testing.assert_allclose(falling[0], 16 / 115, rtol=1e-9)
+
+
+def test_equal_players_are_worth_the_same_and_a_dummy_what_it_brings() -> None:
+    def with_dummy(rows: np.ndarray) -> float:
+        return airport(rows[rows < 6]) + 0.25 * float((rows == 6).any())
+
+    for weights in (shapley_weights(7), banzhaf_weights(7), beta_weights(7, 4, 1)):
+        found = semivalue(with_dummy, weights).values
+        np.testing.assert_allclose(found[6], 0.25, rtol=1e-12)
+        np.testing.assert_allclose(found[2], found[3], rtol=1e-12)
+    sampled = tmc_shapley(with_dummy, 7, permutations=20, tolerance=0)
+    np.testing.assert_allclose(sampled.values[6], 0.25, rtol=1e-12)
+    assert sampled.standard_errors[6] < 1e-12
+
+
+def test_leaving_one_out_is_what_is_lost() -> None:
+    found = leave_one_out(airport, 6)
+    np.testing.assert_array_equal(found.values, [0, 0, 0, 0, 0, 4])
+    assert found.evaluations == 8
+    np.testing.assert_array_equal(leave_one_out(majority, 3).values, [1, 0, 0])
+
+
+Method = Callable[[int, int], Values]
+SAMPLED: dict[str, tuple[Method, np.ndarray]] = {
+    "shapley": (
+        lambda draws, seed: tmc_shapley(airport, 6, permutations=draws, tolerance=0, seed=seed, block=draws),
+        airport_values(lambda others: 1 / (others + 1)),
+    ),
+    "beta": (
+        lambda draws, seed: beta_shapley(airport, 6, alpha=4, beta=1, permutations=draws, seed=seed, block=draws),
+        airport_values(absent_by_beta(4, 1)),
+    ),
+    "banzhaf": (
+        lambda draws, seed: banzhaf(airport, 6, samples=draws, seed=seed, block=draws),
+        airport_values(lambda others: 0.5**others),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_samples_come_close_and_say_how_close(name: str) -> None:
+    method, exact = SAMPLED[name]
+    found = method(3000, 7)
+    assert (found.standard_errors > 0).all()
+    assert (found.standard_errors < 0.2).all()
+    assert (np.abs(found.values - exact) < 4.5 * found.standard_errors).all()
+    fewer = method(750, 7)
+    np.testing.assert_allclose(fewer.standard_errors / found.standard_errors, 2, rtol=0.25)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_standard_errors_are_calibrated(name: str) -> None:
+    method, exact = SAMPLED[name]
+    runs = [method(80, seed) for seed in range(150)]
+    inside = np.array([np.abs(run.values - exact) < 1.96 * run.standard_errors for run in runs])
+    assert 0.91 < inside.mean() < 0.98
+    spread = np.std([run.values for run in runs], axis=0, ddof=1)
+    told = np.sqrt(np.mean([run.standard_errors**2 for run in runs], axis=0))
+    np.testing.assert_allclose(told / spread, 1, atol=0.2)
+    bias = np.mean([run.values for run in runs], axis=0) - exact
+    assert (np.abs(bias) < 4.5 * spread / np.sqrt(len(runs))).all()

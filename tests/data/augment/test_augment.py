@@ -1,0 +1,305 @@
+"""Variants stand behind their records, are marked, and depend on nothing but seed, record and method."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from step_contract import StepContract, lines, table_of
+
+from posttrain.data.augment.augment import Augment
+from posttrain.data.augment.images import Images
+from posttrain.data.augment.noise import Noise, count_words, write_counts
+from posttrain.data.augment.rewording import Templates
+from posttrain.data.augment.synonyms import Synonyms
+from posttrain.data.augment.typos import Typos
+from posttrain.data.steps.step import Step
+from posttrain.store.errors import UserError
+
+TURNS = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "please return these shoes"}]
+ROWS: list[Any] = [
+    {"prompt": "where is the parcel that you sent", "completion": "late"},
+    {"prompt": "I would like to order another lamp", "completion": "order", "group": "customer 7"},
+    {"prompt": TURNS, "completion": "return"},
+    "plain text about nothing in particular",
+    {"prompt": [{"role": "tool", "content": "42"}], "completion": "a tool had the last word"},
+    {"prompt": "is 1 2", "completion": "too short for a typing mistake"},
+    {"prompt": "please send the money back", "completion": "better", "rejected": "worse"},
+]
+
+
+def inputs(table: pa.Table) -> list[str]:
+    return [row["text"] or row["prompt"][-1]["content"] for row in table.to_pylist()]
+
+
+def marks(table: pa.Table) -> list[tuple[str, str] | None]:
+    found = [json.loads(meta).get("augmented") for meta in table["meta"].to_pylist()]
+    return [(mark["method"], mark["of"]) if mark else None for mark in found]
+
+
+class AddsRows(StepContract):
+    adds_rows = True
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(*ROWS)
+
+
+class TestTypos(AddsRows):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Augment(methods=(Typos(copies=2), Typos(words=3, share=0.5)), seed=3)
+
+    def test_each_variant_follows_its_record_and_says_so(self, step: Augment, table: pa.Table) -> None:
+        outcome = step.apply(table)
+        ids, texts, marked = outcome.kept["id"].to_pylist(), inputs(outcome.kept), marks(outcome.kept)
+        origin = ""
+        for id, text, mark in zip(ids, texts, marked, strict=True):
+            if mark is None:
+                origin, said = id, text
+            else:
+                assert mark[1] == origin
+                assert mark[0] in ("typos", "typos 2")
+                assert text != said
+        assert (
+            outcome.kept.filter(pa.array([mark is None for mark in marked]))
+            .drop(["group"])
+            .equals(table.drop(["group"]))
+        )
+        changed = [(row["id"], row["before"], row["detail"]) for row in outcome.changed.to_pylist()]
+        assert changed == [(id, mark[1], mark[0]) for id, mark in zip(ids, marked, strict=True) if mark]
+        assert lines(outcome.kept).count(5) == lines(outcome.kept).count(6) == 1
+
+    def test_a_record_and_its_variants_are_one_group(self, step: Augment, table: pa.Table) -> None:
+        kept = step.apply(table).kept
+        ids = dict(zip(lines(table), table["id"].to_pylist(), strict=True))
+        groups = {(row["line"], row["group"]) for row in kept.to_pylist()}
+        without_variants = {5: None, 6: None}
+        assert groups == set({**ids, 2: "customer 7", **without_variants}.items())
+
+    def test_answers_stay_and_so_do_earlier_turns(self, step: Augment, table: pa.Table) -> None:
+        kept = step.apply(table).kept.to_pylist()
+        assert {row["completion"] for row in kept if row["line"] == 1} == {"late"}
+        assert {(row["completion"], row["rejected"]) for row in kept if row["line"] == 7} == {("better", "worse")}
+        assert {row["prompt"][0]["content"] for row in kept if row["line"] == 3} == {"Be kind."}
+
+    def test_another_seed_makes_other_variants(self, step: Augment, table: pa.Table) -> None:
+        assert inputs(step.model_copy(update={"seed": 4}).apply(table).kept) != inputs(step.apply(table).kept)
+
+    def test_it_meets_only_what_a_model_learns_from(self, step: Augment) -> None:
+        assert step.training_only
+        assert not step.evaluation
+
+    def test_share_is_about_that_share(self) -> None:
+        table = table_of(*(f"message number {number} about something" for number in range(1000)))
+        added = Augment(methods=(Typos(share=0.3),)).apply(table).changed.num_rows
+        assert 250 < added < 350
+
+
+class TestSynonyms(AddsRows):
+    @pytest.fixture
+    def step(self, tmp_path: Path) -> Step:
+        file = tmp_path / "synonyms.txt"
+        file.write_text("# our words\nparcel, package, shipment\nplease,kindly\n\nOrder, buy, purchase\n")
+        return Augment(methods=({"method": "synonyms", "file": str(file), "rate": 0.5},))
+
+    def test_words_become_others_of_their_line(self, step: Augment, table: pa.Table) -> None:
+        said = inputs(step.apply(table).kept)
+        assert "where is the package that you sent" in said or "where is the shipment that you sent" in said
+        assert "kindly send the money back" in said
+
+    def test_a_variant_that_says_the_same_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "s").write_text("a, A\nthe, a")
+        step = Augment(methods=(Synonyms(file=tmp_path / "s", copies=5, rate=1.0),))
+        assert inputs(step.apply(table_of("the lamp")).kept) == ["the lamp", "a lamp"]
+
+    def test_capitals_stay(self, tmp_path: Path) -> None:
+        (tmp_path / "s").write_text("big, large")
+        step = Augment(methods=(Synonyms(file=tmp_path / "s", rate=1.0),))
+        assert inputs(step.apply(table_of("Big BIG big")).kept)[1] == "Large LARGE large"
+
+    @pytest.mark.parametrize(("text", "says"), [("alone", "s:1: one word alone"), ("# x", "holds no synonyms")])
+    def test_a_bad_file(self, tmp_path: Path, text: str, says: str) -> None:
+        (tmp_path / "s").write_text(text)
+        with pytest.raises(UserError, match=says):
+            Augment(methods=(Synonyms(file=Path("s")),)).located(tmp_path).check()
+
+    def test_its_key_is_of_the_content_not_the_place(self, tmp_path: Path) -> None:
+        keys = []
+        for name in ("one", "two"):
+            (tmp_path / name).write_text("a, b")
+            keys.append(Augment(methods=(Synonyms(file=tmp_path / name),)).key())
+        assert keys[0] == keys[1]
+        (tmp_path / "two").write_text("a, c")
+        assert Augment(methods=(Synonyms(file=tmp_path / "two"),)).key() != keys[0]
+
+    def test_words_of_a_wordnet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of those that share a synset, single words count; which dictionary it is does not matter here."""
+
+        class Synset:
+            def lemmas(self) -> list[str]:
+                return ["large", "big", "very large"]
+
+        class Wordnet:
+            def __init__(self, name: str) -> None:
+                assert name == "mini:1"
+
+            def synsets(self, word: str) -> list[Synset]:
+                return [Synset()] if word == "big" else []
+
+        module = types.ModuleType("wn")
+        module.Wordnet, module.Error = Wordnet, ValueError  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "wn", module)
+        step = Augment(methods=(Synonyms(wordnet="mini:1", rate=1.0),))
+        step.check()
+        assert inputs(step.apply(table_of("a Big house")).kept) == ["a Big house", "a Large house"]
+
+    def test_without_the_package_a_wordnet_is_a_mistake(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "wn", None)
+        with pytest.raises(UserError, match="pip install wn"):
+            Augment(methods=(Synonyms(wordnet="oewn:2024"),)).check()
+
+
+class TestTemplates(AddsRows):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Augment(
+            methods=(Templates(templates=("Well, {text}",), by_label={"late": ("{text}, it is late", "Hey! {text}")}),)
+        )
+
+    def test_by_label_or_for_all(self, step: Augment, table: pa.Table) -> None:
+        said = inputs(step.apply(table).kept)
+        assert {"where is the parcel that you sent, it is late", "Hey! where is the parcel that you sent"} & set(said)
+        assert "Well, plain text about nothing in particular" in said
+
+    @pytest.mark.parametrize("given", [{}, {"templates": ["no slot"]}, {"by_label": {"a": ["{text} {text}"]}}])
+    def test_mistakes(self, given: dict[str, Any]) -> None:
+        with pytest.raises(UserError, match=r"templates|hold"):
+            Augment.read({"methods": [{"method": "templates", **given}]}, "config")
+
+
+class TestNoise(AddsRows):
+    @pytest.fixture
+    def step(self, tmp_path: Path) -> Step:
+        write_counts(count_words(["a b a c", "a b b"]), tmp_path / "counts.json")
+        return Augment(
+            methods=(
+                Noise(kind="back_off", counts=tmp_path / "counts.json", rate=0.9),
+                Noise(kind="unigram", counts=tmp_path / "counts.json", rate=0.9),
+                Noise(rate=0.5, blank="<blank>"),
+            )
+        )
+
+    def test_words_are_blanked(self) -> None:
+        step = Augment(methods=(Noise(rate=0.25, blank="_"),))
+        words = " ".join(f"w{number}" for number in range(4000))
+        said = inputs(step.apply(table_of(words)).kept)[1].split()
+        assert len(said) == 4000
+        assert 900 < said.count("_") < 1100
+        assert all(new in ("_", old) for new, old in zip(said, words.split(), strict=True))
+
+    def test_white_space_stays(self) -> None:
+        step = Augment(methods=(Noise(rate=0.999, blank="_"),))
+        assert inputs(step.apply(table_of("a\n\n b\tc")).kept)[1] == "_\n\n _\t_"
+
+    def test_the_probabilities_of_the_paper(self, step: Augment) -> None:
+        """By hand: bigrams are a-b, b-a, a-c; a-b, b-b. N1+(a, .) = 2 of 3, N1+(b, .) = 2 of 2, c is never followed."""
+        back_off, unigram, _ = step.methods
+        assert isinstance(back_off, Noise)
+        assert isinstance(unigram, Noise)
+        words = ["a", "b", "c", "never seen"]
+        np.testing.assert_allclose(back_off.probability(words), [0.9 * 2 / 3, 0.9, 0.9, 0.9])
+        np.testing.assert_allclose(unigram.probability(words), [0.9] * 4)
+
+    def test_replacements_are_drawn_as_the_paper_says(self, tmp_path: Path) -> None:
+        from posttrain.data.augment.noise import replacement_distribution
+
+        counts = count_words(["a b a c", "a b b"])
+        np.testing.assert_allclose(replacement_distribution(counts, "unigram"), [3 / 7, 3 / 7, 1 / 7])
+        np.testing.assert_allclose(replacement_distribution(counts, "back_off"), [1 / 4, 2 / 4, 1 / 4])
+        write_counts(counts, tmp_path / "c")
+        step = Augment(methods=(Noise(kind="back_off", counts=tmp_path / "c", rate=0.9),))
+        said = inputs(step.apply(table_of("x " * 8000)).kept)[1].split()
+        drawn = np.array([said.count(word) for word in ("a", "b", "c")])
+        np.testing.assert_allclose(drawn / drawn.sum(), [0.25, 0.5, 0.25], atol=0.02)
+        assert abs(drawn.sum() / 8000 - 0.9) < 0.02
+
+    @pytest.mark.parametrize(
+        "text", ["", "[]", '{"words": []}', '{"words": [["a", 1]]}', '{"words": [["a", 0, 0, 0, 0]]}']
+    )
+    def test_a_bad_file_of_counts(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "c").write_text(text)
+        with pytest.raises(UserError, match="holds no counts"):
+            Augment(methods=(Noise(kind="unigram", counts=tmp_path / "c"),)).check()
+
+    def test_counts_go_with_the_kinds_that_need_them(self) -> None:
+        with pytest.raises(UserError, match="need `ngram_counts`"):
+            Augment.read({"methods": [{"method": "noise", "kind": "unigram"}]}, "config")
+
+
+class TestImages(AddsRows):
+    @pytest.fixture
+    def step(self, tmp_path: Path) -> Step:
+        return Augment(methods=(Images(folder=Path("new"), copies=2),)).located(tmp_path)
+
+    @pytest.fixture
+    def table(self, tmp_path: Path) -> pa.Table:
+        pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photo.png")
+        Image.fromarray(pixels).convert("L").save(tmp_path / "grey.png")
+        source = str(tmp_path / "records.jsonl")
+        metas = [{"image": "photo.png", "by": "us"}, {}, {"image": "grey.png"}]
+        return table_of(
+            *(
+                {"prompt": f"what is this {number}", "completion": "x", "meta": json.dumps(meta), "source": source}
+                for number, meta in enumerate(metas)
+            )
+        )
+
+    def test_new_images_have_the_size_of_the_old_and_names_by_content(
+        self, step: Augment, table: pa.Table, tmp_path: Path
+    ) -> None:
+        kept = step.apply(table).kept
+        metas = [json.loads(meta) for meta in kept["meta"].to_pylist()]
+        assert [bool(meta.get("augmented")) for meta in metas] == [False, True, True, False, False, True, True]
+        named = [meta["image"] for meta in metas if "augmented" in meta]
+        assert all(name.startswith("new/") for name in named)
+        new = [tmp_path / name for name in named]
+        assert len(set(new)) == 4
+        ids = kept["id"].to_pylist()
+        assert len(set(ids)) == len(set(kept["input_id"].to_pylist())) == 7
+        changed = [(row["id"], row["before"]) for row in step.apply(table).changed.to_pylist()]
+        assert changed == [(ids[1], ids[0]), (ids[2], ids[0]), (ids[5], ids[4]), (ids[6], ids[4])]
+        assert [mark and mark[1] for mark in marks(kept)] == [None, ids[0], ids[0], None, None, ids[4], ids[4]]
+        assert metas[1]["by"] == "us"
+        for path in new:
+            with Image.open(path) as image:
+                assert image.size == (32, 24)
+        written = {path: path.stat().st_mtime_ns for path in new}
+        step.apply(table)
+        assert {path: path.stat().st_mtime_ns for path in new} == written
+
+    def test_a_flip_alone_is_exactly_that(self, table: pa.Table, tmp_path: Path) -> None:
+        step = Augment(methods=(Images(folder=tmp_path / "new", copies=8, least_area=1, jitter=0),))
+        kept = step.apply(table.slice(0, 1)).kept
+        with Image.open(tmp_path / "photo.png") as image:
+            pixels = np.asarray(image)
+        seen = set()
+        for meta in kept["meta"].to_pylist()[1:]:
+            with Image.open(tmp_path / json.loads(meta)["image"]) as image:
+                new = np.asarray(image)
+            seen.add(np.array_equal(new, pixels[:, ::-1]))
+            assert np.array_equal(new, pixels[:, ::-1]) or np.array_equal(new, pixels)
+        assert True in seen
+
+    @pytest.mark.parametrize(("name", "says"), [("none.png", "no such image"), ("bad.png", "cannot be read")])
+    def test_a_bad_image_is_named(self, step: Augment, tmp_path: Path, name: str, says: str) -> None:
+        (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n rest")
+        record = {"prompt": "x", "meta": json.dumps({"image": name}), "source": str(tmp_path / "r.jsonl")}
+        with pytest.raises(UserError, match=says):
+            step.apply(table_of(record))

@@ -1,0 +1,294 @@
+"""Training records that give away evaluation records: every planted kind by its name, and near misses that stay."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, reasons, table_of
+
+from posttrain.data.contamination.decontaminate import Decontaminate
+from posttrain.data.contamination.evaluation_index import contaminated_counts, index_evaluation
+from posttrain.data.records.identity import fold_case
+from posttrain.data.records.texts import input_texts
+from posttrain.data.steps.apply import TableCorpus, apply_step
+from posttrain.data.steps.step import Step
+from posttrain.jobs.processes import ProcessEngine
+
+_LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 7))
+WORDS = ["".join(letters[: 3 + number % 5]) for number, letters in enumerate(_LETTERS)]
+
+
+def shingles(text: str, ngram: int) -> set[str]:
+    """The runs of ``ngram`` characters in ``text``; a shorter text is one shingle."""
+    return {text[start : start + ngram] for start in range(max(1, len(text) - ngram + 1))}
+
+
+def prose(seed: int, count: int) -> str:
+    """Words of which no two texts share many in a row."""
+    rng = np.random.default_rng(seed)
+    return " ".join(WORDS[number] for number in rng.integers(0, len(WORDS), count))
+
+
+def words(text: str, begin: int, end: int) -> str:
+    return " ".join(text.split()[begin:end])
+
+
+LONG = prose(0, 60)
+SHORT = "which planet is the largest one of all"
+EVALUATION = table_of(
+    {"prompt": LONG, "completion": prose(1, 30), "source": "suite.jsonl", "group": "anna"},
+    {"prompt": SHORT, "completion": "jupiter", "source": "suite.jsonl"},
+    {"prompt": "stop!", "completion": "it", "source": "other.jsonl"},
+)
+
+
+def found(*rows: dict[str, str] | str, **settings: object) -> dict[int, tuple[str, str]]:
+    """Reason and place named, by line."""
+    gone = apply_step(Decontaminate.model_validate(settings), table_of(*rows), EVALUATION).rejected.to_pylist()
+    named = dict(zip(EVALUATION["id"].to_pylist(), EVALUATION["line"].to_pylist(), strict=True))
+    for row in gone:
+        line = named[row["kept"]]
+        source = EVALUATION["source"][line - 1]
+        assert f"{source}:{line}" in row["detail"]
+    return {row["line"]: (row["reason"], named[row["kept"]]) for row in gone}
+
+
+def test_an_index_made_by_several_processes_finds_the_same() -> None:
+    rows = table_of({"prompt": words(LONG, 5, 40)}, {"prompt": SHORT + "!"}, {"prompt": prose(7, 40)})
+    with ProcessEngine(2) as processes:
+        index = index_evaluation(EVALUATION, over=processes.map)
+    assert index.search(rows) == index_evaluation(EVALUATION).search(rows)
+    assert set(index.find(rows)) == {0, 1}
+
+
+class TestDecontaminate(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Decontaminate()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            {"prompt": LONG, "completion": "other"}, prose(9, 40), {"text": "hello", "group": "anna"}, "an entire text"
+        )
+
+    @pytest.fixture
+    def evaluation(self) -> pa.Table:
+        return EVALUATION
+
+
+def test_an_equal_input_is_named() -> None:
+    assert found({"prompt": f"  {LONG} ", "completion": "z"}, prose(7, 60)) == {1: ("equals a test input", 1)}
+
+
+def test_a_group_is_named() -> None:
+    rows = ({"text": "quite another", "group": "anna"}, {"text": "and one more", "group": "otto"})
+    assert found(*rows) == {1: ("group of a test record", 1)}
+
+
+def test_a_near_duplicate_is_named() -> None:
+    near, far = LONG.replace(words(LONG, 4, 6), "x"), prose(3, 30) + " " + words(LONG, 0, 12)
+    outcome = apply_step(
+        Decontaminate(), table_of(near, far, SHORT.upper(), SHORT.replace("largest", "big")), EVALUATION
+    )
+    gone = outcome.rejected.to_pylist()
+    assert [(row["line"], row["reason"]) for row in gone] == [(1, "like a test input"), (3, "like a test input")]
+    a, b = (shingles(fold_case(text), 5) for text in (near, LONG))
+    assert gone[0]["score"] == pytest.approx(len(a & b) / len(a | b), abs=1e-12)
+    assert gone[1]["score"] == 1
+
+
+@pytest.mark.parametrize("begin", [0, 20, 47])
+def test_a_13_gram_of_a_test_input_is_named_in_whatever_surrounds_it(begin: int) -> None:
+    leaked = words(LONG, begin, begin + 13).upper().replace(" ", ", ")
+    near_miss = words(LONG, begin, begin + 12)
+    rows = (
+        f"{prose(4, 50)} {leaked}! {prose(5, 50)}",
+        {"prompt": "say something", "completion": f"{prose(5, 20)} {leaked}"},
+        f"{prose(4, 50)} {near_miss} {prose(6, 50)}",
+    )
+    assert found(*rows) == dict.fromkeys((1, 2), ("shares a 13-gram with a test record", 1))
+    assert set(found(*rows, ngram=12)) == {1, 2, 3}
+    assert found(*rows, ngram=None) == {}
+
+
+def test_a_training_record_that_is_a_part_of_a_test_record_is_named() -> None:
+    rows = (words(LONG, 10, 23), words(LONG, 10, 22))
+    assert found(*rows) == {1: ("shares a 13-gram with a test record", 1)}
+    outcome = apply_step(Decontaminate(), table_of(*rows), EVALUATION)
+    assert outcome.rejected["score"].to_pylist() == [1.0]
+    assert (
+        "1 13-grams of suite.jsonl:1: 100% of this record's, 1% of that one's" in outcome.rejected["detail"][0].as_py()
+    )
+
+
+def test_a_test_records_answer_counts() -> None:
+    assert found(prose(1, 30)) == {1: ("shares a 13-gram with a test record", 1)}
+    assert found({"prompt": "why", "completion": f"because {words(prose(1, 30), 2, 17)}"}) == {
+        1: ("shares a 13-gram with a test record", 1)
+    }
+
+
+def test_short_texts_are_compared_whole() -> None:
+    assert found("Stop?!", "stop it", "stop it now", "!!!") == dict.fromkeys(
+        (1, 2), ("shares a 13-gram with a test record", 3)
+    )
+
+
+def test_a_test_input_inside_a_longer_record_is_named() -> None:
+    inside = f"{prose(11, 80)}. Q: {SHORT.replace('largest', 'larges')}? {prose(12, 80)}"
+    scattered = " ".join(f"{word} {prose(seed + 60, 30)}" for seed, word in enumerate(SHORT.split()))
+    assert found(inside, scattered) == {1: ("like a test input", 2)}
+    assert found(inside, contained=None) == {}
+
+
+def test_words_of_a_script_without_spaces_count() -> None:
+    question = "我的银行卡为什么在商店里被拒绝了"
+    row = f"昨天我去买东西。{question}？请告诉我该怎么办，谢谢你的帮助。"
+    outcome = apply_step(
+        Decontaminate(ngram=None), table_of(row, "完全不同的一句话，说的是别的事情"), table_of(question)
+    )
+    assert reasons(outcome) == {1: "like a test input"}
+
+
+def test_how_many_words_a_contained_input_has_can_be_set() -> None:
+    short = table_of("why was my card declined")
+    row = table_of(f"{prose(11, 40)} Why was my card declined? {prose(12, 40)}")
+    assert not apply_step(Decontaminate(), row, short).rejected.num_rows
+    assert reasons(apply_step(Decontaminate(least_words=5), row, short)) == {1: "like a test input"}
+
+
+def test_a_test_input_in_a_very_long_record_is_found_wherever_it_stands() -> None:
+    for before in (300, 585, 1000, 3000):
+        assert found(f"{prose(11, before)} {SHORT} {prose(12, 2000)}") == {1: ("like a test input", 2)}
+
+
+def test_the_share_that_must_be_shared_can_be_set() -> None:
+    row = f"{prose(4, 50)} {words(LONG, 0, 20)} {prose(5, 50)}"
+    assert set(found(row, share=0.05)) == {1}
+    assert found(row, share=0.5) == {}
+
+
+def test_wording_that_many_test_records_share_says_nothing() -> None:
+    wording = prose(20, 14)
+    rows = [f"{wording} {prose(seed, 20)}" for seed in range(30, 41)]
+    training = table_of(f"{wording} {prose(50, 20)}", f"{prose(51, 5)} {words(rows[3], 14, 34)}")
+    assert set(reasons(apply_step(Decontaminate(), training, table_of(*rows)))) == {2}
+    assert set(reasons(apply_step(Decontaminate(), training, table_of(*rows[:10], *rows[:10])))) == {1, 2}
+    assert set(reasons(apply_step(Decontaminate(ignore_above=None), training, table_of(*rows)))) == {1, 2}
+
+
+def test_the_order_of_the_evaluation_records_decides_nothing() -> None:
+    rng = np.random.default_rng(5)
+    texts = [prose(seed, 40) for seed in range(20)]
+    evaluation = table_of(*texts, *texts[:3])
+    training = table_of(*[words(texts[seed], 3, 20) for seed in range(20)], *texts[:5], prose(99, 40))
+    expected = index_evaluation(evaluation).search(training)
+    for _ in range(3):
+        order = rng.permutation(evaluation.num_rows)
+        again = index_evaluation(evaluation.take(pa.array(order))).search(training)
+        assert {row: (one.reason, one.score, one.kept) for row, one in again.rejections.items()} == {
+            row: (one.reason, one.score, one.kept) for row, one in expected.rejections.items()
+        }
+        assert {(row, order[other]) for row, other in again.pairs} == set(expected.pairs)
+
+
+def test_a_suite_that_is_all_in_the_training_set_can_be_told() -> None:
+    index = index_evaluation(EVALUATION)
+    findings = index.search(table_of(LONG, f"{prose(2, 30)} {SHORT}", "and nothing else"))
+    assert contaminated_counts(EVALUATION, findings.pairs) == {"suite.jsonl": (2, 2), "other.jsonl": (0, 1)}
+
+
+def mutated(rng: np.random.Generator, text: str) -> str:
+    """``text`` with some words changed."""
+    changed = text.split()
+    for place in rng.integers(0, len(changed), rng.integers(0, len(changed) // 3 + 2)):
+        changed[place] = WORDS[rng.integers(len(WORDS))]
+    return " ".join(changed)
+
+
+def brute_force(training: pa.Table, evaluation: pa.Table, is_found: Callable[[set[str], set[str]], bool]) -> set[int]:
+    """The rows for which something holds of their set of 5-grams and that of an evaluation input."""
+    own = [shingles(fold_case(text), 5) for text in input_texts(training)]
+    others = [shingles(fold_case(text), 5) for text in input_texts(evaluation)]
+    return {row for row, one in enumerate(own) if any(is_found(one, other) for other in others)}
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.8, 1.0])
+def test_likeness_is_that_of_an_exhaustive_search(threshold: float) -> None:
+    rng = np.random.default_rng(1)
+    texts = [prose(seed, int(rng.integers(1, 40))) for seed in range(60)] + ["a", "ab", "", "abcd", "abcde"]
+    evaluation = table_of(*texts)
+    training = table_of(*[mutated(rng, text) if text else "A" for text in texts for _ in range(4)])
+    expected = brute_force(training, evaluation, lambda a, b: len(a & b) / len(a | b) >= threshold)
+    index = index_evaluation(evaluation, ngram=None, threshold=threshold, contained=None)
+    assert set(index.find(training)) == expected
+
+
+@pytest.mark.parametrize("contained", [0.5, 0.8, 1.0])
+def test_containment_is_that_of_an_exhaustive_search(contained: float) -> None:
+    rng = np.random.default_rng(3)
+    texts = [prose(seed, int(rng.integers(8, 24))) for seed in range(15)]
+    around = [
+        f"{prose(100 + number, 9)} {mutated(rng, text)} {prose(200 + number, 9)}"
+        for number, text in enumerate(texts * 2)
+    ]
+    found = index_evaluation(table_of(*texts), ngram=None, threshold=1.0, contained=contained).find(table_of(*around))
+
+    def share(text: str, other: str) -> float:
+        runs, wanted = ([one[start : start + 5] for start in range(len(one) - 4)] for one in (text, other))
+        width = int(np.ceil(len(wanted) / contained))
+        starts = range(max(1, len(runs) - width + 1))
+        return max(len(set(runs[start : start + width]) & set(wanted)) for start in starts) / len(set(wanted))
+
+    for row, text in enumerate(around):
+        shares = [share(text, other) for other in texts]
+        assert (row in found) == (max(shares) >= contained)
+        if row in found:
+            assert found[row].score == max(shares)
+
+
+def test_the_size_of_blocks_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    texts = [prose(seed, 30) for seed in range(20)]
+    index, training = index_evaluation(table_of(*texts)), table_of(*[mutated(rng, text) for text in texts * 3])
+    expected = index.search(training)
+    monkeypatch.setattr("posttrain.data.contamination.hash_index._MEETINGS_A_BLOCK", 40)
+    monkeypatch.setattr("posttrain.data.contamination.evaluation_index._ROWS_A_BLOCK", 7)
+    again = index.search(training)
+    assert again.rejections == expected.rejections
+    assert set(again.pairs) == set(expected.pairs)
+
+
+def test_rows_that_are_gone_say_nothing() -> None:
+    step = Decontaminate()
+    corpus = TableCorpus(table_of(LONG, SHORT, "else"), step, EVALUATION)
+    corpus.alive[0] = False
+    decision = step.decide(corpus)
+    assert set(decision.rejections) == {1}
+    assert decision.contaminated == {"suite.jsonl": (1, 2), "other.jsonl": (0, 1)}
+
+
+@pytest.mark.parametrize("ngram", [1, 3, 13])
+def test_shared_runs_are_those_of_an_exhaustive_search(ngram: int) -> None:
+    rng = np.random.default_rng(2)
+    texts = [prose(seed, int(rng.integers(1, 40))) for seed in range(40)]
+    evaluation = table_of(*texts)
+    training = table_of(*[mutated(rng, text) for text in texts for _ in range(4)])
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        parts = text.split()
+        return {tuple(parts[start : start + ngram]) for start in range(max(1, len(parts) - ngram + 1))}
+
+    index = index_evaluation(evaluation, ngram=ngram, threshold=None, ignore_above=None)
+    others = [runs(text) for text in texts]
+    found = index.find(training)
+    for row, text in enumerate(training["text"].to_pylist()):
+        own = runs(text)
+        shared = [len(own & other) for other in others]
+        assert (row in found) == (max(shared) > 0)
+        if max(shared) and found[row].reason.startswith("shares"):
+            other = int(np.argmax(shared))
+            assert found[row].kept == evaluation["id"][other].as_py()
+            assert found[row].score == max(max(shared) / len(own), max(shared) / len(others[other]))

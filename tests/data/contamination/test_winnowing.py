@@ -1,0 +1,58 @@
+"""Fingerprints: whatever shares a run of words shares one of them."""
+
+import numpy as np
+import pytest
+
+from posttrain.data.contamination.word_index import fingerprints, window_minima
+from posttrain.data.duplicates.shingles import ngram_sequences
+
+VOCABULARY = [f"w{number}" for number in range(500)]
+
+
+def text(rng: np.random.Generator, length: int) -> str:
+    return " ".join(VOCABULARY[number] for number in rng.integers(0, len(VOCABULARY), length))
+
+
+def of(texts: list[str], ngram: int) -> list[set[int]]:
+    found = fingerprints(texts, ngram)
+    return [set(part.tolist()) for part in np.split(found.values, found.offsets[1:-1])]
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 3, 5, 13])
+def test_a_shared_run_leaves_a_shared_fingerprint(ngram: int) -> None:
+    rng = np.random.default_rng(ngram)
+    for _ in range(50):
+        shared = text(rng, ngram)
+        pair = [f"{text(rng, int(rng.integers(0, 30)))} {shared} {text(rng, int(rng.integers(0, 30)))}" for _ in "ab"]
+        one, other = of([part.strip() for part in pair], ngram)
+        assert one & other
+
+
+@pytest.mark.parametrize("ngram", [1, 3, 13])
+def test_minima_are_those_of_every_window(ngram: int) -> None:
+    rng = np.random.default_rng(0)
+    texts = [text(rng, length) for length in (1, ngram, ngram + 1, 40, 2)]
+    window = min(4, ngram)
+    found = window_minima(texts, ngram)
+    for number, one in enumerate(texts):
+        shorter = ngram_sequences([one], ngram - window + 1, "word").values.tolist()
+        expected = [min(shorter[at : at + window]) for at in range(max(1, len(shorter) - window + 1))]
+        assert found.values[found.offsets[number] : found.offsets[number + 1]].tolist() == expected
+        assert len(expected) == len(ngram_sequences([one], ngram, "word").values)
+
+
+def test_a_fingerprint_depends_on_nothing_but_its_text() -> None:
+    rng = np.random.default_rng(1)
+    texts = [text(rng, int(rng.integers(1, 40))) for _ in range(20)]
+    assert of(texts, 13) == [of([one], 13)[0] for one in texts]
+
+
+def test_texts_of_few_words_are_told_apart_as_wholes() -> None:
+    one, same, other = of(["a b c", "a b c", "a b d e f g h i j k l m"], 13)
+    assert len(one) == len(other) == 1
+    assert one == same != other
+
+
+def test_fingerprints_are_few() -> None:
+    found = fingerprints([text(np.random.default_rng(2), 10_000)], 13)
+    assert 0.35 < len(found.values) / 10_000 < 0.45  # 2 in 5, by Schleimer et al.

@@ -1,0 +1,275 @@
+"""Nothing acknowledged is lost, nothing is taken twice, and what is not acknowledged leaves no trace."""
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.data.feedback.entries import Feedback, Ratings, feedback_row
+from posttrain.data.feedback.inbox import Conflict, Full, Inbox, Receipt, seal_inbox
+from posttrain.data.feedback.segment import sealed_segments
+from posttrain.store.checked_lines import decode_line, encode_line, read_lines
+from posttrain.store.errors import UserError, WorkError
+
+
+def feedback(id: str, **fields: Any) -> Feedback:
+    return Feedback.model_validate({"id": id, "prompt": "p", "completion": f"answer to {id}", "rating": "up", **fields})
+
+
+def entries(folder: Path) -> list[str]:
+    """Every id that the inbox's files hold, in order."""
+    paths = [*sealed_segments(folder), *sorted((folder / "segments").glob("*.open"))]
+    return [value["feedback"]["id"] for path in paths for value in read_lines(path.read_bytes()).values]
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text()), min_size=1))
+def test_a_line_is_json_and_says_what_was_written(value: dict[str, Any]) -> None:
+    line = encode_line(value)
+    assert line.count(b"\n") == 1
+    assert decode_line(line[:-1]) == value
+    assert json.loads(line).keys() == {"checksum", *value}
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan")])
+def test_what_is_no_json_of_unicode_makes_no_line(value: str | float) -> None:
+    with pytest.raises(ValueError, match=r"surrogates not allowed|not JSON compliant"):
+        encode_line({"a": value})
+
+
+def test_any_changed_byte_is_found() -> None:
+    line = encode_line({"a": "some text", "b": [1, 2]})[:-1]
+    for place in range(len(line)):
+        assert decode_line(line[:place] + bytes([line[place] ^ 1]) + line[place + 1 :]) is None
+
+
+def test_what_was_acknowledged_is_there_after_opening_again(tmp_path: Path) -> None:
+    with Inbox(tmp_path) as inbox:
+        for number in range(5):
+            assert inbox.append(feedback(f"f{number}")).result() == Receipt(f"f{number}", repeated=False)
+    with Inbox(tmp_path) as inbox:
+        assert inbox.status()["entries"] == 5
+        assert inbox.append(feedback("f3")).result().repeated
+        with pytest.raises(Conflict, match="another feedback has the id `f3`"):
+            inbox.append(feedback("f3", rating="down")).result()
+    assert entries(tmp_path) == [f"f{number}" for number in range(5)]
+
+
+def test_many_threads_share_fsyncs_and_each_id_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (syncs.append(descriptor), real(descriptor))[1])
+    receipts: list[Any] = []
+    with Inbox(tmp_path) as inbox:
+        syncs.clear()
+
+        def post(worker: int) -> None:
+            futures = [inbox.append(feedback(f"f{number}")) for number in range(worker % 2, 200, 2)]
+            receipts.extend(future.result(20) for future in futures)
+
+        threads = [threading.Thread(target=post, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(entries(tmp_path)) == sorted(f"f{number}" for number in range(200))
+    assert len(receipts) == 400
+    assert sum(not receipt.repeated for receipt in receipts) == 200
+    assert len(syncs) < 100
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"checksum":"0123', b"\x00" * 40, encode_line({"received": "", "feedback": {}})[:-1]]
+)
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with Inbox(tmp_path) as inbox:
+        inbox.append(feedback("f0")).result()
+    path = tmp_path / "segments" / "000001.open"
+    whole = path.read_bytes()
+    path.write_bytes(whole + torn)
+    with Inbox(tmp_path) as inbox:
+        assert path.read_bytes() == whole
+        inbox.append(feedback("f1")).result()
+    assert entries(tmp_path) == ["f0", "f1"]
+
+
+def test_every_way_to_cut_the_file_keeps_the_whole_lines(tmp_path: Path) -> None:
+    with Inbox(tmp_path) as inbox:
+        for number in range(3):
+            inbox.append(feedback(f"f{number}")).result()
+    path = tmp_path / "segments" / "000001.open"
+    raw = path.read_bytes()
+    for cut in range(0, len(raw), 17):
+        path.write_bytes(raw[:cut])
+        with Inbox(tmp_path) as inbox:
+            assert inbox.status()["entries"] == raw[:cut].count(b"\n")
+
+
+def test_a_damaged_line_is_named_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Inbox(tmp_path) as inbox:
+        for number in range(3):
+            inbox.append(feedback(f"f{number}")).result()
+    path = tmp_path / "segments" / "000001.open"
+    path.write_bytes(path.read_bytes().replace(b"answer to f1", b"answer to f7"))
+    caplog.set_level("WARNING", "posttrain")
+    with Inbox(tmp_path) as inbox:
+        assert inbox.status()["entries"] == 2
+        inbox.append(feedback("f1")).result()
+    assert entries(tmp_path) == ["f0", "f2", "f1"]
+
+
+def refuse(code: int, times: int, function: Callable[..., Any], partly: bool = False) -> Callable[..., Any]:
+    """``function`` that fails the first ``times``, after half of the work where ``partly``."""
+    left = [times]
+
+    def call(*arguments: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            if partly:
+                descriptor, data = arguments
+                return function(descriptor, data[: len(data) // 2])
+            raise OSError(code, os.strerror(code))
+        return function(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize("broken", ["write", "fsync"])
+def test_a_full_disk_acknowledges_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    with Inbox(tmp_path) as inbox:
+        inbox.append(feedback("f0")).result()
+        before = (tmp_path / "segments" / "000001.open").read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, broken, refuse(errno.ENOSPC, 1, getattr(os, broken)))
+            with pytest.raises(Full, match="no space left on device"):
+                inbox.append(feedback("f1")).result()
+        assert (tmp_path / "segments" / "000001.open").read_bytes() == before
+        assert not inbox.append(feedback("f1")).result().repeated  # there is space again
+    assert entries(tmp_path) == ["f0", "f1"]
+
+
+def test_a_write_that_takes_only_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Inbox(tmp_path) as inbox, monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse(0, 3, os.write, partly=True))
+        inbox.append(feedback("f0")).result()
+    assert entries(tmp_path) == ["f0"]
+
+
+def test_a_disk_that_cannot_even_undo_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Inbox(tmp_path) as inbox:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", refuse(errno.EIO, 2, os.fsync))
+            with pytest.raises(WorkError, match="Input/output error"):
+                inbox.append(feedback("f0")).result()
+        with pytest.raises(WorkError, match="the inbox is closed"):
+            inbox.append(feedback("f1")).result()
+        assert not inbox.status()["writable"]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with Inbox(tmp_path), pytest.raises(UserError, match="another posttrain collects into this inbox"):
+        Inbox(tmp_path)
+    Inbox(tmp_path).close()
+
+
+def test_full_segments_are_sealed_and_never_change(tmp_path: Path) -> None:
+    with Inbox(tmp_path, segment_bytes=300) as inbox:
+        for number in range(12):
+            inbox.append(feedback(f"f{number}")).result()
+    assert len(sealed_segments(tmp_path)) >= 3
+    held = [path.read_bytes() for path in sealed_segments(tmp_path)]
+    with Inbox(tmp_path) as inbox:
+        assert inbox.append(feedback("f0")).result().repeated
+    assert [path.read_bytes() for path in sealed_segments(tmp_path)][: len(held)] == held
+    assert entries(tmp_path) == [f"f{number}" for number in range(12)]
+
+
+def test_a_segment_that_cannot_be_sealed_grows_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, Inbox(tmp_path, segment_bytes=1) as inbox:
+        patch.setattr(os, "replace", refuse(errno.EIO, 10**9, os.replace))
+        inbox.append(feedback("f0")).result()
+        inbox.append(feedback("f1")).result()
+    assert sealed_segments(tmp_path) == []
+    assert "cannot be sealed: Input/output error; it grows on" in caplog.text
+    with Inbox(tmp_path, segment_bytes=1) as inbox:
+        inbox.append(feedback("f2")).result()
+    assert entries(tmp_path) == ["f0", "f1", "f2"]
+    assert [path.name for path in sealed_segments(tmp_path)] == ["000001.jsonl"]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_seal_works_beside_a_server_and_without_one(tmp_path: Path, is_open: bool) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.append(feedback("f0")).result()
+    if not is_open:
+        inbox.close()
+    seal_inbox(tmp_path)
+    assert [len(read_lines(path.read_bytes()).values) for path in sealed_segments(tmp_path)] == [1]
+    if is_open:
+        inbox.append(feedback("f1")).result()
+        inbox.close()
+        assert entries(tmp_path) == ["f0", "f1"]
+
+
+def test_seal_with_nothing_there_does_nothing(tmp_path: Path) -> None:
+    seal_inbox(tmp_path / "inbox")
+    assert list(tmp_path.iterdir()) == []
+
+
+STARS = Ratings(up_from=4, down_to=2)
+PAIR = {"chosen": "right", "rejected": "said"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "ratings", "expected"),
+    [
+        ({"rating": "up"}, Ratings(), ("labelled", {"completion": "said"})),
+        ({"rating": 1}, Ratings(), ("labelled", {"completion": "said"})),
+        ({"rating": 5}, STARS, ("labelled", {"completion": "said"})),
+        ({"rating": 3}, STARS, ("pool", {})),
+        ({"rating": "down"}, Ratings(), ("pool", {})),
+        ({"rating": -1.0}, Ratings(), ("pool", {})),
+        ({"corrected_answer": "right"}, Ratings(), ("labelled", {"completion": "right"})),
+        ({"rating": "up", "corrected_answer": "right"}, Ratings(), ("labelled", {"completion": "right"})),
+        (
+            {"rating": 0, "corrected_answer": "right"},
+            Ratings(),
+            ("preferences", PAIR),
+        ),
+        ({"rating": 2, "corrected_answer": "right"}, STARS, ("preferences", PAIR)),
+        ({"rating": "down", "corrected_answer": " said"}, Ratings(), ("labelled", {"completion": " said"})),
+        ({"completion": None, "corrected_answer": "right"}, Ratings(), ("labelled", {"completion": "right"})),
+    ],
+)
+def test_what_feedback_makes(fields: dict[str, Any], ratings: Ratings, expected: tuple[str, dict[str, Any]]) -> None:
+    given = Feedback.model_validate({"id": "f", "prompt": "asked", "completion": "said", **fields})
+    kind, row = feedback_row(given.model_dump(), "then", ratings)
+    meta = row.pop("meta")
+    assert (kind, row) == (expected[0], {"prompt": "asked", **expected[1]})
+    assert meta["feedback"]["id"] == "f"
+    assert ("labelled_by" in meta) == (kind != "pool")
+
+
+def test_two_open_segments_after_a_crash_are_both_read(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with Inbox(tmp_path / str(number)) as inbox:
+            inbox.append(feedback(f"f{number}")).result()
+    lost = tmp_path / "2" / "segments" / "000001.open"  # the renaming of the first one was not yet on the disk
+    lost.rename(tmp_path / "1" / "segments" / "000002.open")
+    with Inbox(tmp_path / "1") as inbox:
+        assert inbox.status()["entries"] == 2
+        assert inbox.append(feedback("f2")).result().repeated
+        inbox.append(feedback("f3")).result()
+    seal_inbox(tmp_path / "1")
+    assert [path.name for path in sealed_segments(tmp_path / "1")] == ["000001.jsonl", "000002.jsonl"]
+    assert entries(tmp_path / "1") == ["f1", "f2", "f3"]

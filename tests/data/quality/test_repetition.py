@@ -1,0 +1,74 @@
+"""Shares of repetition against a slow count of them."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.data.quality import repetition
+from posttrain.data.quality.repetition import ngram_shares, repeated_shares
+
+WORDS = st.lists(st.sampled_from(["a", "b", "cc", "ddd"]), max_size=30).map(" ".join)
+
+
+def slow_top(text: str, n: int) -> float:
+    """Characters of all occurrences of the most frequent n-gram, if there are two or more."""
+    words = text.split()
+    counts = Counter(tuple(words[start : start + n]) for start in range(len(words) - n + 1))
+    most = max(counts.values(), default=0)
+    if not words:
+        return math.nan
+    if most < 2:
+        return 0
+    longest = max(len("".join(gram)) for gram, count in counts.items() if count == most)
+    return min(most * longest / len("".join(words)), 1)
+
+
+def slow_repeated(text: str, n: int) -> float:
+    """Characters of the words in an n-gram that stood before."""
+    words = text.split()
+    seen, covered = set(), set()
+    for start in range(len(words) - n + 1):
+        gram = tuple(words[start : start + n])
+        if gram in seen:
+            covered |= set(range(start, start + n))
+        seen.add(gram)
+    if not words:
+        return math.nan
+    return sum(len(words[place]) for place in covered) / len("".join(words))
+
+
+@given(st.lists(WORDS, max_size=8), st.integers(1, 40))
+def test_n_grams_equal_the_slow_count(texts: list[str], block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repetition, "_WORDS_A_BLOCK", block)
+        found = ngram_shares(texts, range(1, 7), range(1, 11))
+    for n in range(1, 7):
+        np.testing.assert_allclose(found.top[n], [slow_top(text, n) for text in texts])
+    for n in range(1, 11):
+        np.testing.assert_allclose(found.repeated[n], [slow_repeated(text, n) for text in texts])
+
+
+def test_exact_shares_of_n_grams() -> None:
+    found = ngram_shares(["aa b cc aa b dd", "one two three", "", "x x x x"], [2, 3], [2])
+    np.testing.assert_allclose(found.top[2], [6 / 10, 0, math.nan, 1])
+    np.testing.assert_allclose(found.top[3], [0, 0, math.nan, 1])
+    np.testing.assert_allclose(found.repeated[2], [3 / 10, 0, math.nan, 3 / 4])
+
+
+def test_no_texts() -> None:
+    found = ngram_shares([], [2], [5])
+    assert len(found.top[2]) == len(found.repeated[5]) == 0
+
+
+@given(st.lists(st.sampled_from(["", "a", "bb", "ccc"])))
+def test_parts_equal_the_slow_count(parts: list[str]) -> None:
+    again = [part for place, part in enumerate(parts) if part in parts[:place]]
+    share, characters = repeated_shares(parts)
+    total = len("".join(parts))
+    if parts and total:
+        assert (share, characters) == pytest.approx((len(again) / len(parts), len("".join(again)) / total))
+    assert math.isnan(characters) == (total == 0)

@@ -1,0 +1,148 @@
+"""Logs of OpenAI-style requests become records; what failed is left out and counted."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.data.reading.reader import check_file, read
+from posttrain.data.reading.rows import Problem
+from posttrain.data.records.schema import concat
+from posttrain.store.errors import UserError
+
+ASKED = {"model": "gpt-x", "temperature": 0.5, "messages": [{"role": "user", "content": "Where?"}]}
+ANSWERED = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "gpt-x-2026",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Here."}, "finish_reason": "stop"}],
+    "usage": {"total_tokens": 7},
+}
+SAID = {
+    "id": "chatcmpl-1",
+    "created": 1,
+    "model": "gpt-x-2026",
+    "requested_model": "gpt-x",
+    "temperature": 0.5,
+    "usage": {"total_tokens": 7},
+    "finish_reason": "stop",
+}
+
+
+def records(folder: Path, *rows: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Problem]]:
+    path = folder / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    skipped: list[Problem] = []
+    return concat(list(read(path, name="log.jsonl", skipped=skipped.append))).to_pylist(), skipped
+
+
+def answered(**changes: Any) -> dict[str, Any]:
+    return {**ANSWERED, **changes}
+
+
+def choice(**message: Any) -> dict[str, Any]:
+    return answered(choices=[{"message": message}])
+
+
+@pytest.mark.parametrize(
+    ("row", "meta"),
+    [
+        ({"request": ASKED, "response": ANSWERED}, SAID),
+        ({"body": ASKED, "response": ANSWERED}, SAID),
+        ({"request": json.dumps(ASKED), "response": json.dumps(ANSWERED), "error": None}, SAID),
+        ({"request": {"method": "POST", "body": ASKED}, "response": {"status_code": 200, "body": ANSWERED}}, SAID),
+        (
+            {
+                "id": "batch_req_1",
+                "custom_id": "row-1",
+                "method": "POST",
+                "body": ASKED,
+                "response": {"status_code": 200, "request_id": "r", "body": ANSWERED},
+                "error": None,
+            },
+            {**SAID, "id": "batch_req_1", "custom_id": "row-1", "method": "POST", "response_id": "chatcmpl-1"},
+        ),
+        (
+            {**ASKED, **{name: value for name, value in ANSWERED.items() if name != "object"}},
+            {name: value for name, value in SAID.items() if name != "requested_model"},
+        ),
+        (
+            {
+                "request": {"model": "m", "prompt": "Where?"},
+                "response": {"id": "c", "choices": [{"text": "Here.", "finish_reason": "length"}]},
+                "latency": 3,
+            },
+            {"model": "m", "id": "c", "finish_reason": "length", "latency": 3},
+        ),
+    ],
+)
+def test_request_and_answer_become_a_record(tmp_path: Path, row: dict[str, Any], meta: dict[str, Any]) -> None:
+    found, skipped = records(tmp_path, row)
+    assert not skipped
+    assert found[0]["prompt"] == [{"role": "user", "content": "Where?"}]
+    assert found[0]["completion"] == "Here."
+    assert json.loads(found[0]["meta"]) == meta
+
+
+def test_developer_turns_and_parts_of_text(tmp_path: Path) -> None:
+    turns = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Where"}, {"type": "text", "text": "is it?"}]},
+    ]
+    found, _ = records(tmp_path, {"request": {"messages": turns}, "response": ANSWERED})
+    assert [turn["role"] for turn in found[0]["prompt"]] == ["system", "user"]
+    assert found[0]["prompt"][1]["content"] == "Where\nis it?"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"error": {"message": "rate limit"}}, "failed request", "the request failed: rate limit"),
+        ({"response": {"error": {"code": "bad"}}}, "failed request", "the request failed: bad"),
+        ({"response": None}, "failed request", "there is no response but null"),
+        ({"response": {"status_code": 500, "body": {}}}, "failed request", "the request failed with the status 500"),
+        ({"response": answered(choices=[])}, "failed request", "the response holds no choices"),
+        ({"response": choice(content=None, refusal="No.")}, "failed request", "the model refused"),
+        ({"response": choice(content=" ")}, "failed request", "the answer is empty"),
+        ({"response": choice(content=None, tool_calls=[{"id": 1}])}, "tool calls", "the answer calls tools"),
+        (
+            {"response": answered(choices=[{"finish_reason": "content_filter", "message": {"content": "x"}}])},
+            "failed request",
+            "a content filter stopped the answer",
+        ),
+        ({"response": [{"choices": [{"delta": {}}]}]}, "stream", "the response is a stream of chunks"),
+        (
+            {"request": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}},
+            "not text",
+            "`messages.content` has a part of the type `image_url`",
+        ),
+        ({"request": {"messages": [{"role": "user", "content": ""}]}}, "empty prompt", "the prompt is empty"),
+    ],
+)
+def test_what_failed_is_left_out_with_its_line(
+    tmp_path: Path, changes: dict[str, Any], kind: str, message: str
+) -> None:
+    good = {"request": ASKED, "response": ANSWERED}
+    found, skipped = records(tmp_path, good, {**good, **changes}, {**good, "note": 1})
+    assert [record["line"] for record in found] == [1, 3]
+    assert [(problem.line, problem.kind, problem.blocking) for problem in skipped] == [(2, kind, False)]
+    assert skipped[0].message.startswith(message)
+    assert Counter(problem.kind for problem in check_file(tmp_path / "log.jsonl"))[kind] == 1
+
+
+def test_a_log_of_failures_alone_and_a_file_that_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^log\.jsonl: none of the 2 records can be used"):
+        records(tmp_path, {"request": ASKED, "error": "down"}, {"request": ASKED, "error": "down"})
+    with pytest.raises(UserError, match=r"^log\.jsonl:1: the request holds neither `messages` nor `prompt`; join"):
+        records(tmp_path, {"custom_id": "1", "response": {"status_code": 200, "body": ANSWERED}})
+    with pytest.raises(UserError, match="say in `columns`"):
+        records(tmp_path, {"request": "Where?", "response": "Here."})
+
+
+def test_the_requests_of_a_batch_are_records_without_answers(tmp_path: Path) -> None:
+    found, skipped = records(tmp_path, {"custom_id": "1", "method": "POST", "url": "/v1", "body": ASKED})
+    assert (found[0]["completion"], skipped) == (None, [])
+    assert json.loads(found[0]["meta"])["model"] == "gpt-x"

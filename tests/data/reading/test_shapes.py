@@ -1,0 +1,227 @@
+"""Every shape in every format becomes the same records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from posttrain.data.reading.reader import read
+from posttrain.data.records.schema import RECORD, concat
+from posttrain.store.errors import UserError
+
+USER = {"role": "user", "content": "Where is it?"}
+SYSTEM = {"role": "system", "content": "Be kind."}
+ANSWER = {"role": "assistant", "content": "Here."}
+
+
+def one(folder: Path, row: dict[str, Any], columns: dict[str, str] | None = None) -> dict[str, Any]:
+    path = folder / "one.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    table = concat(list(read(path, columns)))
+    assert table.num_rows == 1
+    return dict(table.to_pylist()[0])
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "completion", "rejected"),
+    [
+        ({"messages": [SYSTEM, USER, ANSWER]}, [SYSTEM, USER], "Here.", None),
+        ({"messages": [USER]}, [USER], None, None),
+        ({"messages": [USER, ANSWER, USER, ANSWER]}, [USER, ANSWER, USER], "Here.", None),
+        ({"prompt": "Where is it?", "completion": "Here."}, [USER], "Here.", None),
+        ({"prompt": "Where is it?"}, [USER], None, None),
+        ({"prompt": "Where is it?", "completion": " "}, [USER], None, None),
+        ({"prompt": [SYSTEM, USER], "completion": [ANSWER]}, [SYSTEM, USER], "Here.", None),
+        ({"prompt": "Where is it?", "chosen": "Here.", "rejected": "No."}, [USER], "Here.", "No."),
+        (
+            {"prompt": [USER], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "No."}]},
+            [USER],
+            "Here.",
+            "No.",
+        ),
+        (
+            {
+                "prompt": "Where is it?",
+                "chosen": [USER, ANSWER],
+                "rejected": [USER, {**ANSWER, "content": "No."}],
+            },
+            [USER],
+            "Here.",
+            "No.",
+        ),
+        (
+            {"chosen": [SYSTEM, USER, ANSWER], "rejected": [SYSTEM, USER, ANSWER]},
+            [SYSTEM, USER],
+            "Here.",
+            "Here.",
+        ),
+        ({"instruction": "Where is it?", "input": "", "output": "Here."}, [USER], "Here.", None),
+        (
+            {"instruction": "Where is it?", "input": "A box.", "output": "Here."},
+            [{"role": "user", "content": "Where is it?\n\nA box."}],
+            "Here.",
+            None,
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Where is it?"},
+                    {"from": "gpt", "value": "Here."},
+                ]
+            },
+            [USER],
+            "Here.",
+            None,
+        ),
+    ],
+)
+def test_a_shape_becomes_turns_and_answers(
+    tmp_path: Path,
+    row: dict[str, Any],
+    prompt: list[dict[str, str]],
+    completion: str | None,
+    rejected: str | None,
+) -> None:
+    record = one(tmp_path, row)
+    assert (record["prompt"], record["completion"], record["rejected"]) == (prompt, completion, rejected)
+    assert record["text"] is None
+    assert record["line"] == 1
+    assert record["source"].endswith("one.jsonl")
+
+
+def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
+    record = one(tmp_path, {"text": "Once."})
+    assert (record["text"], record["prompt"], record["completion"]) == ("Once.", None, None)
+
+
+def test_mapped_columns_and_the_rest_kept_as_meta(tmp_path: Path) -> None:
+    row = {"text": "Where is it?", "category": "place", "user": 7, "time": 1.5, "prompt": "not meant"}
+    record = one(tmp_path, row, {"prompt": "text", "completion": "category", "group": "user"})
+    assert (record["prompt"], record["completion"], record["group"]) == ([USER], "place", "7")
+    assert json.loads(record["meta"]) == {"time": 1.5, "prompt": "not meant"}
+
+
+def test_what_turns_say_besides_is_not_lost(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Hi", "weight": 0}, {"from": "gpt", "value": "Yes", "weight": None}]
+    assert json.loads(one(tmp_path, {"conversations": turns})["meta"]) == {"turns": [{"weight": 0}, {}]}
+
+
+def test_identity_ignores_whitespace_and_unicode_form_only(tmp_path: Path) -> None:
+    same = [
+        one(tmp_path, {"prompt": text, "completion": "a"}) for text in ("Caf\u00e9  au lait ", "Cafe\u0301 au\nlait")
+    ]
+    assert same[0]["id"] == same[1]["id"]
+    assert same[0]["prompt"][0]["content"] == "Caf\u00e9  au lait "
+    other = one(tmp_path, {"prompt": "caf\u00e9 au lait", "completion": "a"})
+    answer = one(tmp_path, {"prompt": "Caf\u00e9 au lait", "completion": "b"})
+    assert len({same[0]["id"], other["id"], answer["id"]}) == 3
+    assert same[0]["input_id"] == answer["input_id"] != other["input_id"]
+
+
+def test_identities_do_not_change_between_releases(tmp_path: Path) -> None:
+    record = one(tmp_path, {"prompt": "Where is it?", "completion": "Here."})
+    assert (record["id"], record["input_id"]) == ("c7a058419224a98720a2", "95d920a6d2c700ce71c4")
+
+
+def test_every_format_gives_the_same_records(tmp_path: Path) -> None:
+    rows = [{"prompt": f'question {n}, "{n}"\nplease', "completion": f"answer {n}"} for n in range(5)]
+    table = pa.Table.from_pylist(rows)
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "a.json").write_text("\ufeff" + json.dumps(rows, indent=2))
+    (tmp_path / "lines.json").write_text("\n".join(map(json.dumps, rows)))
+    escaped = [[row["prompt"].replace('"', '""'), row["completion"]] for row in rows]
+    for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
+        lines = [f"prompt{delimiter}completion", *(f'"{q}"{delimiter}{a}' for q, a in escaped)]
+        (tmp_path / name).write_text("\ufeff" + "\n".join(lines))
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for part, name in enumerate(("z.arrow", "b.arrow")):
+        with pyarrow.ipc.new_stream(saved / name, table.schema) as writer:
+            writer.write_table(table.slice(3 * part, 3))
+    (saved / "cache-1.arrow").write_bytes(b"")
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "z.arrow"}, {"filename": "b.arrow"}]}))
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    with pyarrow.ipc.new_file(plain / "all.arrow", table.schema) as writer:
+        writer.write_table(table)
+    names = ["a.jsonl", "a.json", "lines.json", "a.csv", "a.tsv", "a.parquet", "saved", "plain"]
+    ids = {name: concat(list(read(tmp_path / name)))["id"].to_pylist() for name in names}
+    assert len(set(ids["a.jsonl"])) == 5
+    assert all(found == ids["a.jsonl"] for found in ids.values())
+
+
+def test_lines_are_those_of_an_editor(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('prompt,completion\n"one\ntwo\nthree",a\n\nfour,b\r\nfive,c\n')
+    assert concat(list(read(tmp_path / "a.csv")))["line"].to_pylist() == [2, 6, 7]
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')
+    assert concat(list(read(tmp_path / "a.jsonl")))["line"].to_pylist() == [1, 3]
+    (tmp_path / "a.json").write_text('[\n {"text":\n "a"},\n\n {"text": "b"}, {"text": "c"}\n]')
+    assert concat(list(read(tmp_path / "a.json")))["line"].to_pylist() == [2, 5, 5]
+
+
+def test_a_dataset_of_several_splits_asks_for_one(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([{"text": "a"}])
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        with pyarrow.ipc.new_stream(tmp_path / split / "data.arrow", table.schema) as writer:
+            writer.write_table(table)
+        (tmp_path / split / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(UserError, match="holds the splits test, train; name one of them, such as hub/test"):
+        list(read(tmp_path, name="hub"))
+    assert concat(list(read(tmp_path / "train")))["text"].to_pylist() == ["a"]
+
+
+def test_batches_bound_the_tables_and_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"t{n}"}) + "\n" for n in range(10)))
+    tables = list(read(tmp_path / "a.jsonl", batch=4))
+    assert [table.num_rows for table in tables] == [4, 4, 2]
+    assert all(table.schema == RECORD for table in tables)
+    assert concat(tables).equals(concat(list(read(tmp_path / "a.jsonl"))))
+
+
+def test_a_pool_may_lack_the_answer_column(tmp_path: Path) -> None:
+    (tmp_path / "pool.csv").write_text("text\nhello\n")
+    columns = {"prompt": "text", "completion": "category"}
+    assert concat(list(read(tmp_path / "pool.csv", columns, answers=False)))["completion"].to_pylist() == [None]
+    with pytest.raises(UserError, match="no column `category`"):
+        list(read(tmp_path / "pool.csv", columns))
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "found"),
+    [
+        ({"group": "user"}, {"prompt": "Hello", "completion": "Hi", "user": "anna"}, ("Hi", "anna", "{}")),
+        ({"completion": "label"}, {"prompt": "Hello", "label": "greeting", "n": 1}, ("greeting", None, '{"n": 1}')),
+        (
+            {"completion": "label"},
+            {"prompt": "Hello", "label": "greeting", "completion": "Hi", "group": "g"},
+            ("greeting", "g", '{"completion": "Hi"}'),
+        ),
+        ({"prompt": "text"}, {"text": "Hello", "completion": "Hi"}, (None, None, '{"completion": "Hi"}')),
+    ],
+)
+def test_where_a_mapping_alone_makes_no_record_the_rest_is_as_recognised(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any], found: tuple[str | None, ...]
+) -> None:
+    record = one(tmp_path, row, columns)
+    assert (record["completion"], record["group"], record["meta"]) == found
+    assert record["prompt"][0]["content"] == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [({"completion": "label"}, {"text": "Hello", "label": "a"}), ({"group": "user"}, {"said": "Hello", "user": "a"})],
+)
+def test_a_mapped_column_that_no_shape_has_a_place_for(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        UserError, match=r":1: `columns` maps only \w+, and the columns .* are no shape that we know; map"
+    ):
+        one(tmp_path, row, columns)

@@ -1,0 +1,310 @@
+"""The quality report of a version: exact counts, the same however records come, in bounded memory."""
+
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from step_contract import table_of
+
+from posttrain.data.records.identity import assign_ids
+from posttrain.data.records.outcome import Rejection, reject_rows
+from posttrain.data.records.schema import FACT, RECORD, concat, records
+from posttrain.data.records.texts import input_texts
+from posttrain.data.report import Profile, build_profile
+from posttrain.data.report.counts import FactCounts, input_column, label_balance
+from posttrain.data.report.distribution import Distribution, DistributionBuilder, histograms, round_significant
+from posttrain.data.report.ngrams import display_words, ngram_counts, word_count
+from posttrain.data.report.profile import profile_version
+from posttrain.data.report.sample import BottomKSample, id_hashes
+from posttrain.store.hashing import canonical_json
+
+WORDS = ["card", "lost", "bank", "transfer", "cash", "my", "is", "the", "where", "refund", "how", "account"]
+
+
+def text(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, 40)))
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    rng = random.Random(1)
+    rows = [
+        {"prompt": f"{number} {text(rng)}", "completion": rng.choice("abcd"), "source": rng.choice(["f", "g"])}
+        for number in range(400)
+    ]
+    return table_of(*rows)
+
+
+@pytest.fixture(scope="module")
+def sides(table: pa.Table) -> list[str]:
+    return ["train" if id < "c" else "test" for id in table["id"].to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def rejected(table: pa.Table) -> pa.Table:
+    """Every tenth record is too short, and some are duplicates of two clusters."""
+    why = {row: Rejection("too short", "3 words", 3.0) for row in range(0, 200, 10)}
+    for row in (1, 2, 3, 5):
+        why[row] = Rejection("near duplicate", "like f:300", 0.9, cluster="one", kept="x")
+    why[7] = Rejection("near duplicate", "like f:301", 0.9, cluster="two", kept="y")
+    return reject_rows(table, "minhash", why).rejected
+
+
+def facts_of(table: pa.Table, step: str, name: str, values: list[Any]) -> pa.Table:
+    words = any(isinstance(value, str) for value in values)
+    nothing = [None] * len(values)
+    columns = [table["id"].to_pylist()[: len(values)], [step] * len(values), [name] * len(values)]
+    columns += [nothing, values] if words else [values, nothing]
+    return pa.table([pa.array(column, kind.type) for column, kind in zip(columns, FACT, strict=True)], schema=FACT)
+
+
+def test_everything_is_counted(table: pa.Table, sides: list[str], rejected: pa.Table) -> None:
+    facts = [
+        facts_of(table, "language", "language", ["en"] * 300 + ["de"] * 100),
+        facts_of(table, "quality", "quality", [0.25] * 100 + [0.75] * 300),
+        facts_of(table, "pii", "pii", [0.0, 3.0, 1.0]),
+        facts_of(table, "pii", "pii_email", [2.0, 1.0]),
+    ]
+    told = build_profile([table], [sides], [rejected], facts=facts)
+    assert told.records == told.answered == 400
+    assert told.splits == dict(Counter(sides).most_common())
+    assert told.sources == dict(Counter(table["source"].to_pylist()).most_common())
+    assert told.labels == dict(sorted(Counter(table["completion"].to_pylist()).items(), key=lambda one: (-one[1], one)))
+    assert sum(told.balances["train"].counts.values()) == sides.count("train")
+    texts = input_texts(table)
+    assert told.totals["input characters"] == sum(map(len, texts))
+    assert told.totals["input words"] == sum(len(one.split()) for one in texts)
+    assert told.languages == {"en": 300, "de": 100}
+    assert told.scores["quality"].mean == pytest.approx(0.625)
+    assert {kind: tuple(one) for kind, one in told.pii.items()} == {"any kind": (4, 2), "email": (3, 2)}
+    assert {(one.reason, one.count, len(one.examples)) for one in told.rejected} == {
+        ("too short", 20, 5),
+        ("near duplicate", 5, 5),
+    }
+    assert told.clusters["minhash"].sizes == {5: 1, 2: 1}
+    assert (told.clusters["minhash"].number, told.clusters["minhash"].removed) == (2, 5)
+    assert [(one.name, one.size, len(one.texts)) for one in told.clusters["minhash"].largest] == [
+        ("one", 5, 3),
+        ("two", 2, 1),
+    ]
+    assert [row["count"] for row in told.funnel if row["reason"] in ("in", "kept")] == [425, 400]
+    words = Counter(word for one in texts for word in one.split())
+    assert dict(told.ngrams["input"][0][:5]) == dict(words.most_common(5))
+    assert canonical_json(told.to_json())
+    assert json.loads(json.dumps(told.to_json()))["labels"]["all"]["counts"] == told.labels
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_how_tables_are_cut_and_ordered_does_not_matter(
+    table: pa.Table, sides: list[str], rejected: pa.Table, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    facts = facts_of(table, "quality", "quality", rng.normal(size=400).tolist())
+    whole = build_profile([table], [sides], [rejected], facts=[facts], sample=50)
+    order = rng.permutation(400)
+    shuffled, names = table.take(order), [sides[row] for row in order.tolist()]
+    cuts = [0, *sorted(rng.choice(np.arange(1, 400), 5, replace=False).tolist()), 400]
+    pieces = [shuffled.slice(start, end - start) for start, end in itertools.pairwise(cuts)]
+    pieces.append(RECORD.empty_table())
+    split = [names[start:end] for start, end in itertools.pairwise(cuts)] + [[]]
+    turned = rejected.take(rng.permutation(rejected.num_rows))
+    parts = [turned.slice(0, 7), turned.slice(7)]
+    again = build_profile(pieces, split, parts, facts=[facts.slice(200), facts.slice(0, 200)], sample=50)
+    assert again.sample == whole.sample
+    first, second = (_by_reason(one) for one in (whole, again))
+    assert first == second
+
+
+def _by_reason(told: Profile) -> Any:
+    json_of = told.to_json()
+    json_of["rejected"].sort(key=lambda one: one["reason"])
+    json_of["funnel"].sort(key=lambda one: one["reason"])
+    return json_of
+
+
+def test_examples_show_no_personal_data() -> None:
+    table = table_of({"prompt": "I am jane.doe@example.org", "completion": "jane@example.org"}, "mail a@example.org")
+    why = {0: Rejection("personal data", "1 email"), 1: Rejection("near duplicate", "like", 0.9, cluster="c", kept="k")}
+    told = build_profile([], rejected=[reject_rows(table, "pii", why).rejected])
+    assert "example.org" not in json.dumps(told.to_json())
+    assert told.rejected[0].examples[0].text == "I am <EMAIL>"
+
+
+def test_a_stored_version_is_read_table_by_table(table: pa.Table, sides: list[str], rejected: pa.Table) -> None:
+    class Stored:
+        meta = MappingProxyType({"funnel": [{"step": "read", "reason": "in", "count": 425}]})
+
+        def sided_tables(self) -> Any:
+            for start in range(0, 400, 100):
+                yield table.slice(start, 100), sides[start : start + 100]
+
+        def rejected(self) -> Any:
+            yield rejected
+
+        def facts(self) -> Any:
+            yield facts_of(table, "quality", "quality", [0.5] * 400)
+
+    told = profile_version(cast(Any, Stored()))
+    assert told.funnel == ({"set": "records", "step": "read", "reason": "in", "count": 425},)
+    whole = build_profile([table], [sides], [rejected], Stored.meta["funnel"], Stored().facts())
+    assert told.to_json() == whole.to_json()
+
+
+def test_a_column_can_name_the_splits_and_lengths_must_fit(table: pa.Table, sides: list[str]) -> None:
+    named = table.append_column("split", pa.array(sides))
+    assert build_profile([named], "split").to_json() == build_profile([table], [sides]).to_json()
+    with pytest.raises(ValueError, match="399 names of splits for 400 records"):
+        build_profile([table], [sides[:-1]])
+    with pytest.raises(ValueError):
+        build_profile([table, table], [sides])
+
+
+def test_nothing_at_all() -> None:
+    told = build_profile([])
+    assert (told.records, told.balances, told.lengths, told.sample) == (0, {}, {}, ())
+    assert canonical_json(told.to_json())
+    assert canonical_json(build_profile([table_of({"prompt": "", "completion": None})]).to_json())
+
+
+def test_answers_are_labels_only_where_they_repeat() -> None:
+    free = table_of(*({"prompt": f"q{row}", "completion": f"answer {row}"} for row in range(50)))
+    told = build_profile([free])
+    assert told.open_ended
+    assert told.balances == {}
+    assert set(told.ngrams) == {"input", "answer"}
+    many = table_of(*({"prompt": f"q{row}", "completion": f"answer {row % 1001}"} for row in range(3003)))
+    assert build_profile([many]).open_ended
+    assert not build_profile(
+        [many.slice(0, 2000).filter(pa.array([row % 1001 < 500 for row in range(2000)]))]
+    ).open_ended
+
+
+def test_tokens_are_counted_by_the_tokenizer_that_is_given(table: pa.Table) -> None:
+    told = build_profile([table], tokenizer=lambda texts: [list(range(len(one) // 3)) for one in texts])
+    assert told.totals["input tokens"] == sum(len(one) // 3 for one in input_texts(table))
+    assert told.lengths["answer tokens"].high == 0
+
+
+def test_balance() -> None:
+    even, uneven, single = label_balance({"a": 5, "b": 5}), label_balance({"a": 3, "b": 1}), label_balance({"a": 7})
+    assert (even.entropy, even.evenness, even.imbalance) == (1.0, 1.0, 1.0)
+    assert uneven.entropy == pytest.approx(0.25 * 2 + 0.75 * math.log2(4 / 3))
+    assert uneven.imbalance == 3.0
+    assert (single.entropy, single.evenness) == (0.0, 1.0)
+
+
+def test_inputs_as_a_column_are_those_of_the_normal_form() -> None:
+    turns = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    only = [{"role": "system", "content": "alone"}]
+    table = table_of({"prompt": turns, "completion": "x"}, "plain", {"prompt": only}, {"prompt": "éa\nb"}, "last")
+    assert input_column(table).to_pylist() == input_texts(table)
+    assert input_column(table.slice(1, 3)).to_pylist() == input_texts(table.slice(1, 3))
+    assert input_column(concat([table, table])).to_pylist() == input_texts(table) * 2
+    nothing = dict.fromkeys(RECORD.names) | {"source": "f", "line": 1, "meta": "{}"}
+    assert input_column(assign_ids(records([nothing]))).to_pylist() == [None]
+
+
+def test_words_in_any_script() -> None:
+    assert word_count("I can't, well ...") == 4
+    assert word_count("我要退款 please — now") == 4 + 3
+    assert word_count(" \n") == 0
+    assert display_words("I CAN'T log-in: 我要 42!") == ["i", "can't", "log", "in", "我", "要", "42"]
+
+
+def distribution(values: Any) -> Distribution:
+    collector = DistributionBuilder()
+    collector.add(np.asarray(values, dtype=np.float64))
+    return collector.distribution()
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=64), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_a_distribution_counts_every_number_to_three_digits(values: list[float]) -> None:
+    found = distribution(values)
+    finite = np.array([value for value in values if math.isfinite(value)])
+    assert found.count == len(finite)
+    assert found.missing == len(values) - len(finite)
+    assert (np.diff(found.values) > 0).all()
+    if len(finite):
+        assert (found.low, found.high) == (finite.min(), finite.max())
+        for share in (0.1, 0.5, 0.9):
+            exact = np.quantile(round_significant(finite), share, method="inverted_cdf")
+            assert found.quantile(share) == exact
+    normal = finite[(np.abs(finite) > 1e-300) & (np.abs(finite) < 1e300)]
+    assert np.allclose(round_significant(normal), normal, rtol=2.0**-11, atol=0)
+
+
+def test_whole_numbers_are_exact_up_to_2048_and_the_mean_is_close() -> None:
+    values = np.arange(-2048, 2049, dtype=np.float64)
+    assert (round_significant(values) == values).all()
+    numbers = np.random.default_rng(0).lognormal(3, 2, 20_000)
+    found = distribution(numbers)
+    assert found.mean == pytest.approx(numbers.mean(), rel=5e-4)
+    assert found.deviation == pytest.approx(numbers.std(), rel=5e-4)
+    assert len(found.values) < len(numbers)
+
+
+@given(st.lists(st.integers(-5000, 5000) | st.floats(-1, 1), min_size=1, max_size=50))
+@settings(max_examples=60, deadline=None)
+def test_a_histogram_holds_every_number_once(values: list[float]) -> None:
+    found = distribution(values)
+    edges, (counts,), (above,) = histograms([found])
+    assert counts.sum() + above == len(values)
+    assert len(counts) <= 31
+    assert np.allclose(np.diff(edges), edges[1] - edges[0])
+    assert edges[0] <= found.values[0]
+    exact = sum(value + 1e-9 * (edges[1] - edges[0]) >= edges[-1] for value in found.values.repeat(found.counts))
+    assert above == exact
+
+
+def test_ngrams_are_those_of_a_plain_count() -> None:
+    rng = random.Random(3)
+    groups = [[text(rng) for _ in range(20)], [], [text(rng) for _ in range(10)] + ["", "one"]]
+    for n, counted in enumerate(ngram_counts(groups, 3), 1):
+        for at, group in enumerate(groups):
+            plain = Counter(
+                " ".join(words[start : start + n])
+                for words in map(str.split, group)
+                for start in range(len(words) - n + 1)
+            )
+            ours = {counted.text(run): int(count) for run, count in enumerate(counted.counts[at]) if count}
+            assert ours == dict(plain)
+            told = counted.most_common(7, at)
+            assert [count for _, count in told] == [count for _, count in plain.most_common(7)]
+            assert all(plain[run] == count for run, count in told)
+            if n == 1 and at == 0:
+                assert counted.most_common(99) == plain.most_common(99), "equal ones in the order in which they occur"
+
+
+def test_the_sample_is_the_smallest_hashes() -> None:
+    ids = [str(number) for number in range(5000)]
+    order = id_hashes(ids, 0)
+    smallest: BottomKSample[str] = BottomKSample(30)
+    for start in range(0, 5000, 100):
+        for row in smallest.wanted(order[start : start + 100]).tolist():
+            smallest.add(int(order[start + row]), ids[start + row], ids[start + row])
+    assert smallest.rows() == [ids[row] for row in np.argsort(order)[:30].tolist()]
+    assert id_hashes(["a"], 0) != id_hashes(["a"], 1)
+
+
+def test_facts_in_words_are_given_up_where_they_are_too_many(table: pa.Table) -> None:
+    counts = FactCounts()
+    counts.add(facts_of(table, "quality", "grade", ["good", "bad", "good"]))
+    for start in range(0, 1200, 400):
+        counts.add(facts_of(table, "quality", "hash", [str(start + row) for row in range(400)]))
+    assert counts.categories == {"quality: grade": {"good": 2, "bad": 1}, "quality: hash": {}}
+    counts.add(facts_of(table, "pii", "kinds", ["email, phone", "email"]))
+    assert {kind: tuple(one) for kind, one in counts.pii.items()} == {"email": (2, 2), "phone": (1, 1)}

@@ -1,0 +1,201 @@
+"""From files to pool, test and labelled: every planted fault found, every record accounted for."""
+
+import csv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.data.config import DataConfig
+from posttrain.data.reading.reader import read
+from posttrain.data.sets import pool_and_test
+from posttrain.data.sets.pool_and_test import LoopData, build_pool_and_test, input_digests
+from posttrain.store.errors import UserError
+
+COLUMNS = {"prompt": "text", "completion": "category", "group": "user"}
+LABELS = ["card", "cash"]
+
+
+def write(path: Path, rows: list[tuple[str, str, str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "category", "user"), *rows])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(
+        tmp_path / "pool.csv",
+        [
+            ("how do I order a second card", "card", ""),  # 2
+            ("how do I order a second card", "cash", ""),  # 3 the same once its answer is hidden
+            ("how do I order a second  card", "", ""),  # 4
+            ("how do I order a second card!", "", ""),  # 5 near
+            ("the machine kept all of my money", "", ""),  # 6 equals test 2
+            ("the machine kept all of my money.", "", ""),  # 7 like test 2
+            ("good morning to all of you", "", "anna"),  # 8 a test group
+            ("my transfer has not arrived yet", "", ""),  # 9 labelled already
+            ("can I have two accounts here", "", ""),  # 10
+        ],
+    )
+    write(
+        tmp_path / "labelled.csv",
+        [
+            ("my transfer has not arrived yet", "cash", ""),  # 2
+            ("is there a fee for this", "cash", ""),  # 3 contradicts 4
+            ("is there a fee for this", "card", ""),  # 4
+            ("who stole my card", "", ""),  # 5 no answer
+            ("the machine kept all of my money", "cash", ""),  # 6 equals test 2
+        ],
+    )
+    write(
+        tmp_path / "test.csv",
+        [
+            ("the machine kept all of my money", "cash", ""),  # 2
+            ("the card is blocked, what now", "card", "anna"),  # 3
+            ("the card is blocked, what now", "card", "anna"),  # 4 duplicate
+        ],
+    )
+    return tmp_path
+
+
+EQUAL_ONES = ["exact", "conflicts", {"decontaminate": {"ngram": None, "threshold": None, "contained": None}}]
+
+
+def config(**values: Any) -> DataConfig:
+    files = {"pool": "pool.csv", "labelled": "labelled.csv", "test": "test.csv", "columns": COLUMNS}
+    return DataConfig.read({**files, **values}, "posttrain.yaml")
+
+
+def accounts(built: LoopData) -> None:
+    """Every set's funnel starts with what came in, ends with what is kept, and adds up."""
+    kept = {"pool": built.pool, "labelled": built.labelled, "test": built.test}
+    for name, table in kept.items():
+        entries = [entry for entry in built.funnel if entry["set"] == name]
+        assert (entries[0]["reason"], entries[-1]["reason"]) == ("in", "kept")
+        assert entries[-1]["count"] == table.num_rows
+        assert entries[0]["count"] == sum(entry["count"] for entry in entries[1:])
+        counted = {(e["step"], e["reason"]): e["count"] for e in entries[1:-1] if e["step"] != "split"}
+        rejected = built.rejected[name]
+        assert counted == Counter(zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True))
+
+
+def test_every_planted_fault_is_found(folder: Path) -> None:
+    built = build_pool_and_test(config(), folder, LABELS)
+    accounts(built)
+    assert built.pool["line"].to_pylist() == [2, 10]
+    assert built.pool["completion"].null_count == 2
+    assert built.labelled["line"].to_pylist() == [2]
+    assert built.test["line"].to_pylist() == [2, 3]
+    assert set(built.pool["source"].to_pylist()) == {"pool.csv"}
+    found = {
+        name: sorted((row["line"], row["reason"], row["detail"]) for row in table.to_pylist())
+        for name, table in built.rejected.items()
+    }
+    labels = "`cash` at labelled.csv:3; `card` at labelled.csv:4"
+    assert found == {
+        "pool": [
+            (3, "exact duplicate", "the same as pool.csv:2"),
+            (4, "exact duplicate", "the same as pool.csv:2"),
+            (5, "near duplicate", "similarity 0.96 to pool.csv:2"),
+            (6, "equals a test input", "the same input as test.csv:2"),
+            (7, "near duplicate", "similarity 0.97 to pool.csv:6"),
+            (8, "group of a test record", "group `anna` is also that of test.csv:3"),
+            (9, "already labelled", "the same input as labelled.csv:2"),
+        ],
+        "labelled": [
+            (3, "conflicting labels", labels),
+            (4, "conflicting labels", labels),
+            (5, "no answer", "the answer is empty"),
+            (6, "equals a test input", "the same input as test.csv:2"),
+        ],
+        "test": [(4, "exact duplicate", "the same as test.csv:3")],
+    }
+
+
+def test_open_ended_answers_may_differ(folder: Path) -> None:
+    built = build_pool_and_test(config(), folder)
+    assert built.labelled["line"].to_pylist() == [2, 3, 4]
+
+
+def test_similarity_can_be_left_out(folder: Path) -> None:
+    built = build_pool_and_test(config(steps=EQUAL_ONES), folder, LABELS)
+    assert built.pool["line"].to_pylist() == [2, 5, 7, 10]
+
+
+def test_a_share_of_the_labelled_as_test(tmp_path: Path) -> None:
+    rows = [(f"a wholly different question {n} {n * n}", LABELS[n % 2], f"user {n % 50}") for n in range(200)]
+    write(tmp_path / "labelled.csv", rows)
+    built = build_pool_and_test(config(pool=[], test=0.3, steps=EQUAL_ONES), tmp_path, LABELS)
+    accounts(built)
+    assert built.test.num_rows + built.labelled.num_rows == 200
+    assert 20 < built.test.num_rows < 110
+    assert not set(built.test["group"].to_pylist()) & set(built.labelled["group"].to_pylist())
+    other = build_pool_and_test(config(pool=[], test=0.3, split_seed=1), tmp_path, LABELS)
+    assert other.test["line"].to_pylist() != built.test["line"].to_pylist()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_batch_boundaries_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    whole = build_pool_and_test(config(), folder, LABELS)
+    monkeypatch.setattr(pool_and_test, "read", lambda *given, **named: read(*given, **named, batch=batch))
+    pieces = build_pool_and_test(config(), folder, LABELS)
+    assert pieces.pool.equals(whole.pool)
+    assert pieces.test.equals(whole.test)
+    assert pieces.labelled.equals(whole.labelled)
+    assert pieces.funnel == whole.funnel
+    assert all(pieces.rejected[name].equals(table) for name, table in whole.rejected.items())
+
+
+@pytest.mark.parametrize("name", ["labelled", "test"])
+def test_an_unknown_label_is_the_users_mistake(folder: Path, name: str) -> None:
+    write(folder / f"{name}.csv", [("one", "card", ""), ("two", "crad", "")])
+    with pytest.raises(UserError, match=rf"^{name}\.csv:3: label `crad` .* did you mean `card`\?$"):
+        build_pool_and_test(config(), folder, LABELS)
+
+
+def test_files_without_any_answer_are_the_users_mistake(folder: Path) -> None:
+    (folder / "labelled.csv").write_text("text,category,user\none,,\n")
+    with pytest.raises(UserError, match=r"^labelled\.csv: no record has an answer; say in `data\.columns`"):
+        build_pool_and_test(config(), folder, LABELS)
+
+
+def test_no_file_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^data\.pool: no file of records is named"):
+        build_pool_and_test(DataConfig(), tmp_path)
+
+
+def test_digests_follow_the_content(folder: Path) -> None:
+    before = input_digests(config(), folder)
+    assert list(before) == ["pool.csv", "labelled.csv", "test.csv"]
+    (folder / "test.csv").touch()
+    assert input_digests(config(), folder) == before
+    with (folder / "test.csv").open("a") as file:
+        file.write("more,card,\n")
+    after = input_digests(config(), folder)
+    assert {name for name in before if before[name] != after[name]} == {"test.csv"}
+    (folder / "set").mkdir()
+    (folder / "set" / "a.arrow").write_bytes(b"a")
+    one = input_digests(config(pool="set"), folder)["set"]
+    (folder / "set" / "a.arrow").rename(folder / "set" / "b.arrow")
+    assert input_digests(config(pool="set"), folder)["set"] != one
+    with pytest.raises(UserError, match=r"^no\.csv: there is no such file"):
+        input_digests(config(pool="no.csv"), folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"test": 1.5}, "`test`: a share of the labelled records must lie between 0 and 1"),
+        ({"test": 0.0}, "`test`: a share"),
+        ({"columns": {"promt": "text"}}, "`columns`: `promt` is none of prompt, completion"),
+        ({"steps": ["minhsh"]}, "`steps`: there is no step `minhsh`; did you mean `minhash`?"),
+        ({"steps": [{"minhash": {"treshold": 0.5}}]}, "minhash: unknown key `treshold`; did you mean `threshold`?"),
+        ({"steps": ["decontaminate", "exact"]}, "`exact` cannot follow `decontaminate`"),
+        ({"step": ["exact"]}, "unknown key `step`; did you mean `steps`?"),
+    ],
+)
+def test_config_mistakes(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config(**values)
+    assert message in str(caught.value)

@@ -1,0 +1,88 @@
+"""A leak between two splits is caught by name, and stops whoever is about to train."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from step_contract import table_of
+
+from posttrain.data.split.leaks import find_leaks, require_no_leaks
+from posttrain.store.errors import UserError
+
+QUESTION = "Where can I see how much the transfer of my salary to the other bank will cost me in the end?"
+RUN = "one two three four five six seven eight nine ten eleven twelve thirteen"
+
+
+def record(text: str, group: str | None = None, answer: str = "x") -> dict[str, Any]:
+    return {"prompt": text, "completion": answer, "group": group}
+
+
+CLEAN = [record(f"message number {number} says {number * 7919}", f"user {number}") for number in range(40)]
+
+PLANTED = {
+    "exact": (record("What is my balance?"), record(" What is  my balance?", answer="y"), "the same input"),
+    "group": (record("first call", "user z"), record("second message", "user z"), "both of group `user z`"),
+    "near duplicate": (record(QUESTION), record(QUESTION.replace("bank", "Bank!")), "inputs of similarity 0.9"),
+    "13-gram": (
+        record(f"well, {RUN} and so on"),
+        record("count", answer=f"Here: {RUN.title()}!"),
+        "13-grams in both: 1",
+    ),
+}
+
+
+def tables(train: list[dict[str, Any]], test: list[dict[str, Any]], validation: Any = ()) -> dict[str, pa.Table]:
+    held_out = {"validation": table_of(*validation)} if validation else {}
+    return {"train": table_of(*train), **held_out, "test": table_of(*test)}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_leak_is_caught_by_name(kind: str) -> None:
+    learnt, asked, detail = PLANTED[kind]
+    found = find_leaks(tables([*CLEAN[:20], learnt], [*CLEAN[20:], asked]))
+    assert [(leak.kind, leak.splits, leak.places) for leak in found] == [(kind, ("train", "test"), ("f:21", "f:21"))]
+    assert detail in found[0].detail
+    splits = tables([*CLEAN[:20], learnt], [*CLEAN[20:], asked])
+    with pytest.raises(UserError, match=r"^support@v2: 1 record of train give test away, the first: f:21 \(train\)"):
+        require_no_leaks(splits, "support@v2")
+
+
+def test_sound_splits_pass() -> None:
+    splits = tables(CLEAN[:20], CLEAN[30:], CLEAN[20:30])
+    assert find_leaks(splits) == []
+    require_no_leaks(splits, "v1")
+
+
+def test_what_the_user_allows_is_no_leak() -> None:
+    for kind, settings in {"group": {"group": False}, "near duplicate": {"threshold": None, "ngram": None}}.items():
+        learnt, asked, _ = PLANTED[kind]
+        assert find_leaks(tables([learnt], [asked]), **settings) == []
+
+
+def test_validation_must_not_give_the_test_away_either() -> None:
+    for kind, (one, other, _) in PLANTED.items():
+        found = find_leaks(tables(CLEAN[:9], [*CLEAN[20:29], other], [*CLEAN[10:19], one]))
+        expected = [] if kind == "13-gram" else [(kind, ("validation", "test"))]
+        assert [(leak.kind, leak.splits) for leak in found] == expected
+
+
+def test_every_leak_is_told_once() -> None:
+    pairs = [pair[:2] for pair in PLANTED.values()]
+    found = find_leaks(tables([pair[0] for pair in pairs], [pair[1] for pair in pairs]))
+    assert sorted(leak.kind for leak in found) == sorted(PLANTED)
+    everything = find_leaks(tables(CLEAN, CLEAN))
+    assert [leak.kind for leak in everything] == ["exact"] * len(CLEAN)
+
+
+def test_the_wording_of_a_task_is_no_leak() -> None:
+    wording = f"Answer with one of the following labels and nothing else, please: {RUN}. "
+    train = [record(f"{wording} message {number} {'abc' * number}", answer=f"{number}") for number in range(12)]
+    test = [record(f"{wording} question {number} {'xyz' * number}", answer=f"{number}") for number in range(12)]
+    assert find_leaks(tables(train, test), threshold=None) == []
+
+
+@pytest.mark.parametrize("empty", ["train", "validation", "test"])
+def test_an_empty_split_is_named(empty: str) -> None:
+    splits = {**tables(CLEAN[:20], CLEAN[30:], CLEAN[20:30]), empty: table_of()}
+    with pytest.raises(UserError, match=f"v1: the split `{empty}` is empty"):
+        require_no_leaks(splits, "v1")

@@ -1,0 +1,111 @@
+"""Records whose inputs say nearly the same."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from step_contract import StepContract, lines, table_of
+
+from posttrain.data.duplicates import dense_buckets
+from posttrain.data.steps.apply import TableCorpus, apply_step
+from posttrain.data.steps.duplicates import Minhash, cluster_inputs
+from posttrain.data.steps.step import Corpus, Step
+
+TEXT = "please tell me where my parcel is right now because i have been waiting for it"
+
+
+class Dead(TableCorpus):
+    """A corpus whose first row an earlier step took out."""
+
+    @property
+    def alive(self) -> np.ndarray:  # type: ignore[override]
+        return np.arange(self.rows) > 0
+
+
+class Threaded(TableCorpus):
+    """A corpus with workers of its own, that sees to it that what goes to them can be pickled."""
+
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        import pickle
+
+        with ThreadPoolExecutor(2) as pool:
+            yield from pool.map(pickle.loads(pickle.dumps(function)), items)  # noqa: S301
+
+
+class TestMinhash(StepContract):
+    @pytest.fixture
+    def step(self) -> Step:
+        return Minhash()
+
+    @pytest.fixture
+    def table(self) -> pa.Table:
+        return table_of(
+            {"prompt": TEXT, "completion": "a"},
+            {"prompt": TEXT + ".", "completion": "b"},
+            {"prompt": TEXT.upper() + "!", "completion": "a"},
+            {"prompt": "something else entirely", "completion": "a"},
+            {"prompt": TEXT, "completion": "a", "rejected": "b"},
+            {"prompt": TEXT + "?", "completion": "b"},
+            TEXT + " now",
+        )
+
+    def test_the_first_of_each_answer_stays(self, step: Step, table: pa.Table) -> None:
+        outcome = apply_step(step, table)
+        assert lines(outcome.kept) == [1, 2, 4, 5, 7]
+        ids = table["id"].to_pylist()
+        shared = len(TEXT) - 4
+        score = shared / (shared + 1)
+        gone = outcome.rejected.to_pylist()
+        assert [(row["line"], row["detail"], row["cluster"], row["kept"]) for row in gone] == [
+            (3, f"similarity {score:.2f} to f:1", ids[0], ids[0]),
+            (6, f"similarity {shared / (shared + 2):.2f} to f:2", ids[0], ids[1]),
+        ]
+        assert {row["reason"] for row in gone} == {"near duplicate"}
+        assert [row["score"] for row in gone] == [score, shared / (shared + 2)]
+
+    def test_what_hangs_together_by_others(self) -> None:
+        words = [f"word{number:03d}" for number in range(60)]
+        texts = [" ".join(words[start : start + 40]) for start in (0, 3, 6)]
+        gone = apply_step(Minhash(), table_of(*texts)).rejected.to_pylist()
+        assert [row["line"] for row in gone] == [2, 3]
+        assert gone[0]["score"] >= 0.8 > gone[1]["score"]
+        assert gone[1]["detail"] == f"similarity {gone[1]['score']:.2f} to f:1, with which it hangs together by others"
+
+    def test_equal_inputs_and_empty_ones(self) -> None:
+        rows = [{"prompt": "", "completion": "a"}, {"prompt": "B ", "completion": "a"}, {}, {}]
+        outcome = apply_step(Minhash(), table_of(*rows, {"prompt": " b", "completion": "a"}))
+        assert lines(outcome.kept) == [1, 2, 3]
+        assert outcome.rejected["score"].to_pylist() == [1.0, 1.0]
+
+    def test_dead_rows_say_nothing(self, table: pa.Table) -> None:
+        step = Minhash()
+        decision = step.decide(Dead(table, step))
+        assert {row: rejection.kept for row, rejection in decision.rejections.items()} == {5: table["id"][1].as_py()}
+        assert decision.rejections[5].cluster == table["id"][1].as_py()
+
+    def test_workers_change_nothing(self, table: pa.Table) -> None:
+        step = Minhash()
+        assert step.decide(Threaded(table, step)) == step.decide(TableCorpus(table, step))
+
+    def test_workers_change_nothing_of_a_crowd(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dense_buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
+        monkeypatch.setattr(dense_buckets, "_CHARACTERS_AN_ITEM", 500)
+        monkeypatch.setattr(dense_buckets, "_MOST_ROWS", 30)
+        monkeypatch.setattr(dense_buckets, "_ROWS_A_BLOCK", 10)
+        draws = np.random.default_rng(0)
+        fresh = ["".join(draws.choice(list("abcdefgh "), size=15)) for _ in range(80)]
+        table = table_of(*(f"{TEXT} {ending}" for ending in fresh), *(f"{TEXT}, {ending}" for ending in fresh[::4]))
+        step = Minhash()
+        decision = step.decide(TableCorpus(table, step))
+        assert sorted(decision.rejections) == list(range(80, 100))
+        assert step.decide(Threaded(table, step)) == decision
+
+    def test_another_step_may_ask_for_the_clusters(self, table: pa.Table) -> None:
+        step = Minhash()
+        corpus: Corpus = TableCorpus(table, step)
+        found = cluster_inputs(corpus, step.threshold, step.ngram)
+        assert found.tolist() == [0, 0, 0, 3, 0, 0, 0]
+        assert cluster_inputs(corpus, step.threshold, step.ngram, known=found[:4]).tolist() == found.tolist()

@@ -1,0 +1,112 @@
+"""What is exported reads back as the same records."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from step_contract import table_of
+
+from posttrain.data.reading.reader import read
+from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.versions.export import export_file
+from posttrain.store.errors import UserError
+
+characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+words = st.one_of(
+    st.text(characters, min_size=1, max_size=12),
+    st.sampled_from(
+        [
+            '"',
+            "a,b\tc;d",
+            "a\r\nb",
+            "\ra",
+            "[1]",
+            '[{"role": "user", "content": "x"}]',
+            "\ufeffx",
+            "NULL",
+            "0",
+        ]
+    ),
+).filter(lambda text: text.strip() != "")
+answers = st.none() | words
+groups = st.none() | words
+json_values = st.none() | st.booleans() | st.integers(-5, 5) | words | st.lists(words, max_size=2)
+metas = st.dictionaries(words.filter(lambda key: key not in RECORD.names and key != "chosen"), json_values, max_size=2)
+single = words.map(lambda text: [{"role": "user", "content": text}])
+several = st.tuples(words, words, words).map(
+    lambda said: [
+        {"role": role, "content": text} for role, text in zip(("user", "assistant", "tool"), said, strict=True)
+    ]
+)
+contents: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "prompt": st.fixed_dictionaries({"prompt": single | several, "completion": answers}),
+    "preference": st.fixed_dictionaries({"prompt": single | several, "completion": words, "rejected": words}),
+    "text": st.fixed_dictionaries({"text": words}),
+}
+
+
+def table_from(drawn: Sequence[tuple[dict[str, Any], str | None, Mapping[str, Any]]]) -> pa.Table:
+    return table_of(
+        *(
+            {**content, "group": group, "meta": json.dumps(meta, ensure_ascii=False, sort_keys=True)}
+            for content, group, meta in drawn
+        )
+    )
+
+
+@pytest.mark.parametrize("shape", sorted(contents))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_export_and_read_are_inverse(tmp_path: Path, shape: str, data: st.DataObject) -> None:
+    drawn = data.draw(st.lists(st.tuples(contents[shape], groups, metas), min_size=1, max_size=4))
+    table = table_from(drawn).drop_columns(["source", "line"])
+    for suffix in (".jsonl", ".csv", ".tsv", ".parquet"):
+        path = tmp_path / f"out{suffix}"
+        path.unlink(missing_ok=True)
+        export_file(table_from(drawn), path)
+        again = concat(list(read(path))).drop_columns(["source", "line"])
+        assert again.to_pylist() == table.to_pylist(), suffix
+
+
+def test_files_are_plain(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+    table = make(("a \u00e9", "x"), ("b", None, "g"))
+    export_file(table, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text().splitlines() == [
+        '{"prompt": "a \u00e9", "completion": "x", "group": null}',
+        '{"prompt": "b", "completion": null, "group": "g"}',
+    ]
+    export_file(table, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text().splitlines()[:2] == [
+        '"prompt","completion","group"',
+        '"a \u00e9","x",""',
+    ]
+
+
+def test_nothing_is_overwritten(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("my own")
+    with pytest.raises(UserError, match=r"mine\.csv: the file exists already"):
+        export_file(make(("a", "x")), path)
+    assert path.read_text() == "my own"
+
+
+def test_shapes_that_do_not_go_together(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+    mixed = pa.concat_tables([make(("a", "x")), table_from([({"text": "t"}, None, {})])])
+    for name in ("out.jsonl", "out.csv"):
+        with pytest.raises(UserError, match=r"the records have the shapes prompt, text; export to \.parquet"):
+            export_file(mixed, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+    export_file(mixed, tmp_path / "out.parquet")
+    assert concat(list(read(tmp_path / "out.parquet")))["id"].to_pylist() == mixed["id"].to_pylist()
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+    with pytest.raises(UserError, match=r"`\.xlsx` is not a format we write; use \.jsonl"):
+        export_file(make(("a", "x")), tmp_path / "out.xlsx")
+    with pytest.raises(UserError, match="there is no such folder"):
+        export_file(make(("a", "x")), tmp_path / "no" / "out.csv")

@@ -1,0 +1,157 @@
+"""Models with fused operations: the same, to rounding, and as they were afterwards; what is not known stays."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, GptOssConfig, LlamaConfig, Qwen3Config
+from transformers.models.llama import modeling_llama
+
+from posttrain.models.fused import fuse_layers
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import byte_tokenizer
+from posttrain.train.config import LoraConfig
+from posttrain.train.lora import add_adapter
+
+SIZES = {
+    "vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+IDS = torch.arange(40).view(2, 20)
+
+
+def made(config: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(weight, 1.0, 0.3)
+    return LanguageModel(model.eval(), byte_tokenizer(), TaskConfig())
+
+
+def logits_and_gradients(lm: LanguageModel) -> list[torch.Tensor]:
+    lm.model.zero_grad()
+    found = lm.model(input_ids=IDS).logits
+    found.logsumexp(-1).sum().backward()
+    return [found.detach(), *(weight.grad.clone() for weight in lm.model.parameters())]
+
+
+def replaced(lm: LanguageModel) -> set[str]:
+    return {type(module).__name__ for module in lm.model.modules() if "forward" in vars(module)}
+
+
+@pytest.mark.parametrize(
+    ("config", "norms"),
+    [
+        (LlamaConfig(**SIZES), {"LlamaRMSNorm"}),
+        (Qwen3Config(**SIZES), {"Qwen3RMSNorm"}),
+        (GemmaConfig(**SIZES), set()),  # its weights are added to one
+        (GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4), set()),
+        (GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1), {"GptOssRMSNorm"}),  # half the angles
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_the_same_model(config: Any, norms: set[str]) -> None:
+    lm = made(config)
+    plain = logits_and_gradients(lm)
+    with fuse_layers(lm):
+        assert replaced(lm) == norms
+        inside = logits_and_gradients(lm)
+    assert not replaced(lm)
+    for one, other in zip(inside, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for one, other in zip(logits_and_gradients(lm), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+def final_states(lm: LanguageModel) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = lm.decoder(input_ids=IDS, use_cache=False).last_hidden_state
+    return found.double()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_layers_add_up_is_not_rounded(compiled: bool) -> None:
+    config = LlamaConfig(**(SIZES | {"num_hidden_layers": 24, "initializer_range": 0.05}))
+    exact, low = final_states(made(config)), made(config)
+    low.model.to(torch.bfloat16)
+    plain = (final_states(low) - exact).norm()
+    with fuse_layers(low, compiled=compiled):
+        inside = (final_states(low) - exact).norm()
+        states = low.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
+        wide = {name for name, weight in low.model.named_parameters() if weight.dtype == torch.float32}
+    assert wide == {name for name, _ in low.model.named_parameters() if "norm" in name}
+    assert {weight.dtype for weight in low.model.parameters()} == {torch.bfloat16}
+    assert {state.dtype for state in states[:-1]} == {torch.float32}
+    assert states[-1].dtype == torch.bfloat16
+    assert inside < 0.8 * plain
+    assert not low.decoder.get_input_embeddings()._forward_hooks
+
+
+@pytest.mark.parametrize("config", [GemmaConfig(**SIZES), GPT2Config(vocab_size=261, n_embd=32, n_layer=2, n_head=4)])
+def test_other_models_add_up_as_they_did(config: Any) -> None:
+    lm = made(config)
+    lm.model.to(torch.bfloat16)
+    with fuse_layers(lm):
+        states = lm.decoder(input_ids=IDS, output_hidden_states=True).hidden_states
+    assert {state.dtype for state in states} == {torch.bfloat16}
+
+
+def test_rotation_is_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = modeling_llama.apply_rotary_pos_emb
+    lm = made(LlamaConfig(**SIZES))
+    with fuse_layers(lm):
+        assert modeling_llama.apply_rotary_pos_emb is not own
+    assert modeling_llama.apply_rotary_pos_emb is own
+
+    def other(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        return own(q, k, cos, -sin, unsqueeze_dim)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", other)
+    with fuse_layers(lm):  # one that turns the other way is left alone
+        assert modeling_llama.apply_rotary_pos_emb is other
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_model_with_an_adapter(dropout: float) -> None:
+    lm = add_adapter(made(LlamaConfig(**SIZES, attention_bias=True)), LoraConfig(rank=4, dropout=dropout))
+    for name, weight in lm.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    lm.model.train()
+    runs = []
+    for condition in (nullcontext, lambda: fuse_layers(lm)):
+        torch.manual_seed(3)
+        lm.model.zero_grad()
+        with condition():
+            assert ("Linear" in replaced(lm)) == bool(runs)
+            found = lm.model(input_ids=IDS).logits
+            found.logsumexp(-1).sum().backward()
+            with lm.model.disable_adapter():
+                without = lm.model(input_ids=IDS).logits
+        gradients = [weight.grad.clone() for weight in lm.model.parameters() if weight.requires_grad]
+        runs.append([found.detach(), without.detach(), *gradients])
+    assert not replaced(lm)
+    for one, other in zip(*runs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_of_other_kinds_are_left_alone() -> None:
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+
+    settings = PeftConfig(r=4, target_modules=["q_proj", "embed_tokens"], use_dora=True)
+    lm = made(LlamaConfig(**SIZES))
+    lm = LanguageModel(get_peft_model(lm.model, settings), lm.tokenizer, lm.task)
+    with fuse_layers(lm):
+        assert replaced(lm) == {"LlamaRMSNorm"}
+
+
+def test_a_vocabulary_of_a_few_words() -> None:
+    lm = made(LlamaConfig(**(SIZES | {"vocab_size": 16, "eos_token_id": 1, "bos_token_id": None, "pad_token_id": 0})))
+    lm.model.to(torch.bfloat16)
+    with fuse_layers(lm):
+        states = lm.decoder(input_ids=IDS % 16, output_hidden_states=True).hidden_states
+    assert states[0].dtype == torch.float32

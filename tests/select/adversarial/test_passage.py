@@ -1,0 +1,87 @@
+"""What belongs to the user among a prompt's tokens."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.task import TaskConfig
+from posttrain.select.adversarial.rewriting import Vocabulary, find_passage
+
+
+def spelled(lm: LanguageModel, ids: list[int]) -> str:
+    return str(lm.tokenizer.decode(ids))
+
+
+@pytest.mark.parametrize("text", ["my card", "x", "y marks x", "Message: (end)", "<|user|> says", "ünï ✓", "  two  "])
+def test_the_words_and_nothing_of_the_template(labeller: LanguageModel, text: str) -> None:
+    passage = find_passage(labeller, [{"role": "user", "content": text}])
+    assert passage is not None
+    assert [*passage.before, *passage.own, *passage.after] == labeller.prompt_ids(passage.prompt(passage.text))
+    assert passage.lead + passage.text + passage.tail == spelled(labeller, passage.own)
+    assert passage.text == text.strip()
+    assert passage.lead.strip() == passage.tail.strip() == ""
+    assert spelled(labeller, passage.before).rstrip().endswith("Message:")
+    assert spelled(labeller, passage.after).lstrip().startswith("(end)")
+
+
+def test_only_the_last_of_the_users_turns_is_taken(labeller: LanguageModel) -> None:
+    turns = [
+        {"role": "user", "content": "my card"},
+        {"role": "assistant", "content": "card"},
+        {"role": "user", "content": "my card"},
+    ]
+    passage = find_passage(labeller, turns)
+    assert passage is not None
+    assert passage.place == 2
+    assert passage.prompt("my cash") == [*turns[:2], {"role": "user", "content": "my cash"}]
+    assert find_passage(labeller, [{"role": "system", "content": "nothing asked"}]) is None
+
+
+def test_what_would_not_be_read_as_the_same_tokens_is_no_rewriting(labeller: LanguageModel) -> None:
+    passage = find_passage(labeller, [{"role": "user", "content": "my card"}])
+    assert passage is not None
+    user, space = labeller.tokenizer.convert_tokens_to_ids(["<|user|>", "Ġ"])
+    letters = list(passage.own)
+    assert passage.rewritten(labeller, letters) == "my card"
+    assert passage.rewritten(labeller, [space, *letters[1:]]) is None  # stored without the space
+    half = next(token for token in range(256) if "\ufffd" in labeller.tokenizer.decode([token]))
+    assert passage.rewritten(labeller, [half, *letters[1:]]) is None
+    vocabulary = Vocabulary.of(labeller)
+    assert not vocabulary.allowed[[user, space, half]].any()
+
+
+def test_tokens_that_a_real_tokenizer_would_fuse_are_refused(smollm2: Path) -> None:
+    lm = load_language_model(smollm2, TaskConfig(system="Name the intent."))
+    passage = find_passage(lm, [{"role": "user", "content": "my card is late"}])
+    assert passage is not None
+    assert spelled(lm, passage.own) == "my card is late"
+    at, ate = (lm.tokenizer(text)["input_ids"] for text in (" l", "ate"))
+    apart = [*passage.own[:-1], *at, *ate]
+    assert spelled(lm, apart) == "my card is late"
+    assert passage.rewritten(lm, apart) is None
+
+
+@given(data=st.data())
+def test_a_rewriting_is_read_as_exactly_its_tokens(labeller: LanguageModel, data: st.DataObject) -> None:
+    passage = find_passage(labeller, [{"role": "user", "content": "my card"}])
+    assert passage is not None
+    own = data.draw(st.lists(st.integers(0, 255), min_size=len(passage.own), max_size=len(passage.own)))
+    text = passage.rewritten(labeller, own)
+    if text is not None:
+        assert labeller.prompt_ids(passage.prompt(text)) == [*passage.before, *own, *passage.after]
+
+
+def test_swaps_keep_words_apart_and_special_tokens_out(labeller: LanguageModel) -> None:
+    import torch
+
+    vocabulary = Vocabulary.of(labeller)
+    own = torch.tensor(labeller.tokenizer("a ,\n")["input_ids"])
+    fit = vocabulary.fits(own)
+    texts = [labeller.tokenizer.decode([token]) for token in range(len(labeller.tokenizer))]
+    assert [place for place in range(4) if fit[place].any()] == [0, 2]  # a space and a line's end stay
+    taken = {texts[token] for token in fit[0].nonzero()[:, 0].tolist()}
+    assert taken == {chr(code) for code in range(33, 127) if chr(code).isalnum()} - {"a"}
+    assert not any(texts[token].isalnum() for token in fit[2].nonzero()[:, 0].tolist())

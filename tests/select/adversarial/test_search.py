@@ -1,0 +1,149 @@
+"""The search over records: who is tried, what is kept, what is counted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from posttrain.models.generate import generate
+from posttrain.models.language_model import LanguageModel, load_language_model
+from posttrain.models.likelihood import answer_log_likelihoods, label_scores
+from posttrain.models.task import TaskConfig, Turns
+from posttrain.select.adversarial.examples import (
+    JudgedAnswers,
+    LabelledPrompt,
+    SearchOutcome,
+    SearchSettings,
+    to_json_row,
+)
+from posttrain.select.adversarial.search import ATTACKS, search
+from posttrain.store.errors import UserError
+
+WORDS = ["card", "cash", "loan", "rate", "late", "high", "lost", "blue"]
+
+
+def alike(text: str, others: Sequence[str]) -> np.ndarray:
+    return np.array([sum(a == b for a, b in zip(text, other, strict=True)) / len(text) for other in others])
+
+
+class Judge:
+    """Right is what the model says of a record's own prompt; counts what it is asked."""
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.lm, self.asked = lm, 0
+
+    def answers(self, prompts: Sequence[Turns]) -> list[str]:
+        labels = self.lm.task.label_set
+        return [labels[row] for row in label_scores(self.lm, prompts, labels).log_probabilities.argmax(1)]
+
+    def __call__(self, records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
+        self.asked += len(prompts)
+        answers = self.answers(prompts)
+        return JudgedAnswers(answers, [one == record.completion for one, record in zip(answers, records, strict=True)])
+
+
+def records_of(lm: LanguageModel, wrong: int = 0) -> list[LabelledPrompt]:
+    """16 records with the model's own answers; some with another one."""
+    texts = [f"my {one} is {other}" for one in WORDS[:4] for other in WORDS[4:]]
+    prompts: list[Turns] = [[{"role": "user", "content": text}] for text in texts]
+    answers = Judge(lm).answers(prompts)
+    labels = lm.task.label_set
+    for row in range(wrong):
+        answers[row] = next(label for label in labels if label != answers[row])
+    return [LabelledPrompt(f"r{row}", *one) for row, one in enumerate(zip(prompts, answers, strict=True))]
+
+
+@pytest.mark.parametrize("method", ATTACKS)
+def test_kept_are_those_whose_answer_changes(labeller: LanguageModel, method: str) -> None:
+    records, judge = records_of(labeller, wrong=4), Judge(labeller)
+    settings = SearchSettings(n=5, method=method, similarity=0.7, swaps=4, budget=4000)
+    outcome = search(labeller, records, judge, alike, settings)
+    assert outcome.examples
+    by_id = {record.id: record for record in records}
+    for one in outcome.examples:
+        original = by_id[one.original]
+        assert int(one.original[1:]) >= 4
+        assert one.answer_before == original.completion == one.completion
+        assert judge.answers([one.prompt]) == [one.answer] != [one.answer_before]
+        assert one.prompt == [{"role": "user", "content": one.text}]
+        assert alike(one.text_before, [one.text])[0] == one.similarity >= 0.7
+        assert sum(a != b for a, b in zip(one.text_before, one.text, strict=True)) == one.swaps <= 4
+        assert one.loss > one.loss_before
+        place = labeller.task.label_set.index(one.completion)
+        scores = label_scores(labeller, [original.prompt, one.prompt], labeller.task.label_set, tolerance=0)
+        np.testing.assert_allclose(-scores.log_probabilities[:, place], [one.loss_before, one.loss], atol=1e-4)
+    counts = outcome.counts
+    assert counts["records"] == counts["wrong"] + counts["no_words"] + counts["tried"]
+    assert counts["tried"] == sum(counts[name] for name in ("unchanged", "out_of_budget", "unconfirmed", "kept"))
+    assert counts["kept"] == len(outcome.examples) <= 5
+
+
+def found(lm: LanguageModel, records: list[LabelledPrompt], **settings: int) -> SearchOutcome:
+    return search(lm, records, Judge(lm), alike, SearchSettings(**{"n": 3, "swaps": 4, "budget": 4000, **settings}))
+
+
+def test_the_order_of_the_records_changes_nothing_and_the_seed_does(labeller: LanguageModel) -> None:
+    records = records_of(labeller)
+    first = found(labeller, records, n=2)
+    again = found(labeller, records[::-1], n=2)
+    assert (again.examples, again.counts, again.passes) == (first.examples, first.counts, first.passes)
+    assert found(labeller, records, n=2, seed=1).examples != first.examples
+
+
+def test_the_budget_ends_the_search(labeller: LanguageModel) -> None:
+    outcome = found(labeller, records_of(labeller), budget=60)
+    assert outcome.passes <= 60 + 2 * (outcome.counts["kept"] + outcome.counts["unconfirmed"])
+    assert outcome.counts["out_of_budget"] >= 1
+    assert found(labeller, records_of(labeller), budget=1).counts["records"] == 0
+
+
+def test_a_close_call_that_goes_the_other_way_is_not_kept(labeller: LanguageModel) -> None:
+    class Wavering(Judge):
+        """Fooled only while the search looks: not by the prompts that it ends with."""
+
+        def __call__(self, records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
+            judged = super().__call__(records, prompts)
+            if len({record.id for record in records}) == len(records) == 2:  # the closing check
+                return JudgedAnswers([record.completion for record in records], [True, True])
+            return judged
+
+    settings = SearchSettings(n=2, similarity=0.7, swaps=4, budget=4000)
+    outcome = search(labeller, records_of(labeller), Wavering(labeller), alike, settings)
+    assert (outcome.counts["unconfirmed"], outcome.counts["kept"], outcome.examples) == (2, 0, [])
+
+
+@pytest.mark.parametrize("method", ATTACKS)
+def test_written_answers_are_fooled_too(tiny_model: Path, method: str) -> None:
+    lm = load_language_model(tiny_model, TaskConfig(max_new_tokens=4), dtype="float32")
+
+    def answers(prompts: Sequence[Turns]) -> list[str]:
+        return [one.text for one in generate(lm, prompts)]
+
+    def judge(records: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
+        said = answers(prompts)
+        return JudgedAnswers(said, [one == record.completion for one, record in zip(said, records, strict=True)])
+
+    prompts: list[Turns] = [[{"role": "user", "content": f"my {word} is late"}] for word in WORDS[:3]]
+    records = [LabelledPrompt(answer, prompt, answer) for answer, prompt in zip(answers(prompts), prompts, strict=True)]
+    outcome = search(lm, records, judge, alike, SearchSettings(n=1, method=method, similarity=0.5, swaps=4, budget=600))
+    [one] = outcome.examples
+    assert answers([one.prompt]) == [one.answer] != [one.answer_before]
+    sums, _ = answer_log_likelihoods(lm, [one.prompt], [one.answer_before])
+    assert one.loss == pytest.approx(-sums[0], abs=1e-3)
+
+
+def test_nothing_to_fool_and_unknown_methods(labeller: LanguageModel) -> None:
+    records = records_of(labeller, wrong=16)
+    with pytest.raises(UserError, match="the champion answers none of 16 records rightly"):
+        found(labeller, records)
+    with pytest.raises(UserError, match=r"^--method: no method `hotflp`; did you mean `hotflip`"):
+        search(labeller, records, Judge(labeller), alike, SearchSettings(n=1, method="hotflp"))
+    assert found(labeller, []).counts["records"] == 0
+
+
+def test_lines_have_the_columns_that_the_files_have(labeller: LanguageModel) -> None:
+    [one] = found(labeller, records_of(labeller), n=1).examples
+    line = to_json_row(one, "gcg", {"prompt": "text", "completion": "label"})
+    assert (line["text"], line["label"], line["original"]) == (one.text, one.completion, one.original)
+    assert to_json_row(one, "gcg", {})["prompt"] == one.text

@@ -1,0 +1,182 @@
+"""What every selector promises, whatever its strategy."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.select.selectors.registry import SELECTORS, select
+from posttrain.store.errors import UserError
+
+every_strategy = pytest.mark.parametrize("strategy", sorted(SELECTORS))
+Scores = dict[str, np.ndarray]
+
+
+def pool(rows: int, seed: int = 0, labels: int = 5, width: int = 12) -> Scores:
+    generator = np.random.default_rng(seed)
+    return {
+        "probabilities": generator.dirichlet(np.ones(labels), rows),
+        "embeddings": generator.normal(size=(rows, width)).astype(np.float32),
+        "loss": generator.exponential(size=rows),
+        "cost": generator.uniform(1, 3, rows),
+    }
+
+
+@every_strategy
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(0, 40), n=st.integers(0, 50), seed=st.integers(0, 5), share=st.floats(0, 1))
+def test_returns_distinct_free_rows_and_as_many_as_wanted(
+    strategy: str, rows: int, n: int, seed: int, share: float
+) -> None:
+    labelled = np.random.default_rng(seed).random(rows) < share
+    chosen = select(strategy, pool(rows, seed), n, seed, labelled)
+    assert chosen.dtype == np.int64
+    assert len(chosen) == min(n, int((~labelled).sum()))
+    assert len(set(chosen.tolist())) == len(chosen)
+    assert all(0 <= row < rows and not labelled[row] for row in chosen)
+
+
+@every_strategy
+def test_same_call_gives_same_rows(strategy: str) -> None:
+    scores = pool(60)
+    first = select(strategy, scores, 12, seed=3)
+    copies = {name: values.copy() for name, values in scores.items()}
+    np.testing.assert_array_equal(first, select(strategy, copies, 12, seed=3))
+
+
+@every_strategy
+def test_does_not_change_its_input(strategy: str) -> None:
+    scores = pool(30)
+    before = {name: values.copy() for name, values in scores.items()}
+    labelled = np.zeros(30, bool)
+    select(strategy, scores, 5, labelled=labelled)
+    for name, values in before.items():
+        np.testing.assert_array_equal(scores[name], values)
+    assert not labelled.any()
+
+
+@every_strategy
+def test_everything_labelled_leaves_nothing(strategy: str) -> None:
+    chosen = select(strategy, pool(6), 3, labelled=np.ones(6, bool))
+    assert chosen.dtype == np.int64
+    assert chosen.tolist() == []
+
+
+@every_strategy
+def test_all_rows_alike(strategy: str) -> None:
+    scores = {name: np.repeat(values[:1], 20, axis=0) for name, values in pool(1).items()}
+    scores["embeddings"][:] = 1.0
+    chosen = select(strategy, scores, 7)
+    assert len(set(chosen.tolist())) == 7
+
+
+@every_strategy
+def test_few_distinct_rows(strategy: str) -> None:
+    scores = {name: np.repeat(values, 10, axis=0) for name, values in pool(3).items()}
+    chosen = select(strategy, scores, 12)
+    assert len(set(chosen.tolist())) == 12
+
+
+@every_strategy
+def test_what_is_predicted_of_labelled_rows_does_not_matter(strategy: str) -> None:
+    scores, labelled = pool(50), np.arange(50) % 3 == 0
+    chosen = select(strategy, scores, 9, 1, labelled)
+    other = {name: values.copy() for name, values in scores.items()}
+    other["probabilities"][labelled] = 0.2
+    other["loss"][labelled] = other["cost"][labelled] = 99.0
+    np.testing.assert_array_equal(chosen, select(strategy, other, 9, 1, labelled))
+
+
+@every_strategy
+def test_nothing_is_known_of_some_rows(strategy: str) -> None:
+    scores = pool(30)
+    del scores["probabilities"]
+    scores |= {name: np.where(np.arange(30) % 2, 0.3, np.nan) for name in ("entropy", "least_confidence", "margin")}
+    if strategy in ("badge", "stratified"):  # they need the probabilities themselves
+        with pytest.raises(UserError, match="needs the score column `probabilities`"):
+            select(strategy, scores, 10)
+    else:
+        assert len(set(select(strategy, scores, 20).tolist())) == 20
+
+
+@pytest.mark.parametrize("strategy", ["entropy", "least_confidence", "margin"])
+def test_ties_go_by_row_order_whatever_the_seed(strategy: str) -> None:
+    probabilities = np.array([[0.9, 0.1], [0.5, 0.5], [0.9, 0.1], [0.5, 0.5], [0.5, 0.5]])
+    for seed in range(4):
+        assert select(strategy, {"probabilities": probabilities}, 4, seed).tolist() == [1, 3, 4, 0]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    sorted(set(SELECTORS) - {"random", "badge", "stratified", "typiclust", "prob_cover", "facility_location"}),
+)
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_the_order_of_the_rows_does_not_matter(strategy: str, seed: int) -> None:
+    scores = pool(45, seed)
+    order = np.random.default_rng(seed).permutation(45)
+    shuffled = {name: values[order] for name, values in scores.items()}
+    np.testing.assert_array_equal(select(strategy, scores, 10), order[select(strategy, shuffled, 10)])
+
+
+def test_random_is_uniform_and_seeded() -> None:
+    rows = {"probabilities": np.ones((10, 1))}
+    drawn = np.bincount(
+        np.concatenate([select("random", rows, 3, seed) for seed in range(2000)]), minlength=10
+    )  # Each count is binomial(2000, 0.3): five standard deviations are 102.
+    assert np.abs(drawn - 600).max() < 103
+
+
+def test_unknown_strategy_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean `entropy`"):
+        select("entropi", pool(3), 1)
+
+
+def test_missing_column_is_named() -> None:
+    with pytest.raises(UserError, match="needs the score column `embeddings`"):
+        select("diverse", {"probabilities": np.ones((3, 1))}, 1)
+    with pytest.raises(UserError, match="`margin` needs the score column `probabilities`"):
+        select("margin", {"embeddings": np.ones((3, 1))}, 1)
+
+
+def test_wrong_calls_are_user_errors() -> None:
+    with pytest.raises(UserError, match="differ in length"):
+        select("entropy", {"entropy": np.ones(3), "margin": np.ones(4)}, 1)
+    with pytest.raises(UserError, match="differ in length"):
+        select("entropy", {"entropy": np.ones(3)}, 1, labelled=np.zeros(2, bool))
+    with pytest.raises(UserError, match="cannot select -1"):
+        select("entropy", {"entropy": np.ones(3)}, -1)
+    with pytest.raises(UserError, match="no column"):
+        select("entropy", {}, 1)
+    with pytest.raises(UserError, match="radius"):
+        select("diverse", pool(9), 2, radius=3)
+    with pytest.raises(UserError, match="no uncertainty measure"):
+        select("uncertain_diverse", pool(9), 2, by="doubt")
+
+
+@every_strategy
+@pytest.mark.parametrize("value", [0, -1, 0.5, float("nan"), "x", True])
+def test_a_number_out_of_range_is_said_in_one_line(strategy: str, value: object) -> None:
+    """Each option that is a number is obeyed or refused; nothing breaks halfway, and no warning is left."""
+    for option in inspect.signature(SELECTORS[strategy]).parameters.values():
+        if option.default is option.empty or not {"int", "float"} & set(re.findall(r"\w+", str(option.annotation))):
+            continue
+        error = ""
+        try:
+            chosen = select(strategy, pool(60), 7, **{option.name: value})
+        except UserError as refused:
+            error = str(refused)
+        if error:
+            assert f"strategy `{strategy}`" in error
+        else:
+            assert value in (0, 0.5)
+            assert len(set(chosen.tolist())) == (7 if option.name != "budget" else 0)
+
+
+@pytest.mark.parametrize("strategy", ["top", "stratified"])
+def test_a_column_of_rows_is_no_score(strategy: str) -> None:
+    with pytest.raises(UserError, match=f"strategy `{strategy}` takes .*`embeddings`"):
+        select(strategy, pool(20), 3, by="embeddings")

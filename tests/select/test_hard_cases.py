@@ -1,0 +1,103 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.evaluate.suite import PREDICTIONS
+from posttrain.select.config import SelectConfig
+from posttrain.select.hard_cases import (
+    HARD_CASE_KINDS,
+    Evaluations,
+    disagreement,
+    hard_cases,
+    high_loss,
+    losses,
+    regressions,
+    wrong,
+)
+from posttrain.store.errors import UserError
+
+
+def predictions(*rows: tuple[str, float, float | None], predicted: str = "b") -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {
+                "id": id,
+                "expected": "a",
+                "predicted": "a" if score == 1 else predicted,
+                "score": score,
+                "valid": True,
+                "log_likelihood": likely,
+            }
+            for id, score, likely in rows
+        ],
+        schema=PREDICTIONS,
+    )
+
+
+def test_loss_is_likelihood_where_known_else_what_is_missing_to_a_full_score() -> None:
+    assert losses(predictions(("x", 0.0, -3.0), ("y", 0.25, None))).tolist() == [3.0, 0.75]
+
+
+def test_wrong_ones_hardest_first() -> None:
+    table = predictions(("a", 1.0, -9.0), ("b", 0.0, -2.0), ("c", 0.0, -5.0), ("e", 0.0, -2.0), ("d", 1.0, -0.1))
+    assert wrong(table) == ["c", "b", "e"]
+    assert wrong(table, n=1) == ["c"]
+    assert wrong(predictions()) == []
+
+
+def test_wrong_where_scores_are_log_likelihoods() -> None:
+    table = predictions(("a", -9.0, -9.0), ("b", -2.0, -2.0), ("c", -5.0, -5.0), ("d", -1.0, -1.0))
+    assert wrong(table) == ["a", "c"]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(0, 100))
+def test_high_loss_is_what_lies_above_the_percentile(values: list[int], percentile: int) -> None:
+    table = predictions(*((f"{row:03d}", float(row % 2), -float(value)) for row, value in enumerate(values)))
+    found = high_loss(table, percentile, n=1000)
+    bar = np.percentile(values, percentile)
+    assert set(found) == {f"{row:03d}" for row, value in enumerate(values) if value > bar}
+    assert [values[int(id)] for id in found] == sorted((values[int(id)] for id in found), reverse=True)
+    assert high_loss(table, percentile, n=2) == found[:2]
+
+
+def test_high_loss_asks_not_who_was_right_and_of_equal_ones_none_is_high() -> None:
+    table = predictions(*((f"{row:02d}", 1.0, -float(row == 19)) for row in range(20)))
+    assert high_loss(table) == ["19"]
+    assert high_loss(predictions(("a", 0.0, -1.0), ("b", 0.0, -1.0))) == []
+    assert high_loss(predictions()) == []
+
+
+def test_regressions_were_right_before_and_are_wrong_now() -> None:
+    now = predictions(("a", 0.0, -1.0), ("b", 0.0, -3.0), ("c", 1.0, -0.1), ("d", 0.0, -9.0), ("new", 0.0, -9.0))
+    before = predictions(("d", 0.0, -1.0), ("c", 0.0, -1.0), ("b", 1.0, -0.2), ("a", 1.0, -0.1), ("gone", 1.0, -0.1))
+    assert regressions(now, before) == ["b", "a"]
+    assert regressions(now, before, n=1) == ["b"]
+    assert regressions(now, now) == []
+    assert regressions(now, predictions()) == regressions(predictions(), now) == []
+
+
+def test_disagreement_is_of_answers_furthest_apart_in_loss_first() -> None:
+    ours = predictions(("a", 1.0, -0.1), ("b", 0.0, -3.0), ("c", 0.0, -3.0), ("d", 1.0, -0.1))
+    theirs = predictions(("d", 0.0, -8.1), ("c", 0.0, -3.0), ("b", 1.0, -1.0), ("a", 1.0, -7.0), predicted="c")
+    assert disagreement(ours, theirs) == ["d", "b", "c"]
+    assert set(disagreement(theirs, ours)) == {"d", "b", "c"}
+    assert disagreement(ours, ours) == []
+    assert disagreement(ours, predictions()) == disagreement(predictions(), ours) == []
+
+
+def test_cases_know_all_their_kinds_and_come_by_loss() -> None:
+    now = predictions(("a", 0.0, -1.0), ("b", 0.0, -3.0), ("c", 1.0, -0.1))
+    before = predictions(("a", 1.0, -0.1), ("b", 0.0, -2.0), ("c", 1.0, -0.1))
+    found = hard_cases(["regressions", "wrong"], Evaluations(now, previous=before))
+    assert [(case.id, case.kinds) for case in found] == [("b", ("wrong",)), ("a", ("regressions", "wrong"))]
+    assert (found[0].expected, found[0].predicted) == ("a", "b")
+    assert hard_cases(["regressions", "disagreement"], Evaluations(now)) == []
+    assert hard_cases([], Evaluations(now, before, before)) == []
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    SelectConfig.read({"hard_cases": list(HARD_CASE_KINDS)}, "posttrain.yaml")
+    with pytest.raises(UserError, match="no kind of hard case `regresions`; did you mean `regressions`"):
+        SelectConfig.read({"hard_cases": ["regresions"]}, "posttrain.yaml")

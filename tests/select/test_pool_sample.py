@@ -1,0 +1,42 @@
+"""Shares of a pool from samples of it."""
+
+import numpy as np
+import pytest
+
+from posttrain.select.pool_sample import estimate_pool_share
+
+
+def test_wilson_interval_of_a_plain_sample() -> None:
+    """Of 10 drawn alike, 8 are true; the interval is the quadratic's roots, (p - x)^2 = z^2 x (1 - x) / n."""
+    found = estimate_pool_share(np.arange(10) < 8, np.full(10, 0.05))
+    assert found is not None
+    z = 1.959964
+    roots = np.sort(np.roots([1 + z**2 / 10, -(2 * 0.8 + z**2 / 10), 0.8**2]))
+    assert (found.value, found.drawn) == (0.8, 10)
+    assert [found.low, found.high] == pytest.approx(roots.tolist(), abs=1e-9)
+
+
+def test_weights_undo_what_the_draw_preferred() -> None:
+    """Half of a pool is true; true records are drawn four times as often, and the estimate is right all the same."""
+    generator = np.random.default_rng(0)
+    true = np.arange(4000) < 2000
+    inclusion = np.where(true, 0.08, 0.02)
+    values, inside = [], []
+    for _ in range(400):
+        drawn = generator.random(4000) < inclusion
+        found = estimate_pool_share(true[drawn], inclusion[drawn])
+        assert found is not None
+        values.append(found.value)
+        inside.append(found.low <= 0.5 <= found.high)
+    assert np.mean(values) == pytest.approx(0.5, abs=0.01)
+    assert np.mean(inside) > 0.9
+
+
+def test_nothing_drawn_says_nothing() -> None:
+    assert estimate_pool_share(np.zeros(0, bool), np.zeros(0)) is None
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.1, 1.1, np.nan])
+def test_probabilities_are_probabilities(wrong: float) -> None:
+    with pytest.raises(ValueError, match="inclusion probability"):
+        estimate_pool_share(np.ones(1, bool), np.array([wrong]))

@@ -1,0 +1,67 @@
+"""Numbers of learning curves, worked out by hand or by SciPy."""
+
+import numpy as np
+import pytest
+from scipy.stats import permutation_test
+
+from posttrain.select.strategy_comparison import (
+    area_under_curve,
+    labels_to_target,
+    recommendation,
+    sign_flip_test,
+    summarise,
+)
+
+
+def test_area_is_the_mean_accuracy() -> None:
+    counts = [10, 20, 40]
+    assert area_under_curve(counts, np.array([[0.5, 0.5, 0.5]])).tolist() == [0.5]
+    # 10 labels at a mean of 0.3, then 20 at a mean of 0.6.
+    np.testing.assert_allclose(area_under_curve(counts, np.array([[0.2, 0.4, 0.8]])), [(10 * 0.3 + 20 * 0.6) / 30])
+    assert area_under_curve([10], np.array([[0.7]])).tolist() == [0.7]
+
+
+def test_labels_to_a_target() -> None:
+    counts, curve = [10, 20, 40], np.array([0.2, 0.4, 0.8])
+    assert labels_to_target(counts, curve, 0.6) == pytest.approx(30)
+    assert labels_to_target(counts, curve, 0.4) == pytest.approx(20)
+    assert labels_to_target(counts, curve, 0.1) == 10
+    assert labels_to_target(counts, curve, 0.9) is None
+
+
+@pytest.mark.parametrize("pairs", [3, 8, 40])
+def test_the_p_value_is_that_of_a_permutation_test(pairs: int) -> None:
+    differences = np.random.default_rng(pairs).normal(0.3, 1, pairs)
+    exact = permutation_test(
+        (differences,), np.sum, permutation_type="samples", n_resamples=2**pairs if pairs < 13 else 20_000, rng=0
+    )
+    assert sign_flip_test(differences) == pytest.approx(exact.pvalue, abs=1e-12 if pairs < 13 else 0.02)
+
+
+def test_no_difference_is_no_evidence() -> None:
+    assert sign_flip_test(np.zeros(5)) == 1.0
+
+
+def test_the_best_strategy_is_advised_if_it_is_surely_better() -> None:
+    counts, targets = [10, 20], [0.5] * 6
+    base = np.tile([0.2, 0.6], (6, 1))
+    curves = {
+        "random": base,
+        "good": base + 0.1,
+        "lucky": base + np.array([[0.3], [-0.1], [0.4], [-0.2], [0.3], [0.0]]),
+    }
+    found = summarise(counts, curves, targets, "random")
+    assert [one.strategy for one in found] == ["lucky", "good", "random"]
+    good = found[1]
+    assert (good.gain, good.p_value) == (pytest.approx(0.1), pytest.approx(2 / 64))
+    assert good.labels == pytest.approx(15)
+    assert recommendation(found[1:], "random") == (
+        "use good: +0.100 of area over random (p = 0.031), and 86% of its labels to the target"
+    )
+    assert "may be chance" in recommendation(found, "random")
+    assert "no strategy beats random" in recommendation(found[2:], "random")
+
+
+def test_a_target_that_one_seed_misses_has_no_count() -> None:
+    curves = {"random": np.array([[0.2, 0.6], [0.2, 0.4]])}
+    assert summarise([10, 20], curves, [0.5, 0.5], "random")[0].labels is None

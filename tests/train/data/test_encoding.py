@@ -1,0 +1,162 @@
+"""Records as token ids under each shape, and records that cannot be used."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from posttrain.data.records.schema import RECORD
+from posttrain.models.chat import ChatTemplate, TokenizedExample
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import byte_tokenizer
+from posttrain.store.errors import UserError
+from posttrain.train.data.encoding import Encoder, build_example, encode
+
+Fresh = Callable[..., LanguageModel]
+MakeRecords = Callable[..., pa.Table]
+
+
+def encoder(**task: Any) -> Encoder:
+    tokenizer = byte_tokenizer()
+    return Encoder(ChatTemplate(tokenizer, frozenset([tokenizer.eos_token_id])), TaskConfig(**task))
+
+
+def record(**values: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(("prompt", "completion", "rejected", "text"))
+    given = {"id": "r", "prompt": [{"role": "user", "content": "hi"}], "meta": json.dumps(values.pop("meta", {}))}
+    return {**empty, **given, **values}
+
+
+def said(sequence: Any) -> tuple[str, str]:
+    """What is read and what is learned."""
+    decode = byte_tokenizer().decode
+    read = [token for token, on in zip(sequence.ids, sequence.supervised, strict=True) if not on]
+    learned = [token for token, on in zip(sequence.ids, sequence.supervised, strict=True) if on]
+    return decode(read), decode(learned)
+
+
+def test_records_become_examples_in_their_order(fresh: Fresh, make_records: MakeRecords) -> None:
+    lm = fresh()
+    found, cut = encode(lm, make_records([("hi", "x"), (None, "plain text"), ("card", "refund")]), 1024)
+    assert cut == []
+    assert [found[0], found[2]] == [
+        [lm.encode([{"role": "user", "content": asked}], said)] for asked, said in (("hi", "x"), ("card", "refund"))
+    ]
+    assert lm.tokenizer.decode(found[1][0].ids) == "plain text<|end|>"
+    assert all(found[1][0].supervised)
+
+
+def test_a_labelled_text_is_learned_as_it_is_asked(fresh: Fresh, make_records: MakeRecords) -> None:
+    """What people answered to a plain text is the answer to a question, as in scoring and evaluation."""
+    lm = fresh()
+    (row,) = make_records([(None, "my card is gone")]).to_pylist()
+    labelled = pa.Table.from_pylist([{**row, "completion": "card"}], schema=RECORD)
+    ((found,),), _ = encode(lm, labelled, 1024)
+    assert found == lm.encode([{"role": "user", "content": "my card is gone"}], "card")
+
+
+def test_an_encoder_does_what_its_model_does(fresh: Fresh, records: pa.Table) -> None:
+    lm = fresh()
+    assert encode(Encoder(lm.chat, lm.task), records, 60) == encode(lm, records, 60)
+
+
+def test_long_records_are_cut_at_their_beginning_and_counted(fresh: Fresh, make_records: MakeRecords) -> None:
+    lm = fresh()
+    rows = make_records([("short", "x"), ("long " * 30, "refund"), (None, "plain " * 30)])
+    whole, none = encode(lm, rows, 1024)
+    found, cut = encode(lm, rows, 60)
+    assert (none, cut) == ([], [rows["id"][1].as_py(), rows["id"][2].as_py()])
+    assert found[0] == whole[0]
+    for (short,), (long,) in zip(found[1:], whole[1:], strict=True):
+        assert (short.ids, short.supervised) == (long.ids[-60:], long.supervised[-60:])
+    assert sum(found[1][0].supervised) == len("refund") + 1, "the answer is whole"
+
+
+def test_an_answer_that_leaves_no_room_for_its_prompt(fresh: Fresh, make_records: MakeRecords) -> None:
+    rows = make_records([("hi", "x"), ("hi", "an answer of some length")])
+    with pytest.raises(
+        UserError, match=f"record {2:020x}: its answer leaves no room for its prompt in 25 tokens"
+    ) as caught:
+        encode(fresh(), rows, 25)
+    assert str(caught.value).startswith(f"f:2: record {2:020x}: ")
+    assert "raise train.max_length" in str(caught.value)
+    assert encode(fresh(), rows, 26)[1] == [f"{2:020x}"]
+
+
+def test_records_that_are_too_long_are_counted(fresh: Fresh, make_records: MakeRecords) -> None:
+    long = ("hi", "an answer of some length")
+    with pytest.raises(UserError) as caught:
+        encode(fresh(), make_records([("hi", "x"), long, ("hi", "x"), long, ("hi", None), long]), 25)
+    says = f"record {2:020x}: its answer leaves no room for its prompt in 25 tokens, and 2 more like it; raise"
+    assert says in str(caught.value)
+    with pytest.raises(UserError, match=f"record {1:020x}: it has no answer"):
+        encode(fresh(), make_records([("hi", None), long, long]), 25)
+
+
+@pytest.mark.parametrize("row", [("hi", None), (None, None), (None, "")])
+def test_a_record_without_an_answer(
+    fresh: Fresh, make_records: MakeRecords, row: tuple[str | None, str | None]
+) -> None:
+    with pytest.raises(UserError, match=f"record {2:020x}: it has no answer"):
+        encode(fresh(), make_records([("hi", "x"), row]), 1024)
+
+
+def test_only_the_answers_of_a_pair_are_learned() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    found = build_example(encoder(), record(prompt=turns, completion="x", rejected="y", meta={"margin": 2}), 99, "pair")
+    asked = "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>"
+    assert [said(sequence) for sequence in found.unit] == [(asked, "x<|end|>"), (asked, "y<|end|>")]
+    assert (found.margin, found.target, found.cut) == (2.0, -1, False)
+    odd = build_example(encoder(), record(completion="x", rejected="y", meta={"margin": "much"}), 99, "pair")
+    assert odd.margin != odd.margin
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_an_answer_with_a_label(label: bool) -> None:
+    found = build_example(encoder(), record(completion="x", meta={"label": label}), 99, "labelled")
+    assert (said(*found.unit), found.target) == (("<|user|>hi<|end|><|assistant|>", "x<|end|>"), int(label))
+
+
+@pytest.mark.parametrize("values", [{"completion": "b"}, {"meta": {"label": 1}}])
+def test_a_class_is_read_off_where_the_prompt_ends(values: dict[str, Any]) -> None:
+    found = build_example(encoder(labels=["a", "b"]), record(**values), 99, "class")
+    assert (said(*found.unit), found.target) == (("<|user|>hi<|end|><|assistant|>", "<|end|>"), 1)
+    short = build_example(encoder(labels=["a", "b"]), record(**values), 4, "class")
+    assert (short.unit, short.cut) == ([TokenizedExample(found.unit[0].ids[-4:], [False] * 3 + [True])], True)
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "says"),
+    [
+        ({"completion": "x"}, "pair", "it is no pair of a chosen and a rejected answer"),
+        ({"completion": "x", "rejected": "x"}, "pair", "its chosen and its rejected answer are the same"),
+        ({"completion": "x"}, "labelled", "no answer with a label true or false; give it a column `label`"),
+        ({"completion": "x", "meta": {"label": 1}}, "labelled", "no answer with a label true or false"),
+        ({"meta": {"label": True}}, "labelled", "no answer with a label true or false"),
+        ({"completion": "lone"}, "class", "no label `lone` in task.labels; did you mean `loan`?"),
+        ({"meta": {"label": 2}}, "class", "label 2 is out of range, task.labels has 2"),
+        ({"meta": {"label": -1}}, "class", "label -1 is out of range, task.labels has 2"),
+        ({"meta": {"label": "loan"}}, "class", "it has no label"),
+        ({}, "class", "it has no label"),
+        ({"prompt": None, "completion": "loan"}, "class", "it has no text to classify"),
+        ({"prompt": None, "text": "\u0000"}, "completion", "none of its tokens is learned"),
+    ],
+)
+def test_records_that_cannot_be_used(values: dict[str, Any], shape: Any, says: str) -> None:
+    speaker = encoder(labels=["loan", "card"])
+    if "text" in values:  # some tokenizers drop such characters
+        from tokenizers import normalizers
+
+        speaker.chat.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u0000", "")
+    with pytest.raises(UserError) as caught:
+        build_example(speaker, record(**values), 99, shape)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("record r: ")
+
+
+def test_a_classifier_without_labels() -> None:
+    with pytest.raises(UserError, match=r"task\.labels: a classifier needs the closed set of its labels"):
+        build_example(encoder(), record(completion="x"), 99, "class")

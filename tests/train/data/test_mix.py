@@ -1,0 +1,191 @@
+"""Mixes: shares by weights and sizes under a temperature and caps, and how often what is met."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+
+from posttrain.store.errors import UserError
+from posttrain.train.data.batch_sampler import BatchSampler, mix_counts
+from posttrain.train.data.config import MixConfig, PhaseConfig
+from posttrain.train.data.mix import EpochPlan, apportion, mix_parts
+
+NAMES = "abcdefgh"
+
+
+def kinds_of(*sizes: int) -> np.ndarray:
+    return np.array([name for name, size in zip(NAMES, sizes, strict=False) for _ in range(size)])
+
+
+def shares(sizes: tuple[int, ...], passes: int | None = None, **settings: Any) -> list[int]:
+    config = MixConfig(**settings)
+    count = None if passes is None else lambda total: passes
+    return [part.share for part in mix_parts(config, kinds_of(*sizes), np.arange(sum(sizes)), "here.mix", count)]
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=6),
+    caps=st.lists(st.integers(0, 300), min_size=6, max_size=6),
+    portion=st.floats(0, 1),
+)
+def test_what_a_cap_takes_goes_to_the_others_by_weight(weights: list[float], caps: list[int], portion: float) -> None:
+    weight, cap = np.array(weights), np.array(caps[: len(weights)])
+    total = int(portion * cap.sum())
+    found = np.array(apportion(total, np.log(weight), cap))
+    assert found.sum() == total
+    assert (found <= cap).all()
+    # The level to which all fill: sum of min(cap, level x weight) is the total; found by halving.
+    low, high = 0.0, float((cap / weight).max()) + 1
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(cap, middle * weight).sum() < total else (low, middle)
+    assert np.abs(found - np.minimum(cap, high * weight)).max() < 1 + 1e-6
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_vanishes_beside_a_full_kind_is_shared_among_the_rest() -> None:
+    logs = np.log([1e300, 3e-300, 1e-300]) * 10
+    assert apportion(10, logs, np.array([4, 9, 9])) == [4, 6, 0]
+    assert apportion(10, np.array([0.0, -5000.0, -5000.0 - np.log(2)]), np.array([4, 9, 9])) == [4, 4, 2]
+    assert apportion(3, np.array([0.0, -5000.0]), np.array([0, 3])) == [0, 3]
+
+
+def test_examples_are_mixed_in_proportion_up_to_a_limit() -> None:
+    assert shares((1000, 200, 50), mix="sizes") == [1000, 200, 50]
+    # Raffel et al. 2020, section 3.5.2: r_m = min(e_m, K) / sum of min(e_n, K).
+    assert shares((1000, 200, 50), mix="sizes", mix_limit=300) == [300, 200, 50]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 1 / 0.3, 1e6])
+def test_a_temperature_makes_shares_alike(temperature: float) -> None:
+    sizes = np.array([1000, 200, 50])
+    limited = np.minimum(sizes, 400)
+    exact = limited ** (1 / temperature) / (limited ** (1 / temperature)).sum() * limited.sum()
+    found = shares((1000, 200, 50), mix="sizes", mix_limit=400, mix_temperature=temperature)
+    assert np.abs(found - exact).max() < 1
+    assert sum(found) == limited.sum()
+
+
+def test_weights_have_a_temperature_too() -> None:
+    assert shares((60, 60), mix={"a": 9, "b": 1}, mix_temperature=2) == [90, 30]
+    assert shares((60, 60), mix={"a": 1e-300, "b": 1e300}, mix_temperature=1e9) == [60, 60]
+
+
+def test_no_record_is_met_more_often_than_it_may() -> None:
+    # 3 passes of 100 records: a's 10 records, at most 6 times each, fill 20 of a pass.
+    assert shares((10, 90), 3, mix={"a": 1, "b": 1}, mix_epochs=6) == [20, 80]
+    stage = PhaseConfig(mix={"a": 1, "b": 1}, mix_epochs=6, epochs=3)
+    order = BatchSampler(100, 8, 0, [stage], kinds={"source": kinds_of(10, 90).tolist()})
+    (account,) = mix_counts(order, {"source": kinds_of(10, 90).tolist()})
+    assert account["kinds"]["a"] == {"records": 10, "met": 60, "epochs": 6.0, "fewest": 6, "most": 6}
+    assert account["kinds"]["b"]["met"] == 240
+    with pytest.raises(UserError, match=r"here\.mix_epochs: 3 passes of 100 records meet some more than 2 times"):
+        shares((10, 90), 3, mix={"a": 1, "b": 1}, mix_epochs=2)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 40])
+def test_steps_count_as_passes(steps: int) -> None:
+    kinds = {"source": kinds_of(5, 35).tolist()}
+    order = BatchSampler(40, 4, 0, [PhaseConfig(mix={"a": 3, "b": 1}, mix_epochs=6, steps=steps)], kinds=kinds)
+    assert order.seen().max() <= 6
+    assert order.seen().sum() == 4 * steps
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    temperature=st.floats(0.5, 10),
+    seed=st.one_of(st.none(), st.integers(0, 3)),
+    batch_size=st.integers(1, 9),
+)
+def test_every_sample_is_accounted_for(sizes: list[int], temperature: float, seed: int | None, batch_size: int) -> None:
+    names = kinds_of(*sizes).tolist()
+    stage = PhaseConfig(mix="sizes", mix_temperature=temperature, epochs=2)
+    weights = np.array(sizes) ** (1 / temperature)
+    assume(0 not in apportion(len(names), np.log(weights)))
+    order = BatchSampler(len(names), batch_size, seed, [stage, PhaseConfig(epochs=1)], kinds={"source": names})
+    met = np.zeros(len(names), np.int64)
+    for step in range(order.steps):
+        for samples, row in enumerate(order.rows(step)):
+            if step < order.starts[1]:
+                (account,) = mix_counts(order, {"source": names}, step, samples=samples)
+                of = {name: met[np.array(names) == name] for name in set(names)}
+                assert {name: one["met"] for name, one in account["kinds"].items()} == {
+                    name: times.sum() for name, times in of.items()
+                }
+                assert all(one["most"] - one["fewest"] <= 1 for one in account["kinds"].values())
+            assert (order.seen(step, samples=samples) == met).all()
+            met[row] += 1
+        if step > 12:
+            return
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    temperature=st.floats(0.3, 8),
+    limit=st.one_of(st.none(), st.integers(1, 50)),
+    most=st.one_of(st.none(), st.integers(3, 9)),
+    batch_size=st.integers(1, 9),
+)
+def test_passes_keep_to_shares_and_caps_exactly(
+    sizes: list[int], temperature: float, limit: int | None, most: int | None, batch_size: int
+) -> None:
+    names = kinds_of(*sizes)
+    stage = PhaseConfig(mix="sizes", mix_temperature=temperature, mix_limit=limit, mix_epochs=most, epochs=3)
+    try:
+        order = BatchSampler(len(names), batch_size, 0, [stage], kinds={"source": names.tolist()})
+    except UserError:  # a share is less than a record, or the caps leave too little
+        reject()
+    config = MixConfig(mix="sizes", mix_temperature=temperature, mix_limit=limit, mix_epochs=most)
+    parts = mix_parts(config, names, np.arange(len(names)), "here", lambda total: 3)
+    assert sum(part.share for part in parts) == sum(min(size, limit or size) for size in sizes)
+    for epoch in (1, 2, 3):
+        (account,) = mix_counts(order, {"source": names.tolist()}, order.steps // 3 * epoch)
+        for name, part in zip(NAMES, parts, strict=False):
+            found = account["kinds"][name]
+            assert found["met"] == epoch * part.share
+            assert found["most"] - found["fewest"] <= 1
+            assert found["most"] <= (most or found["most"])
+            assert part.share <= (limit or part.share)
+
+
+@given(sizes=st.lists(st.integers(1, 60), min_size=2, max_size=6), seed=st.one_of(st.none(), st.integers(0, 3)))
+def test_kinds_keep_pace_at_any_sample(sizes: list[int], seed: int | None) -> None:
+    kinds = kinds_of(*sizes)
+    parts = mix_parts(MixConfig(mix="sizes"), kinds, np.arange(len(kinds)), "here")
+    passes = EpochPlan(parts, 7, seed)
+    rows = np.concatenate([passes.rows(batch) for batch in range(passes.batches)])
+    assert sorted(rows.tolist()) == list(range(len(kinds)))
+    for part in parts:
+        share = part.share / len(rows)
+        met = np.cumsum(np.isin(rows, part.rows))
+        assert np.abs(met - share * np.arange(1, len(rows) + 1)).max() <= (1 + len(parts) * share) / 2 + 1e-9
+
+
+def test_passes_of_a_mix_are_shuffled() -> None:
+    parts = mix_parts(MixConfig(mix="sizes"), kinds_of(20, 20), np.arange(40), "here")
+    passes = EpochPlan(parts, 40, 0)
+    first, second = passes.rows(0).tolist(), passes.rows(1).tolist()
+    assert first != second
+    assert first != EpochPlan(parts, 40, 1).rows(0).tolist()
+    assert first[::2] != list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"mix_temperature": 2}, "mix_temperature is for a mix"),
+        ({"mix_limit": 2}, "mix_limit is for a mix"),
+        ({"mix_epochs": 2}, "mix_epochs is for a mix"),
+        ({"mix": "size"}, "`splitmix64`: a mix is weights by name, or `sizes`"),
+        ({"mix": {"a": "much"}}, "`splitmix64`: the share of `a` is `much`"),
+        ({"mix": {"a": float("inf")}}, "the share of `a` is `inf`"),
+        ({"mix": "sizes", "mix_temperature": 0}, "mix_temperature"),
+        ({"mix": "sizes", "mix_limit": 0}, "mix_limit"),
+    ],
+)
+def test_mixes_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        PhaseConfig.read({"epochs": 1, **settings}, "here")

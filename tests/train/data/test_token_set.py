@@ -1,0 +1,120 @@
+"""Shards of a tokenised set: whole records, up to so many tokens, each of use alone, and read in any order."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.models.chat import TokenizedExample
+from posttrain.store.errors import DamagedArtifactError
+from posttrain.train.data.token_set import TokenSet, concat_ranges, gather, open_shard, segment_sums
+
+MakeUnits = Callable[..., list[list[TokenizedExample]]]
+MakeSet = Callable[..., TokenSet]
+LENGTHS = [5, 30, 1, 9, 9, 70, 2, 3, 44, 8]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("shard_tokens", "records"),
+    [(1, [1] * 10), (40, [3, 2, 1, 2, 1, 1]), (45, [4, 1, 1, 2, 1, 1]), (54, [5, 1, 3, 1]), (1000, [10])],
+)
+def test_a_shard_has_as_many_whole_records_as_fit(
+    make_units: MakeUnits, make_set: MakeSet, shard_tokens: int, records: list[int]
+) -> None:
+    units = make_units(LENGTHS)
+    found = make_set(units, shard_tokens)
+    assert [len(shard) for shard in found.shards] == records
+    assert all(len(shard.ids) <= shard_tokens or len(shard) == 1 for shard in found.shards)
+    assert list(found) == units
+    assert found[-3:] == units[-3:]
+    assert found.record_ids == [str(row) for row in range(10)]
+    assert found.targets.tolist() == [unit[0].ids[0] for unit in units]
+    assert found.longest.tolist() == found.sequence_lengths.tolist() == found.unit_lengths.tolist() == LENGTHS
+    for block in (1, 3, 7):
+        again = make_set(units, shard_tokens, block)
+        assert (again.id, contents(again.folder)) == (found.id, contents(found.folder))
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("shard_tokens", [60, 1000])
+def test_units_are_taken_in_any_order(
+    make_units: MakeUnits, make_set: MakeSet, sequences: int, shard_tokens: int
+) -> None:
+    units = make_units(LENGTHS, 0, sequences)
+    found = make_set(units, shard_tokens)
+    draws = np.random.default_rng(0)
+    for rows in ([], [4], [9, 0, 0], [8, 9], *(draws.integers(0, 10, 25).tolist() for _ in range(5))):
+        tokens = found.take(rows)
+        as_lists = [
+            [TokenizedExample(list(sequence.ids), list(sequence.supervised)) for sequence in unit]
+            for unit in tokens.views()
+        ]
+        assert as_lists == [units[row] for row in rows]
+        assert tokens.ids.dtype == np.int32
+        assert tokens.unit_lengths.tolist() == [sequences * LENGTHS[row] for row in rows]
+    for row in (-1, 10):
+        with pytest.raises(IndexError):
+            found.take([row])
+
+
+def test_a_shard_is_opened_alone(make_units: MakeUnits, make_set: MakeSet) -> None:
+    units = make_units(LENGTHS)
+    found = make_set(units, 45)
+    for number in (0, 1, 2, 4, 5):
+        for file in (found.folder / f"shard-{number:05d}").iterdir():
+            file.unlink()
+    assert list(open_shard(found.folder, 3)) == units[6:8]
+    with pytest.raises(IndexError, match="the set has 6 shards"):
+        open_shard(found.folder, 6)
+
+
+@pytest.mark.parametrize("name", ["ids", "supervised", "offsets", "units", "records.arrow"])
+def test_a_damaged_shard_is_named(make_units: MakeUnits, make_set: MakeSet, name: str) -> None:
+    found = make_set(make_units(LENGTHS), 45)
+    file = found.folder / "shard-00001" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+    assert len(open_shard(found.folder, 0)) == 4
+    with pytest.raises(DamagedArtifactError, match=f"shard-00001/{name} differs"):
+        open_shard(found.folder, 1)
+    file.unlink()
+    with pytest.raises(DamagedArtifactError, match=f"shard-00001/{name} is missing"):
+        open_shard(found.folder, 1)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=4),
+    parts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=40),
+    dtype=st.sampled_from([np.int32, np.bool_]),
+)
+def test_what_is_gathered_is_what_slices_give(
+    sizes: list[int], parts: list[tuple[int, int, int]], dtype: type[np.generic]
+) -> None:
+    draws = np.random.default_rng(0)
+    sources = [draws.integers(-(2**31), 2**31, size).astype(dtype) for size in sizes]
+    numbers, spans = [part[0] % len(sizes) for part in parts], [slice(*sorted(part[1:])) for part in parts]
+    found = gather(sources, numbers, spans)
+    expected = [sources[number][span] for number, span in zip(numbers, spans, strict=True)]
+    assert found.tolist() == [value for part in expected for value in part.tolist()]
+    assert found.dtype == dtype
+    assert not any(np.shares_memory(found, source) for source in sources)
+
+
+@given(counts=st.lists(st.integers(1, 4), max_size=20), seed=st.integers(0, 9))
+def test_ranges_stand_one_after_another(counts: list[int], seed: int) -> None:
+    starts = np.random.default_rng(seed).integers(0, 100, len(counts))
+    expected = [number for start, count in zip(starts, counts, strict=True) for number in range(start, start + count)]
+    assert concat_ranges(starts, np.array(counts, np.int64)).tolist() == expected
+
+
+def test_sums_of_runs() -> None:
+    assert segment_sums(np.array([1, 2, 3, 4, 5, 6]), np.array([3, 1, 2])).tolist() == [6, 4, 11]
+    assert segment_sums(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []

@@ -1,0 +1,241 @@
+"""A tokenised training set: what was encoded, the same bytes whoever makes it, made once, and damage found."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from posttrain.models.chat import ChatTemplate
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import TaskConfig
+from posttrain.models.tiny import byte_tokenizer
+from posttrain.store.errors import UserError, WorkError
+from posttrain.train.data import tokenise as blocks
+from posttrain.train.data.encoding import Encoder, encode
+from posttrain.train.data.token_set import DTYPES, RECORDS, TokenSet
+from posttrain.train.data.tokenise import tokenise
+
+MakeRecords = Callable[..., pa.Table]
+
+TASK = TaskConfig(system="Name the intent.")
+
+
+def encoder(task: TaskConfig = TASK, template: str | None = None) -> Encoder:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return Encoder(ChatTemplate(tokenizer, frozenset([tokenizer.eos_token_id])), task)
+
+
+def with_column(records: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
+    place = records.schema.get_field_index(name)
+    return records.set_column(place, records.schema.field(name), pa.array(values, records.schema.field(name).type))
+
+
+@pytest.fixture
+def pairs(records: pa.Table) -> pa.Table:
+    margins = [json.dumps({"margin": row}) if row % 3 else "{}" for row in range(len(records))]
+    return with_column(with_column(records, "rejected", ["no"] * len(records)), "meta", margins)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of the records whenever some are tokenised."""
+    found: list[int] = []
+
+    def counted(encoder: Encoder, records: pa.Table, *given: Any) -> Any:
+        found.append(len(records))
+        return blocks.tokenise_blocks(encoder, records, *given)
+
+    monkeypatch.setattr("posttrain.train.data.tokenise.tokenise_blocks", counted)
+    return found
+
+
+def test_it_holds_what_was_encoded(fresh: Callable[..., LanguageModel], records: pa.Table, tmp_path: Path) -> None:
+    lm = fresh()
+    found = tokenise(lm, records, 50, "completion", tmp_path)
+    units, cut = encode(lm, records, 50)
+    assert list(found) == units
+    assert [found[-1], found[2:5], found[:]] == [units[-1], units[2:5], units]
+    assert (len(found), found.cut, found.record_ids) == (10, cut, records["id"].to_pylist())
+    assert cut
+    assert found.longest.tolist() == [len(unit[0].ids) for unit in units]
+    assert found.largest_id == max(max(unit[0].ids) for unit in units)
+    assert found.meta["supervised_tokens"] == sum(sum(unit[0].supervised) for unit in units)
+    assert found.targets.tolist() == [-1] * 10
+    with pytest.raises(IndexError):
+        found[10]
+
+
+def test_pairs_are_units_of_two(pairs: pa.Table, tmp_path: Path) -> None:
+    found = tokenise(encoder(), pairs, 100, "pair", tmp_path)
+    assert list(found) == encode(encoder(), pairs, 100, "pair")[0]
+    sizes = [[len(sequence.ids) for sequence in unit] for unit in found]
+    assert found.longest.tolist() == [max(unit) for unit in sizes]
+    assert found.margins.tolist() == [0, 1, 2, 0, 4, 5, 0, 7, 8, 0]
+
+
+def test_labels_stand_beside(records: pa.Table, tmp_path: Path) -> None:
+    good = [row % 2 == 0 for row in range(10)]
+    labelled = with_column(records, "meta", [json.dumps({"label": one}) for one in good])
+    assert tokenise(encoder(), labelled, 100, "labelled", tmp_path).targets.tolist() == [int(one) for one in good]
+    labels = ["top up", "refund", "card lost", "card stolen", "x"]
+    found = tokenise(encoder(TaskConfig(labels=labels)), records, 100, "class", tmp_path)
+    assert [labels[target] for target in found.targets] == records["completion"].to_pylist()
+
+
+def test_tokens_stay_on_the_disk(records: pa.Table, tmp_path: Path) -> None:
+    found = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert isinstance(found.shards[0].ids.base, np.memmap)
+    assert isinstance(found.shards[0].supervised.base, np.memmap)
+    assert found.shards[0].ids.dtype == np.int32
+
+
+def test_the_bytes_do_not_depend_on_who_makes_them(
+    pairs: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tokenise(encoder(), pairs, 60, "pair", tmp_path / "whole", 1)
+    monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
+    expected = contents(whole.folder)
+    assert len(expected) == 6
+    for processes in (1, 2, 3):
+        found = tokenise(encoder(), pairs, 60, "pair", tmp_path / str(processes), processes)
+        assert contents(found.folder) == expected
+
+
+def test_the_first_bad_record_is_named_whoever_finds_it(
+    records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
+    answers = [None if row in (4, 9) else "x" for row in range(10)]
+    for processes in (1, 2):
+        with pytest.raises(UserError, match=f"^f:5: record {5:020x}: it has no answer"):
+            tokenise(encoder(), with_column(records, "completion", answers), 100, "completion", tmp_path, processes)
+    assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != ".lock")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_records_that_are_too_long_are_counted(
+    records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
+    answers = ["x" * 90 if row in (1, 2, 4, 9) else None if row == 7 else "x" for row in range(10)]
+    long = with_column(records, "completion", answers)
+    with pytest.raises(UserError, match=f"^f:2: record {2:020x}: .* prompt in 80 tokens, and 3 more like it; raise"):
+        tokenise(encoder(), long, 80, "completion", tmp_path, processes)
+    with pytest.raises(UserError, match=f"^f:8: record {8:020x}: it has no answer"):
+        tokenise(encoder(), long.slice(5), 80, "completion", tmp_path, processes)
+    with pytest.raises(UserError, match=f"^f:10: record {10:020x}: .* prompt in 80 tokens; raise"):
+        tokenise(encoder(), long.slice(8), 80, "completion", tmp_path, processes)
+    assert not any(path.is_file() for path in tmp_path.rglob("*") if path.name != ".lock")
+
+
+def test_a_process_that_is_killed_is_spoken_of(
+    records: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_BLOCK_RECORDS", 3)
+    monkeypatch.setattr(blocks, "_in_process", lambda *given: os._exit(9))
+    with pytest.raises(WorkError, match=r"a process that tokenised was killed: set train\.loader\.processes to 1"):
+        tokenise(encoder(), records, 100, "completion", tmp_path, 2)
+
+
+def test_it_is_made_once(records: pa.Table, tmp_path: Path, times: list[int]) -> None:
+    first = tokenise(encoder(), records, 100, "completion", tmp_path)
+    again = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert times == [10]
+    assert (again.folder, list(again)) == (first.folder, list(first))
+
+
+def test_calling_a_tokenizer_does_not_change_the_key(records: pa.Table, tmp_path: Path, times: list[int]) -> None:
+    tokenise(encoder(), records, 100, "completion", tmp_path)
+    used = encoder()
+    used.chat.tokenizer("some words", truncation=True, max_length=2)
+    tokenise(used, records, 100, "completion", tmp_path)
+    assert times == [10]
+
+
+def test_how_a_table_is_cut_does_not_change_the_key(records: pa.Table, tmp_path: Path, times: list[int]) -> None:
+    tokenise(encoder(), records, 100, "completion", tmp_path)
+    tokenise(encoder(), pa.concat_tables([records.slice(0, 3), records.slice(3)]), 100, "completion", tmp_path)
+    tokenise(encoder(), pa.Table.from_pylist(records.to_pylist(), records.schema), 100, "completion", tmp_path)
+    tokenise(encoder(), pa.concat_tables([records, records]).slice(10), 100, "completion", tmp_path)
+    assert times == [10]
+
+
+TEMPLATE = byte_tokenizer().chat_template
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_length": 50},
+        {"encoder": encoder(TaskConfig(system="Say what is asked."))},
+        {"encoder": encoder(TaskConfig(system="Name the intent.", template="It says: {prompt}"))},
+        {"encoder": encoder(template=TEMPLATE.replace("<|assistant|>", "<|assistant|>>"))},
+        {"encoder": "stop"},
+        {"encoder": "token"},
+        {"shape": "teacher"},
+        {"records": "order"},
+        {"records": "space"},
+        {"records": "meta"},
+    ],
+    ids=str,
+)
+def test_what_decides_the_tokens_is_in_the_key(
+    records: pa.Table, tmp_path: Path, times: list[int], change: dict[str, Any]
+) -> None:
+    given = {"encoder": encoder(), "records": records, "max_length": 100, "shape": "completion"}
+    first = tokenise(*given.values(), tmp_path)
+    if change == {"encoder": "stop"}:
+        change = {"encoder": Encoder(ChatTemplate(byte_tokenizer(), frozenset([256, 257])), TASK)}
+    if change == {"encoder": "token"}:
+        change = {"encoder": encoder()}
+        change["encoder"].chat.tokenizer.add_tokens(["card"])
+    if change == {"records": "order"}:
+        change = {"records": records.take(list(reversed(range(10))))}
+    if change == {"records": "space"}:  # an id is that of a text with its white space folded
+        spaced = [f"{said} " for said in records["completion"].to_pylist()]
+        change = {"records": with_column(records, "completion", spaced)}
+    if change == {"records": "meta"}:
+        change = {"records": with_column(records, "meta", ['{"label": true}'] * 10)}
+    second = tokenise(*(given | change).values(), tmp_path)
+    assert times == [10, 10]
+    assert second.folder != first.folder
+    assert list(tokenise(*given.values(), tmp_path)) == list(first)
+    assert times == [10, 10]
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("name", [*(f"shard-00000/{name}" for name in (*DTYPES, RECORDS)), "manifest.json"])
+def test_damage_is_found_and_mended(
+    records: pa.Table, tmp_path: Path, times: list[int], caplog: pytest.LogCaptureFixture, name: str, how: str
+) -> None:
+    first = tokenise(encoder(), records, 100, "completion", tmp_path)
+    before, file = contents(first.folder), first.folder / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    if how == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(bytes(content) if how == "flip" else bytes(content[:-1]))
+    with caplog.at_level(logging.WARNING, "posttrain"):
+        again = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert times == [10, 10]
+    assert contents(again.folder) == before
+    if (name, how) != ("manifest.json", "remove"):  # without it there is no set
+        assert f"{name} " in caplog.text
+        assert "tokenised data are thrown away" in caplog.text
+
+
+def test_a_set_can_be_opened_by_its_folder(records: pa.Table, tmp_path: Path) -> None:
+    found = tokenise(encoder(), records, 100, "completion", tmp_path)
+    assert list(TokenSet(found.folder)) == list(found)

@@ -1,0 +1,143 @@
+"""The variance of activations and gradients by layer, measured and judged."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.store.errors import UserError
+from posttrain.train.initialization.activation_stats import (
+    LayerVariance,
+    layer_variances,
+    variance_table,
+    variance_warnings,
+)
+from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
+from posttrain.train.initialization.initialize import initialize_weights
+
+Fresh = Callable[..., LanguageModel]
+IDS = torch.arange(40).view(2, 20)
+
+
+def loss_of(lm: LanguageModel) -> Callable[[], Tensor]:
+    return lambda: lm.model(input_ids=IDS, labels=IDS).loss
+
+
+def deep(tmp_path: Path, fresh: Fresh, rules: list[InitRuleConfig]) -> LanguageModel:
+    """Six layers, drawn as GPT-2's."""
+    from transformers import AutoModelForCausalLM
+
+    tiny = fresh()
+    config = tiny.model.config
+    config.num_hidden_layers = 6
+    lm = LanguageModel(AutoModelForCausalLM.from_config(config).float().train(), tiny.tokenizer, tiny.task)
+    initialize_weights(lm.model, InitializationConfig(method="depth_scaled", std=0.1, rules=rules), 0)
+    return lm
+
+
+def test_they_are_those_of_the_hidden_states(fresh: Fresh) -> None:
+    lm = fresh()
+    found = layer_variances(lm, loss_of(lm))
+    states: list[Tensor] = []
+
+    def keep(module: torch.nn.Module, arguments: object, output: Tensor) -> None:
+        output.retain_grad()
+        states.append(output)
+
+    layers = [lm.model.get_input_embeddings(), *lm.decoder.layers]
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    lm.model(input_ids=IDS, labels=IDS).loss.backward()
+    for hook in hooks:
+        hook.remove()
+    assert [one.layer for one in found] == ["embeddings", "0", "1"]
+    for one, state in zip(found, states, strict=True):
+        assert one.activations == pytest.approx(float(state.detach().double().var(correction=0)), rel=1e-4)
+        assert one.gradients == pytest.approx(float(state.grad.double().var(correction=0)), rel=1e-4)
+
+
+def test_measuring_leaves_no_trace(fresh: Fresh) -> None:
+    lm = fresh()
+    torch.manual_seed(4)
+    state = torch.get_rng_state()
+
+    def loss() -> Tensor:
+        torch.rand(3)
+        return loss_of(lm)()
+
+    layer_variances(lm, loss)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(weight.grad is None for weight in lm.model.parameters())
+    assert not any(module._forward_hooks for module in lm.model.modules())
+
+
+def test_well_drawn_weights_raise_no_doubt(fresh: Fresh, tmp_path: Path) -> None:
+    lm = deep(tmp_path, fresh, [])
+    assert variance_warnings(layer_variances(lm, loss_of(lm)), 10.0) == []
+
+
+def test_a_layer_that_blows_up(fresh: Fresh, tmp_path: Path) -> None:
+    rule = InitRuleConfig(match=r"layers\.3\..*(down|gate|up)_proj", method="normal", std=2.0)
+    lm = deep(tmp_path, fresh, [rule])
+    lines = variance_warnings(layer_variances(lm, loss_of(lm)), 10.0)
+    assert lines, "a planted fault is found"
+    assert any(line.startswith("the variance of activations changes by") for line in lines)
+    assert all(line.endswith("from layer 2 to layer 3") for line in lines), lines
+
+
+def test_a_weight_that_is_no_number(fresh: Fresh, tmp_path: Path) -> None:
+    lm = deep(tmp_path, fresh, [])
+    with torch.no_grad():
+        lm.decoder.layers[2].mlp.up_proj.weight[0, 0] = math.nan
+    found = layer_variances(lm, loss_of(lm))
+    lines = variance_warnings(found, 10.0)
+    assert "the variance of activations of layer 2 is nan" in lines
+    assert "the variance of activations of layer 1 is nan" not in lines
+    assert found[3].to_json()["activations"] is None
+
+
+@pytest.mark.parametrize("kind", ["activations", "gradients"])
+def test_how_much_is_too_much(kind: str) -> None:
+    def column(*values: float) -> list[LayerVariance]:
+        names = ["embeddings", *map(str, range(len(values)))]
+        other = "gradients" if kind == "activations" else "activations"
+        return [
+            LayerVariance(**{"layer": name, kind: value, other: 1.0})
+            for name, value in zip(names, values, strict=False)
+        ]
+
+    assert variance_warnings(column(1e-9, 1.0, 9.9, 1.0), 10.0) == [], "embeddings may be of any size"
+    assert variance_warnings(column(1.0, 1.0, 11.0, 12.0), 10.0) == [
+        f"the variance of {kind} changes by 11 from layer 0 to layer 1"
+    ]
+    assert variance_warnings(column(1.0, 1.0, 0.05), 10.0) == [
+        f"the variance of {kind} changes by 0.05 from layer 0 to layer 1"
+    ]
+    assert variance_warnings(column(1.0, 0.0, 1.0), 10.0) == [f"the variance of {kind} of layer 0 is 0"]
+    assert variance_warnings(column(1.0, math.inf, 1.0), 10.0) == [f"the variance of {kind} of layer 0 is inf"]
+
+
+def test_the_table() -> None:
+    found = [
+        LayerVariance("embeddings", 0.0025, 4e-6),
+        LayerVariance("0", 0.01, 1e-6),
+        LayerVariance("1", 0.02, math.nan),
+    ]
+    lines = variance_table(found).splitlines()
+    assert lines[0].split() == ["layer", "activations", "ratio", "gradients", "ratio"]
+    assert [line.split() for line in lines[1:]] == [
+        ["embeddings", "0.0025", "4e-06"],
+        ["0", "0.01", "4", "1e-06", "0.25"],
+        ["1", "0.02", "2", "nan", "nan"],
+    ]
+    assert found[1].to_json() == {"layer": "0", "activations": 0.01, "gradients": 1e-6}
+
+
+def test_a_model_without_a_list_of_layers(fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = fresh()
+    monkeypatch.setattr(LanguageModel, "decoder", property(lambda self: torch.nn.Linear(2, 2)))
+    with pytest.raises(UserError, match="llama has no list of layers"):
+        layer_variances(lm, loss_of(lm))

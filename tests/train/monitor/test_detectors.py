@@ -1,0 +1,186 @@
+"""Planted faults are found, at once or within the patience that is promised; clean runs are left alone."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from posttrain.train.monitor.config import DeadLayersConfig, ExplosionConfig, MonitorConfig, PlateauConfig
+from posttrain.train.monitor.decisions import Decision
+from posttrain.train.monitor.metrics import StepValues
+from posttrain.train.monitor.monitor import DeadLayers, Explosion, Monitor, Plateau
+
+MakeValues = Callable[..., StepValues]
+Simulate = Callable[..., list[StepValues]]
+Follow = Callable[[Monitor, list[StepValues]], list[Decision]]
+
+
+@pytest.mark.parametrize(("noise", "spread"), [(0.0, 0.0), (0.02, 0.1), (0.05, 0.25), (0.1, 0.35), (0.15, 0.45)])
+@pytest.mark.parametrize("first", [0, 6])
+def test_clean_runs_raise_nothing(simulate: Simulate, follow: Follow, noise: float, spread: float, first: int) -> None:
+    for seed in range(first, first + 6):
+        watch = Monitor(MonitorConfig())
+        follow(watch, simulate(seed, noise=noise, spread=spread))
+        assert watch.report() == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_hundredfold_gradient_is_found_at_that_very_step(simulate: Simulate, follow: Follow, seed: int) -> None:
+    run = simulate(seed, steps=400)
+    planted = int(np.random.default_rng(seed).integers(20, 400))
+    run[planted] = replace(run[planted], grad_norm=100 * run[planted].grad_norm)
+    (decision,) = follow(Monitor(MonitorConfig()), run)
+    assert (decision.finding.kind, decision.finding.step, decision.action) == ("explosion", planted, "skip")
+    assert decision.finding.since == planted
+    assert decision.finding.value == run[planted].grad_norm
+    assert decision.finding.limit is not None
+    assert decision.finding.limit < run[planted].grad_norm
+
+
+def test_constant_norms_do_not_make_an_outlier_of_everything(make_values: MakeValues) -> None:
+    explosion = Explosion(ExplosionConfig())
+    for step in range(100):
+        assert explosion.observe(make_values(step, grad_norm=1.0)) is None
+    assert explosion.observe(make_values(100, grad_norm=4.0)) is None, "below exp(7 * 0.25)"
+    assert explosion.observe(make_values(101, grad_norm=0.001)) is None, "small is no explosion"
+    assert explosion.observe(make_values(102, grad_norm=8.0)) is not None
+
+
+def test_a_new_level_of_norms_is_learned(make_values: MakeValues) -> None:
+    explosion = Explosion(ExplosionConfig())
+    norms = [1.0] * 100 + [50.0] * 100
+    found = [step for step, norm in enumerate(norms) if explosion.observe(make_values(step, grad_norm=norm))]
+    assert found[0] == 100
+    assert found[-1] < 100 + 40
+
+
+@pytest.mark.parametrize("norm", [math.inf, math.nan, 0.0])
+def test_norms_without_a_logarithm_are_no_business_of_the_explosion_detector(
+    make_values: MakeValues, norm: float
+) -> None:
+    explosion = Explosion(ExplosionConfig())
+    for step in range(20):
+        assert explosion.observe(make_values(step, grad_norm=norm)) is None
+    assert explosion.state() == {"logs": []}
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("planted", [0, 1, 250])
+def test_what_is_no_number_is_found_at_once(
+    simulate: Simulate, follow: Follow, name: str, value: float, planted: int
+) -> None:
+    run = simulate(1, steps=300)
+    run[planted] = replace(run[planted], **{name: value})
+    (decision,) = follow(Monitor(MonitorConfig()), run)
+    assert (decision.finding.kind, decision.finding.step, decision.action) == ("nan", planted, "rollback")
+    assert str(value) in decision.finding.what
+    assert decision.finding.value is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_divergence_is_found_within_its_patience(simulate: Simulate, follow: Follow, seed: int) -> None:
+    run = simulate(seed, steps=800, noise=0.1)
+    planted = int(np.random.default_rng(seed).integers(100, 700))
+    run = [replace(values, loss=values.loss * (3 if values.step >= planted else 1)) for values in run]
+    found = follow(Monitor(MonitorConfig()), run)
+    first = next(decision for decision in found if decision.finding.kind == "divergence")
+    limits = MonitorConfig().divergence
+    assert first.action == "rollback"
+    assert planted - 2 <= first.finding.since <= planted + 1, "to the step, but for noise"
+    assert planted + limits.patience <= first.finding.step <= planted + limits.window // 2 + limits.patience
+
+
+@pytest.mark.parametrize("lowest", [0.01, 1.0])
+def test_divergence_by_and_by(simulate: Simulate, follow: Follow, lowest: float) -> None:
+    """A loss that climbs e-fold in 60 steps up to chance, from a small and from a usual minimum."""
+    run = simulate(0, steps=600)
+    losses = [lowest * values.loss / 3 * math.exp(max(values.step - 300, 0) / 60) for values in run]
+    run = [replace(values, loss=min(loss, 11.0)) for values, loss in zip(run, losses, strict=True)]
+    assert "divergence" in [decision.finding.kind for decision in follow(Monitor(MonitorConfig()), run)]
+
+
+def test_single_bad_batches_are_no_divergence(simulate: Simulate, follow: Follow) -> None:
+    run = [replace(values, loss=values.loss * (50 if values.step % 10 == 9 else 1)) for values in simulate(0, 600)]
+    assert follow(Monitor(MonitorConfig()), run) == []
+
+
+def test_a_loss_that_was_learned_by_heart_may_rise_a_little(simulate: Simulate, follow: Follow) -> None:
+    """From 3 to 0.01, then back to 0.1: ten times the lowest, and nothing beside what was gained."""
+    run = simulate(0, steps=600)
+    levels = [3 * math.exp(-values.step / 50) + 0.01 if values.step < 400 else 0.1 for values in run]
+    run = [replace(values, loss=level) for values, level in zip(run, levels, strict=True)]
+    assert [decision.finding.kind for decision in follow(Monitor(MonitorConfig()), run)] == []
+
+
+def losses(seed: int, steps: int, gain: float, noise: float) -> list[float]:
+    """A loss of 1.5 that improves by the share ``gain`` in 500 steps."""
+    draws = np.random.default_rng(seed).standard_normal(steps)
+    return list(1.5 * (1 - gain) ** (np.arange(steps) / 500) * (1 + noise * draws))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+def test_a_plateau_is_found_on_a_flat_loss(make_values: MakeValues, seed: int, noise: float) -> None:
+    plateau = Plateau(PlateauConfig())
+    found = [plateau.observe(make_values(step, loss=loss)) for step, loss in enumerate(losses(seed, 2000, 0, noise))]
+    first = next(finding for finding in found if finding is not None)
+    assert first.step >= 499
+    assert "over the last 500 steps" in first.what
+    assert first.since == first.step - 499
+    assert sum(finding is not None for finding in found) <= 4, "at most once a window"
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+def test_no_plateau_is_found_on_a_loss_that_improves_slowly(make_values: MakeValues, seed: int, noise: float) -> None:
+    plateau = Plateau(PlateauConfig())
+    for step, loss in enumerate(losses(seed, 3000, 0.06, noise)):
+        assert plateau.observe(make_values(step, loss=loss)) is None
+
+
+def test_the_improvement_of_a_line_is_exact(make_values: MakeValues) -> None:
+    """A loss on a line from 1 down to 1 - 0.009 has improved by 0.01 (ten steps' worth) of its mean."""
+    plateau = Plateau(PlateauConfig(window=10, improvement=0.5))
+    found = [plateau.observe(make_values(step, loss=1 - 0.001 * step)) for step in range(10)]
+    assert found[:9] == [None] * 9
+    assert found[9] is not None
+    assert found[9].value == pytest.approx(0.01 / 0.9955, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-6])
+def test_a_dead_layer_is_found_within_its_patience(simulate: Simulate, follow: Follow, norm: float) -> None:
+    run = [
+        replace(values, group_norms=values.group_norms | ({"layers.1": norm} if values.step >= 50 else {}))
+        for values in simulate(0, steps=200)
+    ]
+    (decision,) = follow(Monitor(MonitorConfig()), run)
+    assert (decision.finding.kind, decision.finding.step, decision.action) == ("dead_layers", 69, "warn")
+    assert decision.finding.since == 50
+    assert decision.finding.what.endswith("in layers.1")
+    assert decision.finding.value == norm
+
+
+def test_a_layer_that_comes_back_is_not_dead_and_may_die_again(make_values: MakeValues) -> None:
+    dead = DeadLayers(DeadLayersConfig(patience=3))
+    norms = [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    values = [make_values(step, group_norms={"a": norm, "b": 1.0, "c": 2.0}) for step, norm in enumerate(norms)]
+    assert [step for step, one in enumerate(values) if dead.observe(one)] == [5, 11]
+
+
+def test_steps_whose_norms_are_no_numbers_say_nothing_of_layers(make_values: MakeValues) -> None:
+    dead = DeadLayers(DeadLayersConfig(patience=2))
+    for step, norm in enumerate([0.0, math.nan, math.inf]):
+        assert dead.observe(make_values(step, group_norms={"a": 0.0, "b": 1.0, "c": norm})) is None
+    assert dead.observe(make_values(3, group_norms={"a": 0.0, "b": 1.0, "c": 1.0})) is not None
+    assert dead.observe(make_values(4, group_norms={})) is None
+
+
+def test_a_batch_without_a_supervised_token(simulate: Simulate, follow: Follow) -> None:
+    run = simulate(0, steps=60)
+    # Its mean loss is 0 / 0 in some trainers; that is the same fault, not a second one.
+    run[33] = replace(run[33], supervised_tokens=0, grad_norm=0.0, loss=math.nan)
+    (decision,) = follow(Monitor(MonitorConfig()), run)
+    assert (decision.finding.kind, decision.finding.step, decision.action) == ("no_supervised", 33, "skip")

@@ -1,0 +1,88 @@
+"""Time by phase: what is within another phase counts once, and what runs elsewhere not at all."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from posttrain.train.monitor import meter
+from posttrain.train.monitor.meter import phase
+
+Clock = list[float]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that stands still: ``clock[0] += 2`` lets two seconds pass."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_phases_add_up_and_what_is_within_counts_once(clock: Clock) -> None:
+    before = meter.phase_seconds()
+    for _ in range(2):
+        with phase("forward"):
+            clock[0] += 3
+            with phase("head"):
+                clock[0] += 1
+                with phase("data"):
+                    clock[0] += 0.5
+            clock[0] += 2
+        clock[0] += 7
+    assert meter.phase_seconds_since(before) == {"forward": 10, "head": 2, "data": 1}
+    assert meter.phase_seconds_since(meter.phase_seconds()) == {}
+
+
+def test_a_phase_that_fails_is_counted_and_left(clock: Clock) -> None:
+    before = meter.phase_seconds()
+
+    def fail() -> None:
+        with phase("forward"), phase("head"):
+            clock[0] += 1
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
+    with phase("forward"):
+        clock[0] += 1
+    assert meter.phase_seconds_since(before) == {"head": 1, "forward": 1}
+
+
+def test_another_thread_has_phases_of_its_own(clock: Clock) -> None:
+    before, found = meter.phase_seconds(), {}
+
+    def save() -> None:
+        with phase("checkpoint"):
+            clock[0] += 5
+        found.update(meter.phase_seconds())
+
+    with phase("forward"):
+        thread = threading.Thread(target=save)
+        thread.start()
+        thread.join()
+    assert found == {"checkpoint": 5}
+    assert meter.phase_seconds_since(before) == {"forward": 5}
+
+
+def test_marks_are_opened_and_closed_with_the_phases(clock: Clock) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def mark(name: str) -> Iterator[None]:
+        seen.append(f"+{name}")
+        yield
+        seen.append(f"-{name}")
+
+    def wait() -> None:
+        clock[0] += 4  # an accelerator that is not done yet
+
+    before = meter.phase_seconds()
+    with meter.mark_phases(mark, wait), phase("forward"), phase("head"):
+        pass
+    with phase("backward"):
+        pass
+    assert seen == ["+forward", "+head", "-head", "-forward"]
+    assert meter.phase_seconds_since(before) == {"head": 4, "forward": 4}

@@ -1,0 +1,34 @@
+"""What a step is said to have used of the machine."""
+
+from collections.abc import Callable
+
+import pytest
+
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Unit, pack
+from posttrain.train.config import TrainConfig
+from posttrain.train.data.loader import BatchLengths
+from posttrain.train.monitor import meter
+
+PROMPT = list(range(5, 25))
+PAIR: Unit = [
+    TokenizedExample([*PROMPT, *answer], [False] * 20 + [True] * 4) for answer in ([30, 31, 32, 9], [40, 41, 42, 9])
+]
+APART: list[Unit] = [[one] for one in PAIR]
+
+
+def test_a_shared_prompt_counts_once(fresh: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are those of both sequences all the same."""
+    packed = pack([PAIR])
+    lengths = BatchLengths.of([PAIR], [packed])
+    # 19 tokens of the prompt are shared; its last one predicts, and the last of an answer is not read.
+    assert lengths == BatchLengths([24, 24], 19 + 2 * 4, 19 * 20 // 2 + 2 * (20 + 21 + 22 + 23))
+    alone = [pack([unit]) for unit in APART]
+    assert BatchLengths.of(APART, alone) == BatchLengths([24, 24], 2 * 23, 2 * (23 * 24 // 2))
+    monkeypatch.setattr(meter, "matmul_peak", lambda *_: 1e12)
+    monkeypatch.setattr(meter, "mfu", lambda flops, seconds, peak: flops)
+    found = meter.StepMeter(fresh(), TrainConfig(objective="dpo"))
+    together, apart = (found.read(one, 8, 0.0) for one in (lengths, BatchLengths.of(APART, alone)))
+    assert together["tokens"] == apart["tokens"] == 48
+    assert together["mfu"] < 0.75 * apart["mfu"]

@@ -1,0 +1,140 @@
+"""The work of a training against hand-computed numbers, torch's own count and a fake clock."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+
+from posttrain.train.monitor import meter
+from posttrain.train.monitor.meter import DecoderSize, matmul_peak, mfu, training_flops
+
+LLAMA = LlamaConfig(
+    vocab_size=32,
+    hidden_size=8,
+    intermediate_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+
+
+def test_the_work_of_a_tiny_llama_by_hand() -> None:
+    """A head is 4 wide. A layer: queries and output 2 * 64, keys and values 2 * 32, feed-forward 3 * 128; makes 576."""
+    decoder = DecoderSize.of(LLAMA)
+    assert decoder == DecoderSize(matrices=1152, head=256, attention=16)
+    # Sequences of 3 and 2 tokens have 6 and 3 pairs; 2 tokens are supervised.
+    assert training_flops(decoder, 5, 9, 2) == 6 * (5 * 1152 + 2 * 256) + 12 * 16 * 9 == 39360
+    assert training_flops(decoder, 5, 9, 2, weights_frozen=True) == 4 * 6272 + 1728
+    assert training_flops(decoder, 0, 0, 0) == 0
+    assert mfu(39360, seconds=2.0, peak=39360) == 0.5
+
+
+@pytest.mark.parametrize(("objective", "outputs"), [("dpo", 32), ("reward", 3), ("classification", 3)])
+def test_a_classifiers_head_has_an_output_a_label(objective: str, outputs: int) -> None:
+    config = LLAMA.__class__.from_dict(LLAMA.to_dict() | {"num_labels": 3})
+    decoder = DecoderSize.of(config, objective)
+    assert decoder is not None
+    assert decoder.head == 8 * outputs
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(
+            vocab_size=128,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        ),
+        Qwen3Config(
+            vocab_size=128,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+        ),
+        GPT2Config(vocab_size=128, n_embd=64, n_layer=2, n_head=4),
+    ],
+    ids=["llama", "qwen3", "gpt2"],
+)
+def test_the_work_is_what_torch_counts(config: PreTrainedConfig) -> None:
+    """Torch counts every logit and, in plain attention, the pairs that causality hides as well."""
+    length = 24
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    ids = torch.arange(length)[None]
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    decoder = DecoderSize.of(config)
+    assert decoder is not None
+    found = training_flops(decoder, length, length * length, length)
+    assert counter.get_total_flops() == pytest.approx(found, rel=1e-3)
+
+
+@pytest.mark.parametrize("config", [MixtralConfig(), SimpleNamespace(hidden_size=8), PreTrainedConfig()])
+def test_work_that_is_not_known(config: Any) -> None:
+    assert DecoderSize.of(config) is None
+
+
+@pytest.fixture
+def cold() -> Iterator[None]:
+    matmul_peak.cache_clear()
+    yield
+    matmul_peak.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({512: 0.001, 1024: 0.002, 2048: 0.004}, 2 * 2048**3 / 0.004),
+        ({512: 0.001, 1024: 0.002, 2048: 0.1}, 2 * 1024**3 / 0.002),
+        ({512: 0.4}, 2 * 512**3 / 0.4),  # the others would take too long
+    ],
+)
+@pytest.mark.usefixtures("cold")
+def test_the_peak_is_that_of_the_best_size(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], expected: float
+) -> None:
+    """With a clock that only products move on."""
+    clock = [0.0]
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> None:
+        assert left.shape == right.shape
+        clock[0] += seconds[len(left)]
+
+    monkeypatch.setattr(torch, "mm", product)
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert matmul_peak("cpu", torch.float32) == pytest.approx(expected)
+    assert clock[0] < 1.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("cold")
+def test_the_peak_is_measured_once(dtype: torch.dtype) -> None:
+    peak = matmul_peak("cpu", dtype)
+    assert 1e8 < peak < 1e16
+    assert matmul_peak("cpu", dtype) == peak
+    assert matmul_peak.cache_info().misses == 1
+
+
+def test_watching_needs_no_torch() -> None:
+    modules = ("watch", "policies", "throughput", "sinks.together")
+    imports = "; ".join(f"import posttrain.train.monitor.{module}" for module in modules)
+    check = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,0 +1,65 @@
+"""Dynamic loss scaling as a machine of its own."""
+
+import pytest
+
+from posttrain.store.errors import WorkError
+from posttrain.train.optim.loss_scale import LossScale, ScalingConfig
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def test_it_backs_off_and_grows() -> None:
+    scale = LossScale(ScalingConfig(growth_interval=3))
+    seen = []
+    for overflowed in [True, False, False, True, False, False, False, False, False, False, False]:
+        scale.after(overflowed=overflowed)
+        seen.append(scale.value / 2**16)
+    assert seen == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1.0, 1.0]
+
+
+def test_it_is_torchs_scaler() -> None:
+    import torch
+
+    config = ScalingConfig(initial=1024.0, growth=3.0, growth_interval=4, backoff=0.25)
+    scale = LossScale(config)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    theirs = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=4)
+    torch.manual_seed(0)
+    for draw in torch.rand(60).tolist():
+        overflowed = draw < 0.15
+        theirs.scale(weight.sum() * (INFINITY if overflowed else 1.0)).backward()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        scale.after(overflowed=overflowed)
+        assert scale.value == theirs.get_scale()
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "expected"),
+    [(1.0, 2.0, False), (1.0, INFINITY, True), (1.0, NAN, True), (NAN, NAN, False), (INFINITY, NAN, False)],
+)
+def test_what_is_an_overflow(loss: float, norm: float, expected: bool) -> None:
+    assert LossScale(ScalingConfig()).overflowed(loss, norm) is expected
+
+
+def test_it_says_what_to_do_where_it_ends() -> None:
+    scale = LossScale(ScalingConfig(initial=4.0, minimum=1.0))
+    scale.after(overflowed=True)
+    scale.after(overflowed=True)
+    assert scale.value == 1.0
+    with pytest.raises(WorkError, match=r"scaled by 1; train with train\.precision=bfloat16"):
+        scale.after(overflowed=True)
+
+
+def test_it_goes_on_where_it_was() -> None:
+    first = LossScale(ScalingConfig(growth_interval=3))
+    for overflowed in (True, False, False):
+        first.after(overflowed=overflowed)
+    second = LossScale(ScalingConfig(growth_interval=3))
+    second.load_state(first.state())
+    for scale in (first, second):
+        scale.after(overflowed=False)
+    assert first.value == second.value == 2**16
+    assert first.state() == second.state()

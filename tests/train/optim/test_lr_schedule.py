@@ -1,0 +1,237 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR
+
+from posttrain.store.errors import UserError
+from posttrain.train.optim.schedule import ScheduleConfig, scheduled_lr
+
+NAMES = ["constant", "linear", "cosine", "cosine_restarts", "wsd", "inverse_sqrt", "triangular", "triangular2"]
+NAMES += ["exp_range"]
+CYCLICAL = NAMES[-3:]
+STEPS, WARMUP, PEAK = 60, 12, 0.3
+
+Peer = Callable[[torch.optim.Optimizer], Any]
+
+
+def rates(steps: int, peak: float = 1.0, **settings: Any) -> list[float]:
+    """The rate of every step, and where the schedule ends."""
+    config = ScheduleConfig(**settings)
+    return [scheduled_lr(config, peak, step, steps) for step in range(steps + 1)]
+
+
+def peers(make: Peer, steps: int) -> list[float]:
+    """What another library's scheduler does with a peak of ``PEAK``."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=PEAK)
+    scheduler = make(optimizer)
+    found = []
+    for _ in range(steps + 1):
+        found.append(float(scheduler.get_last_lr()[0]))
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        ({"name": "constant"}, lambda o: transformers.get_constant_schedule_with_warmup(o, WARMUP)),
+        ({"name": "linear"}, lambda o: transformers.get_linear_schedule_with_warmup(o, WARMUP, STEPS)),
+        ({"name": "cosine"}, lambda o: transformers.get_cosine_schedule_with_warmup(o, WARMUP, STEPS)),
+        (
+            {"name": "cosine_restarts", "cycles": 3},
+            lambda o: transformers.get_cosine_with_hard_restarts_schedule_with_warmup(o, WARMUP, STEPS, 3),
+        ),
+        ({"name": "inverse_sqrt"}, lambda o: transformers.get_inverse_sqrt_schedule(o, WARMUP)),
+        (
+            {"name": "wsd", "decay": 0.25, "decay_shape": "linear"},
+            lambda o: transformers.get_wsd_schedule(o, WARMUP, 15, STEPS, decay_type="linear"),
+        ),
+        (
+            {"name": "wsd", "decay": 0.25, "decay_shape": "sqrt"},
+            lambda o: transformers.get_wsd_schedule(o, WARMUP, 15, STEPS, decay_type="1-sqrt"),
+        ),
+    ],
+)
+def test_it_is_transformers_schedule(settings: dict[str, Any], make: Peer) -> None:
+    """But for the warm-up, whose first step is not wasted on a rate of zero."""
+    expected = peers(make, STEPS)
+    found = rates(STEPS, PEAK, warmup_steps=WARMUP, **settings)
+    assert found[:WARMUP] == pytest.approx(expected[1 : WARMUP + 1], rel=1e-12)
+    assert found[WARMUP:] == pytest.approx(expected[WARMUP:], rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        (
+            {"name": "cosine"},
+            lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, WARMUP, STEPS, min_lr_rate=0.1),
+        ),
+        (
+            {"name": "linear"},
+            lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, WARMUP, STEPS, lr_end=0.1 * PEAK),
+        ),
+        (
+            {"name": "wsd", "decay": 0.25, "decay_shape": "sqrt"},
+            lambda o: transformers.get_wsd_schedule(o, WARMUP, 15, STEPS, decay_type="1-sqrt", min_lr_ratio=0.1),
+        ),
+    ],
+)
+def test_the_final_rate_is_transformers_lowest(settings: dict[str, Any], make: Peer) -> None:
+    found = rates(STEPS, PEAK, warmup_steps=WARMUP, final_rate=0.1, **settings)
+    assert found[WARMUP:] == pytest.approx(peers(make, STEPS)[WARMUP:], rel=1e-12)
+
+
+@pytest.mark.parametrize("final_rate", [0.0, 0.25])
+def test_restarts_are_torchs(final_rate: float) -> None:
+    found = rates(STEPS, PEAK, name="cosine_restarts", warmup=0, cycles=4, final_rate=final_rate)
+    expected = peers(lambda o: CosineAnnealingWarmRestarts(o, STEPS // 4, eta_min=final_rate * PEAK), STEPS)
+    assert found[:STEPS] == pytest.approx(expected[:STEPS], rel=1e-12)
+    assert [step for step in range(STEPS) if found[step] == PEAK] == [0, 15, 30, 45]
+    assert found[STEPS] == final_rate * PEAK, "the last cycle ends low"
+
+
+@pytest.mark.parametrize("name", CYCLICAL)
+@pytest.mark.parametrize("cycles", [1, 3, 7])
+@pytest.mark.parametrize("final_rate", [0.0, 0.1])
+def test_cycles_are_torchs(name: str, cycles: int, final_rate: float) -> None:
+    expected = peers(
+        lambda o: CyclicLR(
+            o, final_rate * PEAK, PEAK, STEPS / (2 * cycles), mode=name, gamma=0.98, cycle_momentum=False
+        ),
+        STEPS,
+    )
+    found = rates(STEPS, PEAK, name=name, cycles=cycles, final_rate=final_rate, gamma=0.98)
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_cycles_by_hand() -> None:
+    assert rates(8, name="triangular", cycles=2) == [0, 0.5, 1, 0.5, 0, 0.5, 1, 0.5, 0]
+    assert rates(8, name="triangular2", cycles=2) == [0, 0.5, 1, 0.5, 0, 0.25, 0.5, 0.25, 0]
+    assert rates(4, name="exp_range", cycles=1, gamma=0.5) == [0, 0.25, 0.25, 0.0625, 0]
+    assert rates(4, name="triangular", cycles=1, final_rate=0.5) == [0.5, 0.75, 1, 0.75, 0.5]
+    assert rates(5, name="triangular", cycles=2)[:3] == pytest.approx([0, 0.8, 0.4]), "half cycles of 1.25 steps"
+
+
+def test_falls_by_hand() -> None:
+    assert rates(4, name="wsd", warmup=0, decay=0.5, decay_shape="linear") == [1, 1, 1, 0.5, 0]
+    assert rates(8, name="wsd", warmup=0.25, decay=0.5, decay_shape="sqrt") == pytest.approx(
+        [0.5, 1, 1, 1, 1, 1 - math.sqrt(0.25), 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0]
+    )
+    assert rates(9, name="inverse_sqrt", warmup_steps=4)[3:] == pytest.approx(
+        [1, 1, math.sqrt(4 / 5), math.sqrt(4 / 6), math.sqrt(4 / 7), math.sqrt(4 / 8), math.sqrt(4 / 9)]
+    )
+    assert rates(4, name="inverse_sqrt", warmup=0) == pytest.approx([1, *(i**-0.5 for i in range(2, 6))])
+    assert rates(9, name="inverse_sqrt", warmup=0, final_rate=0.5)[3:] == [0.5] * 7
+
+
+@pytest.mark.parametrize("share", [0.2, 0.19])
+def test_warm_up_by_share_or_by_steps(share: float) -> None:
+    for name in NAMES:
+        assert rates(10, name=name, warmup=share, decay=0.1) == rates(10, name=name, warmup_steps=2, decay=0.1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("final_rate", [0.0, 0.1])
+def test_nothing_jumps_but_a_restart(name: str, final_rate: float) -> None:
+    steps = 20_000
+    found = rates(steps, name=name, final_rate=final_rate, warmup=0.1, cycles=4, gamma=0.9999, decay=0.2)
+    jumps = [step for step in range(steps) if abs(found[step + 1] - found[step]) > 0.02]
+    assert jumps == ([2000 + cycle * 4500 - 1 for cycle in (1, 2, 3)] if name == "cosine_restarts" else [])
+    if name not in CYCLICAL:
+        assert found[0] > 0
+        assert found[1999] == found[2000] == 1, "the warm-up ends at the peak, and the schedule starts there"
+    if name not in ("constant", "inverse_sqrt"):
+        assert found[steps] == pytest.approx(final_rate, abs=1e-12)
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    peak=st.floats(1e-8, 10),
+    final_rate=st.floats(0, 1),
+    warmup=st.floats(0, 0.5),
+    warmup_steps=st.none() | st.integers(0, 60),
+    cycles=st.integers(1, 9),
+    decay=st.floats(0.01, 0.5),
+    shape=st.sampled_from(["linear", "sqrt"]),
+    gamma=st.floats(0.5, 1),
+    steps=st.integers(1, 60),
+)
+def test_every_rate_is_between_the_floor_and_the_peak(
+    name: Any,
+    peak: float,
+    final_rate: float,
+    warmup: float,
+    warmup_steps: int | None,
+    cycles: int,
+    decay: float,
+    shape: Any,
+    gamma: float,
+    steps: int,
+) -> None:
+    config = ScheduleConfig(
+        name=name,
+        final_rate=final_rate,
+        warmup=warmup,
+        warmup_steps=warmup_steps,
+        cycles=cycles,
+        decay=decay,
+        decay_shape=shape,
+        gamma=gamma,
+    )
+    found = [scheduled_lr(config, peak, step, steps) for step in range(steps + 1)]
+    assert all(0 <= value <= peak for value in found)
+    climb = min(config.warmup_length(steps), steps)
+    assert found[:climb] == sorted(found[:climb])
+    assert all(value > 0 for value in found[:climb])
+    assert all(value >= peak * final_rate for value in found[max(climb, config.warmup_length(steps)) :])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "cosin"}, r"^test: `name`: .*'cosine', .*'exp_range'"),
+        ({"cycles": 0}, r"^test: `cycles`: .*greater than or equal to 1"),
+        ({"warmup": 1.0}, r"^test: `warmup`: .*less than 1"),
+        ({"warmup_steps": -1}, r"^test: `warmup_steps`: .*greater than or equal to 0"),
+        ({"decay": 0}, r"^test: `decay`: .*greater than 0"),
+        ({"gamma": 1.5}, r"^test: `gamma`: .*less than or equal to 1"),
+        ({"final_rate": 2}, r"^test: `final_rate`: .*less than or equal to 1"),
+        ({"name": "wsd", "warmup": 0.6, "decay": 0.5}, r"^test: warmup and decay together exceed the whole training"),
+        ({"cycle": 2}, r"^test: unknown key `cycle`; did you mean `cycles`"),
+    ],
+)
+def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        ScheduleConfig.read(values, "test")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "message"),
+    [
+        ({"warmup_steps": 11}, 10, r"^train.schedule.warmup_steps: 11 warm-up steps are more than the 10 "),
+        ({"name": "wsd", "warmup_steps": 6, "decay": 0.5}, 10, r"^train.schedule.decay: warm-up \(6 steps\)"),
+        ({"name": "triangular", "cycles": 11}, 10, r"^train.schedule.cycles: 11 cycles do not fit into the 10 steps"),
+        ({"name": "cosine_restarts", "cycles": 6, "warmup": 0.5}, 10, r"^train.schedule.cycles: 6 .* the 5 steps"),
+    ],
+)
+def test_what_does_not_fit_into_the_training_is_one_line(settings: dict[str, Any], steps: int, message: str) -> None:
+    config = ScheduleConfig(**settings)
+    with pytest.raises(UserError, match=message) as caught:
+        config.check(steps)
+    assert "\n" not in str(caught.value)
+    config.check(2 * steps)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_defaults_fit(name: Any) -> None:
+    for steps in (5, 6, 30, 1000):
+        ScheduleConfig(name=name).check(steps)

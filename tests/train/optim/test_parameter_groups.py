@@ -1,0 +1,209 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from posttrain.store.errors import UserError
+from posttrain.train.optim.config import OptimizerConfig
+from posttrain.train.optim.parameter_groups import NamedParameter, layer_count, parameter_groups, parameter_locations
+
+Copies = Callable[[nn.Module], list[NamedParameter]]
+
+LLAMA_LAYER = {
+    "self_attn.q_proj.weight": "matrix",
+    "self_attn.k_proj.weight": "matrix",
+    "self_attn.v_proj.weight": "matrix",
+    "self_attn.o_proj.weight": "matrix",
+    "mlp.gate_proj.weight": "matrix",
+    "mlp.up_proj.weight": "matrix",
+    "mlp.down_proj.weight": "matrix",
+    "input_layernorm.weight": "norm",
+    "post_attention_layernorm.weight": "norm",
+}
+LLAMA = {
+    "model.embed_tokens.weight": ("embedding", -1),
+    **{f"model.layers.{n}.{name}": (kind, n) for n in (0, 1) for name, kind in LLAMA_LAYER.items()},
+    "model.norm.weight": ("norm", None),
+}
+GPT2_LAYER = {
+    "ln_1.weight": "norm",
+    "ln_1.bias": "norm",
+    "attn.c_attn.weight": "matrix",
+    "attn.c_attn.bias": "bias",
+    "attn.c_proj.weight": "matrix",
+    "attn.c_proj.bias": "bias",
+    "ln_2.weight": "norm",
+    "ln_2.bias": "norm",
+    "mlp.c_fc.weight": "matrix",
+    "mlp.c_fc.bias": "bias",
+    "mlp.c_proj.weight": "matrix",
+    "mlp.c_proj.bias": "bias",
+}
+GPT2 = {
+    "transformer.wte.weight": ("embedding", -1),
+    "transformer.wpe.weight": ("embedding", -1),
+    **{f"transformer.h.{n}.{name}": (kind, n) for n in (0, 1) for name, kind in GPT2_LAYER.items()},
+    "transformer.ln_f.weight": ("norm", None),
+    "transformer.ln_f.bias": ("norm", None),
+    "lm_head.weight": ("head", None),
+}
+
+
+def test_places_in_llama(llama: nn.Module) -> None:
+    assert parameter_locations(llama) == LLAMA
+
+
+def test_places_in_gpt2(gpt2: nn.Module) -> None:
+    assert parameter_locations(gpt2) == GPT2
+
+
+def test_places_in_the_bare_decoder(gpt2: nn.Module) -> None:
+    decoder = gpt2.get_submodule("transformer")
+    expected = {name.removeprefix("transformer."): place for name, place in GPT2.items() if name != "lm_head.weight"}
+    assert parameter_locations(decoder) == expected
+
+
+def test_places_in_an_encoder_with_a_classifier() -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    )
+    found = parameter_locations(model)
+    assert found["bert.embeddings.word_embeddings.weight"] == ("embedding", -1)
+    assert found["bert.embeddings.LayerNorm.weight"] == ("norm", -1), "below the first layer, as the embeddings"
+    assert found["bert.encoder.layer.1.output.dense.weight"] == ("matrix", 1)
+    assert found["bert.encoder.layer.1.output.dense.bias"] == ("bias", 1)
+    assert found["bert.encoder.layer.1.output.LayerNorm.bias"] == ("norm", 1)
+    assert found["bert.pooler.dense.weight"] == ("matrix", None)
+    assert found["classifier.weight"] == ("head", None)
+    assert found["classifier.bias"] == ("bias", None)
+
+
+def test_places_in_an_adapted_model() -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    )
+    settings = LoraConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM")
+    found = parameter_locations(get_peft_model(model, settings))
+    layer = "base_model.model.model.layers.1.self_attn.q_proj"
+    assert found[f"{layer}.lora_A.default.weight"] == ("matrix", 1)
+    assert found[f"{layer}.lora_magnitude_vector.default.weight"] == ("other", 1)
+    assert found["base_model.model.model.embed_tokens.weight"] == ("embedding", -1)
+    assert found["base_model.model.model.norm.weight"] == ("norm", None)
+    assert found["base_model.model.lm_head.weight"] == ("head", None)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_places_in_a_state_space_model(tmp_path: Path, saved: bool) -> None:
+    from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+
+    settings = MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4)
+    model: nn.Module = MambaForCausalLM(settings)
+    if saved:
+        model.save_pretrained(tmp_path)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    found = parameter_locations(model)
+    assert dict(model.named_parameters())["backbone.layers.0.mixer.A_log"].ndim == 2
+    assert found["backbone.layers.0.mixer.A_log"] == ("other", 0)
+    assert found["backbone.layers.0.mixer.D"] == ("other", 0)
+    for name in ("conv1d", "in_proj", "x_proj", "dt_proj", "out_proj"):
+        assert found[f"backbone.layers.0.mixer.{name}.weight"] == ("matrix", 0)
+
+
+def test_places_of_unusual_parameters() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.Parameter(torch.zeros(3, 4, 4))
+            self.experts_bias = nn.Parameter(torch.zeros(3, 4))
+            self.state = nn.Parameter(torch.zeros(4, 2))
+            self.state._no_weight_decay = True
+            self.convolution = nn.Conv1d(4, 4, 3)
+            self.scale = nn.Parameter(torch.zeros(()))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 7, bias=False)
+            self.embedding = nn.Embedding(7, 4)
+            self.blocks = nn.ModuleList([Block()])
+            self.head.weight = self.embedding.weight
+
+    assert parameter_locations(Model()) == {
+        "head.weight": ("embedding", -1),  # tied, under the name that comes first
+        "blocks.0.experts": ("matrix", 0),
+        "blocks.0.experts_bias": ("bias", 0),
+        "blocks.0.state": ("other", 0),
+        "blocks.0.convolution.weight": ("matrix", 0),
+        "blocks.0.convolution.bias": ("bias", 0),
+        "blocks.0.scale": ("other", 0),
+    }
+
+
+def settings_by_name(named: list[NamedParameter], **settings: Any) -> dict[str, tuple[float, float]]:
+    """Decay and scale of each tensor; also checks that every tensor is in one group."""
+    found = {}
+    groups = parameter_groups(named, OptimizerConfig(weight_decay=0.1, **settings), layer_count(named))
+    for group in groups:
+        for name, tensor in group["params"]:
+            assert name not in found
+            assert tensor is next(one.tensor for one in named if one.name == name)
+            found[name] = group["weight_decay"], group["lr_scale"]
+    assert set(found) == {one.name for one in named}
+    assert len(groups) == len(set(found.values())), "as few groups as there are settings"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({}, {"matrix", "head"}),
+        ({"decay_embeddings": True}, {"matrix", "head", "embedding"}),
+        ({"decay_norms": True}, {"matrix", "head", "norm"}),
+        ({"decay_biases": True}, {"matrix", "head", "bias"}),
+    ],
+)
+def test_what_decays(gpt2: nn.Module, copies: Copies, settings: dict[str, Any], kinds: set[str]) -> None:
+    expected = {name: (0.1 if kind in kinds else 0.0, 1.0) for name, (kind, _) in GPT2.items()}
+    assert settings_by_name(copies(gpt2), **settings) == expected
+
+
+def test_matrices_and_nothing_else_decay_in_llama(llama: nn.Module, copies: Copies) -> None:
+    found = settings_by_name(copies(llama))
+    assert found == {name: (0.1 if name.endswith("proj.weight") else 0.0, 1.0) for name in LLAMA}
+
+
+def test_each_layer_learns_slower_than_that_above_it(gpt2: nn.Module, copies: Copies) -> None:
+    found = settings_by_name(copies(gpt2), layer_decay=0.75)
+    for name, (_, scale) in found.items():
+        if name.startswith("transformer.w"):
+            assert scale == 0.75**3, name
+        elif ".h." in name:
+            assert scale == (0.75 if ".h.1." in name else 0.75**2), name
+        else:
+            assert scale == 1.0, name
+
+
+def test_an_embedding_of_unknown_depth_is_at_the_bottom() -> None:
+    named = [
+        NamedParameter("e", torch.zeros(2, 2), "embedding", None),
+        NamedParameter("m", torch.zeros(2, 2), "matrix", 0),
+    ]
+    assert settings_by_name(named, layer_decay=0.5) == {"e": (0.0, 0.25), "m": (0.1, 0.5)}
+
+
+def test_no_layers_to_tell_apart() -> None:
+    named = [
+        NamedParameter("e", torch.zeros(2, 2), "embedding", -1),
+        NamedParameter("m", torch.zeros(2, 2), "matrix", None),
+    ]
+    settings_by_name(named)
+    with pytest.raises(UserError, match=r"^train.optimizer.layer_decay: no parameter has a layer number .*; set it"):
+        settings_by_name(named, layer_decay=0.9)

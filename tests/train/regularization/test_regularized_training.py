@@ -1,0 +1,293 @@
+"""Noise, averages, smoothing and clipping in whole trainings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.task import TaskConfig
+from posttrain.store.errors import UserError
+from posttrain.train import trainer
+from posttrain.train.config import LoraConfig, TrainConfig
+from posttrain.train.data.loader import Batch
+from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
+from posttrain.train.objectives.config import SftConfig
+from posttrain.train.optim.config import EmaConfig, OptimizerConfig
+from posttrain.train.optim.loss_scale import ScalingConfig
+from posttrain.train.optim.master_weights import MasterWeights
+from posttrain.train.optim.schedule import ScheduleConfig
+from posttrain.train.regularization.config import AdversarialConfig, DropoutConfig, NoiseConfig
+from posttrain.train.stage import train
+
+TASK = TaskConfig(system="Name the intent.")
+FGM = AdversarialConfig(method="fgm", epsilon=0.05)
+ALONE: dict[str, dict[str, Any]] = {
+    "neftune": {"noise": NoiseConfig(neftune=5.0)},
+    "dropout": {"noise": NoiseConfig(dropout=DropoutConfig(attention=0.2))},
+    "fgm": {"noise": NoiseConfig(adversarial=FGM)},
+    "smoothing": {"sft": SftConfig(label_smoothing=0.1)},
+    "ema": {"ema": EmaConfig(decay=0.9)},
+    "clip_value": {"clip_value": 1e-3},
+    "float16": {"precision": "float16"},
+}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "float16": {
+        "precision": "float16",
+        "scaling": ScalingConfig(initial=2.0**20, growth_interval=2),
+        "noise": NoiseConfig(neftune=5.0, dropout=DropoutConfig(attention=0.2), adversarial=FGM),
+        "sft": SftConfig(label_smoothing=0.1),
+        "ema": EmaConfig(decay=0.9),
+        "clip_value": 1e-2,
+        "initialization": InitializationConfig(method="xavier"),
+        "micro_batch_tokens": 120,
+    },
+    "bfloat16": {
+        "precision": "bfloat16",
+        "noise": NoiseConfig(neftune=5.0, adversarial=AdversarialConfig(method="pgd", steps=2)),
+        "ema": EmaConfig(decay=0.9, start=2, every=2),
+    },
+    "adapter": {
+        "method": "lora",
+        "lora": LoraConfig(rank=4, dropout=0.1),
+        "noise": NoiseConfig(neftune=5.0, dropout=DropoutConfig(attention=0.2), adversarial=FGM),
+        "ema": EmaConfig(decay=0.9),
+    },
+}
+
+
+ONE_RATE = {"epochs": 1, "learning_rate": 0.05, "schedule": ScheduleConfig(name="constant", warmup=0)}
+
+
+class Killed(BaseException):
+    """Stands for the death of the process."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def trained(source: Path, records: pa.Table, config: TrainConfig, folder: Path) -> dict[str, Any]:
+    return train(source, records, config, TASK, seed=3, out=folder / "out", scratch=folder / "scratch")
+
+
+def killed_at(step: int, do: Callable[[], object]) -> None:
+    """Do the work in a process that dies once this step's gradients are there."""
+    add_up = trainer.accumulate_gradients
+
+    def dies(lm: LanguageModel, lesson: Any, config: TrainConfig, batch: Batch, scale: float) -> Any:
+        found = add_up(lm, lesson, config, batch, scale)
+        if batch.step == step:
+            raise Killed
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "accumulate_gradients", dies)
+        with pytest.raises(Killed):
+            do()
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
+    """``plain(records, config)``: the weights that training without any of it gives."""
+    found: list[bytes] = []
+
+    def weights(records: pa.Table, config: TrainConfig) -> bytes:
+        if not found:
+            folder = tmp_path_factory.mktemp("plain")
+            trained(tiny_model, records, config, folder)
+            found.append((folder / "out" / "model.safetensors").read_bytes())
+        return found[0]
+
+    return weights
+
+
+@pytest.mark.parametrize("way", ALONE)
+def test_each_makes_a_difference_and_is_no_fault(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, way: str, plain: Callable[..., bytes]
+) -> None:
+    meta = trained(tiny_model, records, config.model_copy(update=ALONE[way]), tmp_path)
+    assert meta["decisions"] == []
+    assert meta["last_loss"] < meta["first_loss"]
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() != plain(records, config)
+
+
+@pytest.mark.parametrize("way", TOGETHER)
+def test_a_killed_training_ends_as_if_it_had_not_been(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, way: str
+) -> None:
+    config = config.model_copy(update=TOGETHER[way])
+    meta = trained(tiny_model, records, config, tmp_path / "whole")
+
+    def again() -> dict[str, Any]:
+        torch.manual_seed(99)  # a new process's generators stand anywhere
+        return trained(tiny_model, records, config, tmp_path / "parts")
+
+    for step in (1, 4):
+        killed_at(step, again)
+    assert again() == meta
+    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
+
+
+def test_noise_is_not_in_the_saved_model(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    noise = NoiseConfig(neftune=5.0, dropout=DropoutConfig(attention=0.2), adversarial=FGM)
+    trained(tiny_model, records, config.model_copy(update={"noise": noise}), tmp_path)
+    saved = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert saved["attention_dropout"] == json.loads((tiny_model / "config.json").read_text())["attention_dropout"] == 0
+
+
+def test_the_perturbed_loss_is_logged(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
+    config = config.model_copy(update={"noise": NoiseConfig(adversarial=FGM), "sft": SftConfig(label_smoothing=0.1)})
+    trained(tiny_model, records, config, tmp_path)
+    steps = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert all(step["metrics"]["adversarial"] > step["loss"] > step["metrics"]["nll"] * 0.9 for step in steps)
+    assert all(step["metrics"]["nll"] < step["loss"] for step in steps[-2:]), "smoothing keeps the loss up"
+
+
+def test_the_average_is_what_is_saved(
+    tiny_model: Path,
+    records: pa.Table,
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plain: Callable[..., bytes],
+) -> None:
+    seen: list[list[torch.Tensor]] = []
+    names: list[str] = []
+    step = MasterWeights.step
+
+    def watched(self: MasterWeights, rate: float, scale: float = 1.0) -> None:
+        step(self, rate, scale)
+        names[:] = self.names
+        seen.append([master.detach().clone() for master in self.masters])
+
+    monkeypatch.setattr(MasterWeights, "step", watched)
+    ema = EmaConfig(decay=0.15, start=2)
+    trained(tiny_model, records, config.model_copy(update={"ema": ema}), tmp_path / "average")
+    saved = load_file(tmp_path / "average" / "out" / "model.safetensors")
+    assert len(seen) == 6
+    for index, name in enumerate(names):
+        expected = seen[1][index]
+        for weights, decay in zip(seen[2:], (0.1, 0.15, 0.15, 0.15), strict=True):
+            expected = decay * expected + (1 - decay) * weights[index]
+        torch.testing.assert_close(saved[name], expected.bfloat16(), atol=1e-6, rtol=0.01, msg=name)
+    trained(
+        tiny_model,
+        records,
+        config.model_copy(update={"ema": ema.model_copy(update={"save": False})}),
+        tmp_path / "last",
+    )
+    assert (tmp_path / "last" / "out" / "model.safetensors").read_bytes() == plain(records, config)
+
+
+def test_an_average_that_never_begins(tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.ema\.start: .* after 7 steps, and training has 6"):
+        trained(tiny_model, records, config.model_copy(update={"ema": EmaConfig(decay=0.9, start=6)}), tmp_path)
+
+
+def test_no_weight_moves_further_than_the_clipped_value(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: dict[float | None, float] = {}
+    norms: dict[float | None, float] = {}
+    step = MasterWeights.step
+
+    for value in (None, 1e-3):
+
+        def watched(self: MasterWeights, rate: float, scale: float = 1.0, value: float | None = value) -> None:
+            before = [master.detach().clone() for master in self.masters]
+            step(self, rate, scale)
+            furthest = max(float((m.detach() - b).abs().max()) for m, b in zip(self.masters, before, strict=True))
+            moved[value] = max(moved.get(value, 0.0), furthest / rate)
+
+        monkeypatch.setattr(MasterWeights, "step", watched)
+        sgd = OptimizerConfig(name="sgd", momentum=0.0, weight_decay=0.0)
+        changed = config.model_copy(update={"optimizer": sgd, "clip": 1e9, "clip_value": value} | ONE_RATE)
+        trained(tiny_model, records, changed, tmp_path / str(value))
+        norms[value] = json.loads((tmp_path / str(value) / "out" / "training.json").read_text())[0]["grad_norm"]
+    assert moved[1e-3] == pytest.approx(1e-3, rel=0.01)
+    assert moved[None] is not None
+    assert moved[None] > 0.01
+    assert norms[1e-3] == norms[None], "the norm is that before clipping"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise": NoiseConfig(dropout=DropoutConfig(residual=0.1))}, "llama has no residual dropout"),
+        ({"weight_standardization": True}, "llama has no convolution that is trained"),
+        ({"initialization": InitializationConfig(method="xavier"), "method": "lora"}, "training from scratch has none"),
+        (
+            {
+                "initialization": InitializationConfig(
+                    method="xavier", rules=[InitRuleConfig(match="w9", method="zeros")]
+                )
+            },
+            "no parameter's name matches `w9`",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_said_before_any_step(
+    tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        trained(tiny_model, records, config.model_copy(update=changes), tmp_path)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.fixture
+def mamba(tiny_model: Path, tmp_path: Path) -> Path:
+    """The folder of a small Mamba."""
+    from transformers import AutoTokenizer, MambaConfig, MambaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    config = MambaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        state_size=4,
+        num_hidden_layers=1,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
+    tokenizer.save_pretrained(tmp_path / "mamba")
+    return tmp_path / "mamba"
+
+
+def test_standardised_convolutions_are_saved(
+    mamba: Path, records: pa.Table, config: TrainConfig, tmp_path: Path
+) -> None:
+    config = config.model_copy(
+        update={
+            "weight_standardization": True,
+            "micro_batch_tokens": 4096,
+            "epochs": 1,
+            "ema": EmaConfig(decay=0.5),
+            "optimizer": OptimizerConfig(weight_decay=0.0),
+        }
+    )
+    records = records.slice(0, 6)
+
+    def again(name: str) -> dict[str, Any]:
+        return trained(mamba, records, config, tmp_path / name)
+
+    meta = again("whole")
+    killed_at(1, lambda: again("parts"))
+    assert again("parts") == meta
+    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
+    saved = load_file(tmp_path / "whole" / "out" / "model.safetensors")
+    name = "backbone.layers.0.mixer.conv1d.weight"
+    filters = saved[name].float().flatten(1)
+    torch.testing.assert_close(filters.mean(1), torch.zeros(len(filters)), atol=0.01, rtol=0)
+    torch.testing.assert_close(filters.std(1, correction=0), torch.ones(len(filters)), atol=0.01, rtol=0)
+    before = load_file(mamba / "model.safetensors")
+    assert set(saved) == set(before)

@@ -1,0 +1,181 @@
+"""What the report takes from the rounds' selections: what was chosen and why, and what is said where that is lost."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from posttrain.loop.config import load_config
+from posttrain.loop.loop import Loop
+from posttrain.store.workspace import Workspace
+from posttrain.web import selection
+from posttrain.web.report import render_report
+from posttrain.web.report_reader import read_report
+from posttrain.web.selection import read_selections
+
+_LEARNS: dict[str, Any] = {
+    "label": {"per_round": 16},
+    "train": {"epochs": 6, "learning_rate": 4.0e-3, "precision": "float32"},
+}
+
+
+@pytest.fixture(scope="module")
+def turned(small_anywhere: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Workspace, Any]]:
+    """A workspace with two rounds, the second by margin; treat it as read-only."""
+    small = small_anywhere(tmp_path_factory.mktemp("selection"))
+    root = small(select={"strategy": "margin", "pool_sample": 40}, **_LEARNS)
+    store = Workspace.create(root, load_config(root).store)
+    Loop(store, load_config(root)).run()
+    yield store, small
+    store.close()
+
+
+@pytest.fixture
+def reopened(turned: tuple[Workspace, Any]) -> Iterator[Workspace]:
+    """The same workspace as a new process sees it, with nothing verified yet."""
+    store = Workspace.open(turned[0].root, load_config(turned[0].root).store)
+    yield store
+    store.close()
+
+
+def _artifact(store: Workspace, role: str, number: int = 2) -> Path:
+    return store.artifacts.path(store.metadata.rounds()[number].detail[role])
+
+
+def test_each_record_has_its_reason_score_answer_label_and_text(turned: tuple[Workspace, Any]) -> None:
+    store, small = turned
+    first, second = read_selections(store)
+    truth = {row["text"]: row["label"] for row in small.rows()}
+    batch = parquet.read_table(_artifact(store, "selection") / "batch.parquet").to_pylist()
+    scores = parquet.read_table(_artifact(store, "scores") / "scores.parquet").to_pylist()
+    margins = {row["id"]: row["margin"] for row in scores}
+    assert [one.round for one in (first, second)] == [1, 2]
+    assert (second.strategy, second.score, second.records, second.scored, second.pool) == (
+        "margin",
+        "margin",
+        16,
+        40,
+        44,
+    )
+    assert [(one.rank, one.id, one.reason) for one in second.chosen] == [
+        (row["rank"], row["id"], row["reason"]) for row in batch
+    ]
+    assert [one.score for one in second.chosen] == [margins[row["id"]] for row in batch]
+    assert [one.predicted for one in second.chosen] == [row["predicted"] for row in batch]
+    assert [one.label for one in second.chosen] == [truth[one.input] for one in second.chosen]
+    assert sum(second.reasons.values()) == 16
+    assert sorted(second.scores.tolist()) == sorted(margins.values())
+    assert second.missing == ()
+    # The map: all that was chosen, the rest of what was scored, and what the first round had labelled.
+    assert second.map is not None
+    assert set(second.map.chosen) == {one.id for one in second.chosen}
+    assert (len(second.map.pool), len(second.map.labelled)) == (24, 16)
+
+
+def test_a_cold_round_has_a_map_and_says_why_it_has_no_scores(turned: tuple[Workspace, Any]) -> None:
+    first, _ = read_selections(turned[0])
+    assert (first.strategy, first.reasons) == ("facility_location", {"cold_start": 16})
+    assert {one.score for one in first.chosen} == {None}
+    assert {one.label for one in first.chosen} <= set(turned[1].labels)
+    assert first.missing == (
+        "There are no scores: no model had been trained yet, so what it is unsure of says nothing.",
+    )
+    assert first.map is not None
+    assert len(first.map.labelled) == 0
+
+
+def _with_outlook(monkeypatch: pytest.MonkeyPatch, store: Workspace, outlook: dict[str, Any]) -> None:
+    rounds = [
+        dataclasses.replace(entry, detail={**entry.detail, "outlook": outlook}) if entry.number == 2 else entry
+        for entry in store.metadata.rounds()
+    ]
+    monkeypatch.setattr(store.metadata, "rounds", lambda: rounds)
+
+
+def test_what_was_expected_is_held_against_what_came(
+    turned: tuple[Workspace, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = turned
+    _, before, now = store.metadata.rounds()
+    assert [one.decision and one.decision["action"] for one in (before, now)] == ["deploy", "deploy"]
+    first, second = read_selections(store)
+    assert first.gain is None, "one measurement promises nothing"
+    assert second.gain is not None
+    said = now.detail["outlook"]["expected_gain"]
+    assert dataclasses.astuple(second.gain)[:5] == (2, "accuracy", said["gain"], said["low"], said["high"])
+    achieved = now.detail["metrics"]["accuracy"] - before.detail["metrics"]["accuracy"]
+    assert second.gain.achieved == pytest.approx(achieved)
+    assert "Expected and achieved gain in accuracy, in points" in render_report(
+        read_report(store, load_config(store.root))
+    )
+    # A metric that was not measured in pairs, and a reason to stop: nothing is made up, and the reason is told.
+    _with_outlook(
+        monkeypatch, store, {"expected_gain": {**said, "metric": "token_f1"}, "why_stop": "champions answer alike"}
+    )
+    _, second = read_selections(store)
+    assert second.gain is not None
+    assert second.gain.achieved is None
+    page = render_report(read_report(store, load_config(store.root)))
+    assert "Labelling more may have stopped to pay:</strong> champions answer alike." in page
+
+
+def test_older_rounds_are_summed_up_without_reading_their_files(
+    reopened: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "SELECTIONS_SHOWN", 1)
+    first, second = read_selections(reopened)
+    assert (first.records, first.chosen, first.map) == (16, (), None)
+    assert len(second.chosen) == 16
+
+
+def test_a_round_of_an_earlier_version_has_no_map(reopened: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "MAP", "not-kept-then.parquet")
+    _, second = read_selections(reopened)
+    assert second.map is None
+    assert second.missing == ("No map was kept of this round: it was chosen by an earlier version.",)
+    assert "No map was kept of this round" in render_report(read_report(reopened, load_config(reopened.root)))
+
+
+@pytest.mark.parametrize(
+    ("role", "file", "said", "left"),
+    [
+        ("selection", "batch.parquet", "The batch cannot be read: artifact selection-", "scores"),
+        ("scores", "scores.parquet", "The scores cannot be read: artifact scores-", "chosen"),
+        ("labelled", "labels.parquet", "The records cannot be read: artifact labels-", "chosen"),
+    ],
+)
+def test_what_is_damaged_is_named_and_the_rest_is_shown(
+    reopened: Workspace, role: str, file: str, said: str, left: str
+) -> None:
+    path = reopened.home / "artifacts" / reopened.metadata.rounds()[2].detail[role] / file
+    whole, mode = path.read_bytes(), path.stat().st_mode
+    path.chmod(0o644)
+    try:
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        first, second = read_selections(reopened)
+        page = render_report(read_report(reopened, load_config(reopened.root)))
+    finally:
+        path.write_bytes(whole)
+        path.chmod(mode)
+    assert [sentence.startswith(said) for sentence in second.missing] == [True]
+    assert f"{file} differs from its checksum" in second.missing[0]
+    assert len(getattr(second, left)) > 0
+    assert all(one.score is not None for one in second.chosen), "the batch has the entropy too"
+    assert (second.round, second.records) == (2, 16)
+    assert len(first.chosen) == 16
+    assert said in page
+
+
+def test_a_batch_that_waits_for_labels_is_shown(small: Callable[..., Path]) -> None:
+    root = small(rounds=1, label={"annotator": "file"})
+    store = Workspace.create(root, load_config(root).store)
+    Loop(store, load_config(root)).run()
+    (one,) = read_selections(store)
+    page = render_report(read_report(store, load_config(root)))
+    store.close()
+    assert (len(one.chosen), {record.label for record in one.chosen}, one.gain) == (12, {None}, None)
+    assert all(record.input for record in one.chosen)
+    assert "All 12 records" in page
