@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from posttrain.cli.serve import add_to, serve
+from posttrain.cli.serve import serve
 from posttrain.data.feedback.ingest import ingest
 from posttrain.store.errors import UserError
 
@@ -24,7 +24,7 @@ def _run(root: Path, output: Path) -> None:
     sys.stdout = output.open("a", buffering=1)
     os.environ["POSTTRAIN_TOKEN"] = "geheim"
     app = typer.Typer()
-    add_to(app)
+    app.command()(serve)
     app(["--port", "0", "-w", str(root)])
 
 
@@ -73,5 +73,5 @@ def test_mistakes(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_it_is_a_verb() -> None:
     app = typer.Typer()
-    add_to(app)
+    app.command()(serve)
     assert [command.callback for command in app.registered_commands] == [serve]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from posttrain.web.charts import LineageNode
+from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.report_data import (
     Champion,
     ClassRow,

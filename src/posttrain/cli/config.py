@@ -17,7 +17,7 @@ from posttrain.loop.stages.label import check_answers
 from posttrain.loop.suites import check_suites
 from posttrain.store.config import CONFIG_FILE
 
-app = typer.Typer(name="config", help="Show or check posttrain.yaml.", no_args_is_help=True)
+app = typer.Typer(name="config", help="Show, search or check posttrain.yaml.", no_args_is_help=True)
 
 
 @app.command()
@@ -49,8 +49,3 @@ def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
     check_answers(config, workspace)
     check_suites(config, workspace)
     console.print("the config is right")
-
-
-def add_to(parent: typer.Typer) -> None:
-    """Register the group."""
-    parent.add_typer(app)

@@ -39,8 +39,3 @@ def evaluate(
         print_json({"model": id, "evaluation": evaluation.id, "metrics": metrics})
     else:
         print_table(f"{id} ({evaluation.id})", ["metric", "value"], [list(entry) for entry in metrics.items()])
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command(name="eval")(evaluate)

@@ -23,7 +23,7 @@ def init(
         str, typer.Option(help="classify (a closed set of labels) or answer (free text).")
     ] = "classify",
 ) -> None:
-    """Make a workspace with a commented posttrain.yaml."""
+    """Create a workspace with a commented posttrain.yaml."""
     templates = resources.files("posttrain.cli") / "templates"
     source = templates / f"{template}.yaml"
     if not source.is_file():
@@ -49,11 +49,6 @@ def _required_files(config: Path) -> list[str]:
     return [*labels, *values.data.files]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(init)
-
-
 def demo(
     dir: Annotated[Path, typer.Option("--dir", help="The demo's workspace.")] = Path("demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model; about a minute.")] = False,
@@ -61,7 +56,7 @@ def demo(
         Path | None, typer.Option("--data", help="Your own labelled file in place of the bundled task.")
     ] = None,
 ) -> None:
-    """The whole loop on a bundled task: label a little, train, deploy only what is better."""
+    """Run the whole loop on a bundled task: label a few records, train, deploy only a better model."""
     from posttrain.demo.workspace import prepare_workspace
     from posttrain.loop.loop import Loop
     from posttrain.web.report import write_report
@@ -81,8 +76,3 @@ def demo(
         f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",
     ]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-
-
-def add_demo(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(demo)

@@ -9,7 +9,7 @@ from posttrain.cli.output import JsonOption, console, print_json, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.loop.label_batches import export_batch, import_batch, label_reports
 
-app = typer.Typer(name="label", help="Batches out, labels in.", no_args_is_help=True)
+app = typer.Typer(name="label", help="Export batches to label, and import the labels.", no_args_is_help=True)
 
 
 @app.command()
@@ -60,8 +60,3 @@ def _on_pool(report: dict[str, Any]) -> str:
     """The estimate from the records that were drawn at random."""
     found = report["pool_agreement"]
     return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})" if found else ""
-
-
-def add_to(parent: typer.Typer) -> None:
-    """Register the group."""
-    parent.add_typer(app)

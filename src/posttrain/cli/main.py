@@ -17,40 +17,41 @@ from posttrain.store.errors import UserError, WorkError
 class _Verbs(LazyGroup):
     verbs: ClassVar = {
         "demo": LazyVerb(
-            "posttrain.cli.init",
-            "The whole loop on a bundled task: label a little, train, deploy only what is better.",
+            "posttrain.cli.init:demo",
+            "Run the whole loop on a bundled task: label a few records, train, deploy only a better model.",
         ),
-        "init": LazyVerb("posttrain.cli.init", "Make a workspace with a commented posttrain.yaml."),
-        "run": LazyVerb("posttrain.cli.run", "Turn the loop; goes on where it stopped."),
-        "status": LazyVerb("posttrain.cli.run", "Where the loop stands and what it waits for."),
-        "show": LazyVerb("posttrain.cli.show", "Any artifact, run, round or record, with its lineage."),
-        "report": LazyVerb("posttrain.cli.report", "Write one self-contained HTML page that works offline."),
+        "init": LazyVerb("posttrain.cli.init:init", "Create a workspace with a commented posttrain.yaml."),
+        "run": LazyVerb("posttrain.cli.run:run", "Run the loop; resume where it stopped."),
+        "status": LazyVerb("posttrain.cli.run:status", "Show the rounds, the champion, and what the loop waits for."),
+        "show": LazyVerb("posttrain.cli.show:show", "Show any artifact, run, round or record with its lineage."),
+        "report": LazyVerb("posttrain.cli.report:report", "Write one self-contained HTML page that works offline."),
         "serve": LazyVerb(
-            "posttrain.cli.serve",
-            "Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token.",
+            "posttrain.cli.serve:serve",
+            "Collect feedback at POST /v1/feedback; with POSTTRAIN_TOKEN set, only from clients that send it.",
         ),
         "select": LazyVerb(
-            "posttrain.cli.select",
-            "Choose records of the pool that are worth a label, by the present champion; labels nothing.",
+            "posttrain.cli.select.batch:app",
+            "Choose pool records worth labelling, scored by the champion; labels nothing.",
         ),
         "train": LazyVerb(
-            "posttrain.cli.train", "Train a model on a file or a dataset version; what was stopped goes on."
+            "posttrain.cli.train:train", "Train a model on a file or a dataset version; resume a stopped training."
         ),
         "plan": LazyVerb(
-            "posttrain.cli.plan", "Memory, micro-batch and time of a training, from the model's config alone."
+            "posttrain.cli.plan:plan",
+            "Estimate memory, micro-batch and time of a training from the model's config alone.",
         ),
-        "eval": LazyVerb("posttrain.cli.evaluate", "Measure a model on the suites of the config."),
-        "config": LazyVerb("posttrain.cli.config", "Show or check posttrain.yaml."),
-        "data": LazyVerb("posttrain.cli.data", "Records and dataset versions."),
-        "label": LazyVerb("posttrain.cli.label", "Batches out, labels in."),
-        "models": LazyVerb("posttrain.cli.models", "The model registry."),
+        "eval": LazyVerb("posttrain.cli.evaluate:evaluate", "Measure a model on the suites of the config."),
+        "config": LazyVerb("posttrain.cli.config:app", "Show, search or check posttrain.yaml."),
+        "data": LazyVerb("posttrain.cli.data:app", "Build, inspect and export dataset versions."),
+        "label": LazyVerb("posttrain.cli.label:app", "Export batches to label, and import the labels."),
+        "models": LazyVerb("posttrain.cli.models:app", "List, promote, roll back and export models."),
     }
 
 
 app = typer.Typer(
     name="posttrain",
     cls=_Verbs,
-    help="Keep a loop turning for a language model: collect, select, label, train, evaluate, decide, deploy.",
+    help="Improve a language model in rounds: collect, select, label, train, evaluate, decide, deploy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -14,7 +14,7 @@ from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree
 from posttrain.store.workspace import Workspace
 
-app = typer.Typer(name="models", help="The model registry.", no_args_is_help=True)
+app = typer.Typer(name="models", help="List, promote, roll back and export models.", no_args_is_help=True)
 
 Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one, or `champion`.")]
 
@@ -112,8 +112,3 @@ def _resolve(store: Workspace, text: str) -> str:
     if row is None or row.kind != "model":
         raise UserError(f"`{text}` is no model", fix="posttrain models list")
     return id
-
-
-def add_to(parent: typer.Typer) -> None:
-    """Register the group."""
-    parent.add_typer(app)

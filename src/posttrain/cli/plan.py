@@ -38,7 +38,7 @@ def plan(
     json: JsonOption = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Memory, micro-batch and time of a training, from the model's config alone."""
+    """Estimate memory, micro-batch and time of a training from the model's config alone."""
     settings = read_settings(config, {"model": model, "data": data, "train.objective": objective}, set or [], plan=True)
     source = locate(settings.model, Path(), weights=False)
     from posttrain.train.plan import Machine, plan_training
@@ -88,8 +88,3 @@ def _count(number: int) -> str:
 
 def _line(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(plan)

@@ -49,8 +49,3 @@ def _of_workspace(workspace: Path, out: Path) -> None:
         write_atomically(out, learning_curve_svg(gathered).encode())
     else:
         write_report(gathered, out)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(report)

@@ -24,7 +24,7 @@ def run(
         str | None, typer.Option(help="random: the same loop beside it with records drawn at random, to compare.")
     ] = None,
 ) -> None:
-    """Turn the loop; goes on where it stopped."""
+    """Run the loop; resume where it stopped."""
     from posttrain.inspect.baseline import check_baseline, run_baseline
     from posttrain.loop.loop import Loop
 
@@ -40,13 +40,8 @@ def run(
         console.print(f"waiting for {waiting}", markup=False, soft_wrap=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(run)
-
-
 def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """Where the loop stands and what it waits for."""
+    """Show the rounds, the champion, and what the loop waits for."""
     with open_workspace(workspace, checked=False) as (store, config):
         state = loop_status(store, config)
         if json:
@@ -90,8 +85,3 @@ def _round_row(entry: dict[str, Any], shown: list[str]) -> list[Any]:
         decision,
         seconds,
     ]
-
-
-def add_status(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(status)

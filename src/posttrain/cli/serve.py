@@ -20,7 +20,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8600,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Take feedback at POST /v1/feedback until ended; with POSTTRAIN_TOKEN set, only from who sends that token.
+    """Collect feedback at POST /v1/feedback; with POSTTRAIN_TOKEN set, only from clients that send it.
 
     A right answer outside the closed label set of posttrain.yaml, as it is at the start, is refused.
     """
@@ -50,8 +50,3 @@ def serve(
 
 def _announce(address: str) -> None:
     console.print(f"listening on {address}", markup=False, highlight=False, soft_wrap=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(serve)

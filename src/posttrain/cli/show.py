@@ -14,7 +14,7 @@ def show(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Any artifact, run, round or record, with its lineage."""
+    """Show any artifact, run, round or record with its lineage."""
     with open_workspace(workspace, checked=False) as (store, _):
         found = find(store, id)
     if json:
@@ -104,8 +104,3 @@ def _line(text: str) -> None:
 
 
 _PRINT = {"artifact": _artifact, "record": _record, "round": _round, "run": _run}
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(show)

@@ -65,7 +65,7 @@ def train(
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Train a model on a file or a dataset version; what was stopped goes on."""
+    """Train a model on a file or a dataset version; resume a stopped training."""
     given = {"model": model, "data": data, "train.objective": objective, "train.profile.steps": 3 if profile else None}
     if autotune_seconds is not None and not autotune:
         raise UserError("there is nothing to spend them on", where="--autotune-seconds", fix="add --autotune")
@@ -135,11 +135,6 @@ def _tune(
         shlex.join(["posttrain", "train", "--config", str(out / CONFIG), "--out", str(out)]),
     ]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(train)
 
 
 def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> None:

@@ -1,4 +1,4 @@
-"""Groups of verbs whose modules are imported when they are called: a list of verbs needs nothing of what they do."""
+"""Command groups that import a verb's module only when the verb is called, so that help and completion stay fast."""
 
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
@@ -9,19 +9,19 @@ from typer.main import get_group
 
 
 class LazyVerb(NamedTuple):
-    """Where a verb lives, and its line in the list of verbs.
+    """Names the function or group behind a verb, and its line in the list of verbs.
 
     Args:
-        module: has ``add_to(app)``, which registers the verb.
-        help: the first line of what the verb's own ``--help`` says.
+        target: ``package.module:name`` of a function, or of a `typer.Typer` with verbs of its own.
+        help: first line of the verb's own ``--help``.
     """
 
-    module: str
+    target: str
     help: str
 
 
 class LazyGroup(TyperGroup):
-    """A group of ``verbs``, by their names and in their order."""
+    """Lists ``verbs`` in their order, and imports the one that is called."""
 
     verbs: ClassVar[dict[str, LazyVerb]] = {}
 
@@ -31,12 +31,18 @@ class LazyGroup(TyperGroup):
             self.add_command(TyperCommand(name, help=verb.help))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb itself, where its name is known, and the arguments behind it."""
+        """Return the called verb's name, its imported command and the arguments after it."""
+        # The base class reports unknown names with the nearest known one: the placeholders are enough for that.
         name, listed, rest = super().resolve_command(ctx, args)
         return name, self.load(listed.name) if listed and listed.name else listed, rest
 
     def load(self, name: str) -> Any:
-        """The command of a verb, with its module."""
+        """Import a verb and return its command."""
+        module, _, attribute = self.verbs[name].target.partition(":")
+        target = getattr(import_module(module), attribute)
         app = typer.Typer()
-        import_module(self.verbs[name].module).add_to(app)
+        if isinstance(target, typer.Typer):
+            app.add_typer(target, name=name)
+        else:
+            app.command(name)(target)
         return get_group(app).commands[name]

@@ -11,11 +11,11 @@ from posttrain.data.report.distribution import Distribution, histograms
 from posttrain.data.report.drift import Drift
 from posttrain.data.report.profile import Profile
 from posttrain.data.report.rejections import DuplicateClusters, RejectionSummary
-from posttrain.web.charts import bars, count_rows, histogram
+from posttrain.web.charts.bars import bars, count_rows, funnel_charts
+from posttrain.web.charts.histogram import histogram
 from posttrain.web.charts.svg import NARROW, responsive
 from posttrain.web.drift_view import drift_view
 from posttrain.web.formatting import number_text, percent_text, reason_text
-from posttrain.web.funnels import funnel_charts
 from posttrain.web.page import Table, Tile, now_text, render_page, write_page
 
 _BARS, _LABELS, _NGRAMS = 20, 30, 12

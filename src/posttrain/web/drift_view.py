@@ -16,7 +16,8 @@ from posttrain.data.report.drift_measures import (
     PopulationStability,
 )
 from posttrain.data.report.ngrams import NgramChange
-from posttrain.web.charts import bars, histogram, paired_bars
+from posttrain.web.charts.bars import bars, paired_bars
+from posttrain.web.charts.histogram import histogram
 from posttrain.web.charts.svg import responsive, without_step
 from posttrain.web.formatting import number_text, percent_text, reason_text, signed_text
 from posttrain.web.page import Table

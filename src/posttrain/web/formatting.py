@@ -1,6 +1,6 @@
 """Numbers, metrics, reasons and decisions as the pages write them."""
 
-from posttrain.web.charts import format_seconds
+from posttrain.web.charts.bars import format_seconds
 from posttrain.web.report_data import Interval
 
 _KINDS = {

@@ -6,20 +6,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from posttrain.web import formatting
-from posttrain.web.charts import (
-    DECISION_NAMES,
-    CurvePoint,
-    bars,
-    count_rows,
-    heat_map,
-    learning_curve_chart,
-    lineage,
-    stacked_bars,
-    standalone,
-)
-from posttrain.web.charts.svg import WIDE, responsive
+from posttrain.web.charts.bars import bars, count_rows, funnel_charts, stacked_bars
+from posttrain.web.charts.heat_map import heat_map
+from posttrain.web.charts.lineage import lineage
+from posttrain.web.charts.rounds import DECISION_NAMES, CurvePoint, learning_curve_chart
+from posttrain.web.charts.svg import WIDE, responsive, standalone
 from posttrain.web.formatting import gain_text, is_share, level_text, metric_name, reason_text
-from posttrain.web.funnels import funnel_charts
 from posttrain.web.page import Tile, now_text, render_page, write_page
 from posttrain.web.report_data import Interval, Report, RoundRow
 from posttrain.web.selection_view import selections_view

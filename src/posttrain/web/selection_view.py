@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from posttrain.web.charts import Expectation, ScatterLayer, bars, expectations, histogram, scatter, series_class
-from posttrain.web.charts.scatter import Points
+from posttrain.web.charts.bars import bars, series_class
+from posttrain.web.charts.histogram import histogram
+from posttrain.web.charts.rounds import Expectation, expectations
+from posttrain.web.charts.scatter import Points, ScatterLayer, scatter
 from posttrain.web.charts.svg import WIDE, responsive, ticks, truncate
 from posttrain.web.formatting import (
     is_share,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from posttrain.web.charts import Annotation, CurveStyle, curve, stacked_bars, strips
-from posttrain.web.charts.curve import FloatArray, smoothing_window
+from posttrain.web.charts.bars import stacked_bars
+from posttrain.web.charts.curve import Annotation, CurveStyle, FloatArray, curve, smoothing_window
+from posttrain.web.charts.heat_map import strips
 from posttrain.web.charts.svg import NARROW, responsive
 from posttrain.web.formatting import action_text, bytes_text, duration_text, kind_text, number_text
 from posttrain.web.page import Table, Tile

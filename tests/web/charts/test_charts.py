@@ -9,17 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from posttrain.web.charts import (
-    CurvePoint,
-    LineageNode,
-    bars,
-    format_seconds,
-    funnel,
-    heat_map,
-    learning_curve_chart,
-    lineage,
-    stacked_bars,
-)
+from posttrain.web.charts.bars import bars, format_seconds, funnel, stacked_bars
+from posttrain.web.charts.heat_map import heat_map
+from posttrain.web.charts.lineage import LineageNode, lineage
+from posttrain.web.charts.rounds import CurvePoint, learning_curve_chart
 from posttrain.web.charts.svg import ticks
 from posttrain.web.formatting import metric_text, points_text
 from posttrain.web.report import learning_curve_svg, render_report

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from posttrain.web.charts import bars, funnel, histogram, paired_bars
+from posttrain.web.charts.bars import bars, funnel, paired_bars
+from posttrain.web.charts.histogram import histogram
 
 Shapes = Callable[[str, str, str], list[ElementTree.Element]]
 

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from posttrain.web.charts import Expectation, ScatterLayer, bars, expectations, histogram, scatter
+from posttrain.web.charts.bars import bars
+from posttrain.web.charts.histogram import histogram
+from posttrain.web.charts.rounds import Expectation, expectations
+from posttrain.web.charts.scatter import ScatterLayer, scatter
 
 Shapes = Callable[[str, str, str], list[ElementTree.Element]]
 Words = Callable[[str], list[str]]

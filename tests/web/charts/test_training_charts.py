@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from posttrain.web.charts import Annotation, CurveStyle, curve, strips
-from posttrain.web.charts.curve import downsample, smooth, smoothing_window
+from posttrain.web.charts.curve import Annotation, CurveStyle, curve, downsample, smooth, smoothing_window
+from posttrain.web.charts.heat_map import strips
 
 SVG = "{http://www.w3.org/2000/svg}"
 Shapes = Callable[[str, str, str], list[ElementTree.Element]]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.web.charts import LineageNode
+from posttrain.web.charts.lineage import LineageNode
 from posttrain.web.report import render_report, write_report
 from posttrain.web.report_data import Report
 from posttrain.web.selection import PoolMap, Selection

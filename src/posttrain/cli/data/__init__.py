@@ -1,4 +1,4 @@
-"""``posttrain data``: records and dataset versions, one file a verb."""
+"""``posttrain data``: builds, inspects and exports dataset versions."""
 
 from typing import ClassVar
 
@@ -10,46 +10,45 @@ from posttrain.cli.verbs import LazyGroup, LazyVerb
 class _Verbs(LazyGroup):
     verbs: ClassVar = {
         "check": LazyVerb(
-            "posttrain.cli.data.add",
-            "Every problem of the files, with file and line; leaves with 2 if `data add` would refuse one for it.",
+            "posttrain.cli.data.add:check",
+            "List every problem of the files, with file and line; exit with 2 if `data add` would refuse one.",
         ),
         "add": LazyVerb(
-            "posttrain.cli.data.add",
+            "posttrain.cli.data.add:add",
             "With --name: run the pipeline and name the version. Without: copy files into the loop's pool.",
         ),
-        "list": LazyVerb("posttrain.cli.data.versions", "All dataset versions."),
+        "list": LazyVerb("posttrain.cli.data.versions:list_versions", "List all dataset versions."),
         "log": LazyVerb(
-            "posttrain.cli.data.versions",
-            "A dataset's versions, newest first: what came, what went, by which steps, and why.",
+            "posttrain.cli.data.versions:log",
+            "Show a dataset's versions, newest first: records added and removed, by which steps, and why.",
         ),
-        "tag": LazyVerb("posttrain.cli.data.versions", "Have NAME@WORD lead to a version from now on."),
+        "tag": LazyVerb("posttrain.cli.data.versions:tag", "Make NAME@WORD refer to a version."),
         "show": LazyVerb(
-            "posttrain.cli.data.records", "A version's funnel and records, or what was rejected on the way to it."
+            "posttrain.cli.data.records:show", "Show a version's funnel and records, or the records that were rejected."
         ),
         "why": LazyVerb(
-            "posttrain.cli.data.records",
-            "What became of a record: where it was read, what steps did to it, and why it stayed or went.",
+            "posttrain.cli.data.records:why",
+            "Show a record's history: where it was read, what steps changed, why it was kept or rejected.",
         ),
-        "diff": LazyVerb("posttrain.cli.data.versions", "What came and what went between two versions, and why."),
+        "diff": LazyVerb(
+            "posttrain.cli.data.versions:diff", "Show the records added and removed between two versions, and why."
+        ),
         "export": LazyVerb(
-            "posttrain.cli.data.records",
+            "posttrain.cli.data.records:export",
             "Write a version's records to a new file, or to a folder that `datasets.load_from_disk` reads.",
         ),
         "report": LazyVerb(
-            "posttrain.cli.data.records",
-            "One self-contained page about a version: counts, lengths, balance, duplicates, rejections, drift.",
+            "posttrain.cli.data.records:report",
+            "Write one self-contained page about a version: counts, lengths, balance, duplicates, drift.",
         ),
         "synthesize": LazyVerb(
-            "posttrain.cli.data.synthesize",
-            "Have a model write records like the seeds; what repeats them or each other is left out.",
+            "posttrain.cli.data.synthesize:synthesize",
+            "Have a model write records like the seeds; drop near copies of seeds and of each other.",
         ),
         "gc": LazyVerb(
-            "posttrain.cli.data.versions", "Remove shards that no version holds; with --keep also old versions."
+            "posttrain.cli.data.versions:gc", "Remove shards that no version uses; with --keep also old versions."
         ),
     }
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the group."""
-    group = typer.Typer(name="data", cls=_Verbs, help="Records and dataset versions.", no_args_is_help=True)
-    app.add_typer(group)
+app = typer.Typer(name="data", cls=_Verbs, help="Build, inspect and export dataset versions.", no_args_is_help=True)

@@ -1,4 +1,4 @@
-"""``posttrain data add`` and ``posttrain data check``: files into a dataset version or the loop, and what is wrong with them."""
+"""``posttrain data add`` and ``posttrain data check``: adds files to a version or the loop, and reports their problems."""
 
 import os
 from collections import Counter
@@ -184,18 +184,13 @@ def _add_feedback_to_loop(batches: list[FeedbackBatch], workspace: Path) -> None
         batch.done()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(add)
-
-
 def check(
     files: Annotated[list[str], typer.Argument(help="Files of records, globs or URLs.")],
     column: ColumnOption = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Every problem of the files, with file and line; leaves with 2 if `data add` would refuse one for it."""
+    """List every problem of the files, with file and line; exit with 2 if `data add` would refuse one."""
     config = load_config(workspace) if (workspace / CONFIG_FILE).is_file() else None
     columns = merge_columns(config.data.columns if config else None, column)
     labels = config.task.label_set or None if config else None
@@ -246,8 +241,3 @@ def _pool_files(config: Config, root: Path) -> set[Path]:
         {(root / Path(name).expanduser()).resolve() for name in names} for names in (data.pool, data.answered_files)
     )
     return pool - answered
-
-
-def add_check(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(check)

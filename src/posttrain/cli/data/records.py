@@ -36,7 +36,7 @@ def show(
     limit: Annotated[int, typer.Option(help="At most so many rows.", min=0)] = 20,
     json: JsonOption = False,
 ) -> None:
-    """A version's funnel and records, or what was rejected on the way to it."""
+    """Show a version's funnel and records, or the records that were rejected."""
     if step is not None and not rejected:
         raise UserError("only what was rejected has a step", where="--step", fix="add --rejected")
     with open_store(workspace) as store:
@@ -71,18 +71,13 @@ def _first_rows(tables: Iterator[pa.Table], limit: int) -> tuple[list[dict[str, 
     return rows, count
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(show)
-
-
 def why(
     record: Annotated[str, typer.Argument(help="A record's id, or its beginning.")],
     version: Annotated[str | None, typer.Option(help="In this version alone; without it in the last of each.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """What became of a record: where it was read, what steps did to it, and why it stayed or went."""
+    """Show a record's history: where it was read, what steps changed, why it was kept or rejected."""
     if len(record) < 4:
         raise UserError(f"`{record}` is too short", fix="give at least four characters of the id")
     with open_store(workspace) as store:
@@ -129,11 +124,6 @@ def _print_why(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def add_why(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(why)
-
-
 def export(
     version: VersionArgument,
     file: Annotated[Path, typer.Argument(help=".jsonl, .csv, .tsv or .parquet; a folder for Hugging Face datasets.")],
@@ -155,11 +145,6 @@ def export(
     console.print(f"wrote {count} records to {file}", markup=False, soft_wrap=True)
 
 
-def add_export(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(export)
-
-
 def report(
     version: VersionArgument,
     out: Annotated[Path, typer.Argument(help="The page to write.")] = Path("data-report.html"),
@@ -170,7 +155,7 @@ def report(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """One self-contained page about a version: counts, lengths, balance, duplicates, rejections, drift."""
+    """Write one self-contained page about a version: counts, lengths, balance, duplicates, drift."""
     if not json and not out.absolute().parent.is_dir():
         raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
     embed = None
@@ -189,8 +174,3 @@ def report(
 
     write_dataset_report(out, profile, change, heading=version, since=since or "")
     console.print(f"wrote {out}", markup=False, soft_wrap=True)
-
-
-def add_report(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(report)

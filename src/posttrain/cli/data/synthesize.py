@@ -56,7 +56,7 @@ def synthesize(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Have a model write records like the seeds; what repeats them or each other is left out."""
+    """Have a model write records like the seeds; drop near copies of seeds and of each other."""
     if out.exists():
         raise UserError("the file exists already", where=str(out), fix="remove it or name another")
     if out.suffix != ".jsonl" or not out.absolute().parent.is_dir():
@@ -137,8 +137,3 @@ def _load_local_model(name: str, max_tokens: int, temperature: float, seed: int)
         # On a CPU bfloat16 is at best as fast.
         lm = load_language_model(Path(folder) / "model", TaskConfig(), "bfloat16" if cuda.is_available() else "float32")
     return LocalModel(lm, max_tokens, temperature, seed)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(synthesize)

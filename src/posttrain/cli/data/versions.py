@@ -18,7 +18,7 @@ _DIFF_ROWS = 50
 
 
 def list_versions(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """All dataset versions."""
+    """List all dataset versions."""
     with open_store(workspace) as store:
         rows = [_version_row(store, named) for named in store.metadata.names()]
     if json:
@@ -32,7 +32,7 @@ def log(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """A dataset's versions, newest first: what came, what went, by which steps, and why."""
+    """Show a dataset's versions, newest first: records added and removed, by which steps, and why."""
     with open_store(workspace) as store:
         entries = [_log_entry(store, named) for named in reversed(store.metadata.names(name))]
     if not entries:
@@ -56,7 +56,7 @@ def tag(
     word: Annotated[str, typer.Argument(help="Such as production.")],
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Have NAME@WORD lead to a version from now on."""
+    """Make NAME@WORD refer to a version."""
     from posttrain.data.versions.named_build import check_tag
 
     check_tag(word)
@@ -116,20 +116,13 @@ def _print_log(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the verbs."""
-    app.command(name="list")(list_versions)
-    app.command()(log)
-    app.command()(tag)
-
-
 def diff(
     older: VersionArgument,
     newer: VersionArgument,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """What came and what went between two versions, and why."""
+    """Show the records added and removed between two versions, and why."""
     with open_store(workspace) as store:
         found = diff_versions(open_version(store, older), open_version(store, newer))
     if json:
@@ -151,11 +144,6 @@ def diff(
         print_table("changed", ["input", "before", "after", "where"], changed)
 
 
-def add_diff(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(diff)
-
-
 def gc(
     keep: Annotated[
         int | None, typer.Option(help="Newest versions of each dataset to keep, besides tagged and used ones.", min=1)
@@ -164,7 +152,7 @@ def gc(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Remove shards that no version holds; with --keep also old versions."""
+    """Remove shards that no version uses; with --keep also old versions."""
     with open_store(workspace, write=True) as store, store.lock():
         garbage = find_garbage(store, keep)
         if not dry_run:
@@ -179,8 +167,3 @@ def gc(
     console.print(
         f"{verb} {len(garbage.artifacts)} artifacts, {garbage.size / 1e6:.1f} MB", markup=False, soft_wrap=True
     )
-
-
-def add_gc(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(gc)

@@ -32,7 +32,7 @@ def adversarial(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Prompts like ones that the champion answers rightly, which it answers otherwise."""
+    """Find prompts close to ones the champion answers correctly that it answers differently."""
     from posttrain.inspect.adversarial_search import search_adversarial
     from posttrain.select.adversarial.examples import SearchSettings, to_json_row
 
@@ -77,8 +77,3 @@ def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path
         f"{line} A person should say whether the old answers still hold. To have them labelled: posttrain data add "
         f"{file}; to learn from them with the old answers: posttrain data add {file} --to labelled."
     )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(adversarial)

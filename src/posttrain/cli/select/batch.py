@@ -1,13 +1,14 @@
-"""``posttrain select`` and ``posttrain select compare``: a batch of records worth a label, and strategies side by side."""
+"""``posttrain select`` and ``posttrain select compare``: chooses a batch to label, and compares strategies."""
 
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.verbs import LazyGroup, LazyVerb
 from posttrain.cli.workspace import CURRENT_FOLDER, ColumnOption, WorkspaceOption, merge_columns, open_workspace
 from posttrain.select.strategy import AUTO
 from posttrain.store.errors import UserError
@@ -15,6 +16,31 @@ from posttrain.store.errors import UserError
 _DEFAULT_STRATEGIES = "auto,random,margin,uncertain_diverse,typiclust,facility_location,badge"
 
 
+class _Verbs(LazyGroup):
+    verbs: ClassVar = {
+        "compare": LazyVerb(
+            "posttrain.cli.select.batch:compare",
+            "Compare the learning curves of strategies on labelled records, and recommend one.",
+        ),
+        "value": LazyVerb(
+            "posttrain.cli.select.value:value",
+            "Estimate what labelled records are worth for predicting each other, the worst first.",
+        ),
+        "explain": LazyVerb(
+            "posttrain.cli.select.explain:explain",
+            "Explain an answer by training records, and why a record was chosen and by whom it was labelled.",
+        ),
+        "adversarial": LazyVerb(
+            "posttrain.cli.select.adversarial:adversarial",
+            "Find prompts close to ones the champion answers correctly that it answers differently.",
+        ),
+    }
+
+
+app = typer.Typer(name="select", cls=_Verbs)
+
+
+@app.callback(invoke_without_command=True)
 def select(
     context: typer.Context,
     workspace: WorkspaceOption = CURRENT_FOLDER,
@@ -22,7 +48,7 @@ def select(
     strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Choose records of the pool that are worth a label, by the present champion; labels nothing."""
+    """Choose pool records worth labelling, scored by the champion; labels nothing."""
     if context.invoked_subcommand is not None:
         _reject_misplaced_options(context)
         return
@@ -85,7 +111,7 @@ def compare(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Learning curves of strategies on labelled records, and which of them to use."""
+    """Compare the learning curves of strategies on labelled records, and recommend one."""
     from posttrain.inspect.labelled_records import labelled_in, labelled_so_far
     from posttrain.select.strategy_comparison import (
         BASELINE,
@@ -118,8 +144,3 @@ def compare(
     rows = [[one.strategy, one.area, one.labels, one.gain, one.p_value, *one.accuracy] for one in found.summaries]
     print_table("", columns, rows)
     console.print(line, markup=False, soft_wrap=True)
-
-
-def add_compare(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(compare)

@@ -24,7 +24,7 @@ def explain(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """Which training records made the champion answer a test record so; why a record was chosen, and by whom labelled.
+    """Explain an answer by training records, and why a record was chosen and by whom it was labelled.
 
     Of a record of the pool: its scores in every round, and the labelled records nearest to it.
     """
@@ -105,8 +105,3 @@ def _nan_to_none(value: Any) -> Any:
 
 def _line(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(explain)

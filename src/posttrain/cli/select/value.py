@@ -54,7 +54,7 @@ def value(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
-    """What labelled records are worth for predicting each other, the worst first.
+    """Estimate what labelled records are worth for predicting each other, the worst first.
 
     Every part of the records is held out in turn, and the others are valued by it. Test records are not asked: a model
     whose training set they had shaped could no longer be judged by them. A run that was killed goes on with the same
@@ -189,8 +189,3 @@ def _parquet(table: "pa.Table") -> bytes:
 
 
 _WRITERS: "dict[str, Callable[[pa.Table], bytes]]" = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command()(value)

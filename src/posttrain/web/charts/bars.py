@@ -1,8 +1,24 @@
-"""Horizontal bars: a number for each of many names, and the parts of a whole for a few."""
+"""Bar charts: one or two values a name, parts of a whole, and funnels of records that steps reject."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import sub
 
-from posttrain.web.charts.svg import LETTER, Legend, element, figure, swatch, text, tooltip, truncate
+from markupsafe import Markup
+
+from posttrain.web.charts.svg import (
+    LETTER,
+    Formatter,
+    Legend,
+    element,
+    figure,
+    responsive,
+    swatch,
+    text,
+    tooltip,
+    truncate,
+    without_step,
+)
 
 SERIES = 8
 """Colours that readers with any colour vision tell apart; later series share the last."""
@@ -109,3 +125,95 @@ def format_seconds(value: float) -> str:
     if whole < 7200:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def paired_bars(
+    rows: Sequence[tuple[str, float, float]],
+    title: str,
+    show: Formatter,
+    *,
+    names: tuple[str, str] = ("before", "after"),
+    width: int = 760,
+) -> str:
+    """Both values of each row on one scale, with their words beside them.
+
+    Args:
+        rows: name, what was and what is, both at least 0.
+        show: a value in words.
+        names: what the first and the second bar are, for the legend.
+    """
+    if not rows:
+        return ""
+    words = [(show(before), show(after)) for _, before, after in rows]
+    labels = min(max(len(name) for name, _, _ in rows) * LETTER + 14, 0.46 * width)
+    numbers = max(len(one) for pair in words for one in pair) * LETTER + 10
+    room, step, top = width - labels - numbers, 34, 26
+    scale = room / (max(max(before, after) for _, before, after in rows) or 1.0)
+    drawn = []
+    for at, (name, *values) in enumerate(rows):
+        y = top + at * step
+        row = [
+            tooltip(f"{name}: {names[0]} {words[at][0]}, {names[1]} {words[at][1]}"),
+            text(truncate(name, labels - 12), labels - 8, y + 18, "", "end"),
+        ]
+        for second, (value, told, class_) in enumerate(zip(values, words[at], ("bar-old", "bar-a"), strict=True)):
+            line = y + 2 + 13 * second
+            row.append(element("rect", x=labels, y=line, width=room, height=11, rx=2, class_="track"))
+            row.append(element("rect", x=labels, y=line, width=value * scale, height=11, rx=2, class_=class_))
+            row.append(text(told, labels + room + 8, line + 10, "small" if second else "soft small"))
+        drawn.append(element("g", *row))
+    legend = Legend([(name, swatch(class_)) for name, class_ in zip(names, ("bar-old", "bar-a"), strict=True)], width)
+    return figure(width, top + len(rows) * step + 2, title, legend.at(0, 8), *drawn)
+
+
+def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width: int = 760) -> str:
+    """A bar for what came in, a piece cut off for each reason, and a bar for what is left.
+
+    Args:
+        start: records that came in.
+        rejected: reason and records, in the order of the steps; below zero for records that a step added.
+    """
+    kept = start - sum(count for _, count in rejected)
+    names = min(max([18, *(len(reason) for reason, _ in rejected)]) * LETTER + 10, 0.4 * width)
+    room, step = width - names - 70, 28
+    most = max(accumulate((count for _, count in rejected), sub, initial=start))
+    scale = room / (most or 1)
+    drawn, left = [], start
+    rows = [("came in", start, 0, "bar-a"), *((reason, count, 1, "cut") for reason, count in rejected)]
+    for at, (name, count, is_cut, class_) in enumerate([*rows, ("kept", kept, 0, "bar-kept")]):
+        y = at * step + 4
+        x = names + (left - max(count, 0)) * scale if is_cut else names
+        left -= count if is_cut else 0
+        length = max(abs(count) * scale, 2.0 if count else 0.0)
+        share = f"{100 * abs(count) / start:.1f}%" if start else "none"
+        words = f"{-count:+,}".replace("-", "−") if is_cut and count else f"{count:,}"
+        class_ = "bar-a" if count < 0 else class_
+        drawn.append(
+            element(
+                "g",
+                tooltip(f"{name}: {abs(count):,} records{' added' if count < 0 else ''}, {share} of what came in"),
+                text(truncate(name, names - 4), names - 8, y + 15, "" if is_cut else "strong", "end"),
+                element("rect", x=names, y=y + 3, width=room, height=16, rx=3, class_="track"),
+                element("rect", x=x, y=y + 3, width=length, height=16, rx=3, class_=class_),
+                text(words, names + room + 8, y + 15, "strong"),
+            )
+        )
+    return figure(width, (len(rows) + 1) * step + 4, title, *drawn)
+
+
+def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tuple[str, Markup]]:
+    """Each set's name and funnel.
+
+    Args:
+        counts: set, why records were turned away, in words, or None for those that came in, and how many; in the order
+            of the steps.
+    """
+    for name in dict.fromkeys(of for of, _, _ in counts):
+        rows = [(reason, count) for of, reason, count in counts if of == name]
+        start = sum(count for reason, count in rows if reason is None)
+        rejected = [(reason, count) for reason, count in rows if reason is not None]
+        yield name, responsive(_funnel_chart, start, rejected, f"records of {name}: in, rejected by reason, kept")
+
+
+def _funnel_chart(start: int, rejected: Iterable[tuple[str, int]], title: str, width: int) -> str:
+    return funnel(start, [(without_step(name, width), count) for name, count in rejected], title, width=width)

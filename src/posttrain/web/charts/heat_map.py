@@ -1,8 +1,11 @@
-"""A heat map of counts: which answers are given in place of which."""
+"""Heat maps: a confusion matrix, and one strip a series over the steps of a training."""
 
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from posttrain.web.charts.curve import FloatArray, step_axis
 from posttrain.web.charts.svg import LETTER, element, figure, text, tooltip, truncate
 
 
@@ -51,3 +54,101 @@ def _cell(row: str, column: str, count: int, most: int, x: float, y: float, size
     number = text(str(count), x + size / 2, y + tall / 2 + 4, number_class, "middle") if count else ""
     back = element("rect", **box, class_="same" if same else "track")
     return element("g", tooltip(words), back, heat, number)
+
+
+_SHADES = 6
+_BINS = 48
+
+
+def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, width: int = 760) -> str:
+    """A strip a series over the steps, by the logarithm of its median in each of at most 48 stretches.
+
+    Args:
+        steps: float64 [N], rising.
+        series: float64 [N] by name, in the order in which they are drawn; NaN and zero stay empty.
+        name: what the values are.
+    """
+    stretches = np.array_split(np.arange(len(steps)), min(_BINS, len(steps)))
+    levels = np.array([[_log_median(values[stretch]) for stretch in stretches] for values in series.values()])
+    known = levels[~np.isnan(levels)] if levels.size else levels
+    if not known.size:
+        return ""
+    low, high = float(known.min()), float(known.max())
+    share = np.nan_to_num((levels - low) / ((high - low) or 1))
+    shades = np.where(np.isnan(levels), 0, 1 + (share * (_SHADES - 0.01)).astype(int))
+    names = min(max(len(group) for group in series) * LETTER + 12, 0.36 * width)
+    tall = 18 if len(series) <= 16 else 12 if len(series) <= 48 else 7
+    every = math.ceil(13 / tall)
+    top, cell = 28.0, (width - names - 12) / len(stretches)
+    words, boxes = [], []
+    for row, (group, values) in enumerate(series.items()):
+        y = top + row * tall
+        if row % every == 0:
+            size = "soft" if tall >= 18 else "soft small"
+            words.append(text(truncate(group, names - 8), names - 8, y + tall / 2 + 4, size, "end"))
+        told = tooltip(_strip_label(group, values))
+        boxes.append(element("rect", told, x=names, y=y, width=width - names - 12, height=tall, class_="hover"))
+    fills = [
+        element(
+            "path",
+            d=_cell_path(shades == shade, names, top, cell, tall),
+            class_="heat",
+            fill_opacity=f"{0.08 + 0.92 * (shade - 1) / (_SHADES - 1):.2f}",
+        )
+        for shade in range(1, _SHADES + 1)
+    ]
+    bottom = top + len(series) * tall
+    return figure(
+        width,
+        bottom + 46,
+        f"{name} of {len(series)} groups by step, {10**low:.2g} to {10**high:.2g}; the table below has the numbers",
+        text(name, 4, 14, "strong"),
+        *words,
+        *fills,
+        *boxes,
+        *step_axis(float(steps[0]), float(steps[-1]), names, width - 12.0, bottom + 16),
+        _shade_key(low, high, names, bottom + 34),
+    )
+
+
+def _log_median(values: FloatArray) -> float:
+    """The logarithm of the median of what is above zero; NaN where nothing is."""
+    positive = values[values > 0]
+    return float(np.log10(np.median(positive))) if positive.size else math.nan
+
+
+def _cell_path(cells: np.ndarray, left: float, top: float, cell: float, tall: float) -> str:
+    """A path around the true cells [rows, columns], neighbours in a row as one."""
+    path = []
+    for row, line in enumerate(cells):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], line.astype(int), [0]])))
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            x, wide = left + start * cell, (end - start) * cell
+            path.append(f"M{x:.1f} {top + row * tall:.0f}h{wide:.1f}v{tall - 1}h-{wide:.1f}z")
+    return "".join(path)
+
+
+def _shade_key(low: float, high: float, left: float, y: float) -> str:
+    start, end = f"{10**low:.2g}", f"{10**high:.2g}"
+    x = left + len(start) * LETTER
+    boxes = [
+        element(
+            "rect",
+            x=x + 14 * shade,
+            y=y - 2,
+            width=14,
+            height=10,
+            class_="heat",
+            fill_opacity=f"{0.08 + 0.92 * shade / (_SHADES - 1):.2f}",
+        )
+        for shade in range(_SHADES)
+    ]
+    ends = text(start, left, y + 8, "soft small"), text(end, x + 14 * _SHADES + 6, y + 8, "soft small")
+    return ends[0] + "".join(boxes) + ends[1]
+
+
+def _strip_label(group: str, values: FloatArray) -> str:
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return f"{group}: not measured"
+    return f"{group}: median {np.median(known):.2g}, from {known.min():.2g} to {known.max():.2g}"
