@@ -5,7 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from step_contract import table_of
+
+from posttrain.testing.steps import table_of
 
 Make = Callable[..., pa.Table]
 

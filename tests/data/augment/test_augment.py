@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
-from step_contract import StepContract, lines, table_of
 
 from posttrain.data.augment.augment import Augment
 from posttrain.data.augment.images import Images
@@ -20,6 +19,7 @@ from posttrain.data.augment.synonyms import Synonyms
 from posttrain.data.augment.typos import Typos
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, table_of
 
 TURNS = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "please return these shoes"}]
 ROWS: list[Any] = [

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, reasons, table_of
 
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.contamination.evaluation_index import contaminated_counts, index_evaluation
@@ -14,6 +13,7 @@ from posttrain.data.records.texts import input_texts
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.step import Step
 from posttrain.jobs.processes import ProcessEngine
+from posttrain.testing.steps import StepContract, reasons, table_of
 
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz"), (2000, 7))
 WORDS = ["".join(letters[: 3 + number % 5]) for number, letters in enumerate(_LETTERS)]

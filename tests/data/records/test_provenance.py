@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_contract import table_of
 
 from posttrain.data.records.provenance import origin_events, origin_ids, without_held_out_variants
 from posttrain.data.records.schema import CHANGED, concat
 from posttrain.data.split import SplitsConfig, assign_splits, freeze_settings, hash_split, split_keys
 from posttrain.data.split.leaks import find_leaks
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import table_of
 
 HALVES = SplitsConfig(validation=0.25, test=0.25)
 ORIGINALS = table_of(*({"prompt": f"original {n}", "completion": "xy"[n % 2]} for n in range(40)))

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, jensenshannon
 from scipy.stats import kstest
-from step_contract import table_of
 
 from posttrain.data.report import Profile, build_profile, measure_drift
 from posttrain.data.report.distribution import Distribution, DistributionBuilder
@@ -26,6 +25,7 @@ from posttrain.data.report.drift_measures import (
 )
 from posttrain.data.report.ngrams import log_odds, ngram_changes, ngram_counts
 from posttrain.store.hashing import canonical_json
+from posttrain.testing.steps import table_of
 
 COUNTS = st.lists(st.integers(0, 50), min_size=2, max_size=8).filter(any)
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_contract import table_of
 
 from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Rejection, reject_rows
@@ -26,6 +25,7 @@ from posttrain.data.report.ngrams import display_words, ngram_counts, word_count
 from posttrain.data.report.profile import profile_version
 from posttrain.data.report.sample import BottomKSample, id_hashes
 from posttrain.store.hashing import canonical_json
+from posttrain.testing.steps import table_of
 
 WORDS = ["card", "lost", "bank", "transfer", "cash", "my", "is", "the", "where", "refund", "how", "account"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_contract import table_of
 
 from posttrain.data.split import hash_split
+from posttrain.testing.steps import table_of
 
 rows = st.lists(
     st.tuples(st.text("abcdef", min_size=1, max_size=3), st.sampled_from([None, "g1", "g2", "g3"])),

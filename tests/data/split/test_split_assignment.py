@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_contract import table_of
 
 from posttrain.data.split import SplitsConfig, assign_splits, freeze_settings, hash_split, split_keys
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import table_of
 
 HALVES = SplitsConfig(validation=0.25, test=0.25)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from step_contract import table_of
 
 from posttrain.data.split.leaks import find_leaks, require_no_leaks
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import table_of
 
 QUESTION = "Where can I see how much the transfer of my salary to the other bank will cost me in the end?"
 RUN = "one two three four five six seven eight nine ten eleven twelve thirteen"

@@ -5,13 +5,13 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import table_of
 
 from posttrain.data.split import SplitsConfig
 from posttrain.data.split.split_step import Split
 from posttrain.data.steps.apply import TableCorpus
 from posttrain.data.steps.duplicates import Minhash
 from posttrain.data.steps.step import GlobalResult, PreviousState, SimilarityKind
+from posttrain.testing.steps import table_of
 
 
 class Grown(TableCorpus):

@@ -3,12 +3,12 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.balance import Balance
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import PhaseConfig
 

@@ -2,11 +2,11 @@
 
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
 from posttrain.data.steps.web_pages import C4
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 GOOD = "It is a fine day. The sun shines.\nWe go to the sea! Do you come?\nYes, I will."
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.drop import Drop
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, reasons, table_of
 
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
 from posttrain.data.steps.web_pages import Fineweb
+from posttrain.testing.steps import StepContract, reasons, table_of
 
 
 def numbered(count: int, end: str = ".", length: int = 40) -> list[str]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import table_of
 
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.steps.apply import TableCorpus
 from posttrain.data.steps.duplicates import Minhash
 from posttrain.data.steps.step import GlobalResult, GlobalStep, PreviousState
+from posttrain.testing.steps import table_of
 
 _LETTERS = np.random.default_rng(0).choice(list("abcdefghijklmnop"), (60, 5))
 WORDS = ["".join(letters) for letters in _LETTERS]

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.records.schema import records
 from posttrain.data.steps import label_errors
@@ -14,6 +13,7 @@ from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.label_errors import LabelErrors, lsa_features, ngram_counts
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 SUBJECTS = ["card", "new card", "old card", "bank card", "credit card", "debit card", "lost card", "blue card"]
 ASKED = {

@@ -6,13 +6,13 @@ import sys
 import pyarrow as pa
 import pytest
 from language_sample import SENTENCES
-from step_contract import StepContract, reasons, table_of
 
 from posttrain.data.steps import language
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.language import Language
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, reasons, table_of
 
 ENGLISH, GERMAN = SENTENCES["en"][0], SENTENCES["de"][0]
 

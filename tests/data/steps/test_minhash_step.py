@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, table_of
 
 from posttrain.data.duplicates import dense_buckets
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.duplicates import Minhash, cluster_inputs
 from posttrain.data.steps.step import Corpus, Step
+from posttrain.testing.steps import StepContract, lines, table_of
 
 TEXT = "please tell me where my parcel is right now because i have been waiting for it"
 

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.model_scores import Difficulty, Perplexity
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 TEXTS = ["plain words", "x", "", "zq%~" * 6, "some more plain words, 中文 too", "long " * 300]
 CHATS: list[dict[str, Any]] = [

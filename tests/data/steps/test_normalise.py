@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.normalise import Normalise
 from posttrain.data.steps.step import Step
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 ROWS: tuple[dict[str, Any] | str, ...] = (
     "clean",

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.quality.classifier import SETTINGS, load_classifier, train_quality
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.quality import Quality
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 GOOD = [f"the {noun} was {word} and we thank you for it" for noun in ("meal", "room", "trip") for word in "abcdefgh"]
 BAD = [f"click {word} now!!! free {noun}" for noun in ("prize", "money", "pills") for word in "abcdefgh"]

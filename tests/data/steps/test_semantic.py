@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, table_of
 
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.steps.apply import apply_step
@@ -13,6 +12,7 @@ from posttrain.data.steps.duplicates import Semantic
 from posttrain.data.steps.step import Step
 from posttrain.models.embedder import Embedder
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, table_of
 
 CARD = "The card that I ordered has not arrived yet."
 

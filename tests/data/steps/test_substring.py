@@ -3,7 +3,6 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, lines, table_of
 
 from posttrain.data.duplicates.repeated_substrings import (
     RepeatedSpan,
@@ -18,6 +17,7 @@ from posttrain.data.duplicates.repeated_substrings import (
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
 from posttrain.data.steps.substring import Substring
+from posttrain.testing.steps import StepContract, lines, table_of
 
 LENGTH = 10
 

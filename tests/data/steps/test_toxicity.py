@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from step_contract import StepContract, lines, reasons, table_of
 
 from posttrain.data.quality.classifier import train_quality
 from posttrain.data.steps.apply import apply_step
@@ -16,6 +15,7 @@ from posttrain.data.steps.toxicity import TermList, Toxicity, count_terms, read_
 from posttrain.models.classifier import SequenceClassifier
 from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, lines, reasons, table_of
 
 TERMS = TermList.of(["# said why", "", "darn", "Blast It", "ÄRGER", "坏词", "heck"])
 

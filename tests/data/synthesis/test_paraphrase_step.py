@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from step_contract import StepContract, table_of
 
 from posttrain.data.augment.augment import Augment
 from posttrain.data.augment.rewording import Paraphrase, paraphrase_texts
 from posttrain.data.generation.endpoint import EndpointConfig
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import StepContract, table_of
 
 
 def in_other_words(messages: list[dict[str, str]]) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from step_contract import table_of
 
 from posttrain.data.generation.endpoint import EndpointConfig
 from posttrain.data.generation.local_model import LocalModel, _StopAfterLines
@@ -21,6 +20,7 @@ from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.lock import hold_lock
+from posttrain.testing.steps import table_of
 
 SEEDS = table_of(
     {"prompt": "Name three rivers of Europe.", "completion": "Rhine, Danube, Loire"},

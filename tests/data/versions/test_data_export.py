@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from step_contract import table_of
 
 from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import RECORD, concat
 from posttrain.data.versions.export import export_file
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import table_of
 
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 words = st.one_of(

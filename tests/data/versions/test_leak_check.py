@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from step_contract import table_of
 
 from posttrain.data import Version, build
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.split import SplitsConfig
 from posttrain.data.versions.named_versions import LeakCheck, require_no_overlap, training_records
 from posttrain.store.errors import UserError
+from posttrain.testing.steps import table_of
 
 LONG = "the quick brown fox jumps over the lazy dog and runs far away from here today"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from posttrain.data.reading.conversion import RecordConverter
 from posttrain.data.reading.data_files import DataPath, file_format, read_line_range, to_data_path

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 
 TextField = Literal["input", "answer", "all"]
 """Which words of a record a step reads: its prompt or text, its answer (both of a preference pair), or all of them."""

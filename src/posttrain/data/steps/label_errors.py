@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 from pydantic import Field
 
 from posttrain.data.labels.confident_learning import PruneRule, find_label_issues

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 from pydantic import Field as Setting
 
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows, rewrite

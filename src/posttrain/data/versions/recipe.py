@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny
 
 from posttrain.data.split import SplitsConfig
 from posttrain.data.split.split_step import Split
-from posttrain.data.steps.registry import STEPS
+from posttrain.data.steps.registry import STEPS, config_name
 from posttrain.data.steps.step import GlobalStep, RowStep, Step
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
@@ -55,7 +55,7 @@ def _steps(value: Any) -> Any:
 
 def step_values(step: Step) -> dict[str, Any]:
     """The step as the config writes it."""
-    return {step.name: step.model_dump(mode="json")}
+    return {config_name(step): step.model_dump(mode="json")}
 
 
 StepField = Annotated[SerializeAsAny[Step], PlainSerializer(step_values)]

@@ -1,4 +1,14 @@
-"""What every step of the pipeline keeps to. A step's test class inherits and gives ``step`` and ``table``."""
+"""The contract of data steps, as a test class to inherit from.
+
+class TestShout(StepContract):
+    @pytest.fixture
+    def step(self):
+        return Shout()
+
+    @pytest.fixture
+    def table(self):
+        return table_of("LOUD", "quiet")
+"""
 
 import json
 import pickle
@@ -12,37 +22,46 @@ from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.schema import CHANGED, RECORD, REJECTED, concat, records
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.registry import STEPS
-from posttrain.data.steps.step import RowStep, Step
+from posttrain.data.steps.registry import STEPS, config_name
+from posttrain.data.steps.step import GlobalStep, RowStep, Step
 
 
 def table_of(*rows: dict[str, Any] | str) -> pa.Table:
     """A RECORD table: a string is plain text, a mapping gives columns; a prompt may be a string."""
-    made = []
+    values = []
     for line, row in enumerate(rows, 1):
-        values = {"text": row} if isinstance(row, str) else dict(row)
-        if isinstance(values.get("prompt"), str):
-            values["prompt"] = [{"role": "user", "content": values["prompt"]}]
-        made.append({**dict.fromkeys(RECORD.names), "source": "f", "line": line, "meta": "{}", **values})
-    return assign_ids(records(made))
+        given = {"text": row} if isinstance(row, str) else dict(row)
+        if isinstance(given.get("prompt"), str):
+            given["prompt"] = [{"role": "user", "content": given["prompt"]}]
+        values.append({**dict.fromkeys(RECORD.names), "source": "f", "line": line, "meta": "{}", **given})
+    return assign_ids(records(values))
 
 
 def lines(table: pa.Table) -> list[int]:
+    """The line of each record."""
     return [int(line) for line in table["line"].to_pylist()]
 
 
 def reasons(outcome: Outcome) -> dict[int, str]:
-    """Why each line went."""
+    """The reason of each rejection, by line."""
     return dict(zip(lines(outcome.rejected), outcome.rejected["reason"].to_pylist(), strict=True))
 
 
 class StepContract:
-    """Both halves together are the table, nothing depends on how it is cut, and every change is told."""
+    """Tests what every data step promises; inherit and define the fixtures ``step`` and ``table``.
+
+    Kept and rejected rows together are the table, results do not depend on where the table is cut, and every change
+    of a record is listed.
+
+    Attributes:
+        adds_rows: whether the step adds records, such as augmented ones.
+    """
 
     adds_rows = False
 
     @pytest.fixture
     def step(self) -> Step:
+        """The step under test."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -52,13 +71,14 @@ class StepContract:
 
     @pytest.fixture
     def evaluation(self) -> pa.Table:
+        """The evaluation records that the step sees; none by default."""
         return RECORD.empty_table()
 
-    def test_it_is_registered(self, step: Step) -> None:
-        assert STEPS[step.name] is type(step)
+    def test_the_registry_finds_it(self, step: Step) -> None:
+        assert STEPS[config_name(step)] is type(step)
         assert type(step).__doc__
 
-    def test_it_tells_what_becomes_of_every_row(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
+    def test_every_row_is_kept_changed_or_rejected(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
         kept, rejected, changed, facts = apply_step(step, table, evaluation)
         assert kept.schema == RECORD
         assert rejected.schema == REJECTED
@@ -67,18 +87,17 @@ class StepContract:
             assert sorted(lines(kept) + lines(rejected)) == sorted(lines(table))
         assert lines(kept) == sorted(lines(kept))
         assert lines(rejected) == sorted(lines(rejected))
-        given, stories = set(table["id"].to_pylist()), _pairs(changed)
-        for now in kept["id"].to_pylist():
-            assert now in given or now in stories
-        assert set(stories.values()) <= given
+        ids, origins = set(table["id"].to_pylist()), _origins(changed)
+        assert all(id in ids or id in origins for id in kept["id"].to_pylist())
+        assert set(origins.values()) <= ids
         for row in rejected.to_pylist():
             assert row["step"] == step.name
             assert row["reason"]
-            assert row["id"] in given
+            assert row["id"] in ids
         assert all(len(values) == table.num_rows for values in facts.values())
         assert kept.equals(assign_ids(kept)), "ids are those of the content"
 
-    def test_it_does_the_same_again_after_a_journey(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
+    def test_pickling_changes_no_result(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
         again = pickle.loads(pickle.dumps(step))  # noqa: S301
         assert again == step
         assert _as_json(apply_step(again, table, evaluation)) == _as_json(apply_step(step, table, evaluation))
@@ -87,26 +106,24 @@ class StepContract:
         kept, rejected, changed, _ = apply_step(step, RECORD.empty_table(), evaluation)
         assert (kept.num_rows, rejected.num_rows, changed.num_rows) == (0, 0, 0)
 
-    def test_its_key_is_json_and_tells_settings_apart(self, step: Step) -> None:
+    def test_its_key_is_json(self, step: Step) -> None:
         assert json.loads(json.dumps(step.key())) == step.key()
         assert step.key()["step"] == step.name
 
     @pytest.mark.parametrize("size", [1, 2, 3])
-    def test_where_the_table_is_cut_does_not_matter(
-        self, step: Step, table: pa.Table, evaluation: pa.Table, size: int
-    ) -> None:
+    def test_where_the_table_is_cut_changes_nothing(self, step: Step, table: pa.Table, size: int) -> None:
         parts = [table.slice(start, size) for start in range(0, table.num_rows, size)]
         if isinstance(step, RowStep):
-            whole, cut = step.apply(table), [step.apply(one) for one in parts]
-            assert _rows(whole.kept) == _rows(concat([one.kept for one in cut]))
-            assert _rows(whole.rejected) == _rows(concat([one.rejected for one in cut], REJECTED))
-            assert _rows(whole.changed) == _rows(concat([one.changed for one in cut], CHANGED))
+            whole, cut = step.apply(table), [step.apply(part) for part in parts]
+            assert _rows(whole.kept) == _rows(concat([outcome.kept for outcome in cut]))
+            assert _rows(whole.rejected) == _rows(concat([outcome.rejected for outcome in cut], REJECTED))
+            assert _rows(whole.changed) == _rows(concat([outcome.changed for outcome in cut], CHANGED))
         else:
-            sketch = step.sketch  # type: ignore[attr-defined]
-            assert _rows(sketch(table)) == [row for one in parts for row in _rows(sketch(one))]
+            assert isinstance(step, GlobalStep)
+            assert _rows(step.sketch(table)) == [row for part in parts for row in _rows(step.sketch(part))]
 
 
-def _pairs(changed: pa.Table) -> dict[str, str]:
+def _origins(changed: pa.Table) -> dict[str, str]:
     return dict(zip(changed["id"].to_pylist(), changed["before"].to_pylist(), strict=True))
 
 
