@@ -18,7 +18,7 @@ BROKEN = {"scorer": "python", "function": "broken_for_this_test:score"}
     ("suite", "says"),
     [
         ({"data": "none.csv"}, "evaluate.suites.extra.data: no such file: none.csv; check the path"),
-        (BROKEN, "NameError: name 'undefined' is not defined ({root}/broken_for_this_test.py:2); mend it"),
+        (BROKEN, "NameError: name 'undefined' is not defined ({root}/broken_for_this_test.py:2); fix it"),
     ],
 )
 def test_a_suite_that_cannot_be_measured(

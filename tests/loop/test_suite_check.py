@@ -48,7 +48,7 @@ def test_suites_that_are_right(check: Check, suite: dict[str, Any]) -> None:
         ({"data": "bad.csv"}, "bad.csv:3: 1 fields where the header names 2"),
         ({"data": "other.csv"}, "other.csv:1: there is no column `text`"),
         ({"scorer": "python", "function": "no_such:length"}, "evaluate.suites.extra.function: cannot import `no_such`"),
-        ({"scorer": "python", "function": "suite_check_scores:width"}, "has no function `width`"),
+        ({"scorer": "python", "function": "suite_check_scores:width"}, "has no `width`"),
     ],
 )
 def test_suites_that_are_not(check: Check, suite: dict[str, Any], says: str) -> None:

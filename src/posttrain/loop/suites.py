@@ -11,7 +11,7 @@ from posttrain.data.sets.pool_and_test import load_suites
 from posttrain.data.versions.recipe import Suite
 from posttrain.loop.config import Config
 from posttrain.store.errors import UserError
-from posttrain.store.extensions import load_object
+from posttrain.store.extensions import load_function
 
 
 def suites_beside_test(config: Config) -> list[Suite]:
@@ -65,7 +65,7 @@ def check_suites(config: Config, root: Path) -> None:
     for name, suite in config.evaluate.suites.items():
         where = f"evaluate.suites.{name}"
         if suite.function:
-            load_object(suite.function, f"{where}.function", root)
+            load_function(suite.function, f"{where}.function", root)
         if suite.data == "test":
             continue
         path = root / Path(suite.data).expanduser()

@@ -1,74 +1,187 @@
-"""Loads parts by name on first use: built-in ones, entry points of other packages, dotted paths."""
+"""Loads parts by name on first use: built-in ones, entry points of installed packages, dotted paths from the config.
+
+A table of parts, ``Registry("selector", "posttrain.selectors", {"random": "module:Name"})``, imports nothing until a name
+is looked up. Other packages publish theirs as entry points of the same group::
+
+    [project.entry-points."posttrain.selectors"]
+    longest = "my_package.selectors:longest"
+
+and a config may name any importable part as ``my_package.selectors:longest``.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from posttrain.store.errors import UserError
+from posttrain.store.errors import UserError, suggest
+
+Part = TypeVar("Part")
+
+_DOTTED_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for a package (PEP 562).
+class Registry(Mapping[str, Part], Generic[Part]):
+    """Maps names to parts of one kind and imports a part when it is first looked up.
+
+    Iteration yields the built-in names in their order and then those of entry points. A lookup also takes a dotted path
+    (``package.module:Name``), and ``in`` is true for anything that has the form of one.
 
     Args:
-        package: its ``__name__``.
-        homes: by public name the module, below the package, that has it; "" for a module of that name itself.
+        kind: noun for messages, such as ``selector``.
+        group: group of the entry points by which other packages add parts, such as ``posttrain.selectors``.
+        builtin: dotted path of every built-in part, by name. A built-in name cannot be replaced by an entry point.
+        base: class that every part subclasses or is an instance of; checked for parts of other packages.
     """
 
-    def found(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return (
-            getattr(import_module(f"{package}.{homes[name]}"), name)
-            if homes[name]
-            else import_module(f"{package}.{name}")
-        )
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, str], base: type | None = None) -> None:
+        self.kind = kind
+        self.group = group
+        self.builtin = dict(builtin)
+        self.base = base
+        self._loaded: dict[str, Part] = {}
 
-    return found
+    def __getitem__(self, name: str) -> Part:
+        """Imports and returns a part.
+
+        Raises:
+            KeyError: no part has this name.
+            UserError: its module cannot be imported, or holds no such part.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.builtin
+        yield from sorted(self._published.keys() - self.builtin.keys())
+
+    def __len__(self) -> int:
+        return len(self.builtin.keys() | self._published.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self.builtin or name in self._published or is_dotted_path(name))
+
+    def check(self, name: str) -> str:
+        """Returns ``name`` if it can be looked up; for pydantic validators.
+
+        Raises:
+            ValueError: no part has this name; suggests the most similar one.
+        """
+        if name not in self:
+            raise ValueError(f"there is no {self.kind} `{name}`; {suggest(name, self) or 'none is installed'}")
+        return name
+
+    @cached_property
+    def _published(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)}
+
+    def _load(self, name: str) -> Part:
+        if name in self.builtin:
+            # Not through `load_object`: a fault in our own module is a bug and keeps its traceback.
+            module, _, attribute = self.builtin[name].partition(":")
+            part: Part = getattr(importlib.import_module(module), attribute)
+            return part
+        point = self._published.get(name)
+        if point is None and not is_dotted_path(name):
+            raise KeyError(name)
+        part = load_object(point.value if point else name, f"{self.kind} {name}")
+        if self.base and not isinstance(part, self.base) and not _is_subclass(part, self.base):
+            fix = f"derive it from {self.base.__module__}.{self.base.__qualname__}"
+            raise UserError(
+                f"`{point.value if point else name}` is no {self.kind}", where=f"{self.kind} {name}", fix=fix
+            )
+        return part
 
 
-def load_object(path: str, where: str, root: Path | None = None) -> Callable[..., Any]:
-    """Import ``package.module:function``.
+def is_dotted_path(text: str) -> bool:
+    """Returns whether ``text`` has the form ``package.module:Name``."""
+    return _DOTTED_PATH.fullmatch(text) is not None
+
+
+def load_object(path: str, where: str, root: Path | None = None) -> Any:
+    """Imports ``package.module:Name``.
 
     Args:
-        path: the function.
-        where: what the error names.
-        root: a folder where modules are looked for too, after all others, from now on.
+        path: a class, a function or an instance.
+        where: the config key or part named in errors.
+        root: a folder that is searched for modules too, after all others, from now on.
 
     Raises:
-        UserError: if there is no such module or no such function in it, or the module fails, with its line.
+        UserError: the module does not exist, fails (with its line) or has no such name.
     """
-    if root is not None and (folder := str(root.resolve())) not in sys.path:
-        sys.path.append(folder)
+    if root is not None:
+        add_module_folder(root)
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UserError(f"`{path}` is no dotted path", where=where, fix="write package.module:function")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's module may do anything
-        place = _failure_location(error)
-        fix = "mend it" if place else "put it in the workspace's folder or on PYTHONPATH"
-        said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-        raise UserError(f"cannot import `{module_name}`: {said}{place}", where=where, fix=fix) from error
-    function = getattr(module, name, None)
-    if not callable(function):
+        location = _failure_location(error)
+        fix = "fix it" if location else "put it in the workspace's folder or on PYTHONPATH"
+        message = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+        raise UserError(f"cannot import `{module_name}`: {message}{location}", where=where, fix=fix) from error
+    if not hasattr(module, name):
         file = getattr(module, "__file__", None)
-        what = f"module `{module_name}` has no function `{name}`"
-        raise UserError(what, where=where, fix=f"add it to {file}" if file else None)
+        raise UserError(
+            f"module `{module_name}` has no `{name}`", where=where, fix=f"add it to {file}" if file else None
+        )
+    return getattr(module, name)
+
+
+def load_function(path: str, where: str, root: Path | None = None) -> Callable[..., Any]:
+    """Imports ``package.module:function``, as `load_object` does.
+
+    Raises:
+        UserError: as `load_object`, or the object is not callable.
+    """
+    function = load_object(path, where, root)
+    if not callable(function):
+        raise UserError(f"`{path}` is not a function", where=where, fix="name a function")
     return function  # type: ignore[no-any-return]
 
 
+def add_module_folder(root: Path) -> None:
+    """Lets modules be imported from ``root``, after all other folders: a workspace shadows no installed package."""
+    if (folder := str(root.resolve())) not in sys.path:
+        sys.path.append(folder)
+
+
+def lazy_exports(package: str, exports: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns a ``__getattr__`` for a package that imports its public names on first use (PEP 562).
+
+    Args:
+        package: its ``__name__``.
+        exports: by public name the module, below the package, that defines it; "" for a module of that name itself.
+    """
+
+    def get(name: str) -> Any:
+        if name not in exports:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not exports[name]:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(f"{package}.{exports[name]}"), name)
+
+    return get
+
+
+def _is_subclass(part: Any, base: type) -> bool:
+    return isinstance(part, type) and issubclass(part, base)
+
+
 def _failure_location(error: BaseException) -> str:
-    """Where a module failed, as `` (file:line)``: the broken line, or the user's line that led to the error."""
+    """Returns `` (file:line)`` of a module's failure: the broken line, or the user's line that led to the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.name == "<module>":  # what stands before it is the machinery of imports
+        if frame.name == "<module>":  # the frames before it are importlib's own
             return f" ({frame.filename}:{frame.lineno})"
     return ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers.base import Examples, Scorer, ScorerOutput, from_generations, normalise
 from posttrain.store.errors import UserError, WorkError
-from posttrain.store.extensions import load_object
+from posttrain.store.extensions import load_function
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
@@ -118,7 +118,7 @@ def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, wher
     """
     from posttrain.models.generate import generate
 
-    function = load_object(suite.function or "", where)
+    function = load_function(suite.function or "", where)
     answers = generate(lm, examples.prompts)
     values = []
     for answer, want, prompt, place in zip(answers, examples.expected, examples.prompts, examples.places, strict=True):

@@ -18,7 +18,7 @@ from posttrain.evaluate.suite import read_evaluation, run_suite, write_evaluatio
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.models.task import record_turns
 from posttrain.store.artifacts import Artifact
-from posttrain.store.extensions import load_object
+from posttrain.store.extensions import load_function
 from posttrain.store.hashing import file_digest
 
 LATENCY = "latency.json"
@@ -95,7 +95,7 @@ def _suite_digests(turn: RoundContext) -> dict[str, str]:
     digests = input_digests(DataConfig(pool=files), turn.workspace.root)
     for name, suite in suites.items():
         if suite.function:
-            load_object(suite.function, f"evaluate.suites.{name}.function")
+            load_function(suite.function, f"evaluate.suites.{name}.function")
             source = getattr(sys.modules[suite.function.partition(":")[0]], "__file__", None)
             digests[f"{name}.function"] = file_digest(Path(source)) if source else ""
     return digests
