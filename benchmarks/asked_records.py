@@ -5,7 +5,7 @@
 ``DIR`` holds ``banking77_train.csv`` and ``banking77_test.csv``. All 10,003 messages lie in the pool, and 150 labels
 are asked for in each of three rounds, by facility location on MiniLM's embeddings: the first batch without doubts, then
 by the least confidence of a logistic regression. ``embedded`` records are drawn anew in each round to choose from, of
-which ``asked`` have been answered by the head; their neighbours speak for the others, as in the loop. ``area_under_curve`` is the
+which ``asked`` have been answered by the head; their neighbours speak for the others, as in the loop. ``area`` is the
 mean accuracy of the three rounds on all test messages.
 """
 

@@ -70,7 +70,7 @@ def sync(path: Path) -> None:
 
 
 class Way:
-    """A way to save; ``start_model`` returns when training may go on, ``done`` says when the checkpoint is there."""
+    """A way to save; ``start`` returns when training may go on, ``done`` says when the checkpoint is there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ class Way:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def load(self, state: State) -> State:
-        """Into fresh memory; ``file_state`` gives names and shapes."""
+        """Into fresh memory; ``state`` gives names and shapes."""
         raise NotImplementedError
 
     def close(self) -> None: ...

@@ -9,7 +9,7 @@
 evaluation records' are right. *pol* is made by scikit-learn in the shape of OpenDataVal's data set of that name, 1,000
 training rows of 26 features and 2 classes; *banking* has Banking77's messages as MiniLM's embeddings.
 
-Everybody values the same rows by the same model and as many draws, on one core: ``hash_draw`` permutations, none truncated
+Everybody values the same rows by the same model and as many draws, on one core: ``draws`` permutations, none truncated
 but by OpenDataVal, whose rule is fixed; ``models`` sets or bags. A row more says what ours does with ten times as many
 permutations or sets.
 

@@ -9,7 +9,7 @@ question of GSM8K takes (up to two, three, four, five, six or more). Labels are 
 sees the same 5,000 records of each seed, and is measured on all test records.
 
 Strategies that go by a model's predictions start from 50 labels drawn at random, both ours and the peers'; those that
-need none start by themselves. ``area_under_curve`` is the mean accuracy under the curve; ``labels`` is how many it takes to reach
+need none start by themselves. ``area`` is the mean accuracy under the curve; ``labels`` is how many it takes to reach
 80% of the accuracy with all 5,000; ``p`` is that of the paired difference of areas to random over seeds, by a sign-flip
 test.
 """

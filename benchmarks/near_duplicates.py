@@ -58,7 +58,7 @@ def real_texts(folder: Path) -> list[str]:
 
 
 def planted(texts: Sequence[str], count: int, seed: int = 0) -> list[str]:
-    """``count`` records, shuffled: three in five are ``record_texts``, the others copies with edits."""
+    """``count`` records, shuffled: three in five are ``texts``, the others copies with edits."""
     draws = np.random.default_rng(seed)
     originals = [texts[row] for row in draws.permutation(len(texts))[: count * 3 // 5]]
     words = " ".join(originals).split()

@@ -3,7 +3,7 @@
     python benchmarks/shared_labels.py --data DIR [--seeds 3] [--features FOLDER]
 
 ``DIR`` as for label_efficiency.py. Banking77 with ever more noise on MiniLM's embeddings, or on the labels, its intents
-in five groups, and GSM8K's classes. ``cohen_kappa`` is that of 500 test records, by which ``auto`` decides; ``gain`` is how
+in five groups, and GSM8K's classes. ``kappa`` is that of 500 test records, by which ``auto`` decides; ``gain`` is how
 much more accurate a logistic regression is on labels that facility location chose than on as many drawn at random, the
 mean over seeds, and ``error`` its standard error over them and all counts. A second table says in how many of 20
 samples of test records kappa was too small for ``auto`` to cover, were there no least number of them.

@@ -1,6 +1,6 @@
 """Rows of packed tokens from a peer's loader: loader_rows.py KIND FOLDER ROW [--write].
 
-FOLDER holds ``sequence_log_probs.npz``: ids int32 [T], supervised bool [T], lengths int64 [S]. With ``--write`` the peer's own
+FOLDER holds ``sequences.npz``: ids int32 [T], supervised bool [T], lengths int64 [S]. With ``--write`` the peer's own
 files are made, without it they are read for two passes, and the tokens a second of the second are printed.
 """
 

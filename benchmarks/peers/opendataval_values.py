@@ -3,7 +3,7 @@
     opendataval_values.py < tasks
 
 Tasks and answers are those of ``pydvl_values.py``. Its trainings take weights, which nearest neighbours do not, so that
-``adjacent_keys`` is no model here.
+``neighbours`` is no model here.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
     pydvl_values.py < tasks
 
 A task names a ``folder`` with ``features.npy`` (float64 [N, D]), ``labels.npy`` (int64 [N]), ``records.npy`` and
-``true.npy`` for evaluation, a ``method``, a ``model`` (``ridge`` or ``adjacent_keys``), how many ``hash_draw`` it has, and a
+``true.npy`` for evaluation, a ``method``, a ``model`` (``ridge`` or ``neighbours``), how many ``draws`` it has, and a
 ``seed``. The answer has the ``values`` in the rows' order and the ``seconds`` that they took. Before any
 answer comes an empty one, once the libraries are loaded.
 """

@@ -76,7 +76,7 @@ def test_the_number_of_players_must_be_the_utilitys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [shapley, leave_one_out, tmc_shapley, beta_shapley, banzhaf])
 def test_a_folder_needs_a_key(method: Callable[..., Values], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no `token_set_key`"):
+    with pytest.raises(UserError, match="no `key`"):
         method(never, 3, folder=tmp_path)
     assert not list(tmp_path.iterdir())
 

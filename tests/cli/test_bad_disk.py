@@ -60,7 +60,7 @@ def mount() -> Iterator[Mount]:
 
 @contextmanager
 def refusing(code: int, after: int) -> Iterator[None]:
-    """The disk refuses every flush but the first ``without_prefix``."""
+    """The disk refuses every flush but the first ``after``."""
     left = after
 
     def fsync(descriptor: int) -> None:

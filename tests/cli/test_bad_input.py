@@ -184,7 +184,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (missing_answers, "label.file: no such file: answers.csv"),
     (missing_labels, "task.labels: no such file: labels.txt; make it, one label a line"),
     (labels_not_utf8, "labels.txt:2: holds bytes that are not UTF-8; save as UTF-8"),
-    (labels_not_text, "posttrain.yaml: `progress_bar.labels`: label 1 is read as True, not as text; put it in quotes"),
+    (labels_not_text, "posttrain.yaml: `task.labels`: label 1 is read as True, not as text; put it in quotes"),
     (likelihood_of_free_text, "evaluate.suites.test.scorer: scorer label_likelihood needs a label set"),
     (margin_of_free_text, "select.strategy: strategy `margin` goes by the two most probable labels"),
     (unsure_before_it_is_trained, "posttrain.yaml: `select.cold_start`: strategy `entropy` goes by what"),

@@ -44,7 +44,7 @@ class Turned:
         return status(self.store, load_config(self.root))
 
     def stages(self, status: str = "done", after: int = 0) -> list[str]:
-        """``round stage`` of all runs of a status in the order of their start, without the first ``without_prefix``."""
+        """``round stage`` of all runs of a status in the order of their start, without the first ``after``."""
         return [f"{run.round} {run.stage}" for run in self.metadata.runs(status=status)][after:]
 
     def asked(self, round: int) -> list[str]:

@@ -118,7 +118,7 @@ def start() -> Start:
 
 @pytest.fixture
 def in_process(start: Start) -> Callable[[Callable[[], Any]], dict[str, Any]]:
-    """Run a function in a process of its own and wait for its outcome; see `start_model`."""
+    """Run a function in a process of its own and wait for its outcome; see `start`."""
     return lambda function: start(function)()
 
 

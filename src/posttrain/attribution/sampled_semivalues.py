@@ -63,7 +63,7 @@ def tmc_shapley(
         block: permutations that a worker takes at a time.
         workers: processes; their number changes no digit.
         folder: keeps finished blocks, so that a killed run, or one with more permutations, goes on; the utility needs
-            a ``token_set_key``.
+            a ``key``.
 
     Returns:
         Values with the standard errors of means over permutations, which know nothing of the truncation's bias.
@@ -214,7 +214,7 @@ def banzhaf(
         block: sets that a worker takes at a time.
         workers: processes; their number changes no digit.
         folder: keeps finished blocks, so that a killed run, or one with more samples, goes on; the utility needs a
-            ``token_set_key``.
+            ``key``.
 
     Returns:
         Values, NaN for a player whom too few sets were drawn with or without. ``evaluations`` is the number of sets.

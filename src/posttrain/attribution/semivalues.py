@@ -26,7 +26,7 @@ def shapley(
         players: n, at most 20, as there are 2^n sets to evaluate; the utility's own ``players`` where None.
         block: sets that a worker takes at a time.
         workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run goes on; the utility needs a ``token_set_key``.
+        folder: keeps finished blocks, so that a killed run goes on; the utility needs a ``key``.
 
     Raises:
         UserError: there are too many players or none, or the utility gives no finite score.
@@ -148,7 +148,7 @@ def leave_one_out(
         players: N; the utility's own ``players`` where None.
         block: evaluations that a worker takes at a time.
         workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run goes on; the utility needs a ``token_set_key``.
+        folder: keeps finished blocks, so that a killed run goes on; the utility needs a ``key``.
 
     Raises:
         UserError: a number is out of its range, or the utility gives no finite score.

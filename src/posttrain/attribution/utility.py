@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Utility = Callable[[Rows], float]
 """The score of a model trained on the rows given, int64 [n] distinct in any order, n = 0 included; higher is better.
 
-One set must always score the same. Two attributes may help: ``players``, an integer, the number of rows, and ``token_set_key``, a
+One set must always score the same. Two attributes may help: ``players``, an integer, the number of rows, and ``key``, a
 string that tells the utility's data and settings and lets work on it be resumed.
 """
 
@@ -63,7 +63,7 @@ def start_model(utility: Utility) -> IncrementalModel:
 
 
 def utility_key(utility: Utility) -> str:
-    """The utility's ``token_set_key``.
+    """The utility's ``key``.
 
     Raises:
         UserError: it has none.
@@ -71,7 +71,7 @@ def utility_key(utility: Utility) -> str:
     key = getattr(utility, "key", None)
     if not isinstance(key, str):
         raise UserError(
-            "the utility has no `token_set_key` that tells its data", fix="set it to a string, or give no folder"
+            "the utility has no `key` that tells its data", fix="set it to a string, or give no folder"
         )
     return key
 

@@ -28,7 +28,7 @@ DataOption = Annotated[
 ObjectiveOption = Annotated[str | None, typer.Option(help="What is learned: sft, dpo and others.")]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(help="YAML with `progress_bar`, `train`, `seed`; a posttrain.yaml will do. Paths are relative to it."),
+    typer.Option(help="YAML with `task`, `train`, `seed`; a posttrain.yaml will do. Paths are relative to it."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option(help="A setting, such as train.shuffle=false; may be repeated.")]
 

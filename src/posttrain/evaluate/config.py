@@ -103,5 +103,5 @@ class EvaluateConfig(Section):
             if suite.scorer == "label_likelihood" and not has_labels:
                 where = f"evaluate.suites.{name}.scorer"
                 raise UserError(
-                    "scorer label_likelihood needs a label set", where=where, fix="set `progress_bar.labels`"
+                    "scorer label_likelihood needs a label set", where=where, fix="set `task.labels`"
                 )

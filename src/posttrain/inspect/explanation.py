@@ -39,9 +39,9 @@ def explain(
         count: records named of each kind.
 
     Returns:
-        ``kind`` and ``record``. Of an ``evaluated_rounds`` record ``suite``, ``prediction`` and what
-        `posttrain.inspect.answer_influence.answer_influence` found: ``towards`` and ``index_evaluation`` the answer. Of one of the
-        ``pool`` what ``rounds`` said of it and ``closest_match`` labelled ones. Of a ``training_from_steps`` record ``rounds``,
+        ``kind`` and ``record``. Of an ``evaluated`` record ``suite``, ``prediction`` and what
+        `posttrain.inspect.answer_influence.answer_influence` found: ``towards`` and ``against`` the answer. Of one of the
+        ``pool`` what ``rounds`` said of it and ``nearest`` labelled ones. Of a ``training`` record ``rounds``,
         ``phase_seconds_since`` (the first round that learned from it) and ``annotation_of``.
 
     Raises:

@@ -86,7 +86,7 @@ def label_summary(labelled: pa.Table, suggestions: Sequence[str | None] | None =
 
     Returns:
         ``labels``: how many; ``classes``: how many of each, most frequent first; ``annotators``: how many
-        by whom; ``seconds``: the time spent (None where unknown); ``compared`` and ``required_matching_bits``: how many
+        by whom; ``seconds``: the time spent (None where unknown); ``compared`` and ``agreement``: how many
         have a suggestion, and the share of them that equals it (None where none has).
     """
     answers = labelled["completion"].to_pylist()

@@ -77,7 +77,7 @@ def _corrupt_labels(answers: list[str], inputs: Sequence[str], rate: float, requ
     if not wrong:
         return answers
     if request.labels is None or len(request.labels) < 2:
-        fix = "list the labels in `progress_bar.labels`"
+        fix = "list the labels in `task.labels`"
         raise UserError("wrong labels need a set of at least two labels", where="label.error_rate", fix=fix)
     draws = np.random.default_rng([request.seed, request.round])
     order = sorted(range(len(answers)), key=lambda row: (inputs[row], row))

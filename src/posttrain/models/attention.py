@@ -60,7 +60,7 @@ def packed_attention_forward(
 
     Raises:
         ValueError: the model caps or biases its attention scores, has sinks or sees some keys only, or its values are
-            not as wide as its keys, which this attention is not for: `packed_attention` has its rows padded.
+            not as wide as its keys, which this attention is not for: `packing` has its rows padded.
     """
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
@@ -314,7 +314,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
 
     Args:
         query: [T, H, D].
-        key, value: [A, H or a divisor of it, D], in the order of ``varlen_spans.keys``.
+        key, value: [A, H or a divisor of it, D], in the order of ``spans.keys``.
         scale: of the scores.
 
     Returns:

@@ -220,7 +220,7 @@ def predicting_states_of_layers(lm: LanguageModel, packed: Packed, layers: Seque
 
 @contextmanager
 def packed_attention(lm: LanguageModel, longest: int) -> Iterator[bool]:
-    """Confine the model's attention to pieces, if that gives what it gives for sequences of up to ``longest_lengths`` tokens.
+    """Confine the model's attention to pieces, if that gives what it gives for sequences of up to ``longest`` tokens.
 
     Yields:
         Whether it does; if not, rows must be padded, and the model's attention is its own.

@@ -15,7 +15,7 @@ Turns = list[dict[str, str]]
 
 
 class TaskConfig(Section):
-    """The config section ``progress_bar``."""
+    """The config section ``task``."""
 
     system: str | None = Field(None, description="System message put before every prompt.")
     template: str = Field("{prompt}", description="Text around the last user turn; {prompt} stands for it.")

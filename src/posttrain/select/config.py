@@ -220,7 +220,7 @@ class SelectConfig(Section):
             raise UserError(
                 "strategy `margin` goes by the two most probable labels, and free text has none",
                 where=where,
-                fix="use entropy or least_confidence, or set `progress_bar.labels`",
+                fix="use entropy or least_confidence, or set `task.labels`",
             )
         if self.strategy == "top" and "by" not in self.options:
             raise UserError("strategy `top` takes the greatest of a score, and none is named", where=where, fix=_TOP)

@@ -159,7 +159,7 @@ def _hardest(predictions: pa.Table, among: npt.NDArray[np.bool_], by: npt.NDArra
 
 
 def _rows_in(other: pa.Table, predictions: pa.Table) -> list[int | None]:
-    """Where each record of ``predict_out_of_fold`` stands in another table; None where it does not."""
+    """Where each record of ``predictions`` stands in another table; None where it does not."""
     place = {id: row for row, id in enumerate(other["id"].to_pylist())}
     return [place.get(id) for id in predictions["id"].to_pylist()]
 

@@ -156,7 +156,7 @@ class RunQueries(Database):
         self._update(run_id, sealed=artifact_id, seconds=seconds)
 
     def sealed_runs(self, key: str) -> list[Run]:
-        """Runs under ``token_set_key`` that sealed an artifact (their output) and did not finish, latest first."""
+        """Runs under ``key`` that sealed an artifact (their output) and did not finish, latest first."""
         unfinished = (runs.c.key == key) & runs.c.sealed.is_not(None) & (runs.c.status != "done")
         with self.reading() as connection:
             rows = connection.execute(select(runs).where(unfinished).order_by(runs.c.number.desc())).mappings().all()
@@ -188,7 +188,7 @@ class RunQueries(Database):
             return connection.execute(query.values(values)).rowcount
 
     def finished_run(self, key: str) -> Run | None:
-        """The latest finished run under ``token_set_key``."""
+        """The latest finished run under ``key``."""
         found = self._select((runs.c.key == key) & (runs.c.status == "done"))
         return found[-1] if found else None
 

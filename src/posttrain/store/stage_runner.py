@@ -103,7 +103,7 @@ def _record_success(workspace: Workspace, run: Run, artifact: Artifact, seconds:
 
 
 def _find_finished(workspace: Workspace, stage: str, key: str) -> Artifact | None:
-    """The artifact of the finished run under ``token_set_key``, unless it or a part of it is missing or damaged."""
+    """The artifact of the finished run under ``key``, unless it or a part of it is missing or damaged."""
     run = workspace.metadata.finished_run(key)
     if run is None or run.output is None:
         return None

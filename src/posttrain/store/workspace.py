@@ -159,7 +159,7 @@ class Workspace(Closeable):
             yield
 
     def scratch(self, key: str) -> Path:
-        """The folder in which the stage under ``token_set_key`` keeps what it can resume from; survives kills.
+        """The folder in which the stage under ``key`` keeps what it can resume from; survives kills.
 
         Raises:
             UserError: the disk refused.
@@ -170,7 +170,7 @@ class Workspace(Closeable):
         return folder
 
     def drop_scratch(self, key: str) -> None:
-        """Remove the scratch folder of ``token_set_key``."""
+        """Remove the scratch folder of ``key``."""
         remove_tree(self._scratch / key)
 
     @property

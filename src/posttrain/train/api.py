@@ -29,7 +29,7 @@ def train(
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
         data: a file of records or a Hugging Face dataset folder, or several of them.
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
-            optimiser step, and ``label_summary.json``.
+            optimiser step, and ``summary.json``.
         objective: what is learned, such as ``dpo``; without it what ``settings`` say, or ``sft``.
         settings: what a config file holds besides, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
             to the current folder.

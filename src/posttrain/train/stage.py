@@ -51,7 +51,7 @@ def train(
         config: how to train.
         task: what the model is asked to do.
         seed: of the order of the data, dropout and fresh adapters.
-        out: where the trained model and ``training_from_steps.json`` (one entry an optimiser step, without times) are written.
+        out: where the trained model and ``training.json`` (one entry an optimiser step, without times) are written.
         scratch: where checkpoints lie until the training is done; a killed training goes on from there.
         sink: what is told of every step.
         profile: where a profile is written, where the config asks for one.

@@ -64,7 +64,7 @@ class TrainJobConfig(Section):
         """The same config with the paths of model, data and teacher in full, and the labels read from their file.
 
         Args:
-            root: what the path under a key, such as ``progress_bar.labels``, is relative to.
+            root: what the path under a key, such as ``task.labels``, is relative to.
 
         Raises:
             UserError: one leads to nothing, or to something else.
@@ -96,7 +96,7 @@ def train_standalone(
 
     Args:
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
-            optimiser step, and ``label_summary.json``. One process at a time trains into it.
+            optimiser step, and ``summary.json``. One process at a time trains into it.
         config: how.
         records: rows of the record schema.
         fetch: gives the folder of the model to start from; may write it into the folder that it is given.

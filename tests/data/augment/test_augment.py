@@ -238,7 +238,7 @@ class TestNoise(AddsRows):
             Augment(methods=(Noise(kind="unigram", counts=tmp_path / "c"),)).check()
 
     def test_counts_go_with_the_kinds_that_need_them(self) -> None:
-        with pytest.raises(UserError, match="need `ngram_counts`"):
+        with pytest.raises(UserError, match="need `counts`"):
             Augment.read({"methods": [{"method": "noise", "kind": "unigram"}]}, "config")
 
 

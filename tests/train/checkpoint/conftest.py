@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def now(folder: Path) -> Checkpoints:
-    """Checkpoints that are written before ``save_language_model`` returns; the last two are kept."""
+    """Checkpoints that are written before ``save`` returns; the last two are kept."""
     return Checkpoints(folder, CheckpointConfig(background=False))
 
 

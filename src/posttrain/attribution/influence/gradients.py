@@ -87,7 +87,7 @@ def check_records(train: Sequence[Any], test: Sequence[Any]) -> None:
 
 
 def check_finite(gradients: Tensor, start: int) -> None:
-    """Raise a UserError that names the first record, counted from ``start_model``, whose gradient is not finite."""
+    """Raise a UserError that names the first record, counted from ``start``, whose gradient is not finite."""
     if not bool((finite := torch.isfinite(gradients).all(1)).all()):
         wrong = int((~finite).nonzero()[0]) + start
         raise UserError("the gradient of its loss is not finite", where=f"record {wrong}", fix="look at it")

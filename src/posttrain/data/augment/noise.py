@@ -45,7 +45,7 @@ class Noise(AugmentMethod):
     @model_validator(mode="after")
     def _counts_are_there(self) -> Self:
         if (self.kind == "blank") != (self.counts is None):
-            raise ValueError("unigram and back_off need `ngram_counts`, blank has none")
+            raise ValueError("unigram and back_off need `counts`, blank has none")
         return self
 
     def located(self, root: Path) -> Self:

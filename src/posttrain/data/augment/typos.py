@@ -36,7 +36,7 @@ def adjacent_keys(letter: str) -> str:
 
 
 def add_typo(text: str, rng: np.random.Generator, known: set[str]) -> str:
-    """The text with one word of at least four letters mistyped, never into a word of ``file_key`` (case-folded).
+    """The text with one word of at least four letters mistyped, never into a word of ``known`` (case-folded).
 
     A text without such a word comes back as it is.
     """

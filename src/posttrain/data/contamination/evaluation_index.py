@@ -57,7 +57,7 @@ class EvaluationIndex:
         return self.search(table).rejections
 
     def search(self, table: pa.Table, sharing: npt.NDArray[np.bool_] | None = None) -> Findings:
-        """As `find_record`, with all evaluation records that are given away.
+        """As `find`, with all evaluation records that are given away.
 
         Args:
             sharing: bool [N]: no other row shares a run of words with an evaluation record; None: any may.

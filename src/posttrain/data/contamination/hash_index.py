@@ -98,7 +98,7 @@ class Postings(NamedTuple):
         return np.diff(self.offsets)
 
     def among(self, wanted: npt.NDArray[np.bool_]) -> Self:
-        """What some of the indexed sets hold; ``requested_scores``: bool, by owner."""
+        """What some of the indexed sets hold; ``wanted``: bool, by owner."""
         chosen = wanted[self.owners]
         values, owners = np.repeat(self.keys, self.counts)[chosen], self.owners[chosen].astype(np.int64)
         return self.of(Shingles(values, np.arange(len(values) + 1)), owners)
@@ -195,7 +195,7 @@ class BloomFilters:
     """The bitmaps of N texts, to be asked which texts may hold enough of a set."""
 
     def __init__(self, column: pa.Array | pa.ChunkedArray) -> None:
-        """``column_values``: made by `build_bloom_filters`."""
+        """``column``: made by `build_bloom_filters`."""
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         _, offsets, content = array.buffers()
         borders = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
@@ -207,14 +207,14 @@ class BloomFilters:
         self._whole: dict[int, _Windows] = {}
 
     def near(self, members: Hashes, missing: int, stretches: int) -> Indices:
-        """The texts that may hold all but ``missing_error`` members of a set in ``stretches`` one behind the other."""
+        """The texts that may hold all but ``missing`` members of a set in ``stretches`` one behind the other."""
         if stretches not in self._windows:
             self._windows[stretches] = self._in_a_row(stretches)
         absent, texts = self._windows[stretches]
         return np.unique(texts[_within_missing(members, missing, absent)])
 
     def near_long(self, members: Hashes, missing: int, stretches: int) -> Indices:
-        """Of the texts of more stretches than that those that may hold all but ``missing_error`` members anywhere."""
+        """Of the texts of more stretches than that those that may hold all but ``missing`` members anywhere."""
         if stretches not in self._whole:
             long = np.flatnonzero(np.diff(self.first) > stretches)
             absent = self._absent[:, :0]

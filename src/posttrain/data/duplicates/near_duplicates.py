@@ -47,7 +47,7 @@ def near_duplicates(
         seed: draws the permutations, and so which few pairs at the threshold are missed.
 
     Raises:
-        TypeError: ``record_texts`` is one text, or holds something that is none.
+        TypeError: ``texts`` is one text, or holds something that is none.
         ValueError: the threshold lies outside (0, 1], or ``ngram`` is below 1.
     """
     if isinstance(texts, str):
@@ -270,7 +270,7 @@ def _buckets(keys: npt.NDArray[np.uint64], rows: Indices, old: int) -> Indices:
 
 
 def _members_of(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> Indices:
-    """Where in ``keys`` stand values of ``requested_scores``, which is sorted; a table of leading bits spares most the search."""
+    """Where in ``keys`` stand values of ``wanted``, which is sorted; a table of leading bits spares most the search."""
     table = np.zeros(1 << _LEADING_BITS, dtype=bool)
     table[wanted >> np.uint64(64 - _LEADING_BITS)] = True
     places = np.flatnonzero(table[keys >> np.uint64(64 - _LEADING_BITS)])

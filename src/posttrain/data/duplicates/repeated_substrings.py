@@ -69,7 +69,7 @@ def repeated_values(values: Hashes) -> Hashes:
 
 
 def is_member(values: Hashes, known: Hashes) -> npt.NDArray[np.bool_]:
-    """Whether each value is one of ``file_key``, which is sorted: bool [N]."""
+    """Whether each value is one of ``known``, which is sorted: bool [N]."""
     if not len(known):
         return np.zeros(len(values), dtype=bool)
     return np.asarray(known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values)

@@ -154,7 +154,7 @@ def _sort(values: Hashes, offsets: Indices, kind: Literal["quicksort", "stable"]
 
 
 def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
-    """Pieces of ``record_texts`` that fit a processor's cache."""
+    """Pieces of ``texts`` that fit a processor's cache."""
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     cuts = np.flatnonzero(np.diff(np.cumsum(lengths + 1) // _CHARACTERS_A_BLOCK)) + 1
     borders = [0, *cuts.tolist(), len(texts)]

@@ -45,7 +45,7 @@ class Full(UserError):
 
 @dataclass(frozen=True)
 class Receipt:
-    """``repeated_shares``: the same feedback had been acknowledged before."""
+    """``repeated``: the same feedback had been acknowledged before."""
 
     id: str
     repeated: bool

@@ -142,7 +142,7 @@ def train_quality(
 ) -> LinearClassifier:
     """A logistic regression over hashed n-grams, calibrated and measured on texts that it had not seen.
 
-    Each of ``assign_folds`` parts is scored by a classifier that learned from the others. On these logits Platt's sigmoid is
+    Each of ``folds`` parts is scored by a classifier that learned from the others. On these logits Platt's sigmoid is
     fitted, and AUC and expected calibration error are measured; they stand in the classifier's ``report``. The
     classifier itself learns from all texts. The same texts give the same classifier.
 

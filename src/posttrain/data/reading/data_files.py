@@ -245,7 +245,7 @@ def long_line_problem(name: str, line: int) -> Problem:
 
 
 def read_line_range(path: str | Path, start: int, stop: int) -> Iterator[bytes]:
-    """The lines of a plain local file from byte ``start_model``, where one begins, to byte ``stop``."""
+    """The lines of a plain local file from byte ``start``, where one begins, to byte ``stop``."""
     with open(path, "rb") as file:
         file.seek(start)
         left = stop - start

@@ -226,7 +226,7 @@ def folder_rows(path: Path, name: str) -> Rows:
 
 
 def _arrow_files(folder: Path) -> list[Path]:
-    """The data files in order; ``file_state.json`` of save_to_disk lists them, which leaves cached maps out."""
+    """The data files in order; ``state.json`` of save_to_disk lists them, which leaves cached maps out."""
     state = folder / "state.json"
     if state.exists():
         try:

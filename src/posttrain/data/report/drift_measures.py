@@ -99,7 +99,7 @@ def divergence(name: str, old: Mapping[str, int], new: Mapping[str, int], *, ind
 
 
 def divergence_by_chance(counts: npt.NDArray[np.int64]) -> float:
-    """The mean divergence, about, of two samples with the sizes of ``ngram_counts`` [2, K] from one distribution.
+    """The mean divergence, about, of two samples with the sizes of ``counts`` [2, K] from one distribution.
 
     Near equality the divergence is the chi-square distance over ``8 ln 2``, whose mean is ``(K - 1)(1/n + 1/m)``.
     """

@@ -60,7 +60,7 @@ class Ngrams:
 
 
 def ngram_counts(groups: Sequence[Sequence[str]], longest: int) -> list[Ngrams]:
-    """The runs of 1 to ``longest_lengths`` words in each group of texts; no run goes from one text to the next."""
+    """The runs of 1 to ``longest`` words in each group of texts; no run goes from one text to the next."""
     vocabulary: dict[str, int] = {}
     numbers: list[int] = []
     texts: list[int] = []

@@ -87,7 +87,7 @@ class ClusterCollector:
     _sample: BottomKSample[Member] = field(default_factory=lambda: BottomKSample(_SAMPLED))
 
     def add(self, rejected: pa.Table, texts: pa.Array, shown: int) -> None:
-        """Count the rows of a REJECTED table whose cluster is not null; of ``record_texts`` [N] ``shown`` characters."""
+        """Count the rows of a REJECTED table whose cluster is not null; of ``texts`` [N] ``shown`` characters."""
         names = rejected["cluster"].to_pylist()
         ids = rejected["id"].to_pylist()
         clusters = id_hashes(names, self.seed)

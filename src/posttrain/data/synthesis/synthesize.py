@@ -57,7 +57,7 @@ class SynthesisResult:
     Attributes:
         records: RECORD table of the new ones, each marked in ``meta``: ``synthetic`` with method, seeds' ids, model.
         rejected: REJECTED table of all else that the model wrote; a reply that could not be read is a ``text``.
-        counts: ``asked`` (requests), ``format_timestamp`` (items), ``kept``, rejections by ``step: reason``, and where there
+        counts: ``asked`` (requests), ``written`` (items), ``kept``, rejections by ``step: reason``, and where there
             are some ``read as lines`` (replies without a JSON array).
         usage: of the endpoint; zeros for a model given.
     """

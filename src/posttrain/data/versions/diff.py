@@ -77,7 +77,7 @@ def _records_without(version: Version, known: pa.Array) -> pa.Table:
 
 
 def _filter_out(table: pa.Table, column: str, known: pa.Array) -> pa.Table:
-    """The rows whose value in ``column_values`` is not among the known."""
+    """The rows whose value in ``column`` is not among the known."""
     return table.filter(pa.compute.invert(pa.compute.is_in(table[column], value_set=known)))
 
 

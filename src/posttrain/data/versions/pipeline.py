@@ -145,7 +145,7 @@ class VersionBuild:
         self._begin([Shard.open(slot or next(made)) for slot in slots])
 
     def through(self, start: int, stop: int, evaluation: pa.Table) -> None:
-        """Put the records through the steps of the chain from ``start_model`` to before ``stop``.
+        """Put the records through the steps of the chain from ``start`` to before ``stop``.
 
         Args:
             evaluation: RECORD table of what models are measured on.

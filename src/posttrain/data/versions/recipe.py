@@ -109,7 +109,7 @@ def applicable_steps(steps: Sequence[Step], labels: Sequence[str]) -> list[Step]
 
 
 def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
-    """The row steps from ``start_model`` up to the next global one."""
+    """The row steps from ``start`` up to the next global one."""
     found: list[RowStep] = []
     for step in steps[start:]:
         if not isinstance(step, RowStep):
@@ -119,7 +119,7 @@ def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
 
 
 def global_steps(steps: Sequence[Step], start: int) -> tuple[tuple[int, GlobalStep], ...]:
-    """The global steps from ``start_model`` up to the next row step, each with its place."""
+    """The global steps from ``start`` up to the next row step, each with its place."""
     found: list[tuple[int, GlobalStep]] = []
     for place, step in enumerate(steps[start:], start):
         if not isinstance(step, GlobalStep):

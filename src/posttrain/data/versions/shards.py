@@ -221,7 +221,7 @@ def _sketch_file(place: int) -> str:
 
 @dataclass(frozen=True)
 class CorpusShard:
-    """A `posttrain.data.steps.step.ShardView` that is a shard; ``to_data_path``: of the step in the recipe."""
+    """A `posttrain.data.steps.step.ShardView` that is a shard; ``place``: of the step in the recipe."""
 
     shard: Shard
     place: int

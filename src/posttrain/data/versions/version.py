@@ -42,7 +42,7 @@ class Version:
     Attributes:
         id: of its artifact.
         folder: of its files.
-        meta: ``recipe``, ``sum_by_group``, ``phases`` (artifact ids of shards), ``splits`` (their names), ``ngram_counts``,
+        meta: ``recipe``, ``sources``, ``phases`` (artifact ids of shards), ``splits`` (their names), ``counts``,
             ``funnel``.
         path: the folder of an artifact; shards are artifacts of their own, shared by versions.
     """
@@ -233,7 +233,7 @@ class Dataset:
     Attributes:
         records: RECORD table in input order.
         rejected: REJECTED table of what this version's making took out.
-        meta: ``name``, ``ngram_counts`` (records, rejected), ``funnel``, ``parent`` (artifact id or None),
+        meta: ``name``, ``counts`` (records, rejected), ``funnel``, ``parent`` (artifact id or None),
             ``increment`` (record ids added, by source) and ``filters`` (what the records went through).
     """
 
@@ -248,7 +248,7 @@ def write_dataset(
     """Fill ``folder`` with a version; the same content always gives the same bytes.
 
     Returns:
-        ``meta`` with the ``ngram_counts`` of the tables.
+        ``meta`` with the ``counts`` of the tables.
     """
     rejected = REJECTED.empty_table() if rejected is None else rejected
     full = {**(meta or {}), "counts": {"records": records.num_rows, "rejected": rejected.num_rows}}

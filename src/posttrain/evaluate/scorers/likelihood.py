@@ -24,7 +24,7 @@ def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteCo
 
     labels = lm.task.label_set
     if not labels:
-        raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `progress_bar.labels`")
+        raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")
     position = {normalise(label): index for index, label in enumerate(labels)}
     answers = examples.answers(where)
     for answer, place in zip(answers, examples.places, strict=True):

@@ -41,7 +41,7 @@ class Passage:
         """The words that other tokens spell; None where the model would read those words as other tokens.
 
         What passes is text that a user can send: rendered by the template and split into tokens, it gives exactly
-        ``before``, ``own`` and ``without_prefix``.
+        ``before``, ``own`` and ``after``.
         """
         spelled = _decode(lm, own)
         if not spelled.startswith(self.lead) or not spelled.endswith(self.tail):

@@ -94,7 +94,7 @@ class ScoringModel:
 
 @dataclass(frozen=True)
 class CachePartition:
-    """The chunks of one group of scores by one model; a chunk is a table with the records' keys in ``token_set_key``.
+    """The chunks of one group of scores by one model; a chunk is a table with the records' keys in ``key``.
 
     Attributes:
         folder: where they lie; None keeps nothing.

@@ -87,13 +87,13 @@ def check_scores_fit_task(names: Iterable[str], has_labels: bool, options: Mappi
             raise UserError(
                 f"score `{name}` goes by the probabilities of labels, and free text has none",
                 where="select.scores",
-                fix="use semantic_entropy or token_entropy, or set `progress_bar.labels`",
+                fix="use semantic_entropy or token_entropy, or set `task.labels`",
             )
         if of == "text" and has_labels:
             raise UserError(
                 f"score `{name}` is of written answers, and this task has a closed label set",
                 where="select.scores",
-                fix="use entropy, margin or bald, or leave `progress_bar.labels` out",
+                fix="use entropy, margin or bald, or leave `task.labels` out",
             )
         if of == "labelled" and name in chosen_by:
             raise UserError(

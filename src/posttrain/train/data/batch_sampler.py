@@ -261,7 +261,7 @@ class BatchSampler:
         return {"steps": self._observed, **known}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `file_state` gave, perhaps of an order with other arguments.
+        """Go on from what `state` gave, perhaps of an order with other arguments.
 
         Raises:
             UserError: its adaptive and self-paced curricula are not those that have seen these steps here.
@@ -320,7 +320,7 @@ def mix_counts(
         samples: and so many samples of the step after them.
 
     Returns:
-        For each stage with a mix ``stage`` (its number), ``by`` and ``category_column``: by name ``records`` (how many there
+        For each stage with a mix ``stage`` (its number), ``by`` and ``kinds``: by name ``records`` (how many there
         are), ``met`` (samples), ``epochs`` (``met`` a record), ``fewest`` and ``most`` (how often one record is met).
     """
     end = order.decided if steps is None else steps

@@ -96,7 +96,7 @@ class AdaptiveCurriculum:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `file_state` gave."""
+        """Go on from what `state` gave."""
         self.shares, self._first = list(state["shares"]), state["first"]
         self._sum, self._finite, self._seen = state["sum"], state["finite"], state["seen"]
 
@@ -118,7 +118,7 @@ class SelfPacedCurriculum:
 
     M. P. Kumar, B. Packer, D. Koller, Self-Paced Learning for Latent Variable Models, NIPS 2010, equation 5: hard
     weights v_i = 1 where L_i <= 1/K, with 1/K the threshold, and K divided by ``growth`` from one look to the next. The
-    first threshold is the loss of the hardest of the share ``start_model`` that is easiest before training. The paper finds
+    first threshold is the loss of the hardest of the share ``start`` that is easiest before training. The paper finds
     every L_i anew for each threshold; here it is what the last step that met the record measured, in the training's own
     forward pass, or before training where none did. At least a batch is open, the easiest.
 
@@ -195,7 +195,7 @@ class SelfPacedCurriculum:
         }
 
     def load_state(self, state: Mapping[str, Any], where: str, fix: str) -> None:
-        """Go on from what `file_state` gave.
+        """Go on from what `state` gave.
 
         Raises:
             UserError: it is of other records or of steps of another size or number, and names ``where`` and ``fix``.

@@ -151,7 +151,7 @@ class DataLoader(Closeable, Generic[Source, Item]):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `file_state` was asked for; where there were other processes, what is left is dealt anew.
+        """Go on where `state` was asked for; where there were other processes, what is left is dealt anew.
 
         Raises:
             UserError: it is of another set or another order.

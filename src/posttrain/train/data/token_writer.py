@@ -40,7 +40,7 @@ def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard
         records: with their ids.
 
     Returns:
-        What the manifest says of the set: ``shards``, ``sequence_log_probs``, ``tokens``, ``count_supervised``,
+        What the manifest says of the set: ``shards``, ``sequences``, ``tokens``, ``count_supervised``,
         ``largest_id``.
     """
     found = {"shards": 0, "sequences": 0, "tokens": 0, "supervised_tokens": 0, "largest_id": 0}

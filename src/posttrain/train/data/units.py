@@ -49,7 +49,7 @@ class UnitView(Sequence[Unit]):
 def map_sequences(
     units: Sequence[Unit], change: Callable[[TokenizedExample], TokenizedExample], longest: np.ndarray | None = None
 ) -> UnitView:
-    """The units with every sequence changed; ``longest_lengths`` as `UnitView` takes it."""
+    """The units with every sequence changed; ``longest`` as `UnitView` takes it."""
     return UnitView(len(units), lambda place: [change(sequence) for sequence in units[place]], longest)
 
 

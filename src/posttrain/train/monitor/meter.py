@@ -75,7 +75,7 @@ def read_proc_bytes(file: Path, name: str) -> int | None:
 
 
 class StepMeter:
-    """Measures one step after another, each from `start_model` on."""
+    """Measures one step after another, each from `start` on."""
 
     def __init__(self, lm: LanguageModel, config: TrainConfig) -> None:
         dtype = torch.float32 if config.precision == "float32" else torch.bfloat16
@@ -168,7 +168,7 @@ def phase_seconds_since(before: Mapping[str, float]) -> dict[str, float]:
 
 @contextmanager
 def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Within it every call of a torch module is made within what ``run_task`` gives, such as ``phase("forward")``."""
+    """Within it every call of a torch module is made within what ``make`` gives, such as ``phase("forward")``."""
     opened: list[AbstractContextManager[object]] = []
 
     def enter(*given: object) -> None:

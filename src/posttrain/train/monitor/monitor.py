@@ -56,7 +56,7 @@ class Detector(Protocol[Values]):
         """What the next findings depend on."""
 
     def load(self, state: dict[str, Any]) -> None:
-        """The reverse of `file_state`."""
+        """The reverse of `state`."""
 
 
 class Monitor:
@@ -111,12 +111,12 @@ class Monitor:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `file_state` was taken: for a training that is resumed."""
+        """Go on exactly where `state` was taken: for a training that is resumed."""
         self.decisions = [Decision.from_json(decision) for decision in state["decisions"]]
         self.rolled_back(state)
 
     def rolled_back(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier `file_state` within a training: what was measured since is forgotten, decisions are not."""
+        """Go on from an earlier `state` within a training: what was measured since is forgotten, decisions are not."""
         for detector in self._detectors():
             detector.load(state["detectors"][detector.kind])
         told = state.get("told", {})  # a fork may go on with a checkpoint of before it was kept

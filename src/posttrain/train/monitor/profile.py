@@ -74,7 +74,7 @@ def profile_steps(lm: LanguageModel, config: ProfileConfig, folder: Path, steps:
     """Look closely at some of the steps within.
 
     Writes ``trace.json.gz`` (for https://ui.perfetto.dev, or chrome://tracing, neither of which sends it anywhere) and
-    ``build_profile.txt`` into the folder, and logs the latter. While it looks, it waits for the accelerator after each
+    ``profile.txt`` into the folder, and logs the latter. While it looks, it waits for the accelerator after each
     phase, and steps take a little longer.
 
     Args:
@@ -175,7 +175,7 @@ def _labelled_modules(lm: LanguageModel) -> Iterator[tuple[nn.Module, str]]:
 
 @dataclass(frozen=True)
 class _OperationLabel:
-    """Where an operation belongs; ``reject_rows`` is None as long as nothing has told."""
+    """Where an operation belongs; ``part`` is None as long as nothing has told."""
 
     phase: str | None = None
     part: str | None = None

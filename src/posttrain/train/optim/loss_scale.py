@@ -64,5 +64,5 @@ class LossScale:
         return {"value": self.value, "good": self._good}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `file_state` was taken."""
+        """Go on where `state` was taken."""
         self.value, self._good = float(state["value"]), int(state["good"])

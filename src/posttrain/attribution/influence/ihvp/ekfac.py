@@ -132,7 +132,7 @@ class KroneckerBlock:
         return found.double()
 
     def scatter(self, vectors: Tensor, matrices: Tensor) -> None:
-        """Write what ``read_report`` reads."""
+        """Write what ``gather`` reads."""
         if self.bias is not None:
             vectors[self.bias] = matrices[:, :, -1].T.to(vectors.dtype)
             matrices = matrices[:, :, :-1]
