@@ -30,7 +30,7 @@ BAD = [f"click {word} now!!! free {noun}" for noun in ("prize", "money", "pills"
 
 @pytest.fixture(scope="module")
 def classifier() -> LinearClassifier:
-    return train_quality(GOOD, BAD, ngrams=SMALL, told={"source": "a test"})
+    return train_quality(GOOD, BAD, ngrams=SMALL, extra={"source": "a test"})
 
 
 def _counts(text: str, ngrams: NgramSettings) -> Counter[int]:
@@ -98,7 +98,7 @@ def test_a_text_gets_the_same_whatever_stands_beside_it(classifier: LinearClassi
 
 
 def test_the_same_texts_give_the_same_classifier(classifier: LinearClassifier) -> None:
-    again = train_quality(iter(GOOD), iter(BAD), ngrams=SMALL, told={"source": "a test"})
+    again = train_quality(iter(GOOD), iter(BAD), ngrams=SMALL, extra={"source": "a test"})
     np.testing.assert_array_equal(again.weights, classifier.weights)
     assert (again.slope, again.offset, again.report) == (classifier.slope, classifier.offset, classifier.report)
 

@@ -140,8 +140,8 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.jsonl.gz"])
 def test_a_line_longer_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for module in ("opening", "json_rows", "delimited_rows"):
-        monkeypatch.setattr(f"posttrain.data.reading.{module}.LINE_BYTES", 1000)
+    for module in ("data_files", "json_rows", "formats"):
+        monkeypatch.setattr(f"posttrain.data.reading.{module}.MAX_LINE_BYTES", 1000)
     start, line = (b"text\n", b"%s\n") if name == "a.csv" else (b"", b'{"text": "%s"}\n')
     content = start + line % b"a" + line % (b"b" * 5000) + line % b"c"
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)

@@ -71,21 +71,21 @@ class Augment(RowStep):
         return _insert_variants(table, given, variants)
 
     def _variants(
-        self, given: list[dict[str, Any]], method: AugmentMethod, called: str, copy: int
+        self, given: list[dict[str, Any]], method: AugmentMethod, method_name: str, copy: int
     ) -> dict[int, dict[str, Any]]:
         """By row the columns that a variant has different."""
-        rngs = [record_generator(self.seed, record["id"], called, copy) for record in given]
+        rngs = [record_generator(self.seed, record["id"], method_name, copy) for record in given]
         if method.share < 1:
             rows = [row for row, rng in enumerate(rngs) if rng.random() < method.share]
         else:
             rows = list(range(len(given)))
         if isinstance(method, Images):
-            found = {}
+            variants = {}
             for row in rows:
                 meta = json.loads(given[row]["meta"] or "{}")
                 if (changed := method.meta(meta, given[row]["source"], rngs[row])) is not None:
-                    found[row] = {"meta": changed}
-            return found
+                    variants[row] = {"meta": changed}
+            return variants
         rows = [row for row in rows if _varied_text(given[row]) is not None]
         texts = [str(_varied_text(given[row])) for row in rows]
         labels = [given[row]["completion"] for row in rows]
@@ -101,7 +101,7 @@ def _insert_variants(
     table: pa.Table, given: list[dict[str, Any]], variants: Mapping[int, list[tuple[str, dict[str, Any]]]]
 ) -> Outcome:
     """The table with the variants behind their records."""
-    made: list[dict[str, Any]] = []
+    new_records: list[dict[str, Any]] = []
     origins: list[tuple[int, str]] = []
     for row in sorted(variants):
         record = given[row]
@@ -109,22 +109,22 @@ def _insert_variants(
             meta = values.get("meta") or json.loads(record["meta"] or "{}")
             meta = {**meta, "augmented": {"method": method, "of": record["id"]}}
             text = json.dumps(meta, ensure_ascii=False, sort_keys=True)
-            made.append({**record, **values, "meta": text, "group": record["group"] or record["id"]})
+            new_records.append({**record, **values, "meta": text, "group": record["group"] or record["id"]})
             origins.append((row, method))
-    new = assign_ids(records(made))
+    new = assign_ids(records(new_records))
     # A variant that says what the record or another variant of it says is none.
     seen: dict[int, set[str]] = {row: {given[row]["id"]} for row in variants}
-    kept = []
+    changes = []
     added: dict[int, list[int]] = {}
     for at, ((row, method), id) in enumerate(zip(origins, new["id"].to_pylist(), strict=True)):
         if id in seen[row]:
             continue
         seen[row].add(id)
         added.setdefault(row, []).append(table.num_rows + at)
-        kept.append({"id": id, "before": given[row]["id"], "step": Augment.name, "detail": method})
-    order = [place for row in range(table.num_rows) for place in (row, *added.get(row, []))]
-    together = pa.concat_tables([_assign_groups(table, sorted(added)), new]).take(pa.array(order, pa.int64()))
-    return Outcome(together, REJECTED.empty_table(), pa.Table.from_pylist(kept, schema=CHANGED))
+        changes.append({"id": id, "before": given[row]["id"], "step": Augment.name, "detail": method})
+    order = [index for row in range(table.num_rows) for index in (row, *added.get(row, []))]
+    combined = pa.concat_tables([_assign_groups(table, sorted(added)), new]).take(pa.array(order, pa.int64()))
+    return Outcome(combined, REJECTED.empty_table(), pa.Table.from_pylist(changes, schema=CHANGED))
 
 
 def _assign_groups(table: pa.Table, rows: list[int]) -> pa.Table:

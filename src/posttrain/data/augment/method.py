@@ -60,10 +60,10 @@ def record_generator(seed: int, id: str, method: str, copy: int) -> np.random.Ge
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16])))
 
 
-def replace_words(text: str, places: Sequence[re.Match[str]], words: Sequence[str]) -> str:
+def replace_words(text: str, matches: Sequence[re.Match[str]], replacements: Sequence[str]) -> str:
     """``text`` with each of the words in the place of one match; the matches are in order and apart."""
     parts, end = [], 0
-    for place, word in zip(places, words, strict=True):
-        parts += [text[end : place.start()], word]
-        end = place.end()
+    for match, word in zip(matches, replacements, strict=True):
+        parts += [text[end : match.start()], word]
+        end = match.end()
     return "".join([*parts, text[end:]])

@@ -74,8 +74,8 @@ class Noise(AugmentMethod):
         return gamma
 
     def _noised(self, text: str, rng: np.random.Generator) -> str | None:
-        places = list(_WORD.finditer(text))
-        hits = np.flatnonzero(rng.random(len(places)) < self.probability([place[0] for place in places]))
+        matches = list(_WORD.finditer(text))
+        hits = np.flatnonzero(rng.random(len(matches)) < self.probability([match[0] for match in matches]))
         if not hits.size:
             return None
         if self.counts is None:
@@ -84,7 +84,7 @@ class Noise(AugmentMethod):
             counts = read_counts(self.counts)
             drawn = np.searchsorted(_cumulative(self.counts, self.kind), rng.random(hits.size), side="right")
             new = [counts.words[row] for row in drawn.tolist()]
-        return replace_words(text, [places[at] for at in hits.tolist()], new)
+        return replace_words(text, [matches[at] for at in hits.tolist()], new)
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ def count_words(texts: Iterable[str]) -> NoiseCounts:
     followed: Counter[str] = Counter()
     pairs: set[tuple[str, str]] = set()
     for text in texts:
-        found = text.split()
-        counts.update(found)
-        followed.update(found[:-1])
-        pairs.update(itertools.pairwise(found))
+        tokens = text.split()
+        counts.update(tokens)
+        followed.update(tokens[:-1])
+        pairs.update(itertools.pairwise(tokens))
     followers, predecessors = Counter(first for first, _ in pairs), Counter(second for _, second in pairs)
     words = tuple(sorted(counts))
     columns = (

@@ -23,7 +23,7 @@ class Templates(AugmentMethod):
 
     @model_validator(mode="after")
     def _each_has_one_slot(self) -> Self:
-        every = [*self.templates, *(one for templates in self.by_label.values() for one in templates)]
+        every = [*self.templates, *(template for templates in self.by_label.values() for template in templates)]
         if not every:
             raise ValueError("set `templates` or `by_label`")
         for template in every:
@@ -75,11 +75,11 @@ def paraphrase_texts(texts: list[str], generate: Generate, copies: int = 1, copy
     """
     distinct = list(dict.fromkeys(texts))
     replies = generate([paraphrase_prompt(text, copies) for text in distinct])
-    found: dict[str, str | None] = {}
+    chosen: dict[str, str | None] = {}
     for text, reply in zip(distinct, replies, strict=True):
         written = parse_json(reply) or parse_list(reply) if reply is not None else None
-        found[text] = written[copy] if written and copy < len(written) else None
-    return [found[text] for text in texts]
+        chosen[text] = written[copy] if written and copy < len(written) else None
+    return [chosen[text] for text in texts]
 
 
 @lru_cache(maxsize=8)

@@ -53,19 +53,21 @@ class Synonyms(AugmentMethod):
         return [self._replaced(text, rng) for text, rng in zip(texts, rngs, strict=True)]
 
     def _replaced(self, text: str, rng: np.random.Generator) -> str | None:
-        places = [(found, others) for found in _WORD.finditer(text) if (others := self._others(found[0].casefold()))]
-        if not places:
+        candidates = [
+            (match, synonyms) for match in _WORD.finditer(text) if (synonyms := self._synonyms(match[0].casefold()))
+        ]
+        if not candidates:
             return None
-        chosen = np.flatnonzero(rng.random(len(places)) < self.rate)
+        chosen = np.flatnonzero(rng.random(len(candidates)) < self.rate)
         if not chosen.size:
-            chosen = rng.integers(len(places), size=1)
-        found, synonyms = zip(*(places[at] for at in chosen.tolist()), strict=True)
-        drawn = [others[rng.integers(len(others))] for others in synonyms]
+            chosen = rng.integers(len(candidates), size=1)
+        matches, choices = zip(*(candidates[index] for index in chosen.tolist()), strict=True)
+        drawn = [synonyms[rng.integers(len(synonyms))] for synonyms in choices]
         return replace_words(
-            text, found, [_match_case(word, place[0]) for word, place in zip(drawn, found, strict=True)]
+            text, matches, [_match_case(word, match[0]) for word, match in zip(drawn, matches, strict=True)]
         )
 
-    def _others(self, word: str) -> tuple[str, ...]:
+    def _synonyms(self, word: str) -> tuple[str, ...]:
         if self.file is not None:
             return read_synonyms(self.file).get(word, ())
         return _wordnet_synonyms(self.wordnet or "", word)
@@ -80,7 +82,7 @@ def read_synonyms(file: Path) -> Mapping[str, tuple[str, ...]]:
     Raises:
         UserError: the file cannot be read, a line holds a single word, or no line holds any.
     """
-    found: dict[str, set[str]] = {}
+    synonyms: dict[str, set[str]] = {}
     for number, line in enumerate(read_text(file, str(file)).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -89,11 +91,11 @@ def read_synonyms(file: Path) -> Mapping[str, tuple[str, ...]]:
             fix = "put words that mean the same on one line, with commas between them"
             raise UserError("one word alone has no synonym", where=f"{file}:{number}", fix=fix)
         for word in words:
-            found.setdefault(word.casefold(), set()).update(words)
-    if not found:
+            synonyms.setdefault(word.casefold(), set()).update(words)
+    if not synonyms:
         raise UserError("holds no synonyms", where=str(file), fix="write a line such as `buy, purchase`")
     return {
-        word: tuple(sorted(other for other in others if other.casefold() != word)) for word, others in found.items()
+        word: tuple(sorted(other for other in others if other.casefold() != word)) for word, others in synonyms.items()
     }
 
 
@@ -113,8 +115,8 @@ def _wordnet(name: str) -> Any:
 @lru_cache(maxsize=100_000)
 def _wordnet_synonyms(name: str, word: str) -> tuple[str, ...]:
     """Words that share a synset with ``word``, itself and those of several words left out, sorted."""
-    found = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
-    return tuple(sorted(lemma for lemma in found if lemma.casefold() != word and _WORD.fullmatch(lemma)))
+    lemmas = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
+    return tuple(sorted(lemma for lemma in lemmas if lemma.casefold() != word and _WORD.fullmatch(lemma)))
 
 
 def _match_case(word: str, before: str) -> str:

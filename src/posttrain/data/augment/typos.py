@@ -40,14 +40,14 @@ def add_typo(text: str, rng: np.random.Generator, known: set[str]) -> str:
 
     A text without such a word comes back as it is.
     """
-    places = list(_WORD.finditer(text))
-    if not places:
+    matches = list(_WORD.finditer(text))
+    if not matches:
         return text
     while True:
-        place = places[rng.integers(len(places))]
-        wrong = _mistyped_word(place[0], rng)
+        match = matches[rng.integers(len(matches))]
+        wrong = _mistyped_word(match[0], rng)
         if wrong.casefold() not in known:
-            return text[: place.start()] + wrong + text[place.end() :]
+            return text[: match.start()] + wrong + text[match.end() :]
 
 
 def _mistyped_word(word: str, rng: np.random.Generator) -> str:

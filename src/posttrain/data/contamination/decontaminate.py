@@ -109,15 +109,15 @@ class Decontaminate(GlobalStep):
         pairs: list[tuple[int, int]] = []
         first = 0
         items = list(_items(corpus.parts(), asked, settled))
-        for item, (rows, found) in zip(
+        for item, (rows, findings) in zip(
             items, corpus.map(partial(_search, index=index, prefilter=prefilter), items), strict=True
         ):
-            rejections.update((first + row, one) for row, one in found.rejections.items())
-            pairs += ((first + row, other) for row, other in found.pairs)
+            rejections.update((first + row, rejection) for row, rejection in findings.rejections.items())
+            pairs += ((first + row, other) for row, other in findings.pairs)
             settled[first + rows] = False
             first += item.part.rows
         if before is not None:
-            rejections.update((row, one) for row, one in before.findings.rejections.items() if settled[row])
+            rejections.update((row, rejection) for row, rejection in before.findings.rejections.items() if settled[row])
             pairs += (pair for pair in before.findings.pairs if settled[pair[0]])
         return Findings(rejections, pairs)
 
@@ -170,8 +170,8 @@ def _search(item: _Item, index: EvaluationIndex, prefilter: Prefilter | None) ->
     shares = (
         rows_sharing_runs(sketches.select(["runs"]).take(pa.array(rows)), index.words.marks) if index.words else None
     )
-    found = index.search(item.part.take(rows), shares)
+    findings = index.search(item.part.take(rows), shares)
     return rows, Findings(
-        {int(rows[row]): one for row, one in found.rejections.items()},
-        [(int(rows[row]), other) for row, other in found.pairs],
+        {int(rows[row]): rejection for row, rejection in findings.rejections.items()},
+        [(int(rows[row]), other) for row, other in findings.pairs],
     )

@@ -89,18 +89,18 @@ def find_label_issues(labels: Labels, probabilities: Floats, prune: PruneRule = 
         return np.asarray((sure >= 0) & (sure != labels))
     expected = _round_rows(joint(labels, probabilities) * len(labels))
     np.fill_diagonal(expected, 0)
-    found = np.zeros(len(labels), dtype=bool)
+    flagged = np.zeros(len(labels), dtype=bool)
     for label in np.flatnonzero(expected.sum(axis=1) > 0).tolist():
         rows = np.flatnonzero(labels == label)
         own = probabilities[rows, label]
         if prune == "class":
-            found[rows[np.argsort(own, kind="stable")[: expected[label].sum()]]] = True
+            flagged[rows[np.argsort(own, kind="stable")[: expected[label].sum()]]] = True
             continue
         for other in np.flatnonzero(expected[label]).tolist():
             by_margin = np.argsort(own - probabilities[rows, other], kind="stable")
-            found[rows[by_margin[: expected[label, other]]]] = True
-    found &= probabilities.argmax(axis=1) != labels
-    return found
+            flagged[rows[by_margin[: expected[label, other]]]] = True
+    flagged &= probabilities.argmax(axis=1) != labels
+    return flagged
 
 
 def _confident_class(labels: Labels, probabilities: Floats) -> Labels:

@@ -174,12 +174,12 @@ def predict_out_of_fold(
 
     values = np.asarray(features, dtype=np.float64)
     models = {} if models is None else models
-    found = np.zeros((len(labels), int(labels.max(initial=-1)) + 1))
+    probabilities = np.zeros((len(labels), int(labels.max(initial=-1)) + 1))
     with threadpool_limits(1):
         for number in np.unique(fold).tolist():
             rest, held_out = fold != number, fold == number
             settings = {"C": _INVERSE_REGULARISATION, "tol": _FIT_TOLERANCE, "max_iter": _MAX_FIT_ITERATIONS}
             model = models.setdefault(number, LogisticRegression(**settings, warm_start=True))
             model.fit(values[rest], labels[rest], None if weights is None else weights[rest])
-            found[np.ix_(held_out, model.classes_)] = model.predict_proba(values[held_out])
-    return found
+            probabilities[np.ix_(held_out, model.classes_)] = model.predict_proba(values[held_out])
+    return probabilities

@@ -54,8 +54,8 @@ _CARDS = re.compile(
 def luhn(digits: str) -> bool:
     """Whether the last digit is the check digit of ISO/IEC 7812-1, annex B."""
     total = 0
-    for place, digit in enumerate(reversed(digits)):
-        value = int(digit) * (1 + place % 2)
+    for index, digit in enumerate(reversed(digits)):
+        value = int(digit) * (1 + index % 2)
         total += value - 9 * (value > 9)
     return total % 10 == 0
 
@@ -69,7 +69,7 @@ def is_iban(characters: str) -> bool:
     """Whether capitals and digits without spaces are an IBAN: the country's length, and 1 modulo 97 (ISO 13616)."""
     if IBAN_LENGTHS.get(characters[:2]) != len(characters):
         return False
-    return int("".join(str(int(one, 36)) for one in characters[4:] + characters[:4])) % 97 == 1
+    return int("".join(str(int(character, 36)) for character in characters[4:] + characters[:4])) % 97 == 1
 
 
 def is_resident_id(characters: str) -> bool:

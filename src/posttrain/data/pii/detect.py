@@ -60,15 +60,15 @@ _IBAN = re.compile(
     _START
     + "(?=[A-Za-z]{2}[0-9]{2})(?:"
     + "|".join(
-        f"(?:{its})[0-9]{{2}}(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}{_END}"
+        f"(?:{countries})[0-9]{{2}}(?:[ \u00a0]?[A-Z0-9]){{{length - 4}}}{_END}"
         + "".join(
-            f"|(?i:(?:{its})[0-9]{{2}}(?:{gap}[A-Z0-9]{{4}}){{{length // 4 - 1}}}"
+            f"|(?i:(?:{countries})[0-9]{{2}}(?:{gap}[A-Z0-9]{{4}}){{{length // 4 - 1}}}"
             + (f"{gap}[A-Z0-9]{{{length % 4}}}" if length % 4 else "")
             + f"{_END})"
             for gap in ("", " ", "\u00a0", "-")
         )
         for length in sorted(set(IBAN_LENGTHS.values()))
-        for its in ("|".join(sorted(one for one, characters in IBAN_LENGTHS.items() if characters == length)),)
+        for countries in ("|".join(sorted(country for country, size in IBAN_LENGTHS.items() if size == length)),)
     )
     + ")",
     re.ASCII,
@@ -179,16 +179,16 @@ def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) 
         kinds: which are looked for.
         reserved: whether IP addresses count that reach nobody: private, loopback, link-local, for documentation.
     """
-    found: list[PiiSpan] = []
+    results: list[PiiSpan] = []
     stretches = [match.span() for match in _DIGITS.finditer(text)]
     for kind in KINDS:
         if kind not in kinds:
             continue
         spans = _WHOLE[kind](text, reserved) if kind in _WHOLE else _near_digits(stretches, text, _NUMBERS[kind])
         for start, end in spans:
-            if all(end <= one.start or one.end <= start for one in found):
-                found.append(PiiSpan(kind, start, end))
-    return sorted(found, key=lambda one: one.start)
+            if all(end <= span.start or span.end <= start for span in results):
+                results.append(PiiSpan(kind, start, end))
+    return sorted(results, key=lambda span: span.start)
 
 
 def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> tuple[str, dict[Kind, int]]:
@@ -197,12 +197,12 @@ def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) ->
     The outcome holds none: what comes to light beside a placeholder is masked in turn.
     """
     counts: dict[Kind, int] = {}
-    while found := detect(text, kinds, reserved=reserved):
+    while spans := detect(text, kinds, reserved=reserved):
         parts, end = [], 0
-        for one in found:
-            parts += [text[end : one.start], PLACEHOLDERS[one.kind]]
-            end = one.end
-            counts[one.kind] = counts.get(one.kind, 0) + 1
+        for span in spans:
+            parts += [text[end : span.start], PLACEHOLDERS[span.kind]]
+            end = span.end
+            counts[span.kind] = counts.get(span.kind, 0) + 1
         text = "".join([*parts, text[end:]])
     return text, counts
 
@@ -274,10 +274,10 @@ _WHOLE: dict[Kind, Callable[[str, bool], Spans]] = {"email": _emails, "iban": _i
 
 def find_phones(text: str) -> list[tuple[int, int]]:
     """Where telephone numbers begin and end."""
-    found = [match.span() for match in _INTERNATIONAL.finditer(text) if _is_international(match[0])]
-    found += [match.span() for match in _NATIONAL.finditer(text) if _is_national(match[0])]
-    found += [match.span(1) for match in _AFTER_KEYWORD.finditer(text) if _is_phone_after_keyword(match[1])]
-    return sorted(found, key=lambda span: (span[0], -span[1]))
+    spans = [match.span() for match in _INTERNATIONAL.finditer(text) if _is_international(match[0])]
+    spans += [match.span() for match in _NATIONAL.finditer(text) if _is_national(match[0])]
+    spans += [match.span(1) for match in _AFTER_KEYWORD.finditer(text) if _is_phone_after_keyword(match[1])]
+    return sorted(spans, key=lambda span: (span[0], -span[1]))
 
 
 _NUMBERS: dict[Kind, Callable[[str], Spans]] = {

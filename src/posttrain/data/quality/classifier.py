@@ -53,18 +53,18 @@ class LinearClassifier:
 
     def logits(self, texts: Sequence[str]) -> Numbers:
         """Uncalibrated logits, float64 [N]; that of a text does not hang on the others."""
-        found = np.full(len(texts), self.intercept)
+        logits = np.full(len(texts), self.intercept)
         weights = self.weights.astype(np.float64)
         for part in ngram_features(texts, self.ngrams):
             size = part.texts.stop - part.texts.start
-            found[part.texts] += np.bincount(part.rows, weights[part.buckets] * part.values, size)
+            logits[part.texts] += np.bincount(part.rows, weights[part.buckets] * part.values, size)
         if self.embedder is not None and len(texts):
             from posttrain.data.quality.features import embed_texts
 
             # A product of matrices would round a row in a way that hangs on how many there are.
             products = embed_texts(self.embedder, texts).astype(np.float64) * self.embedding_weights
-            found += products.sum(axis=1)
-        return found
+            logits += products.sum(axis=1)
+        return logits
 
     def probabilities(self, texts: Sequence[str]) -> Numbers:
         """P(good), calibrated, float64 [N]."""
@@ -138,7 +138,7 @@ def train_quality(
     strength: float = 1.0,
     folds: int = 5,
     seed: int = 0,
-    told: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> LinearClassifier:
     """A logistic regression over hashed n-grams, calibrated and measured on texts that it had not seen.
 
@@ -153,7 +153,7 @@ def train_quality(
         strength: how far the examples outweigh the penalty on large weights: scikit-learn's ``C``.
         folds: parts; at least 2.
         seed: of the order in which texts are dealt to the parts.
-        told: what else the report is to hold, such as where the examples are from.
+        extra: further entries of the report, such as the source of the examples.
 
     Raises:
         UserError: there are fewer good or bad examples than parts.
@@ -189,7 +189,7 @@ def train_quality(
         "strength": strength,
         "auc": float(roc_auc_score(truths, logits)),
         "ece": expected_calibration_error(probabilities, truths),
-        **(told or {}),
+        **(extra or {}),
     }
     return LinearClassifier(
         ngrams,
@@ -224,8 +224,8 @@ def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
         return value, np.array([apart @ scaled, apart.sum()])
 
     base = float(np.log((positives + 1) / (len(truths) - positives + 1)))
-    found = minimize(loss, np.array([0.0, base]), jac=True, method="BFGS", options={"gtol": 1e-8 * len(truths)})
-    return float(found.x[0] / scale), float(found.x[1])
+    solution = minimize(loss, np.array([0.0, base]), jac=True, method="BFGS", options={"gtol": 1e-8 * len(truths)})
+    return float(solution.x[0] / scale), float(solution.x[1])
 
 
 def expected_calibration_error(probabilities: Numbers, truths: Targets) -> float:

@@ -66,7 +66,7 @@ def ngram_features(texts: Sequence[str], ngrams: NgramSettings) -> Iterator[Ngra
 
 def _chunk_features(chunk: Sequence[bytes], texts: slice, ngrams: NgramSettings) -> NgramFeatures:
     codes = np.frombuffer(b"".join(chunk), "<u4")
-    owner = np.repeat(np.arange(len(chunk)), [len(one) // 4 for one in chunk])
+    owner = np.repeat(np.arange(len(chunk)), [len(encoded) // 4 for encoded in chunk])
     powers, inverses = _powers(1 << len(codes).bit_length())
     sums = np.zeros(len(codes) + 1, np.uint64)
     np.cumsum((codes + np.uint64(1)) * powers[: len(codes)], out=sums[1:])
@@ -77,10 +77,10 @@ def _chunk_features(chunk: Sequence[bytes], texts: slice, ngrams: NgramSettings)
         starts, ends = starts[same], ends[same]
         hashes = (sums[ends] - sums[starts]) * inverses[starts] + np.uint64(family)
         hashes = (hashes ^ (hashes >> np.uint64(32))) * _GOLDEN
-        its = owner[starts]
-        rows.append(its)
+        text_rows = owner[starts]
+        rows.append(text_rows)
         buckets.append((hashes >> np.uint64(64 - ngrams.bits)).astype(np.int64))
-        values.append((1 / np.sqrt(np.maximum(1, np.bincount(its, minlength=len(chunk)))))[its])
+        values.append((1 / np.sqrt(np.maximum(1, np.bincount(text_rows, minlength=len(chunk)))))[text_rows])
 
     inside = _word_characters()[codes]
     edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))

@@ -42,16 +42,16 @@ class NgramShares(NamedTuple):
 def ngram_shares(texts: Sequence[str], top: Iterable[int], repeated: Iterable[int]) -> NgramShares:
     """What n-grams of words make of each text; whitespace parts words, and is no part of their characters."""
     tops, repeats = set(top), set(repeated)
-    found = NgramShares(
+    shares = NgramShares(
         {n: np.full(len(texts), np.nan) for n in tops}, {n: np.full(len(texts), np.nan) for n in repeats}
     )
     for begin, end, block in _blocks(texts):
         for n, starts, names in block.recurring(max(tops | repeats, default=0)):
             if n in tops:
-                found.top[n][begin:end] = block.top(n, starts, names)
+                shares.top[n][begin:end] = block.top(n, starts, names)
             if n in repeats:
-                found.repeated[n][begin:end] = block.repeated(n, starts, names)
-    return found
+                shares.repeated[n][begin:end] = block.repeated(n, starts, names)
+    return shares
 
 
 class _Block(NamedTuple):
@@ -143,6 +143,6 @@ def _total(text: Indices, lengths: Indices, texts: int) -> Shares:
 
 
 def _divide(part: Shares, whole: Shares) -> Shares:
-    found = np.full(len(whole), np.nan)
-    np.divide(part, whole, out=found, where=whole > 0)
-    return found
+    quotients = np.full(len(whole), np.nan)
+    np.divide(part, whole, out=quotients, where=whole > 0)
+    return quotients

@@ -1,1 +1,1 @@
-"""From files in any accepted format and shape, wherever they lie, to tables of records."""
+"""Reads files in any accepted format and shape, local or remote, as tables of records."""

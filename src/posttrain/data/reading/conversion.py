@@ -17,26 +17,26 @@ from posttrain.store.errors import closest_match, suggest
 Record = dict[str, Any]
 
 _NAN = ("nan", "NaN", "NAN")
-"""How programs write a missing number where a text should be, such as pandas an empty cell."""
+"""Texts that programs write for a missing value, such as pandas for an empty cell."""
 
 _ID_LINE_BITS = 40
 
 
 class RecordConverter:
-    """Turns rows into records; knows what all rows of a file must agree on.
+    """Converts rows to records, and checks that the rows of one file agree.
 
     Args:
-        source: what ``source`` and problems call the file.
-        columns: which column holds what, such as ``{"prompt": "text", "completion": "category"}``. Where that alone
-            makes no record, as ``{"group": "user"}`` does not, the other columns count by their own names.
-        answers: whether a mapped ``completion`` column must be there (a pool may lack it).
-        cells: whether values are the texts of cells, which can hold lists of turns only as JSON text.
-        same_columns: whether all rows have the same columns, so that a problem with them is said once.
+        source: the name of the file in records and problems.
+        columns: column of each field, such as ``{"prompt": "text", "completion": "category"}``. Where these make no
+            record, as with ``{"group": "user"}``, the other columns count by their own names.
+        answers: whether a mapped ``completion`` column is required (a pool may lack it).
+        cells: whether values are cells of a CSV file, which hold lists of turns as JSON text.
+        same_columns: whether all rows have the same columns, so that a problem with them is reported once.
 
     Attributes:
-        shape: of the records so far; None before the first.
-        records: how many have come out.
-        user_ids: the ids that users gave them.
+        shape: the shape of the records so far; None before the first.
+        records: the number of records so far.
+        user_ids: the ids that the file gives to its records.
     """
 
     def __init__(
@@ -59,15 +59,16 @@ class RecordConverter:
         self.user_ids = UserIds()
 
     def __call__(self, rows: Iterable[Row | Problem]) -> Iterator[Record | Problem]:
-        """A record for every row, and a problem in the place of each bad one."""
+        """Yield a record for every row, or a problem for a bad one."""
         for row in rows:
             if isinstance(row, Problem):
                 yield row
                 continue
             try:
                 values = self._renamed(row.values)
+                # Determining the shape costs more than converting a row; nearly all rows have the same columns.
                 if tuple(row.values) != self._names:
-                    self._look_at(row, values)
+                    self._determine_shape(row, values)
             except InvalidRecord as bad:
                 yield self._problem(bad, 1 if self._same_columns else row.line)
                 if self._same_columns:
@@ -80,14 +81,14 @@ class RecordConverter:
 
     @property
     def unused(self) -> list[str]:
-        """The columns of the last row that records keep in ``meta`` alone, but for ``id`` and ``meta`` itself."""
+        """The columns of the last row that only ``meta`` keeps, without ``id`` and ``meta`` itself."""
         return [column for column in self._others if column not in ("id", "meta")]
 
     def _problem(self, bad: InvalidRecord, line: int) -> Problem:
         return Problem(self.source, line, bad.kind, bad.message, bad.fix, bad.blocking)
 
     def _renamed(self, values: Record) -> Record:
-        """``values`` under the names that shapes know; what is not mapped keeps its name out of their way."""
+        """Rename columns to the names of shapes."""
         if not self._columns:
             return values
         try:
@@ -107,8 +108,8 @@ class RecordConverter:
                 raise InvalidRecord("missing column", message, suggest(column[:100], [*values][:1000]))
         return {target: values[column] for target, column in columns.items() if column in values}
 
-    def _look_at(self, row: Row, values: Record) -> None:
-        """Find the shape of a row that has not the columns of the last one."""
+    def _determine_shape(self, row: Row, values: Record) -> None:
+        """Determine the shape of a row whose columns differ from those of the row before."""
         if len(row.values) > MAX_COLUMNS:
             message = f"there are {len(row.values):,} columns; the most that are read are {MAX_COLUMNS:,}"
             raise InvalidRecord("too many columns", message, "keep those that the records are made of")
@@ -125,7 +126,7 @@ class RecordConverter:
         self._names = tuple(row.values)
 
     def _shape_of(self, values: Record) -> Shape | None:
-        """The shape; None where there is none, or it has no place for a column that is mapped."""
+        """Return the shape; None if there is none, or if it does not use a mapped column."""
         shape = shape_of(values)
         if shape is None or not self._others_count:
             return shape
@@ -176,7 +177,7 @@ class RecordConverter:
 
 
 def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
-    """The turns that a cell of a delimited file holds as JSON text; None for any other text."""
+    """Parse the turns that a CSV cell holds as JSON text; return None for any other text."""
     if not text.startswith("["):
         return None
     value = parse_json(text)
@@ -193,7 +194,7 @@ def _suggestion(given: Collection[str], wanted: Collection[str]) -> str:
 
 
 def _parse_json_turns(values: Record) -> Record:
-    """``values`` of a delimited file, which can hold lists of turns only as JSON text."""
+    """Parse the cells of a CSV row that hold lists of turns as JSON text."""
     packed = {column for column in ("prompt", "messages", "conversations") if column in values}
     return {**values, **{column: turns_from_json(values[column]) or values[column] for column in packed}}
 
@@ -214,7 +215,7 @@ def _number(value: int) -> str:
 
 
 def _meta(others: Record) -> str:
-    """Canonical JSON of ``others``; a column ``meta`` that holds an object is poured in."""
+    """Return canonical JSON of ``others``; the object in a column ``meta`` is merged in."""
     given = others.get("meta")
     if isinstance(given, str):
         given = parse_json(given)
@@ -224,7 +225,7 @@ def _meta(others: Record) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    """``value`` as JSON can hold it; times, bytes and numbers that are not finite become text."""
+    """Convert a value to JSON types; times, bytes and numbers that are not finite become text."""
     if isinstance(value, dict):
         return {str(key): _json_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -235,13 +236,13 @@ def _json_value(value: Any) -> Any:
 
 
 class UserIds:
-    """Remembers which content had an id first, in about 200 bytes an id."""
+    """Checks that each id of the user's stands for one content, in about 200 bytes an id."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
 
     def clash(self, user_id: str | int, record_id: str, line: int) -> int | None:
-        """The line of the record that had the id first, if its content is another; None if all is well."""
+        """Return the line of an earlier record with this id and another content, or None."""
         key = int.from_bytes(hashlib.blake2b(str(user_id).encode(), digest_size=12).digest())
         content = int(record_id, 16)
         first = self._seen.setdefault(key, content << _ID_LINE_BITS | line)

@@ -1,4 +1,4 @@
-"""Files of records: local paths, globs and URLs, opened, decompressed and hashed."""
+"""Finds, opens, decompresses and hashes files of records: local paths, globs and URLs."""
 
 import glob
 import gzip
@@ -23,7 +23,8 @@ COMPRESSIONS = (".gz", ".zst")
 _INSTALL_HINTS = {"s3": "pip install 'posttrain[s3]'", "s3a": "pip install 'posttrain[s3]'", "gs": "pip install gcsfs"}
 
 MAX_LINE_BYTES = 64 << 20
-"""The longest line that is read; a longer one is a file without line ends, and would have to fit into memory."""
+"""Bytes of the longest line that is read. A longer one is most likely a file without line ends, such as an archive,
+and would be held in memory as a whole."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Url:
         return PurePosixPath(self.url).suffix
 
     def files(self) -> Any:
-        """The fsspec file system that it lies in.
+        """Return the fsspec file system of the URL.
 
         Raises:
             UserError: nothing installed knows the protocol.
@@ -61,6 +62,7 @@ class Url:
         if "::" in self.url:
             raise UserError("chained URLs are not read", where=self.url, fix="name the file itself")
         try:
+            # Without the cache a file that was added a moment ago would not be listed.
             return fsspec.filesystem(self.protocol, use_listings_cache=False)
         except (ImportError, ValueError):
             fix = _INSTALL_HINTS.get(self.protocol, f"install the fsspec package for {self.protocol}")
@@ -71,25 +73,25 @@ DataPath = Path | Url
 
 
 def to_data_path(name: str | DataPath) -> DataPath:
-    """A name as a path or a URL."""
+    """Parse a name as a path or a URL."""
     if isinstance(name, str):
         return Url(name) if "://" in name else Path(name)
     return name
 
 
 def file_format(path: DataPath) -> str:
-    """The suffix that tells the format, such as ``.jsonl`` for ``a.jsonl.gz``."""
+    """Return the suffix of the format, such as ``.jsonl`` for ``a.jsonl.gz``."""
     suffix = path.suffix.lower()
     return Path(path.name).with_suffix("").suffix.lower() if suffix in COMPRESSIONS else suffix
 
 
 def compression(path: DataPath) -> str | None:
-    """``.gz``, ``.zst`` or None."""
+    """Return ``.gz``, ``.zst`` or None."""
     return path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else None
 
 
 def expand_paths(names: Sequence[str], root: Path) -> list[DataPath]:
-    """The files that ``names`` stand for, each once, those of a glob sorted by name.
+    """Expand names to files, each once, those of a glob sorted by name.
 
     Args:
         names: files, folders that `datasets` has saved, globs (``data/*.jsonl``, ``**`` for any folders) and URLs.
@@ -98,14 +100,14 @@ def expand_paths(names: Sequence[str], root: Path) -> list[DataPath]:
     Raises:
         UserError: a glob matches nothing, or its URL cannot be reached.
     """
-    found: dict[DataPath, None] = {}
+    paths: dict[DataPath, None] = {}
     for name in names:
-        found.update(dict.fromkeys(_expand_remote(name) if "://" in name else _expand_local(name, root)))
-    return list(found)
+        paths.update(dict.fromkeys(_expand_remote(name) if "://" in name else _expand_local(name, root)))
+    return list(paths)
 
 
 def display_path(path: DataPath, root: Path) -> str:
-    """A place that :func:`expand` found, as the user would write it."""
+    """Format a path from `expand_paths` as the user would write it."""
     if isinstance(path, Path) and path.is_relative_to(root):
         return str(path.relative_to(root))
     return str(path)
@@ -113,7 +115,7 @@ def display_path(path: DataPath, root: Path) -> str:
 
 @contextmanager
 def remote_errors(url: Url, name: str) -> Iterator[None]:
-    """Say what goes wrong on the way to a URL in one line.
+    """Turn the errors of a remote file system into errors of one line.
 
     Raises:
         UserError: it is not there.
@@ -121,7 +123,7 @@ def remote_errors(url: Url, name: str) -> Iterator[None]:
     """
     errors: tuple[type[Exception], ...] = (OSError,)
     if url.protocol in ("s3", "s3a"):
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError  # not an OSError, such as missing credentials
 
         errors = (OSError, BotoCoreError)
     try:
@@ -166,7 +168,7 @@ def _expand_remote(name: str) -> list[DataPath]:
 
 
 def access_problem(path: DataPath, name: str) -> Problem | None:
-    """Why the file cannot be opened, before it is: opening a pipe would wait for ever."""
+    """Return the problem of a file that cannot be opened, or None."""
     if isinstance(path, Url):
         return None
     try:
@@ -179,6 +181,7 @@ def access_problem(path: DataPath, name: str) -> Problem | None:
     except (OSError, ValueError) as error:
         message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         return Problem(name, None, "unreadable file", message)
+    # Checked before opening: to open a pipe without a writer blocks forever.
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         return Problem(name, None, "not a file", "is a pipe, a socket or a device, not a file", "save it to a file")
     return None
@@ -186,7 +189,7 @@ def access_problem(path: DataPath, name: str) -> Problem | None:
 
 @contextmanager
 def open_file(path: DataPath, name: str) -> Iterator[IO[bytes]]:
-    """The decompressed bytes of a file.
+    """Open a file for its decompressed bytes.
 
     Raises:
         OSError, UserError: it cannot be reached.
@@ -209,7 +212,7 @@ def open_file(path: DataPath, name: str) -> Iterator[IO[bytes]]:
 
 
 def read_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[bytes]:
-    """The lines of a file with their ends; of one longer than `MAX_LINE_BYTES` only its first `MAX_LINE_BYTES` + 1 bytes.
+    """Yield the lines of a file with their ends; of a line over `MAX_LINE_BYTES` the first `MAX_LINE_BYTES` + 1 bytes.
 
     Raises:
         BadFile: the compressed data is damaged or ends too early.
@@ -227,7 +230,8 @@ def read_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[byte
 
 
 def decompression_error(error: Exception, name: str, line: int | None) -> Exception:
-    """What to raise when decompressing fails: a `BadFile`, or the error itself when it is one of the disk."""
+    """Return the error to raise when decompression fails: a `BadFile`, or the error itself if the disk failed."""
+    # gzip raises OSErrors of its own for bad data; these have no errno.
     if isinstance(error, OSError) and error.errno is not None:
         return error
     if isinstance(error, EOFError) or "Truncated" in str(error):
@@ -239,7 +243,7 @@ def decompression_error(error: Exception, name: str, line: int | None) -> Except
 
 
 def long_line_problem(name: str, line: int) -> Problem:
-    """The problem of a line longer than `MAX_LINE_BYTES`."""
+    """Return the problem of a line longer than `MAX_LINE_BYTES`."""
     message = f"the line is longer than {MAX_LINE_BYTES:,} bytes, the most that is read"
     return Problem(name, line, "line too long", message, "put one record on a line, or split the record")
 
@@ -258,7 +262,7 @@ def read_line_range(path: str | Path, start: int, stop: int) -> Iterator[bytes]:
 
 
 def content_digest(path: DataPath, name: str) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files: 64 hex characters.
+    """Return the SHA-256 of a file, or of the names and contents of a folder's files: 64 hex characters.
 
     Raises:
         UserError: it is missing or cannot be read.

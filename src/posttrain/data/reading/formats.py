@@ -1,4 +1,4 @@
-"""Rows of a file in any supported format: dispatch by suffix, CSV and TSV, Parquet and Arrow."""
+"""Reads the rows of a file by its format: CSV, TSV, Parquet and Arrow here, JSON in `json_rows`."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ BATCH_ROWS = 1024
 
 
 def read_rows(path: DataPath, name: str) -> Rows:
-    """Stream the rows of ``path``; after a problem the stream goes on where the format allows it.
+    """Stream the rows of a file; after a problem the stream continues where the format allows it.
 
     Args:
         path: a .jsonl, .json, .csv, .tsv or .parquet file, local or behind a URL, the first four also as .gz or
@@ -76,7 +76,7 @@ def read_rows(path: DataPath, name: str) -> Rows:
 
 
 def has_fixed_columns(path: DataPath) -> bool:
-    """Whether all rows of the file have the same columns, so that a problem with columns is said once."""
+    """Return True if all rows of the file have the same columns, so that a problem with columns is reported once."""
     return (isinstance(path, Path) and path.is_dir()) or file_format(path) in (*DELIMITERS, ".parquet")
 
 
@@ -86,7 +86,7 @@ def _jsonl_rows(path: DataPath, name: str) -> Rows:
 
 
 def delimited_rows(path: DataPath, name: str) -> Rows:
-    """The rows of a .csv or .tsv file; undecodable bytes pass as lone surrogates, so that only their row is refused."""
+    """Yield the rows of a .csv or .tsv file with a header."""
     with open_file(path, name) as file:
         delimiter = DELIMITERS[file_format(path)]
         text = _DecodedLines(read_lines(file, name), name, delimiter)
@@ -109,7 +109,7 @@ def delimited_rows(path: DataPath, name: str) -> Rows:
 
 
 def parquet_rows(path: DataPath, name: str) -> Rows:
-    """The rows of a .parquet file; an empty file has none."""
+    """Yield the rows of a .parquet file; an empty file has none."""
     if compression(path):
         fix = "decompress it; Parquet compresses by itself"
         yield Problem(name, None, "unknown format", "a compressed Parquet file cannot be read in pieces", fix)
@@ -132,7 +132,7 @@ READERS: dict[str, Callable[[DataPath, str], Rows]] = {
 
 
 class _DecodedLines:
-    """Decoded lines that remember the row that is being read."""
+    """Decodes lines, and keeps those of the current row for messages."""
 
     def __init__(self, lines: Iterator[bytes], name: str, delimiter: str) -> None:
         self._lines, self._name, self._delimiter = lines, name, delimiter
@@ -146,6 +146,7 @@ class _DecodedLines:
             self._read += 1
             if self._read == 1 and is_utf16(raw):
                 raise BadFile(not_utf8_problem(raw, self._name, 1))
+            # Bytes that are not UTF-8 pass as lone surrogates, which `check_row` refuses, so only their row is lost.
             line = raw.decode("utf-8-sig" if self._read == 1 else "utf-8", errors="surrogateescape")
             self._row.append(line)
             self._size += len(raw)
@@ -156,13 +157,13 @@ class _DecodedLines:
             yield line
 
     def start_row(self) -> None:
-        """Forget the row that has been read."""
+        """Drop the lines of the row that has been read."""
         self._row.clear()
         self._size = 0
         self._start = self._read + 1
 
     def explained(self, line: int, what: str) -> tuple[int, str, str]:
-        """The line to look at when the row that begins on ``line`` is wrong, the kind, and what is wrong there."""
+        """Explain an error in the row that begins on ``line``: the line to look at, the kind and the message."""
         if "new-line character" in what:
             what = "broken CSV: a carriage return ends no line here; save the file with line ends of Unix or Windows"
         elif what.startswith("broken CSV"):
@@ -172,7 +173,7 @@ class _DecodedLines:
         return line, "broken CSV", what
 
     def _quote(self) -> int:
-        """1-based line at which the quote opens that never closes, or that closes in the middle of a field."""
+        """Return the 1-based line of the quote that never closes, or that closes in the middle of a field."""
         text = "".join(self._row)
         position = 0
         opening = 0
@@ -188,7 +189,7 @@ class _DecodedLines:
 
     @staticmethod
     def _closing(text: str, opening: int) -> int:
-        """The position after the quoted field that opens there."""
+        """Return the position after the quoted field that opens there."""
         position = opening + 1
         while True:
             position = text.find('"', position) + 1
@@ -209,7 +210,7 @@ def _repeated_column(header: list[str]) -> str | None:
 
 
 def folder_rows(path: Path, name: str) -> Rows:
-    """The rows of the .arrow files in a folder."""
+    """Yield the rows of a folder of .arrow files that Hugging Face `datasets` has saved."""
     splits = sorted(part.parent.name for part in path.glob("*/state.json"))
     if (path / "dataset_dict.json").exists() and splits:
         if len(splits) > 1:
@@ -257,6 +258,7 @@ def _batch_rows(batches: Iterator[pa.RecordBatch], name: str) -> Rows:
             yield Problem(name, 1, "repeated column", message)
             return
         try:
+            # Without it a damaged file would crash the process in to_pylist, or give strings that are not UTF-8.
             batch.validate(full=True)
             values = batch.to_pylist()
         except (ValueError, OverflowError, pa.ArrowException) as error:

@@ -28,14 +28,14 @@ from posttrain.data.reading.rows import (
 
 
 def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
-    """The objects of JSON lines; after a bad line the stream goes on.
+    """Yield the objects of JSON lines; after a bad line the stream continues.
 
     Args:
         lines: whole lines of a file, with or without their ends, in order.
         name: what problems call the file.
         first_line: the 1-based number of the first one.
     """
-    scan = _DECODER.scan_once
+    scan = _DECODER.scan_once  # skips two regular expressions for whitespace that `decode` runs on every line
     for line, raw in enumerate(lines, first_line):
         if raw.isspace() or not raw:
             continue
@@ -76,7 +76,8 @@ def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
                 name, line, "not an object", "a record must be a JSON object, and this is an array", _ARRAY_FIX
             )
             continue
-        # Only an escape can bring what bytes of UTF-8 cannot, and what has few brackets is not deep.
+        # Valid UTF-8 holds no lone surrogate unless it is escaped, and few brackets cannot nest deeply: most rows need
+        # no check.
         if type(value) is dict and b"\\u" not in raw and raw.count(b"{") + raw.count(b"[") < MAX_DEPTH:
             yield Row(line, value)
         else:
@@ -84,7 +85,7 @@ def json_lines(lines: Iterable[bytes], name: str, first_line: int = 1) -> Rows:
 
 
 def json_file(path: DataPath, name: str) -> Rows:
-    """A .json file holds one array of objects, or one object a line."""
+    """Yield the rows of a .json file: one array of objects, or one object a line."""
     with open_file(path, name) as file:
         try:
             start = file.read(1 << 16)
@@ -143,15 +144,15 @@ _ARRAY_FIX = "a file that holds one JSON array is named .json"
 
 
 class _RepeatedKey(ValueError):
-    """Its only argument is the key."""
+    """Raised for a key that occurs twice in one object; its only argument is the key."""
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise _RepeatedKey(next(key for place, key in enumerate(keys) if key in keys[:place]))
-    return found
+        raise _RepeatedKey(next(key for index, key in enumerate(keys) if key in keys[:index]))
+    return values
 
 
 _KEY_ENDS = re.compile(r'"[ \t\r\n]*:')
@@ -159,11 +160,9 @@ _STRICT_DECODER = json.JSONDecoder(object_pairs_hook=_unique_pairs)
 
 
 def _repeated_key(text: str, value: Any) -> str | None:
-    """A key that stands twice in one object, whose first value Python's decoder lets go without a word.
-
-    Decoding with a look at every key takes half as long again, so it is done only where the text could hold more keys
-    than the value. Every key is followed by a colon, and most texts hold few others.
-    """
+    """Return a key that occurs twice in one object, or None."""
+    # Python's decoder silently drops the first value of such a key. Decoding with a check of every key takes half as
+    # long again, so it runs only where the text has more colons than the value has keys.
     if type(value) is not dict:
         return None
     colons = text.count(":")
@@ -177,25 +176,25 @@ def _repeated_key(text: str, value: Any) -> str | None:
 
 
 def _count_top_keys(value: dict[str, Any]) -> int:
-    """The keys of an object and of the objects in its lists, such as turns."""
+    """Count the keys of an object and of the objects in its lists, such as turns."""
     count = len(value)
     for inner in value.values():
         if type(inner) is list:
-            for one in inner:
-                if type(one) is dict:
-                    count += len(one)
+            for item in inner:
+                if type(item) is dict:
+                    count += len(item)
     return count
 
 
 def _count_keys(value: Any) -> int:
-    """The keys of all objects of a value."""
+    """Count the keys of all objects of a value."""
     if type(value) is dict:
         return len(value) + sum([_count_keys(inner) for inner in value.values() if type(inner) in (dict, list)])
     return sum([_count_keys(inner) for inner in value if type(inner) in (dict, list)])
 
 
 def _repeated_key_problem(key: str, name: str, line: int) -> Problem:
-    message = f"the key `{shorten(key)}` stands in one object twice"
+    message = f"the key `{shorten(key)}` occurs twice in one object"
     return Problem(name, line, "repeated column", message, "keep the right one")
 
 

@@ -24,7 +24,7 @@ _DIALOGUE_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 class InvalidRecord(Exception):
-    """A record that does not fit its shape.
+    """Raised for a record that does not fit its shape.
 
     Attributes:
         blocking: whether the file is refused for it; see :class:`posttrain.data.reading.rows.Problem`.
@@ -37,7 +37,7 @@ class InvalidRecord(Exception):
 
 @dataclass(slots=True)
 class Content:
-    """What a record says, in the terms of RECORD; ``extra``: what its turns said besides role and content."""
+    """The texts of a record by RECORD's columns; ``extra`` holds the other values of its turns."""
 
     prompt: list[Turn] | None = None
     completion: str | None = None
@@ -47,21 +47,21 @@ class Content:
 
 
 def split_conversation(turns: list[Turn], extra: dict[str, Any]) -> Content:
-    """The last turn is the answer when the assistant speaks it; earlier answers belong to the prompt."""
+    """Split turns into prompt and answer: the answer is the last turn, if the assistant's."""
     if turns[-1]["role"] != "assistant":
         return Content(check_prompt(turns), extra=extra)
     return Content(check_prompt(turns[:-1]), parse_answer(turns[-1]["content"], "content"), extra=extra)
 
 
 def parse_prompt(value: Any) -> list[Turn]:
-    """The turns of a prompt that is a list of them, or the text of the only one."""
+    """Parse a prompt: a list of turns, or the text of one user turn."""
     if isinstance(value, list):
         return parse_turns(value, "prompt")[0]
     return [{"role": "user", "content": parse_text(value, "prompt")}]
 
 
 def parse_answer(value: Any, column: str) -> str | None:
-    """An answer as text, from a string or from one assistant turn; None for an empty one."""
+    """Parse an answer: a string, or a list of one assistant turn; None for an empty one."""
     if isinstance(value, list):
         turns = parse_turns(value, column)[0]
         if len(turns) != 1 or turns[0]["role"] != "assistant":
@@ -80,13 +80,13 @@ def parse_turns(
     text_key: str = "content",
     roles: Mapping[str, str] = ROLES,
 ) -> tuple[list[Turn], dict[str, Any]]:
-    """Turns with our role names, and what else they said (by the name ``turns``, one object a turn)."""
+    """Parse a list of turns, and return them with our role names, and their other values as ``{"turns": [...]}``."""
     if not isinstance(value, list) or not value or not all(isinstance(turn, Mapping) for turn in value):
         raise InvalidRecord("not turns", f"`{column}` must be a list of turns with `{role_key}` and `{text_key}`")
     turns: list[Turn] = []
     extras: list[dict[str, Any]] = []
     for number, turn in enumerate(value, 1):
-        others = {key: said for key, said in turn.items() if key not in (role_key, text_key) and said is not None}
+        others = {key: field for key, field in turn.items() if key not in (role_key, text_key) and field is not None}
         if called := next((key for key in ("tool_calls", "function_call") if others.get(key)), None):
             raise InvalidRecord("tool calls", f"turn {number} of `{column}` has `{called}`, which records cannot hold")
         role = turn.get(role_key)
@@ -99,7 +99,7 @@ def parse_turns(
 
 
 def check_prompt(prompt: list[Turn]) -> list[Turn]:
-    """``prompt`` if an assistant could answer it."""
+    """Return the prompt if an assistant could answer it, else raise InvalidRecord."""
     if not prompt or prompt[-1]["role"] not in ("user", "tool"):
         raise InvalidRecord("wrong role", "no user turn stands before the answer")
     for number, turn in enumerate(prompt):
@@ -113,7 +113,7 @@ def check_prompt(prompt: list[Turn]) -> list[Turn]:
 
 
 def parse_text(value: Any, column: str) -> str:
-    """A text, or the one that OpenAI's ``[{"type": "text", "text": ...}, ...]`` holds."""
+    """Parse a text: a string, or OpenAI's ``[{"type": "text", "text": ...}, ...]``."""
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidRecord("encoding", f"`{column}` holds a NUL character, which is no text", "take it out")
@@ -122,14 +122,14 @@ def parse_text(value: Any, column: str) -> str:
         raise InvalidRecord("not text", f"`{column}` is missing or null")
     if isinstance(value, list) and value and all(isinstance(part, Mapping) and "type" in part for part in value):
         return parse_text("\n".join(_text_part(part, column) for part in value), column)
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and value != value:  # NaN, as pandas writes an empty cell
         fix = "fill it in, or leave it empty for a record without an answer"
         raise InvalidRecord("NaN", f"`{column}` is NaN, not text", fix)
     raise InvalidRecord("not text", f"`{column}` is not text but {type(value).__name__} {preview(value)}")
 
 
 def preview(value: Any) -> str:
-    """The start of a value, for messages."""
+    """Return the start of a value, for messages."""
     try:
         return shorten(value if isinstance(value, str) else json.dumps(value, default=str), 40)
     except (ValueError, TypeError, RecursionError):
@@ -137,7 +137,7 @@ def preview(value: Any) -> str:
 
 
 def common_prefix(left: list[Turn], right: list[Turn]) -> list[Turn]:
-    """The turns in which two conversations agree before the last of the shorter one."""
+    """Return the turns on which two conversations agree, before the last turn of the shorter one."""
     same = 0
     while same < min(len(left), len(right)) - 1 and left[same] == right[same]:
         same += 1
@@ -145,7 +145,7 @@ def common_prefix(left: list[Turn], right: list[Turn]) -> list[Turn]:
 
 
 def without_prefix(prompt: list[Turn], turns: list[Turn]) -> list[Turn]:
-    """``turns`` without the prompt that they may repeat."""
+    """Remove the prompt from turns that repeat it."""
     return turns[len(prompt) :] if turns[: len(prompt)] == prompt else turns
 
 
@@ -157,16 +157,16 @@ def _text_part(part: Mapping[str, Any], column: str) -> str:
 
 
 def is_dialogue(value: Any) -> bool:
-    """Whether a cell holds such a dialogue, in which the human speaks first."""
+    """Return True for a dialogue in the format of HH-RLHF in which the human speaks first."""
     return isinstance(value, str) and value.startswith("\n\nHuman:")
 
 
 def parse_dialogue(text: str) -> list[Turn]:
-    """The turns without their outer whitespace; what one speaker says in several turns on end is one."""
+    """Parse a dialogue in one string to stripped turns; consecutive turns of one speaker are joined."""
     parts = _TURN_START.split(text)
     turns: list[Turn] = []
-    for speaker, said in zip(parts[1::2], parts[2::2], strict=True):
-        role, content = _DIALOGUE_ROLES[speaker], said.strip()
+    for speaker, speech in zip(parts[1::2], parts[2::2], strict=True):
+        role, content = _DIALOGUE_ROLES[speaker], speech.strip()
         if turns and turns[-1]["role"] == role:
             content = "\n\n".join(part for part in (turns.pop()["content"], content) if part)
         turns.append({"role": role, "content": content})
@@ -174,10 +174,7 @@ def parse_dialogue(text: str) -> list[Turn]:
 
 
 def parse_dialogue_pair(chosen: str, rejected: str) -> Content:
-    """The turns that both dialogues share are the prompt, the turn in which they differ the answers.
-
-    An empty answer is left out with a note rather than refused: the published set has some.
-    """
+    """Parse a preference pair of dialogues: the shared turns are the prompt, the turns that differ the answers."""
     better, worse = parse_dialogue(chosen), parse_dialogue(rejected)
     prompt = common_prefix(better, worse)
     answers = []
@@ -187,6 +184,7 @@ def parse_dialogue_pair(chosen: str, rejected: str) -> Content:
             message = f"`{column}` does not end in one answer to what both dialogues share"
             raise InvalidRecord("wrong role", message, "give both the same turns up to the last answer")
         if not rest[0]["content"]:
+            # HH-RLHF as published has some of these, so they do not block the file.
             raise InvalidRecord("empty answer", f"`{column}` ends in an empty answer", blocking=False)
         answers.append(rest[0]["content"])
     return Content(check_prompt(prompt), answers[0], answers[1])

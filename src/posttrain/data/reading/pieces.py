@@ -1,4 +1,4 @@
-"""Cuts files into pieces, each known by its content, and reads a piece as one RECORD table."""
+"""Cuts files into pieces that workers read in parallel, each identified by its content."""
 
 import hashlib
 import json
@@ -31,15 +31,15 @@ BLOCK_BYTES = 1 << 20  # that are read at a time; a piece ends in the first line
 
 @dataclass(frozen=True)
 class Piece:
-    """Some neighbouring lines of one file; where a file is cut depends on its content from the start up to there.
+    """Consecutive lines of one file. Each cut depends only on the content before it, so a grown file keeps its pieces.
 
     Attributes:
         name: the file as the user named it.
-        path: where it lies.
+        path: its path or URL.
         first_line: 1-based.
         digest: SHA-256 of the content, 64 hex characters.
-        start, stop: bytes of the file, where it is a plain JSONL file; every worker reads its own.
-        rows: what the lines hold, where a file can only be read from its start.
+        start, stop: byte range of a plain JSONL file, which each worker reads by itself.
+        rows: the parsed rows of any other file, which can only be read from its start.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Piece:
     rows: tuple[Row | Problem, ...] | None = None
 
     def described(self) -> dict[str, Any]:
-        """What tells the piece from all others, as JSON values."""
+        """Return the identity of the piece as JSON values."""
         return {"name": self.name, "first_line": self.first_line, "digest": self.digest}
 
 
 def pieces(path: DataPath, name: str) -> Iterator[Piece]:
-    """Cut a file.
+    """Cut a file into pieces.
 
     Raises:
         UserError: the file is missing or cannot be read.
@@ -71,7 +71,7 @@ def pieces(path: DataPath, name: str) -> Iterator[Piece]:
 
 
 def _byte_ranges(path: Path, name: str) -> Iterator[Piece]:
-    """Ranges of whole lines; a line that is longer than a piece is a range by itself."""
+    """Yield ranges of whole lines; a line longer than a piece is a range by itself."""
     start, line, first_line, length = 0, 1, 1, 0
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -113,16 +113,20 @@ def _row_batches(path: DataPath, name: str) -> Iterator[Piece]:
 
 
 def _target_bytes(before: int) -> int:
-    """Bytes of a piece with so many before it: small ones first, so that a file of any length keeps processes busy."""
+    """Return the size of the next piece, given the bytes before it."""
+    # Small pieces first: with pieces of 16 MiB from the start a small file would occupy one process alone.
     return min(max(before // 4, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
 
 
 @dataclass(frozen=True)
 class PieceRecords:
-    """Attributes:
-    records: RECORD table.
-    shape: of the records in the file; None where there are none.
-    left_out: how many rows no record was made of, by kind, such as the failed requests of a log.
+    """The records of one piece.
+
+    Attributes:
+        records: RECORD table.
+        shape: shape of the records; None where there are none.
+        left_out: number of skipped rows by kind, such as the failed requests of a log.
+        user_ids: `posttrain.data.reading.conversion.UserIds.table`.
     """
 
     records: pa.Table
@@ -132,10 +136,10 @@ class PieceRecords:
 
 
 def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence[str] = ()) -> PieceRecords:
-    """The records of a piece.
+    """Read the records of a piece.
 
     Args:
-        labels: the closed label set that answers keep to; empty for open-ended answers.
+        labels: the closed label set; empty for open-ended answers.
 
     Raises:
         UserError: on the first bad record, with file and line.

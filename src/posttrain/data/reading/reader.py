@@ -1,4 +1,4 @@
-"""Reads a file in any accepted format and shape as RECORD tables, or reports all its problems."""
+"""Reads a file in any accepted format and shape as RECORD tables, or finds all its problems."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -37,10 +37,10 @@ def read(
     Args:
         path: .jsonl, .json, .csv, .tsv (each also as .gz or .zst) or .parquet, local or behind a URL such as
             ``s3://bucket/key``, or a local Hugging Face dataset folder.
-        columns: which column holds what, such as ``{"prompt": "text", "completion": "category"}``.
-        name: what ``source`` and errors call the file; ``path`` as given when None.
-        answers: whether a mapped ``completion`` column must be there (a pool may lack it).
-        skipped: called with the problem of each record that is left out, such as a failed request of a log.
+        columns: column of each field, such as ``{"prompt": "text", "completion": "category"}``.
+        name: the name of the file in ``source`` and errors; None: ``path`` as given.
+        answers: whether a mapped ``completion`` column is required (a pool may lack it).
+        skipped: called with the problem of each record that is skipped, such as a failed request of a log.
 
     Raises:
         UserError: at once if there is no such file; on the first bad record, with file and line; the file holds no
@@ -48,8 +48,8 @@ def read(
     """
     if problem := access_problem(to_data_path(path), str(path) if name is None else name):
         raise problem.error()
-    found = scan_records(path, columns, name=name, answers=answers)
-    return _record_tables(found, batch, skipped)
+    items = scan_records(path, columns, name=name, answers=answers)
+    return _record_tables(items, batch, skipped)
 
 
 def convert_rows(
@@ -59,10 +59,10 @@ def convert_rows(
     batch: int = BATCH_RECORDS,
     skipped: OnSkipped | None = None,
 ) -> Iterator[pa.Table]:
-    """Tables of RECORD of some of a file's rows; none when there are none.
+    """Convert rows of one file to tables of RECORD.
 
     Args:
-        conversion: afterwards it knows the shape of the records.
+        conversion: holds the shape of the records afterwards.
 
     Raises:
         UserError: on the first bad record, with file and line.
@@ -77,17 +77,17 @@ def scan_records(
     name: str | None = None,
     answers: bool = True,
 ) -> Iterator[Record | Problem]:
-    """Every record of a file, and a problem in the place of each bad one; the arguments of :func:`read`."""
+    """Yield every record of a file, and a problem for each bad one; takes the arguments of `read`."""
     source = str(path) if name is None else name
     where = to_data_path(path)
     cells = file_format(where) in DELIMITERS
     conversion = RecordConverter(source, columns, answers=answers, cells=cells, same_columns=has_fixed_columns(where))
     refused = left_out = 0
-    for found in conversion(read_rows(where, source)):
-        if isinstance(found, Problem):
-            refused += found.blocking
-            left_out += not found.blocking
-        yield found
+    for item in conversion(read_rows(where, source)):
+        if isinstance(item, Problem):
+            refused += item.blocking
+            left_out += not item.blocking
+        yield item
     if conversion.records or refused:
         return
     if left_out:
@@ -97,16 +97,16 @@ def scan_records(
     yield Problem(source, None, "empty file", message, fix)
 
 
-def _record_tables(found: Iterable[Record | Problem], batch: int, skipped: OnSkipped | None) -> Iterator[pa.Table]:
+def _record_tables(items: Iterable[Record | Problem], batch: int, skipped: OnSkipped | None) -> Iterator[pa.Table]:
     waiting: list[Record] = []
-    for one in found:
-        if isinstance(one, Problem):
-            if one.blocking:
-                raise one.error()
+    for item in items:
+        if isinstance(item, Problem):
+            if item.blocking:
+                raise item.error()
             if skipped is not None:
-                skipped(one)
+                skipped(item)
             continue
-        waiting.append(one)
+        waiting.append(item)
         if len(waiting) == batch:
             yield records(waiting)
             waiting = []
@@ -122,7 +122,7 @@ def check_file(
     name: str | None = None,
     answers: bool = True,
 ) -> list[Problem]:
-    """All of :func:`find_problems` in the order of the file's lines; never stops at the first."""
+    """Return all problems of a file, in line order."""
     return list(find_problems(path, columns, labels, name=name, answers=answers))
 
 
@@ -134,7 +134,7 @@ def find_problems(
     name: str | None = None,
     answers: bool = True,
 ) -> Iterator[Problem]:
-    """Each problem of a file as it is found, in about 200 bytes of memory a record.
+    """Yield the problems of a file in one pass, in about 200 bytes of memory a record.
 
     ``labels`` is None for open-ended answers, and for a pool, whose answers are hidden.
 
@@ -148,15 +148,15 @@ def find_problems(
     known = {label: number for number, label in enumerate(labels)} if labels is not None else None
     met = list(labels or ())
     numbers = dict(known or {})
-    for found in scan_records(path, columns, name=name, answers=answers):
-        if isinstance(found, Problem):
-            yield found
+    for item in scan_records(path, columns, name=name, answers=answers):
+        if isinstance(item, Problem):
+            yield item
             continue
-        file, line, answer = found["source"], found["line"], found["completion"]
+        file, line, answer = item["source"], item["line"], item["completion"]
         if known is not None and answer is not None and answer not in known:
             yield unknown_label_problem(answer, known, file, line)
         distinct = len(seen)
-        first = seen.setdefault(int(found["id"], 16), line)
+        first = seen.setdefault(int(item["id"], 16), line)
         if len(seen) == distinct:
             message = f"the same record as line {first}"
             yield Problem(file, line, "duplicate", message, "only the first is used", blocking=False)
@@ -166,7 +166,7 @@ def find_problems(
         number = numbers.setdefault(answer, len(met))
         if number == len(met):
             met.append(answer)
-        entry = answered.setdefault(int(found["input_id"], 16), number << _LINE_BITS | line)
+        entry = answered.setdefault(int(item["input_id"], 16), number << _LINE_BITS | line)
         other, where = met[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
         if other != answer:
             message = f"the same input is `{answer}` here and `{other}` on line {where}"
@@ -174,20 +174,20 @@ def find_problems(
 
 
 def unused_columns(path: DataPath, name: str, columns: Mapping[str, str] | None) -> list[str]:
-    """The columns that only ``meta`` keeps, by the first rows; none where no record can be made of them."""
+    """Return the columns that only ``meta`` keeps, judged by the first rows; none if they make no record."""
     conversion = RecordConverter(
         name, columns, answers=False, cells=file_format(path) in DELIMITERS, same_columns=has_fixed_columns(path)
     )
-    found: dict[str, None] = {}
+    unused: dict[str, None] = {}
     for row in islice(read_rows(path, name), 1 if has_fixed_columns(path) else _SAMPLE_ROWS):
         if isinstance(row, Row):
             for _ in conversion([row]):
-                found.update(dict.fromkeys(conversion.unused))
-    return list(found)
+                unused.update(dict.fromkeys(conversion.unused))
+    return list(unused)
 
 
 def unused_columns_note(name: str, unused: list[str], columns: Mapping[str, str] | None) -> str:
-    """One line about them: what becomes of them, and how one is used."""
+    """Return a line that says that columns are unused, and how to use one."""
     verb = "is" if len(unused) == 1 else "are"
     free = "prompt" if columns and "prompt" not in columns else "completion"
     how = f"`data.columns` or --column NAME=COLUMN, such as prompt=question, {free}={unused[0]}"

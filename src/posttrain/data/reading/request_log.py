@@ -1,7 +1,7 @@
-"""Logs of OpenAI-style requests: what was asked, what came back, and with which settings.
+"""Parses logs of OpenAI-style requests: messages, answers and settings.
 
 The shapes are those of OpenAI's API reference: chat completions and completions, alone or inside the batch API's
-``body`` and ``response.body``. A log always has failed requests; they are left out and counted.
+``body`` and ``response.body``. Every log has failed requests; they are skipped and counted.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ from posttrain.data.reading.rows import parse_json
 from posttrain.data.records.identity import Turn
 
 LOG_COLUMNS = ("request", "body", "messages", "response", "choices", "error")
-"""The columns that are read; all others are kept in ``meta``."""
+"""The columns that are parsed; all others are kept in ``meta``."""
 
 _LOG_ROLES = {**ROLES, "developer": "system", "function": "tool"}
 _RESPONSE_FIELDS = ("id", "created", "model", "usage", "system_fingerprint", "service_tier")
 
 
 def parse_request_log(values: Mapping[str, Any]) -> Content:
-    """One request and its answer; ``meta`` gets the request's settings, and the response's id, model and usage.
+    """Parse one request and its answer; ``meta`` gets the request's settings, and the response's id, model and usage.
 
-    A setting that the row names too stays as the row has it. The response's id is then ``response_id``; the model
-    that was asked for is ``requested_model`` where the answer names another.
+    A column of the row wins over a setting of the same name; the response's id is then ``response_id``. The requested
+    model is ``requested_model`` where the response names another.
 
     Raises:
         BadRecord: of the kind "failed request", "tool calls" or "not text", which do not block; else it is no log.
@@ -43,8 +43,8 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
     try:
         turns = _prompt(request)
         if choice is None and turns[-1]["role"] == "assistant":
-            said = split_conversation(turns, {})
-            return Content(said.prompt, said.completion, extra=_request_metadata(values, request, {}, {}))
+            content = split_conversation(turns, {})
+            return Content(content.prompt, content.completion, extra=_request_metadata(values, request, {}, {}))
         prompt = check_prompt(turns)
         answer = _answer(choice) if choice is not None else None
     except InvalidRecord as bad:
@@ -55,7 +55,7 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
 
 
 def _object(value: Any) -> Any:
-    """``value``, parsed where it is the JSON text of an object."""
+    """Parse a value that is the JSON text of an object; return others unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return parse_json(value)
     return value
@@ -72,7 +72,7 @@ def _request(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _response(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The object with the choices; None where the row has no answer at all, as in a batch that was not sent yet."""
+    """Return the object with the choices; None for a row without a response, as in a batch that was not sent yet."""
     error = _object(values.get("error"))
     if error:
         raise _failed(f"the request failed: {_error_message(error)}")
@@ -81,7 +81,7 @@ def _response(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if "response" not in values:
         return None
     response = _object(values["response"])
-    if isinstance(response, list) and response and all(isinstance(one, Mapping) for one in response):
+    if isinstance(response, list) and response and all(isinstance(chunk, Mapping) for chunk in response):
         raise InvalidRecord("stream", "the response is a stream of chunks", "log the whole response", blocking=False)
     if not isinstance(response, Mapping):
         raise _failed(f"there is no response but {preview(response)}")
@@ -133,19 +133,19 @@ def _answer(choice: Mapping[str, Any]) -> str:
 def _request_metadata(
     values: Mapping[str, Any], request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What request and response say besides the texts, but for what the row says itself."""
+    """Return the values of request and response besides the texts, without those that the row has itself."""
     nested = request is not values
     settings = request if nested else {}
-    said = {name: value for name, value in settings.items() if name not in ("messages", "prompt")}
+    metadata = {name: value for name, value in settings.items() if name not in ("messages", "prompt")}
     answered = {name: response[name] for name in _RESPONSE_FIELDS if response.get(name) is not None}
-    if said.get("model") not in (None, answered.get("model", said.get("model"))):
-        said["requested_model"] = said["model"]
-    said.update(answered)
+    if metadata.get("model") not in (None, answered.get("model", metadata.get("model"))):
+        metadata["requested_model"] = metadata["model"]
+    metadata.update(answered)
     if choice.get("finish_reason") is not None:
-        said["finish_reason"] = choice["finish_reason"]
+        metadata["finish_reason"] = choice["finish_reason"]
     if "id" in values and answered.get("id") not in (None, values["id"]):
-        said["response_id"] = answered["id"]
-    return {name: value for name, value in said.items() if name not in values or name in LOG_COLUMNS}
+        metadata["response_id"] = answered["id"]
+    return {name: value for name, value in metadata.items() if name not in values or name in LOG_COLUMNS}
 
 
 def _failed(message: str) -> InvalidRecord:
@@ -153,5 +153,5 @@ def _failed(message: str) -> InvalidRecord:
 
 
 def _error_message(error: Any) -> str:
-    said = error.get("message") or error.get("code") if isinstance(error, Mapping) else error
-    return preview(said if said is not None else error)
+    message = error.get("message") or error.get("code") if isinstance(error, Mapping) else error
+    return preview(message if message is not None else error)

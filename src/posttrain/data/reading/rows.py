@@ -1,4 +1,4 @@
-"""A row of a file, or the problem that is found in its place."""
+"""Rows of a file before they are records, and the problems that take the place of bad rows."""
 
 import json
 from collections import Counter
@@ -10,27 +10,30 @@ from typing import Any, NamedTuple
 from posttrain.store.errors import UserError, suggest
 
 MAX_MESSAGE = 400
-"""Characters."""
+"""Characters of a message that reaches a terminal."""
 
 _COLUMN_KINDS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
 
 MAX_DEPTH = 100
-"""Levels of lists and objects in one record; Python's own limit depends on who calls."""
+"""Levels of lists and objects in one record. Python's own recursion limit depends on the depth of the caller, so the
+same file could pass in one command and fail in another."""
 
 MAX_COLUMNS = 1_000
-"""Columns of one file; one with more is no table of records, whatever its format."""
+"""Columns of one file; a file with more holds no records, whatever its format."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Attributes:
-    file: the file as the user named it.
-    line: 1-based line (row in Parquet and Arrow); None where the file as a whole is meant.
-    kind: one of a few words that problems are counted by, such as ``broken JSON``.
-    message: what is wrong here.
-    fix: what the user can do about it.
-    blocking: whether a file with it is refused; what no file of its kind is free of, such as the failed requests
-        of a log, is left out and counted instead.
+    """A problem with one line of a file, or with the whole file.
+
+    Attributes:
+        file: the file as the user named it.
+        line: 1-based line (row in Parquet and Arrow); None for the file as a whole.
+        kind: category by which problems are counted, such as ``broken JSON``.
+        message: the problem, for the user.
+        fix: the remedy, for the user.
+        blocking: whether the file is refused. Problems that every file of a kind has, such as the failed requests of
+            a log, do not block: these rows are skipped and counted.
     """
 
     file: str
@@ -41,20 +44,24 @@ class Problem:
     blocking: bool = True
 
     def __post_init__(self) -> None:
+        # Messages quote the user's file, which may hold line breaks and escape sequences of a terminal.
         object.__setattr__(self, "message", one_line(self.message))
         object.__setattr__(self, "fix", self.fix and one_line(self.fix))
 
     def error(self) -> UserError:
-        """The problem as the error that ends a command."""
+        """Return the problem as the error that ends a command."""
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         return UserError(self.message, where=where, fix=self.fix)
 
 
 def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """The problems, but what is wrong with the columns of many records of a file once, where it was found first."""
-    found = list(problems)
-    counts = Counter((one.file, one.kind, one.message) for one in found if one.kind in _COLUMN_KINDS)
-    for problem in found:
+    """Yield the problems, but each problem with columns once a file, where it is met first, with its count."""
+    # A misspelled column is wrong in every record; a million equal lines would hide all other problems.
+    collected = list(problems)
+    counts = Counter(
+        (problem.file, problem.kind, problem.message) for problem in collected if problem.kind in _COLUMN_KINDS
+    )
+    for problem in collected:
         count = counts.pop((problem.file, problem.kind, problem.message), 0)
         if problem.kind not in _COLUMN_KINDS or count == 1:
             yield problem
@@ -64,7 +71,7 @@ def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 
 def one_line(text: str) -> str:
-    """``text`` for a terminal: one line without control characters, shortened in the middle."""
+    """Format a text for a terminal: one line without control characters, shortened in the middle."""
     line = " ".join(text[: 4 * MAX_MESSAGE].split())
     line = "".join(character if character.isprintable() else "\ufffd" for character in line)
     if len(line) <= MAX_MESSAGE:
@@ -73,24 +80,24 @@ def one_line(text: str) -> str:
 
 
 def shorten(word: str, longest: int = 60) -> str:
-    """A word of the user's as messages show it."""
+    """Shorten a value of the user's for a message."""
     return word if len(word) <= longest else f"{word[: longest - 3]}..."
 
 
-def join_names(words: Collection[str], most: int = 8) -> str:
-    """Words of the user's with commas between them; of many only the first."""
-    shown = ", ".join(shorten(word) for word in islice(words, most))
-    return shown if len(words) <= most else f"{shown} and {len(words) - most:,} more"
+def join_names(names: Collection[str], most: int = 8) -> str:
+    """Join names with commas, the first ones if there are many."""
+    shown = ", ".join(shorten(word) for word in islice(names, most))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
 def unknown_label_problem(label: str, labels: Iterable[str], file: str, line: int) -> Problem:
-    """The problem of an answer that the closed label set does not hold."""
+    """Return the problem of an answer outside the closed label set."""
     message = f"label `{shorten(label)}` is not in the label set"
     return Problem(file, line, "unknown label", message, suggest(label[:100], labels))
 
 
 class Row(NamedTuple):
-    """One record as the file holds it. ``line`` is 1-based: where a text record starts, or the row number."""
+    """One row as the file holds it. ``line`` is 1-based: the line where it starts, or the row number in Parquet."""
 
     line: int
     values: dict[str, Any]
@@ -100,7 +107,7 @@ Rows = Iterator[Row | Problem]
 
 
 class BadFile(Exception):
-    """A file that cannot be read on from here."""
+    """Raised where the rest of a file cannot be read."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -108,7 +115,7 @@ class BadFile(Exception):
 
 
 def check_row(value: Any, name: str, line: int) -> Row | Problem:
-    """``value`` as a row if it is an object whose texts can be stored."""
+    """Return a row if the value is an object that can be stored, else the problem."""
     if not isinstance(value, dict):
         return Problem(name, line, "not an object", "a record must be a JSON object")
     wrong = _invalid_value(value, 1)
@@ -119,7 +126,7 @@ def check_row(value: Any, name: str, line: int) -> Row | Problem:
 
 
 def parse_json(text: str) -> Any:
-    """What a text holds as JSON; None where it is not JSON, or nothing that a row could hold."""
+    """Parse JSON; return None if the text is not JSON, or JSON that a row cannot hold."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -128,24 +135,24 @@ def parse_json(text: str) -> Any:
 
 
 def nul_problem(name: str, line: int) -> Problem:
-    """The problem of text with a NUL in it, which databases and tokenizers refuse."""
+    """Return the problem of a NUL character, which databases and tokenizers refuse."""
     message = "holds a NUL character, which is no text"
     return Problem(name, line, "encoding", message, "save the file as UTF-8, without NUL characters")
 
 
 def not_utf8_problem(raw: bytes, name: str, line: int) -> Problem:
-    """The problem of bytes that are not UTF-8."""
+    """Return the problem of bytes that are not UTF-8."""
     message = "the file is UTF-16, not UTF-8" if is_utf16(raw) else "holds bytes that are not UTF-8"
     return Problem(name, line, "encoding", message, "save the file as UTF-8")
 
 
 def is_utf16(raw: bytes) -> bool:
-    """Whether a file that starts so is UTF-16: by its byte order mark, or by the NUL in its first character."""
+    """Return True if a file starts like UTF-16: with a byte order mark, or a NUL in the first character."""
     return raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (b"\0" in raw[:2] and raw[:2] != b"\0\0")
 
 
 def _invalid_value(value: Any, level: int) -> tuple[str, str, str | None] | None:
-    """Kind, message and fix of what cannot be stored: a lone surrogate, too many levels."""
+    """Return kind, message and fix of a value that cannot be stored: a lone surrogate, or too many levels."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -158,9 +165,9 @@ def _invalid_value(value: Any, level: int) -> tuple[str, str, str | None] | None
         return "broken JSON", f"broken JSON: nested too deeply (over {MAX_DEPTH} levels)", None
     if isinstance(value, dict):
         for key in value:
-            if found := _invalid_value(key, level):
-                return found
+            if invalid := _invalid_value(key, level):
+                return invalid
     for inner in value.values() if isinstance(value, dict) else value:
-        if found := _invalid_value(inner, level + 1):
-            return found
+        if invalid := _invalid_value(inner, level + 1):
+            return invalid
     return None

@@ -1,4 +1,4 @@
-"""The shapes in which people keep records, and one small converter for each."""
+"""Recognises the shapes of records by their columns (messages, preference pairs, Alpaca, ...) and converts each."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from posttrain.data.reading.request_log import LOG_COLUMNS, parse_request_log
 __all__ = ["SHAPES", "TARGETS", "Content", "InvalidRecord", "Shape", "shape_of"]
 
 TARGETS = ("prompt", "completion", "chosen", "rejected", "text", "messages", "conversations", "group")
-"""What a column can be mapped to in the config."""
+"""The names to which the config can map a column."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape is known by the columns ``needs``; ``uses`` are all that it reads."""
+    """A shape of records: recognised by the columns ``needs``, reading the columns ``uses``."""
 
     name: str
     needs: Collection[str]
@@ -38,12 +38,12 @@ class Shape:
 
 
 def shape_of(columns: Collection[str]) -> Shape | None:
-    """The shape that a record with these columns has; None when it has none that we know."""
+    """Return the first shape that these columns satisfy, or None."""
     return next((shape for shape in SHAPES if all(name in columns for name in shape.needs)), None)
 
 
 def _exported_record(values: Mapping[str, Any]) -> Content:
-    """A row of our own Parquet export."""
+    """Convert a row of our own Parquet export."""
     prompt = None if values["prompt"] is None else parse_turns(values["prompt"], "prompt")[0]
     if prompt is None:
         return _text(values)
@@ -60,7 +60,7 @@ def _sharegpt(values: Mapping[str, Any]) -> Content:
 
 
 def _preference(values: Mapping[str, Any]) -> Content:
-    """Answers are strings, or conversations that may repeat the prompt (TRL's implicit prompt)."""
+    """Convert a preference pair: strings, or conversations that may repeat the prompt (TRL's implicit prompt)."""
     chosen, rejected = values["chosen"], values["rejected"]
     given = values.get("prompt")
     if given is None and is_dialogue(chosen) and is_dialogue(rejected):

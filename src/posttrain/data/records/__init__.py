@@ -1,1 +1,1 @@
-"""What a record is: its schema, its content in normal form, and the identities that are hashes of it."""
+"""Records: their Arrow schema, texts and ids, and the tables that data steps return."""

@@ -1,4 +1,7 @@
-"""The normal form of texts, and the record identities that are hashes of it."""
+"""Normalises texts, and derives the ids of records from them.
+
+Two records that differ only in whitespace or in canonical Unicode forms have the same id.
+"""
 
 import hashlib
 import json
@@ -14,10 +17,10 @@ Turn = Mapping[str, str]
 _ESCAPED = {*range(32), 127, *b'"\\'}
 
 _PLAIN = bytes(32 if chr(code).isspace() else 0 if code in _ESCAPED else code for code in range(128)) + bytes(128)
-"""Of ASCII: all whitespace as spaces, and what JSON escapes as NUL."""
+"""Translates ASCII whitespace to spaces, and all that JSON escapes to NUL, which `_plain_bytes` rejects."""
 
 _ALMOST_ASCII = re.compile("[\x00-\x7f\u2010-\u2027\u2030-\u205e\u20a0-\u20cf]*")
-"""Besides ASCII quotation marks, dashes and currencies, which neither NFC nor case folding changes."""
+"""ASCII, and the quotation marks, dashes and currencies that neither NFC nor case folding changes."""
 
 _TWO_SPACES = re.compile(b"  ")
 
@@ -31,23 +34,24 @@ _WITHOUT_SPACES = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\u
 
 
 def normalise_text(text: str) -> str:
-    """NFC, without outer whitespace, inner runs of whitespace folded to one space."""
+    """Apply NFC, strip, and collapse each run of whitespace to one space."""
+    # Most texts are plain ASCII, where bytes.translate is several times faster than unicodedata.
     plain = _plain_bytes(text)
     return " ".join(unicodedata.normalize("NFC", text).split()) if plain is None else plain.decode()
 
 
 def is_nearly_ascii(text: str) -> bool:
-    """Whether all that `fold_case` changes in a text is ASCII: its letters and whitespace."""
+    """Return True if `fold_case` changes nothing but ASCII letters and whitespace."""
     return text.isascii() or _ALMOST_ASCII.fullmatch(text) is not None
 
 
 def fold_case(text: str) -> str:
-    """The form in which texts are compared: normalised and case-folded."""
+    """Normalise and case-fold a text, for comparisons."""
     return normalise_text(text).casefold()
 
 
 def input_id(prompt: Sequence[Turn] | None, text: str | None, image: str | None = None) -> str:
-    """20 hex characters that two records share exactly when their normalised inputs are equal."""
+    """Return 20 hex characters, equal exactly for records with equal normalised inputs."""
     return _digest(b"[%s, %s%s]" % (_turns_bytes(prompt), _json_bytes(text), _image_bytes(image)))
 
 
@@ -58,7 +62,7 @@ def record_id(
     text: str | None,
     image: str | None = None,
 ) -> str:
-    """20 hex characters that two records share exactly when their normalised contents are equal."""
+    """Return 20 hex characters, equal exactly for records with equal normalised contents."""
     return content_ids(prompt, completion, rejected, text, image)[0]
 
 
@@ -69,18 +73,20 @@ def content_ids(
     text: str | None,
     image: str | None = None,
 ) -> tuple[str, str]:
-    """:func:`record_id` and :func:`input_id` in one go.
+    """Return `record_id` and `input_id`, normalising each text once.
 
     Args:
-        image: see `image_name`; what is asked of two images is not the same.
+        image: from `image_name`; the same question about two images is two inputs.
     """
-    turns, words, shown = _turns_bytes(prompt), _json_bytes(text), _image_bytes(image)
-    whole = b"[%s, %s, %s, %s%s]" % (turns, _json_bytes(completion), _json_bytes(rejected), words, shown)
-    return _digest(whole), _digest(b"[%s, %s%s]" % (turns, words, shown))
+    # The layout of these bytes must never change: every stored id and dataset version depends on it.
+    turns, plain_text, image_part = _turns_bytes(prompt), _json_bytes(text), _image_bytes(image)
+    whole = b"[%s, %s, %s, %s%s]" % (turns, _json_bytes(completion), _json_bytes(rejected), plain_text, image_part)
+    return _digest(whole), _digest(b"[%s, %s%s]" % (turns, plain_text, image_part))
 
 
 def image_name(meta: str | None) -> str | None:
-    """The image that a record's ``meta`` names, as it is named there; None for none."""
+    """Return the image that a record's ``meta`` names, or None."""
+    # The substring test saves parsing JSON for the many records without an image.
     if not meta or '"image"' not in meta:
         return None
     named = json.loads(meta).get("image")
@@ -88,24 +94,24 @@ def image_name(meta: str | None) -> str | None:
 
 
 def assign_ids(table: pa.Table) -> pa.Table:
-    """``table`` with ``id`` and ``input_id`` computed anew from the content."""
+    """Recompute ``id`` and ``input_id`` of every record from its content."""
     columns = (table[name].to_pylist() for name in ("prompt", "completion", "rejected", "text", "meta"))
     ids, input_ids = [], []
     for prompt, completion, rejected, text, meta in zip(*columns, strict=True):
-        whole, given = content_ids(prompt, completion, rejected, text, image_name(meta))
-        ids.append(whole)
-        input_ids.append(given)
+        record_hash, input_hash = content_ids(prompt, completion, rejected, text, image_name(meta))
+        ids.append(record_hash)
+        input_ids.append(input_hash)
     return _replace(_replace(table, "id", ids), "input_id", input_ids)
 
 
 def without_answers(table: pa.Table) -> pa.Table:
-    """``table`` as a pool: ``completion`` and ``rejected`` null, identities to match."""
-    nothing = [None] * table.num_rows
-    return assign_ids(_replace(_replace(table, "completion", nothing), "rejected", nothing))
+    """Remove the answers, as a pool hides them: null ``completion`` and ``rejected``, and matching ids."""
+    nulls = [None] * table.num_rows
+    return assign_ids(_replace(_replace(table, "completion", nulls), "rejected", nulls))
 
 
 def _plain_bytes(text: str) -> bytes | None:
-    """The normalised text when it is ASCII that JSON has nothing to escape in; else None."""
+    """Return the normalised text if it is ASCII without characters that JSON escapes, else None."""
     if not text.isascii():
         return None
     raw = text.encode().translate(_PLAIN)
@@ -118,7 +124,7 @@ def _plain_bytes(text: str) -> bytes | None:
 
 
 def _json_bytes(text: str | None) -> bytes:
-    """The normalised text as JSON in ASCII, as ``json.dumps`` writes it."""
+    """Return the normalised text as ASCII JSON, byte for byte as ``json.dumps`` writes it."""
     if text is None:
         return b"null"
     plain = _plain_bytes(text)
@@ -128,14 +134,15 @@ def _json_bytes(text: str | None) -> bytes:
 def _turns_bytes(prompt: Sequence[Turn] | None) -> bytes:
     if prompt is None:
         return b"null"
-    said = [
+    parts = [
         b"[%s, %s]" % (encode_basestring_ascii(turn["role"]).encode(), _json_bytes(turn["content"])) for turn in prompt
     ]
-    return b"[%s]" % b", ".join(said)
+    return b"[%s]" % b", ".join(parts)
 
 
 def _image_bytes(name: str | None) -> bytes:
-    """Nothing for none, so that texts have the identity that they always had."""
+    """Return the suffix for an image, empty for none."""
+    # Empty, not "null": records of text keep the ids they had before records could name images.
     return b"" if name is None else b", %s" % encode_basestring_ascii(name).encode()
 
 
@@ -148,12 +155,15 @@ def _replace(table: pa.Table, name: str, values: Sequence[str | None]) -> pa.Tab
 
 
 def plain_words(texts: Iterable[str]) -> list[str]:
-    """Each text as its letters and digits in lower case, everything else a space, as GPT-3's overlaps were counted
-    (Brown et al. 2020, arXiv:2005.14165, appendix C). Chinese and Japanese characters are words of their own."""
+    """Reduce each text to letters and digits in lower case, separated by spaces.
+
+    As GPT-3's overlaps were counted (Brown et al. 2020, arXiv:2005.14165, appendix C).
+    """
     return [_words_of_text(text) for text in texts]
 
 
 def _words_of_text(text: str) -> str:
     if is_nearly_ascii(text):
         return text.encode("ascii", "replace").translate(_WORD_CHARACTERS).decode("ascii")
+    # Chinese and Japanese have no spaces between words, so each character counts as one.
     return _NO_WORD.sub(" ", _WITHOUT_SPACES.sub(r" \1 ", fold_case(text)))

@@ -1,4 +1,4 @@
-"""What a data step returns: kept, rejected and changed records, and how to build these tables."""
+"""The result of a data step: kept, rejected and changed records, and functions that build these tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from posttrain.data.records.schema import CHANGED, RECORD, REJECTED
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a record goes.
+    """The reason why a step rejects a record.
 
     Attributes:
-        reason: one of few; it is counted.
-        detail: tells of this record.
-        score: what the decision rests on, where it is a number: a similarity, a share, a perplexity.
+        reason: a category, by which rejections are counted.
+        detail: the particulars of this record.
+        score: the number that the decision rests on, if any: a similarity, a share, a perplexity.
         cluster: id of the first record of its cluster, for a duplicate.
-        kept: id of the record that stayed in its place, for a duplicate.
+        kept: id of the record that is kept in its place, for a duplicate.
     """
 
     reason: str
@@ -31,13 +31,13 @@ class Rejection:
 
 
 class Outcome(NamedTuple):
-    """What a step made of a RECORD table of N rows; all tables are in the order of that table.
+    """The result of applying a step to a RECORD table of N rows; all tables keep the order of that table.
 
     Attributes:
-        kept: RECORD table; rows that the step added follow the row that they were made from.
+        kept: RECORD table; rows that the step adds follow the row that they derive from.
         rejected: REJECTED table.
-        changed: CHANGED table of the kept rows whose content is not what it was, and of those that were added.
-        facts: what was measured, by name: N values each, float64 or string, null where there is nothing to say.
+        changed: CHANGED table of the kept rows with another content than before, and of the added rows.
+        facts: measurements by name: N values each, float64 or string, null where nothing was measured.
     """
 
     kept: pa.Table
@@ -49,26 +49,26 @@ class Outcome(NamedTuple):
 def reject_rows(
     table: pa.Table, step: str, rejections: Mapping[int, Rejection], facts: Mapping[str, pa.Array] | None = None
 ) -> Outcome:
-    """``table`` without the rows in ``rejections``, and those rows with the reasons; both in table order."""
+    """Split a table into the rows that stay and the rows in ``rejections``, with their reasons, both in table order."""
     rows = sorted(rejections)
     keep = np.ones(table.num_rows, dtype=bool)
     keep[rows] = False
-    gone = table.take(pa.array(rows, pa.int64()))
-    why = [rejections[row] for row in rows]
+    removed = table.take(pa.array(rows, pa.int64()))
+    ordered = [rejections[row] for row in rows]
     columns = [
         pa.array([step] * len(rows), pa.string()),
-        pa.array([one.reason for one in why], pa.string()),
-        pa.array([one.detail for one in why], pa.string()),
-        pa.array([one.score for one in why], pa.float64()),
-        pa.array([one.cluster for one in why], pa.string()),
-        pa.array([one.kept for one in why], pa.string()),
+        pa.array([rejection.reason for rejection in ordered], pa.string()),
+        pa.array([rejection.detail for rejection in ordered], pa.string()),
+        pa.array([rejection.score for rejection in ordered], pa.float64()),
+        pa.array([rejection.cluster for rejection in ordered], pa.string()),
+        pa.array([rejection.kept for rejection in ordered], pa.string()),
     ]
-    rejected = pa.table([*gone.columns, *columns], schema=REJECTED)
+    rejected = pa.table([*removed.columns, *columns], schema=REJECTED)
     return Outcome(table.filter(pa.array(keep)), rejected, facts=facts or {})
 
 
 def locations(table: pa.Table) -> list[str]:
-    """``file:line`` of every record."""
+    """Return ``file:line`` of every record."""
     return [
         f"{source}:{line}" for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
     ]
@@ -77,25 +77,26 @@ def locations(table: pa.Table) -> list[str]:
 def rewrite(
     table: pa.Table, values: Mapping[int, Mapping[str, Any]], step: str, details: Mapping[int, str] | None = None
 ) -> tuple[pa.Table, pa.Table]:
-    """``table`` with some columns of some rows replaced, and the CHANGED table of those whose id is another now.
+    """Replace values of some rows, and return the table with the CHANGED table of those whose id changes.
 
     Args:
         table: RECORD table.
-        values: by row the columns that are to hold something else, such as ``{"text": ...}``.
-        details: by row what was done, in words.
+        values: by row the columns to replace, such as ``{"text": ...}``.
+        details: by row a description of the change.
     """
     rows = sorted(values)
-    places = pa.array(rows, pa.int64())
-    old = table.take(places)
+    indices = pa.array(rows, pa.int64())
+    old = table.take(indices)
     given = [{**record, **values[row]} for row, record in zip(rows, old.to_pylist(), strict=True)]
     new = assign_ids(pa.Table.from_pylist(given, schema=RECORD))
+    # One take over the old and the new rows: Arrow tables cannot be assigned to.
     pick = list(range(table.num_rows))
     for position, row in enumerate(rows):
         pick[row] = table.num_rows + position
     changed = [
         {"id": now, "before": before, "step": step, "detail": (details or {}).get(row, "")}
         for row, now, before in zip(rows, new["id"].to_pylist(), old["id"].to_pylist(), strict=True)
-        if now != before
+        if now != before  # a change of whitespace alone leaves the id as it is
     ]
     return (
         pa.concat_tables([table, new]).take(pa.array(pick, pa.int64())),

@@ -1,4 +1,4 @@
-"""Records derived from other records (augmented, synthetic, rewritten): their origins and ids."""
+"""Traces derived records (augmented, synthetic, rewritten) to the records that they come from."""
 
 import json
 from typing import Any
@@ -11,56 +11,61 @@ from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 
 _DERIVED = '"(augmented|synthetic)"'
 
-_MAX_CHANGES = 64  # of one record; its ids could go round in a circle
+_MAX_CHANGES = 64  # of one record; bounds the loops, as two steps that undo each other make a cycle of ids
 
 
 def origin_ids(table: pa.Table) -> pa.Array:
-    """String [N]: the id of the one record that each was made of, ``""`` where it was several; null for an original."""
+    """Return the id of the record that each record derives from, string [N].
+
+    ``""`` for a record that derives from several, null for an original.
+    """
     metas = table["meta"].combine_chunks()
+    # One regular expression over the column first: parsing the JSON of every record would be far slower.
     marked = np.flatnonzero(compute.match_substring_regex(metas, _DERIVED).fill_null(False))
-    found: list[str | None] = [None] * table.num_rows
+    origins: list[str | None] = [None] * table.num_rows
     for row in marked.tolist():
-        found[row] = _origin(metas[row].as_py())
-    return pa.array(found, pa.string())
+        origins[row] = _origin(metas[row].as_py())
+    return pa.array(origins, pa.string())
 
 
 def without_held_out_variants(table: pa.Table, held_out: pa.Table, changed: pa.Table) -> Outcome:
-    """Training records without those that were made of a held-out one; both are RECORD tables.
+    """Reject training records that derive from a held-out record; both are RECORD tables.
 
     Args:
-        changed: CHANGED table of what steps have done to either.
+        changed: CHANGED table of the changes that steps have made to either.
     """
+    # By the present id: the origin may have been rewritten since the variant was made of it.
     ids = set(held_out["id"].to_pylist())
-    gone = {
+    rejections = {
         row: Rejection("made of a test record", f"made of {origin}", kept=origin)
         for row, origin in enumerate(
             current_ids(pa.chunked_array([origin_ids(table)]), changed, held_out["id"]).to_pylist()
         )
         if origin in ids
     }
-    return reject_rows(table, "split", gone)
+    return reject_rows(table, "split", rejections)
 
 
 def origin_events(meta: str | None) -> list[dict[str, Any]]:
-    """How a record was made that no one wrote, as events of its story: by which model or method, and of which records.
+    """Return the events of a derived record's history: the model or method that made it, and from which records.
 
-    Each has ``step`` and ``what``, and as marked ``method``, and ``model`` and ``seeds`` or ``of``.
+    Each event has ``step``, ``what`` and ``method``, and either ``model`` and ``seeds`` or ``of``.
     """
-    said = json.loads(meta or "{}")
+    values = json.loads(meta or "{}")
     events: list[dict[str, Any]] = []
-    if isinstance(marks := said.get("synthetic"), dict) and isinstance(marks.get("seeds"), list):
+    if isinstance(marks := values.get("synthetic"), dict) and isinstance(marks.get("seeds"), list):
         what = f"{marks.get('method')} by {marks.get('model')}, from {', '.join(map(str, marks['seeds']))}"
-        told = {name: marks.get(name) for name in ("method", "model", "seeds")}
-        events.append({"step": "synthesize", "what": what, **told})
-    if isinstance(marks := said.get("augmented"), dict) and "of" in marks:
+        details = {name: marks.get(name) for name in ("method", "model", "seeds")}
+        events.append({"step": "synthesize", "what": what, **details})
+    if isinstance(marks := values.get("augmented"), dict) and "of" in marks:
         what = f"{marks.get('method')}, a variant of {marks['of']}"
         events.append({"step": "augment", "what": what, "method": marks.get("method"), "of": marks["of"]})
     return events
 
 
 def _origin(meta: str) -> str | None:
-    said = json.loads(meta)
-    variant, synthetic = said.get("augmented"), said.get("synthetic")
+    values = json.loads(meta)
+    variant, synthetic = values.get("augmented"), values.get("synthetic")
     if isinstance(variant, dict) and isinstance(variant.get("of"), str):
         return str(variant["of"])
     seeds = synthetic.get("seeds") if isinstance(synthetic, dict) else None
@@ -70,10 +75,10 @@ def _origin(meta: str) -> str | None:
 
 
 def original_ids(ids: pa.ChunkedArray, changed: pa.Table) -> pa.ChunkedArray:
-    """The id with which each record was read: string [N]; one of several where steps have made them the same.
+    """Return the id with which each record was read, string [N]; one of several where steps made them equal.
 
     Args:
-        changed: CHANGED table of all that steps have done; what they made of another record has the other's.
+        changed: CHANGED table of all steps; a record that was derived from another gets the other's id.
     """
     for _ in range(_MAX_CHANGES if changed.num_rows else 0):
         at = compute.index_in(ids, value_set=changed["id"])
@@ -84,11 +89,11 @@ def original_ids(ids: pa.ChunkedArray, changed: pa.Table) -> pa.ChunkedArray:
 
 
 def current_ids(ids: pa.ChunkedArray, changed: pa.Table, present: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The id that each record has now, string [N], by one that it had before or between two steps.
+    """Return the present id of each record, string [N], given one that it had before or between two steps.
 
     Args:
-        changed: CHANGED table of what steps have rewritten.
-        present: ids that records have now; these stand for themselves.
+        changed: CHANGED table of the steps.
+        present: ids that records have now, which map to themselves.
     """
     for _ in range(_MAX_CHANGES if changed.num_rows else 0):
         at = compute.index_in(ids, value_set=changed["before"])

@@ -1,4 +1,4 @@
-"""The one Arrow schema that every record is normalised to."""
+"""The Arrow schemas of records, and of the tables that steps write about them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ RECORD: pa.Schema = pa.schema(
         ("meta", pa.string()),
     ]
 )
-"""One row a record.
+"""The schema of records, one a row.
 
 - ``id``: hash of the whole normalised content; ``input_id``: of the prompt or text alone; both with the name of the
   image, where ``meta`` has one as ``image``.
@@ -29,9 +29,9 @@ RECORD: pa.Schema = pa.schema(
 - ``completion``: the answer, the better one of a preference pair; null while unlabelled.
 - ``rejected``: the worse answer of a preference pair; null otherwise.
 - ``text``: plain text; null otherwise.
-- ``group``: records that must stay on one side of a split; null for none.
+- ``group``: records that must stay in one split; null for none.
 - ``source``, ``line``: the file as named by the user, and the 1-based line (row in Parquet and Arrow).
-- ``meta``: JSON object of everything else that the file said.
+- ``meta``: JSON object of all other columns of the file.
 """
 
 REJECTED: pa.Schema = pa.schema(
@@ -45,14 +45,13 @@ REJECTED: pa.Schema = pa.schema(
         pa.field("kept", pa.string()),
     ]
 )
-"""A record that a step took out: the step, the reason (one of few), the detail (of this record), the number that the
-decision rests on, and for a duplicate the ids of its cluster's first record and of the one that stayed."""
+"""A record that a step rejected: the step, the reason (a category), the detail (of this record), the number that the
+decision rests on, and for a duplicate the ids of its cluster's first record and of the one that is kept."""
 
 CHANGED: pa.Schema = pa.schema(
     [("id", pa.string()), ("before", pa.string()), ("step", pa.string()), ("detail", pa.string())]
 )
-"""A record whose content a step changed, or which it made of another: its id, that other id, and what was done."""
-
+"""A record that a step changed, or derived from another: its id, the id before or of the other, and the change."""
 
 FACT: pa.Schema = pa.schema(
     [
@@ -63,14 +62,14 @@ FACT: pa.Schema = pa.schema(
         ("text", pa.string()),
     ]
 )
-"""What a step measured of a record, kept or not: a number or a word."""
+"""A measurement of a record, kept or rejected: a number or a string."""
 
 
 def records(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """A RECORD table of ``rows``, each with every column."""
+    """Build a RECORD table of ``rows``, each with every column."""
     return pa.Table.from_pylist(list(rows), schema=RECORD)
 
 
 def concat(tables: Sequence[pa.Table], schema: pa.Schema = RECORD) -> pa.Table:
-    """The tables one below the other in contiguous columns; none gives an empty table."""
+    """Concatenate tables to contiguous columns; no tables give an empty one."""
     return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()

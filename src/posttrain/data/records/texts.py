@@ -1,4 +1,4 @@
-"""The texts of records: one string a record, a column of texts at a time, or records with their texts changed."""
+"""Reads and maps the texts of records: one string a record, or each text by itself."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -9,14 +9,12 @@ import pyarrow as pa
 import pyarrow.compute
 
 TextField = Literal["input", "answer", "all"]
-"""Which words of a record a step reads: its prompt or text, its answer (both of a preference pair), or all of them."""
+"""The part of a record that a step reads: the prompt or text, the answer (both of a preference pair), or all."""
 
 
 def input_texts(table: pa.Table) -> list[str]:
-    """What is compared to find like inputs, one text a record: its text, or its turns one a line.
-
-    The system turn is left out: it is the same in a whole file and would make all of it look alike.
-    """
+    """Return one string a record: its text, or its turns one a line, without the system turn."""
+    # A system turn is the same in a whole file, and would make all of its inputs look alike.
     return [
         text if prompt is None else "\n".join(turn["content"] for turn in prompt if turn["role"] != "system")
         for prompt, text in zip(table["prompt"].to_pylist(), table["text"].to_pylist(), strict=True)
@@ -24,7 +22,7 @@ def input_texts(table: pa.Table) -> list[str]:
 
 
 def joined_texts(table: pa.Table, field: TextField = "all") -> list[str]:
-    """One text a record, its parts one a line; ``""`` where there are none."""
+    """Return one string a record, its texts one a line; ``""`` where there are none."""
     inputs = input_texts(table) if field != "answer" else [None] * table.num_rows
     better, worse = (
         table[name].to_pylist() if field != "input" else [None] * table.num_rows for name in ("completion", "rejected")
@@ -33,12 +31,12 @@ def joined_texts(table: pa.Table, field: TextField = "all") -> list[str]:
 
 
 class TextColumn(NamedTuple):
-    """M texts of one kind in the order of their rows.
+    """The M texts of one column of a RECORD table, in row order.
 
     Attributes:
-        column: of RECORD, that they stand in.
+        column: name of the column.
         texts: large_string [M].
-        rows: int64 [M], the row of each.
+        rows: int64 [M], the row of each text.
     """
 
     column: str
@@ -47,7 +45,7 @@ class TextColumn(NamedTuple):
 
 
 def text_columns(table: pa.Table, field: TextField = "all") -> Iterator[TextColumn]:
-    """Every text of a RECORD table but nulls: those of all turns, the system's as well, answers and plain text."""
+    """Yield all texts of a RECORD table but nulls: all turns (system turns too), answers and plain texts."""
     for name in _columns(field):
         column = table[name].combine_chunks()
         if name == "prompt":
@@ -60,48 +58,48 @@ def text_columns(table: pa.Table, field: TextField = "all") -> Iterator[TextColu
 
 
 def record_texts(record: Mapping[str, Any], field: TextField = "all", system: bool = True) -> list[str]:
-    """Those of one record.
+    """Return the texts of one record.
 
     Args:
-        system: whether the system's turns are among them.
+        system: whether system turns are included.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for name in _columns(field):
         if name == "prompt":
             turns = record["prompt"] or []
-            found += [turn["content"] for turn in turns if system or turn["role"] != "system"]
+            texts += [turn["content"] for turn in turns if system or turn["role"] != "system"]
         elif record[name] is not None:
-            found.append(record[name])
-    return found
+            texts.append(record[name])
+    return texts
 
 
 def map_texts(
     record: Mapping[str, Any], function: Callable[[str], str], field: TextField = "all", system: bool = True
 ) -> dict[str, Any]:
-    """What ``function`` makes of the texts of a record: the columns that are to hold something else.
+    """Apply a function to the texts of a record, and return the columns that change.
 
     Args:
-        system: whether it is for the system's turns, too.
+        system: whether system turns are mapped too.
     """
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for name in _columns(field):
-        held = record[name]
-        if held is None:
+        value = record[name]
+        if value is None:
             continue
         if name == "prompt":
             new: Any = [
                 {**turn, "content": function(turn["content"])} if system or turn["role"] != "system" else turn
-                for turn in held
+                for turn in value
             ]
         else:
-            new = function(held)
-        if new != held:
-            found[name] = new
-    return found
+            new = function(value)
+        if new != value:
+            changed[name] = new
+    return changed
 
 
 def first_empty(values: Mapping[str, Any]) -> str | None:
-    """Name of the first of some columns with a text that is empty, such as those that `map_texts` gives."""
+    """Return the name of the first column that holds an empty text, such as one that `map_texts` returns."""
     for name, value in values.items():
         texts = [turn["content"] for turn in value] if name == "prompt" else [value]
         if "" in texts:

@@ -1,1 +1,1 @@
-"""The steps of the data pipeline, one a file; `posttrain.data.steps.registry` lists them."""
+"""The steps of the data pipeline; `posttrain.data.steps.registry` lists them by name."""

@@ -68,20 +68,20 @@ class Balance(GlobalStep):
         cap = int(np.floor(self.ratio * sizes.min()))
         large = np.flatnonzero(sizes[inverse] > cap)
         ids = sketches["id"].take(pa.array(counted[large])).to_pylist()
-        drawn = [hashlib.sha256(f"{self.seed}\0balance\0{identity}".encode()).digest()[:8] for identity in ids]
-        order = large[np.lexsort((large, np.frombuffer(b"".join(drawn), dtype=">u8"), inverse[large]))]
+        draws = [hashlib.sha256(f"{self.seed}\0balance\0{identity}".encode()).digest()[:8] for identity in ids]
+        order = large[np.lexsort((large, np.frombuffer(b"".join(draws), dtype=">u8"), inverse[large]))]
         classes, begin = np.unique(inverse[order], return_index=True)
-        place = np.arange(len(order)) - begin[np.searchsorted(classes, inverse[order])]
-        gone = np.sort(order[place >= cap])
+        rank = np.arange(len(order)) - begin[np.searchsorted(classes, inverse[order])]
+        surplus = np.sort(order[rank >= cap])
         column = "completion" if self.by == "label" else "source"
         names = corpus.columns([column])[column].take(pa.array(counted[order[begin]], pa.int64())).to_pylist()
         details = {
-            one: f"`{name}`: {cap:,} of {sizes[one]:,} records stay"
-            for one, name in zip(classes.tolist(), names, strict=True)
+            index: f"`{name}`: {cap:,} of {sizes[index]:,} records stay"
+            for index, name in zip(classes.tolist(), names, strict=True)
         }
         return {
-            row: Rejection("majority class", details[one])
-            for row, one in zip(counted[gone].tolist(), inverse[gone].tolist(), strict=True)
+            row: Rejection("majority class", details[index])
+            for row, index in zip(counted[surplus].tolist(), inverse[surplus].tolist(), strict=True)
         }
 
 

@@ -1,4 +1,4 @@
-"""Measures of records held against bounds: what the filters by fixed thresholds share."""
+"""Rejects records whose measures break bounds; shared by all filters with fixed thresholds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ import pyarrow as pa
 from posttrain.data.records.outcome import Outcome, Rejection, reject_rows
 
 Measures = Mapping[str, npt.NDArray[np.float64]]
-"""By name one number a record; NaN where a record has nothing to measure."""
+"""By name one number a record; NaN where there is nothing to measure."""
 
 _COMPARISONS = {
     "at least": np.greater_equal,
@@ -21,11 +21,11 @@ _COMPARISONS = {
 
 
 class Bound(NamedTuple):
-    """What a measure must be: ``at least``, ``at most``, ``more than`` or ``less than`` the limit.
+    """A bound on a measure: ``at least``, ``at most``, ``more than`` or ``less than`` the limit.
 
     Attributes:
-        reason: that of the rejection.
-        measure: name of what is measured.
+        reason: the reason of the rejection.
+        measure: the name of the measure.
         limit: None sets no bound.
     """
 
@@ -36,10 +36,10 @@ class Bound(NamedTuple):
 
 
 def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequence[Bound]) -> Outcome:
-    """Rejects every record of a RECORD table of N rows for the first of the bounds that it breaks.
+    """Reject every record of a RECORD table of N rows by the first of the bounds that it breaks.
 
     Args:
-        measures: float64 [N] each; NaN breaks no bound. They become the facts of the outcome, NaN as null.
+        measures: float64 [N] each, which also become the facts of the outcome, NaN as null; NaN breaks no bound.
     """
     rejections: dict[int, Rejection] = {}
     for bound in bounds:
@@ -56,7 +56,7 @@ def apply_bounds(table: pa.Table, step: str, measures: Measures, bounds: Sequenc
 
 
 def ratio(piece: npt.NDArray[np.float64], whole: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """One divided by the other, float64 [N]; NaN where the whole is nothing."""
-    found = np.full(len(whole), np.nan)
-    np.divide(piece, whole, out=found, where=whole > 0)
-    return found
+    """Divide, float64 [N]; NaN where the whole is zero."""
+    quotients = np.full(len(whole), np.nan)
+    np.divide(piece, whole, out=quotients, where=whole > 0)
+    return quotients

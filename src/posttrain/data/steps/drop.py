@@ -49,7 +49,7 @@ class Drop(RowStep):
         rejections = {
             row: Rejection("named", f"{file} names it in line {line}")
             for row, ids in enumerate(zip(*(table[name].to_pylist() for name in _NAMES), strict=True))
-            if (line := next((named[one] for one in ids if one in named), None)) is not None
+            if (line := next((named[record_id] for record_id in ids if record_id in named), None)) is not None
         }
         return reject_rows(table, self.name, rejections)
 
@@ -64,12 +64,12 @@ def _named_ids(file: str, only: str | None, state: str) -> dict[str, int]:
     Raises:
         UserError: the file cannot be read, has no ids, or says neither true nor false of one.
     """
-    path, found = Path(file), dict[str, int]()
+    path, lines = Path(file), dict[str, int]()
     if path.suffix.lower() in (".txt", ""):
         for number, text in enumerate(read_text(path, path.name).splitlines(), 1):
             if text.strip():
-                found.setdefault(text.strip(), number)
-        return found
+                lines.setdefault(text.strip(), number)
+        return lines
     for row in read_rows(path, path.name):
         if isinstance(row, Problem):
             raise row.error()
@@ -78,9 +78,9 @@ def _named_ids(file: str, only: str | None, state: str) -> dict[str, int]:
             fix = "give the file a column `id` or `input_id`"
             raise UserError("names no record", where=f"{path.name}:{row.line}", fix=fix)
         if only is None or only not in row.values or _is_true(row.values[only], only, f"{path.name}:{row.line}"):
-            for one in ids:
-                found.setdefault(one, row.line)
-    return found
+            for record_id in ids:
+                lines.setdefault(record_id, row.line)
+    return lines
 
 
 def _is_true(value: Any, column: str, where: str) -> bool:

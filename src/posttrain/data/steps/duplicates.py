@@ -54,27 +54,27 @@ class Minhash(GlobalStep):
         return sketches.append_column("answer", pa.array(np.frombuffer(digests, dtype=np.uint64)))
 
     def decide(self, corpus: Corpus) -> GlobalResult:
-        known = corpus.known()
-        before = known.table if known and known.unchanged else None
+        previous = corpus.known()
+        known = previous.table if previous and previous.unchanged else None
         cluster = cluster_inputs(
-            corpus, self.threshold, self.ngram, None if before is None else np.asarray(before["cluster"].to_numpy())
+            corpus, self.threshold, self.ngram, None if known is None else np.asarray(known["cluster"].to_numpy())
         )
         sketches = corpus.sketches().select(["grams", "answer"])
         grams, answers = (np.asarray(column.to_numpy(), dtype=np.uint64) for column in sketches.columns)
-        gone, kept = _repeats_in_clusters(np.flatnonzero(corpus.alive), cluster, answers)
-        score = np.where(grams[gone] == grams[kept], 1.0, np.nan)
-        if before is not None:
-            again = np.flatnonzero(gone < before.num_rows)
-            same = again[before["kept"].to_numpy()[gone[again]] == kept[again]]
-            score[same] = before["score"].to_numpy()[gone[same]]
+        removed, kept = _repeats_in_clusters(np.flatnonzero(corpus.alive), cluster, answers)
+        score = np.where(grams[removed] == grams[kept], 1.0, np.nan)
+        if known is not None:
+            again = np.flatnonzero(removed < known.num_rows)
+            same = again[known["kept"].to_numpy()[removed[again]] == kept[again]]
+            score[same] = known["score"].to_numpy()[removed[same]]
         asked = np.flatnonzero(np.isnan(score))
-        score[asked] = search.similarities(_fetch_texts(corpus), gone[asked], kept[asked], self.ngram, corpus.map)
-        named = np.unique(np.concatenate([kept, cluster[gone]]))
-        told = corpus.columns(["id", "source", "line"]).take(pa.array(named))
-        ids = dict(zip(named.tolist(), told["id"].to_pylist(), strict=True))
-        where = dict(zip(named.tolist(), locations(told), strict=True))
+        score[asked] = search.similarities(_fetch_texts(corpus), removed[asked], kept[asked], self.ngram, corpus.map)
+        named = np.unique(np.concatenate([kept, cluster[removed]]))
+        named_records = corpus.columns(["id", "source", "line"]).take(pa.array(named))
+        ids = dict(zip(named.tolist(), named_records["id"].to_pylist(), strict=True))
+        where = dict(zip(named.tolist(), locations(named_records), strict=True))
         rejections = {}
-        for row, stays, similarity in zip(gone.tolist(), kept.tolist(), score.tolist(), strict=True):
+        for row, stays, similarity in zip(removed.tolist(), kept.tolist(), score.tolist(), strict=True):
             detail = f"similarity {similarity:.2f} to {where[stays]}"
             if similarity < self.threshold:
                 detail += ", with which it hangs together by others"
@@ -82,7 +82,7 @@ class Minhash(GlobalStep):
                 "near duplicate", detail, similarity, cluster=ids[int(cluster[row])], kept=ids[stays]
             )
         likeness = SimilarityKind(self.threshold, self.ngram, self.seed, self.permutations)
-        return GlobalResult(rejections, state=_state(cluster, gone, kept, score), clustered=likeness)
+        return GlobalResult(rejections, state=_state(cluster, removed, kept, score), clustered=likeness)
 
 
 def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices | None = None) -> Indices:
@@ -99,10 +99,10 @@ def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices 
     )
 
 
-def _state(cluster: Indices, gone: Indices, kept: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
+def _state(cluster: Indices, removed: Indices, kept: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
     """Of every row its cluster, which row is kept in its place, -1 for none, and how like the two are."""
     instead, likeness = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
-    instead[gone], likeness[gone] = kept, score
+    instead[removed], likeness[removed] = kept, score
     return pa.table({"cluster": cluster, "kept": instead, "score": likeness})
 
 
@@ -130,11 +130,11 @@ class Exact(GlobalStep):
         rows = np.flatnonzero(corpus.alive)
         _, first, inverse = np.unique(ids[rows], return_index=True, return_inverse=True)
         kept = rows[first][inverse]  # np.unique names the first of equal ones
-        gone = rows[kept != rows]
+        removed = rows[kept != rows]
         stays = kept[kept != rows]
         where = _locations_by_row(corpus, np.unique(stays))
         rejections = {}
-        for row, other in zip(gone.tolist(), stays.tolist(), strict=True):
+        for row, other in zip(removed.tolist(), stays.tolist(), strict=True):
             identity = ids[other].decode()
             detail = f"the same as {where[other]}"
             rejections[row] = Rejection("exact duplicate", detail, cluster=identity, kept=identity)
@@ -171,19 +171,19 @@ class Conflicts(GlobalStep):
         names, counts = np.unique(distinct, return_counts=True)
         disputed = rows[np.isin(inputs, names[counts > 1])]
         records = corpus.take(disputed)
-        told = [
+        quoted = [
             (identity, f"`{answer}` at {where}")
             for identity, answer, where in zip(
                 records["input_id"].to_pylist(), records["completion"].to_pylist(), locations(records), strict=True
             )
         ]
         details: dict[str, list[str]] = {}
-        for identity, text in told:
+        for identity, text in quoted:
             details.setdefault(identity, []).append(text)
         return GlobalResult(
             {
                 row: Rejection("conflicting labels", "; ".join(details[identity]))
-                for row, (identity, _) in zip(disputed.tolist(), told, strict=True)
+                for row, (identity, _) in zip(disputed.tolist(), quoted, strict=True)
             }
         )
 
@@ -240,12 +240,12 @@ class Semantic(GlobalStep):
         sizes = np.bincount(cluster, minlength=len(rows))
         many = np.flatnonzero(sizes[cluster] > 1)
         ids = sketches["id"].take(pa.array(rows)).to_pylist()
-        gone, kept = _semantic_repeats(corpus, rows, many, cluster)
-        told = corpus.columns(["source", "line"]).take(pa.array(rows[np.unique(kept)]))
-        where = dict(zip(np.unique(kept).tolist(), locations(told), strict=True))
+        removed, kept = _semantic_repeats(corpus, rows, many, cluster)
+        kept_records = corpus.columns(["source", "line"]).take(pa.array(rows[np.unique(kept)]))
+        where = dict(zip(np.unique(kept).tolist(), locations(kept_records), strict=True))
         rejections = {}
-        scores = cosines(vectors, gone, kept).tolist()
-        for row, stays, cosine in zip(gone.tolist(), kept.tolist(), scores, strict=True):
+        scores = cosines(vectors, removed, kept).tolist()
+        for row, stays, cosine in zip(removed.tolist(), kept.tolist(), scores, strict=True):
             detail = f"cosine {cosine:.3f} to {where[stays]}"
             if cosine < self.threshold:
                 detail += ", with which it hangs together by others"
@@ -271,15 +271,15 @@ def _semantic_repeats(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Of the embeddings ``many`` those that repeat cluster and answer of an earlier one, and for each the first."""
     first: dict[tuple[int, str | None, str | None], int] = {}
-    gone, kept = [], []
+    removed, kept = [], []
     records = corpus.take(rows[many]).select(["completion", "rejected"])
     answers = zip(records["completion"].to_pylist(), records["rejected"].to_pylist(), strict=True)
     for row, (better, worse) in zip(many.tolist(), answers, strict=True):
         stays = first.setdefault((int(cluster[row]), better, worse), row)
         if stays != row:
-            gone.append(row)
+            removed.append(row)
             kept.append(stays)
-    return np.array(gone, dtype=np.int64), np.array(kept, dtype=np.int64)
+    return np.array(removed, dtype=np.int64), np.array(kept, dtype=np.int64)
 
 
 @lru_cache(maxsize=8)

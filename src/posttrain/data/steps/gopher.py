@@ -149,14 +149,14 @@ class GopherRepetition(RowStep):
         texts = joined_texts(table, self.field)
         lines = np.array([repeated_shares(_lines(text)) for text in texts], dtype=np.float64).reshape(-1, 2).T
         paragraphs = np.array([repeated_shares(_paragraphs(text)) for text in texts], dtype=np.float64).reshape(-1, 2).T
-        found = ngram_shares(texts, self.max_top_ngram, self.max_repeated_ngrams)
+        shares = ngram_shares(texts, self.max_top_ngram, self.max_repeated_ngrams)
         measures = {
             "repeated_lines": lines[0],
             "repeated_paragraphs": paragraphs[0],
             "repeated_line_characters": lines[1],
             "repeated_paragraph_characters": paragraphs[1],
-            **{f"top_{n}_gram": found.top[n] for n in sorted(found.top)},
-            **{f"repeated_{n}_grams": found.repeated[n] for n in sorted(found.repeated)},
+            **{f"top_{n}_gram": shares.top[n] for n in sorted(shares.top)},
+            **{f"repeated_{n}_grams": shares.repeated[n] for n in sorted(shares.repeated)},
         }
         limits = {
             "repeated_lines": self.max_lines,

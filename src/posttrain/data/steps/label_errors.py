@@ -85,9 +85,9 @@ class LabelErrors(GlobalStep):
         rejections = {}
         if len(names) > 1:
             inputs = sketches["input_id"].take(pa.array(rows)).to_pylist()
-            found = audit_labels(self._features(corpus, rows), labels, inputs, self.folds, self.rounds, self.seed)
-            quality[rows] = found.channel.correct
-            for at, other in self._errors(labels, found):
+            label_audit = audit_labels(self._features(corpus, rows), labels, inputs, self.folds, self.rounds, self.seed)
+            quality[rows] = label_audit.channel.correct
+            for at, other in self._errors(labels, label_audit):
                 row = int(rows[at])
                 suggested[row] = names[other]
                 detail = f"likely `{names[other]}`, labelled `{names[labels[at]]}`"
@@ -131,16 +131,16 @@ class LabelErrors(GlobalStep):
             vstack([counted for _, counted in corpus.map_tables(_count_table)]).tocsr()[rows], self.seed
         )
 
-    def _errors(self, labels: Rows, found: LabelAudit) -> list[tuple[int, int]]:
+    def _errors(self, labels: Rows, label_audit: LabelAudit) -> list[tuple[int, int]]:
         """The records that are label errors, and the label that each should likely have."""
         if self.prune == "likelihood":
-            wrong = found.channel.likely != labels
-            wrong &= found.channel.correct < 0.5
+            wrong = label_audit.channel.likely != labels
+            wrong &= label_audit.channel.correct < 0.5
         else:
-            wrong = find_label_issues(labels, found.probabilities, self.prune)
-        others = found.probabilities.copy()
+            wrong = find_label_issues(labels, label_audit.probabilities, self.prune)
+        others = label_audit.probabilities.copy()
         others[np.arange(len(labels)), labels] = -1
-        better = np.where(found.channel.likely != labels, found.channel.likely, others.argmax(axis=1))
+        better = np.where(label_audit.channel.likely != labels, label_audit.channel.likely, others.argmax(axis=1))
         at = np.flatnonzero(wrong)
         return list(zip(at.tolist(), better[at].tolist(), strict=True))
 

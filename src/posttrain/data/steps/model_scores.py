@@ -68,8 +68,8 @@ class Perplexity(ModelStep):
         if table.num_rows:
             lm = self.loaded()
             sums, counts = text_log_likelihoods(lm, joined_texts(table, self.field))
-            told = counts > 0
-            measure[told] = np.exp(-sums[told] / counts[told])
+            scored = counts > 0
+            measure[scored] = np.exp(-sums[scored] / counts[scored])
         bounds = [
             Bound("predictable text", "perplexity", "at least", self.min_perplexity),
             Bound("improbable text", "perplexity", "at most", self.max_perplexity),

@@ -49,21 +49,21 @@ class PersonalData(RowStep):
         suspects = self._suspects(table)
         read = table.select([*self._columns(), "prompt"]).take(pa.array(suspects))
         for row, record in zip(suspects.tolist(), read.to_pylist(), strict=True):
-            masked, found = self._masked(record)
-            if found:
-                counts[row], values[row] = found, masked
+            masked, tally = self._masked(record)
+            if tally:
+                counts[row], values[row] = tally, masked
         facts = self._facts(table.num_rows, counts)
-        told = {
-            row: ", ".join(f"{found[kind]} {kind}" for kind in KINDS if found[kind]) for row, found in counts.items()
+        details = {
+            row: ", ".join(f"{tally[kind]} {kind}" for kind in KINDS if tally[kind]) for row, tally in counts.items()
         }
         if self.action == "reject":
             rejections = {
-                row: Rejection("personal data", told[row], float(found.total())) for row, found in counts.items()
+                row: Rejection("personal data", details[row], float(tally.total())) for row, tally in counts.items()
             }
             return reject_rows(table, self.name, rejections, facts)
         if self.action == "report" or not counts:
             return reject_rows(table, self.name, {}, facts)
-        kept, changed = rewrite(table, values, self.name, told)
+        kept, changed = rewrite(table, values, self.name, details)
         return reject_rows(kept, self.name, {}, facts)._replace(changed=changed)
 
     def _suspects(self, table: pa.Table) -> npt.NDArray[np.int64]:
@@ -84,32 +84,32 @@ class PersonalData(RowStep):
 
     def _masked(self, record: dict[str, Any]) -> tuple[dict[str, Any], Counter[Kind]]:
         """The columns that are to change, and what was found in them."""
-        found: Counter[Kind] = Counter()
+        tally: Counter[Kind] = Counter()
         changed: dict[str, Any] = {}
         for name in self._columns():
             text = record[name]
-            if text is not None and (clean := self._clean(text, found)) != text:
+            if text is not None and (clean := self._clean(text, tally)) != text:
                 changed[name] = clean
         if self.field != "answer" and record["prompt"] is not None:
-            turns = [{**turn, "content": self._clean(turn["content"], found)} for turn in record["prompt"]]
+            turns = [{**turn, "content": self._clean(turn["content"], tally)} for turn in record["prompt"]]
             if turns != record["prompt"]:
                 changed["prompt"] = turns
-        return changed, found
+        return changed, tally
 
-    def _clean(self, text: str, found: Counter[Kind]) -> str:
+    def _clean(self, text: str, tally: Counter[Kind]) -> str:
         if self.action == "mask":
             text, counts = mask(text, self.kinds, reserved=self.reserved_addresses)
-            found.update(counts)
+            tally.update(counts)
         else:
-            found.update(one.kind for one in detect(text, self.kinds, reserved=self.reserved_addresses))
+            tally.update(span.kind for span in detect(text, self.kinds, reserved=self.reserved_addresses))
         return text
 
     def _facts(self, rows: int, counts: dict[int, Counter[Kind]]) -> dict[str, pa.Array]:
         total = np.zeros(rows)
         by_kind = {kind: np.full(rows, np.nan) for kind in self.kinds}
-        for row, found in counts.items():
-            total[row] = found.total()
-            for kind, number in found.items():
+        for row, tally in counts.items():
+            total[row] = tally.total()
+            for kind, number in tally.items():
                 by_kind[kind][row] = number
         facts = {"pii": pa.array(total, pa.float64())}
         for kind, numbers in by_kind.items():

@@ -121,11 +121,11 @@ class Quality(RowStep):
             learned.save(folder)
             return learned
 
-    def _learned(self, told: dict[str, Any]) -> "LinearClassifier":
+    def _learned(self, extra: dict[str, Any]) -> "LinearClassifier":
         from posttrain.data.quality.classifier import train_quality
 
         good, bad = (self._texts(files) for files in (self.good, self.bad))
-        return train_quality(good, bad, ngrams=self.ngrams, embedder=self.embedder, strength=self.strength, told=told)
+        return train_quality(good, bad, ngrams=self.ngrams, embedder=self.embedder, strength=self.strength, extra=extra)
 
     def _texts(self, files: list[str]) -> list[str]:
         from posttrain.data.reading.reader import read

@@ -1,4 +1,4 @@
-"""Files and models that steps read: located, hashed by content and loaded once a process."""
+"""Locates the files and models that steps read, hashes them by content and loads them once a process."""
 
 import tempfile
 from functools import cache
@@ -16,7 +16,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def resolve_path(root: Path, name: str) -> str:
-    """A file or folder that the user named, seen from ``root``."""
+    """Resolve a path that the user gave against ``root``."""
     return str((root / Path(name).expanduser()).resolve())
 
 
@@ -27,7 +27,7 @@ def check_exists(name: str, where: str) -> None:
 
 
 def file_key(name: str) -> str:
-    """64 hex characters that depend on the content of a file or folder, which is read anew only when it changed.
+    """Return the digest of a file's or folder's content, 64 hex characters; it is read again only after a change.
 
     Raises:
         UserError: it is missing or cannot be read.
@@ -36,7 +36,7 @@ def file_key(name: str) -> str:
 
 
 def file_state(name: str) -> str:
-    """64 hex characters that tell apart what a file or folder was and is, without reading it."""
+    """Return a digest of sizes and times of a file or folder, which changes with it, without reading it."""
     path = Path(name)
     return digest(file_stats(path)) if path.exists() else ""
 
@@ -47,7 +47,7 @@ def _file_key(name: str, state: str) -> str:
 
 
 def locate_model(model: str, root: Path) -> str:
-    """A language model that the user named, as `posttrain.models.sources` finds it.
+    """Resolve a language model's name as `posttrain.models.sources` does.
 
     Raises:
         UserError: it leads to no model.
@@ -58,13 +58,13 @@ def locate_model(model: str, root: Path) -> str:
 
 
 def model_key(model: str) -> str:
-    """What a language model is known by: its content; a Hub id and the tiny model stand for themselves."""
+    """Return the key of a language model: the digest of its content; a Hub id and the tiny model are their own keys."""
     source = locate_model(model, Path())
     return file_key(source) if Path(source).is_absolute() else source
 
 
 def load_language_model(model: str, precision: Precision) -> "LanguageModel":
-    """A language model, loaded once a process and again when its files changed.
+    """Load a language model, once a process and again after its files change.
 
     Raises:
         UserError: it holds no causal language model.

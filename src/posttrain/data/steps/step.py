@@ -1,4 +1,18 @@
-"""What a step of the data pipeline is: its settings, and the work that they describe."""
+"""The base classes of data steps, and the views of a dataset that steps see.
+
+A step of your own derives from `RowStep` and defines ``apply``, which splits a table into kept and rejected rows::
+
+    class Shout(RowStep):
+        name: ClassVar[str] = "shout"
+
+        def apply(self, table: pa.Table) -> Outcome:
+            texts = enumerate(joined_texts(table))
+            rejections = {row: Rejection("capitals", text[:20]) for row, text in texts if text.isupper()}
+            return reject_rows(table, self.name, rejections)
+
+A step that must see all records at once, such as deduplication, derives from `GlobalStep`. The config names steps by
+``name``, by an entry point of the group ``posttrain.steps``, or as ``package.module:Shout``.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,15 +33,17 @@ Result = TypeVar("Result")
 
 
 class Step(Section):
-    """A step with its settings. It is a section of the config, is pickled to workers, and loads what it needs there.
+    """A data step: a section of the config, and the work that it describes.
+
+    A step is pickled to workers, so it loads models and files there, on first use, and not when it is constructed.
 
     Attributes:
-        name: what the config calls it.
-        version: raised by hand when the same settings come to mean something else.
-        evaluation: whether records that a model is measured on go through it too.
-        training_only: whether it follows the split, and meets only what a model learns from.
-        needs_answers: whether it has nothing to say about a pool, whose answers are hidden.
-        needs_labels: whether it has nothing to say about open-ended answers.
+        name: the step's name in the config.
+        version: raised by hand when the same settings give other results, so that finished shards are not reused.
+        evaluation: whether evaluation records go through it too.
+        training_only: whether it runs after the split, on training records alone.
+        needs_answers: whether it is skipped for a pool, whose answers are hidden.
+        needs_labels: whether it is skipped where answers are open-ended.
     """
 
     name: ClassVar[str]
@@ -38,45 +54,45 @@ class Step(Section):
     needs_labels: ClassVar[bool] = False
 
     def located(self, root: Path) -> Self:
-        """The step with its files named from ``root``, the workspace's folder."""
+        """Return the step with its paths resolved against ``root``, the workspace's folder."""
         return self
 
     def check(self) -> None:
-        """Before any work: raise a UserError if a package, a file or a model that the step needs is missing."""
+        """Raise a UserError if a package, a file or a model that the step needs is missing; runs before any work."""
 
     def key(self) -> dict[str, Any]:
-        """What the outcome depends on besides the records, as JSON values: of a file the digest, not the place."""
+        """Return everything that the result depends on besides the records, as JSON; files by digest, not path."""
         return {"step": self.name, "version": self.version, **self.model_dump(mode="json")}
 
 
 class RowStep(Step, ABC):
-    """Decides about each record by itself, so that tables can be cut anywhere."""
+    """A step that decides about each record by itself, so that tables can be cut anywhere."""
 
     @abstractmethod
     def apply(self, table: pa.Table) -> Outcome:
-        """What becomes of the rows of a RECORD table."""
+        """Split a RECORD table into kept and rejected rows, change rows, or measure them."""
 
 
 class ShardView(Protocol):
-    """Some rows of a corpus, one behind the other; pickled to a worker, which reads them there."""
+    """Consecutive rows of a corpus; pickled to a worker, which reads them there."""
 
     @property
     def rows(self) -> int:
-        """How many, dead ones too."""
+        """The number of rows, rejected ones too."""
 
     def sketches(self) -> pa.Table:
-        """What `GlobalStep.sketch` made of every row."""
+        """Return the result of `GlobalStep.sketch` for every row."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """RECORD table of the rows, in the order given."""
+        """Return the RECORD table of some rows, in the order given."""
 
 
 class PreviousState(NamedTuple):
-    """What a step left when the set was smaller.
+    """The state that a step saved when the dataset was smaller.
 
     Attributes:
-        table: the `Decision.state`, one row for each of the first K rows of today.
-        unchanged: whether of those rows the same are alive as were then.
+        table: the `GlobalResult.state`, one row for each of the first K rows of today.
+        unchanged: whether the same of these rows are alive as were then.
     """
 
     table: pa.Table
@@ -84,7 +100,7 @@ class PreviousState(NamedTuple):
 
 
 class SimilarityKind(NamedTuple):
-    """What made inputs alike: the settings of `posttrain.data.duplicates.minhash.minhash_sketch`."""
+    """The settings by which inputs count as similar, those of `posttrain.data.duplicates.minhash.minhash_sketch`."""
 
     threshold: float
     ngram: int
@@ -93,66 +109,66 @@ class SimilarityKind(NamedTuple):
 
 
 class Corpus(Protocol):
-    """All records that a global step decides about, N rows in reading order, wherever they lie.
+    """All records that a global step decides about, N rows in reading order, in memory or on disk.
 
-    Rows that earlier steps took out are not ``alive``: they say nothing and are not decided about.
+    Rows that earlier steps rejected are not ``alive``: a step ignores them and does not decide about them.
     """
 
     @property
     def rows(self) -> int:
-        """N."""
+        """N, the number of rows."""
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
-        """Bool [N]."""
+        """Bool [N], the rows that no earlier step rejected."""
 
     def sketches(self) -> pa.Table:
-        """What `GlobalStep.sketch` made of every row."""
+        """Return the result of `GlobalStep.sketch` for every row."""
 
     def columns(self, names: Iterable[str]) -> pa.Table:
-        """Some RECORD columns of every row, read piece by piece: ids, not texts, of large sets."""
+        """Return some RECORD columns of every row: ids, but not texts, as those of a large dataset exceed the memory."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """RECORD table of the rows, in the order given."""
+        """Return the RECORD table of some rows, in the order given."""
 
     def known(self) -> PreviousState | None:
-        """What the step left with the same settings, if there is something."""
+        """Return the state that the step saved with the same settings, if any."""
 
     def sides(self) -> npt.NDArray[np.int8]:
-        """Int8 [N], the split that each row had in versions before, by its place among them; -1 for none."""
+        """Return the split that each row had in earlier versions, int8 [N], by its index; -1 for none."""
 
     def changed(self) -> pa.Table:
-        """``id`` and ``before`` of the CHANGED table of what steps have rewritten so far."""
+        """Return ``id`` and ``before`` of the CHANGED table of all steps so far."""
 
     def clustered(self) -> Mapping[SimilarityKind, pa.ChunkedArray]:
-        """Clusters, int64 [N], that earlier steps found among these rows and others that have gone since."""
+        """Return the clusters, int64 [N], that earlier steps computed over these rows and ones rejected since."""
 
     def parts(self) -> Sequence[ShardView]:
-        """All rows, in order."""
+        """Return views of all rows, in order."""
 
     def evaluation(self) -> pa.Table:
-        """RECORD table of what models are measured on: the evaluation sides of the split, and every suite."""
+        """Return the RECORD table of all evaluation records: the held-out splits, and every suite."""
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """``function`` of each item in order, on as many workers as there are; both are pickled."""
+        """Apply a function to each item on all workers, and yield the results in order; both are pickled."""
 
     def map_tables(self, function: Callable[[pa.Table], Result]) -> Iterator[tuple[int, Result]]:
-        """``function`` of all rows, table by table in order, each with its first row; workers read the tables."""
+        """Apply a function to all rows, table by table, and yield each table's first row and result, on workers."""
 
 
 @dataclass(frozen=True)
 class GlobalResult:
-    """What a global step decided.
+    """The result of a global step.
 
     Attributes:
         rejections: by row.
-        rewritten: by row the RECORD columns that are to hold something else, such as ``{"text": ...}``.
+        rewritten: by row the RECORD columns to replace, such as ``{"text": ...}``.
         facts: as in `Outcome`, N values each.
-        state: N rows of what the step wants to be given when the set has grown.
-        settled: settings that were left to the records, for all versions that grow from this one.
-        clustered: by which settings the state's column ``cluster`` holds all clusters of like inputs.
-        sides: uint8 [N], the split of each row by its place in `posttrain.data.split.SPLITS`; None: as it was.
-        given_away: by source of evaluation records how many of them training records give away, and how many there are.
+        state: N rows that the step wants back as `PreviousState` when the dataset has grown.
+        settled: settings that the records decided, frozen for all versions that grow from this one.
+        clustered: the settings by which the state's column ``cluster`` holds all clusters of similar inputs.
+        sides: uint8 [N], the split of each row by its index in `posttrain.data.split.SPLITS`; None: unchanged.
+        contaminated: by source of evaluation records the number that training records give away, and their total.
     """
 
     rejections: Mapping[int, Rejection] = field(default_factory=dict)
@@ -166,16 +182,16 @@ class GlobalResult:
 
 
 class GlobalStep(Step, ABC):
-    """Decides about records in view of all others; the same whatever tables they are cut into."""
+    """A step that decides about each record in view of all others, whatever tables they are cut into."""
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """What is compared, small and made row by row: one row a row of the RECORD table."""
+        """Reduce each row of a RECORD table to what `decide` compares, so that all rows fit into memory."""
         return table.select(["id"])
 
     def sketch_key(self) -> dict[str, Any]:
-        """What a sketch depends on besides its row, as JSON values."""
+        """Return everything that a sketch depends on besides its row, as JSON."""
         return self.key()
 
     @abstractmethod
     def decide(self, corpus: Corpus) -> GlobalResult:
-        """What becomes of all rows."""
+        """Decide about all rows at once, in one process."""

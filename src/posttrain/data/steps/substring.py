@@ -62,82 +62,84 @@ class Substring(GlobalStep):
 
     def sketch(self, table: pa.Table) -> pa.Table:
         parts = _parts(table, self.field)
-        found = fingerprints(list(parts.values()), self.length)
+        prints = fingerprints(list(parts.values()), self.length)
         sizes = np.zeros(table.num_rows + 1, dtype=np.int64)
-        np.add.at(sizes, _row_of(np.array(list(parts), dtype=np.int64)) + 1, found.sizes)
-        lists = pa.LargeListArray.from_arrays(pa.array(np.cumsum(sizes)), pa.array(found.values, pa.uint64()))
+        np.add.at(sizes, _row_of(np.array(list(parts), dtype=np.int64)) + 1, prints.sizes)
+        lists = pa.LargeListArray.from_arrays(pa.array(np.cumsum(sizes)), pa.array(prints.values, pa.uint64()))
         return pa.table({"fingerprints": lists})
 
     def decide(self, corpus: Corpus) -> GlobalResult:
         rows, shared = _suspects(corpus)
         blocks = [rows[start : start + _ROWS_A_BLOCK] for start in range(0, len(rows), _ROWS_A_BLOCK)]
         search = partial(_windows, field=self.field, length=self.length, shared=shared)
-        found = [
-            one._replace(text=_code(block[_row_of(one.text)], _place_of(one.text)))
-            for block, one in zip(blocks, corpus.map(search, map(corpus.take, blocks)), strict=True)
+        suspects = [
+            part._replace(text=_code(block[_row_of(part.text)], _part_of(part.text)))
+            for block, part in zip(blocks, corpus.map(search, map(corpus.take, blocks)), strict=True)
         ]
         rejections: dict[int, Rejection] = {}
         rewritten: dict[int, dict[str, Any]] = {}
         share: list[float | None] = [None] * corpus.rows
         at: list[str | None] = [None] * corpus.rows
-        for row, record, own in self._repeated(repeats(joined(found), self.length), corpus):
-            share[row], at[row] = own.share, "; ".join(own.told)
+        for row, record, own in self._repeated(repeats(joined(suspects), self.length), corpus):
+            share[row], at[row] = own.share, "; ".join(own.details)
             if self.action == "reject":
-                gone = own.share > self.share
+                rejected = own.share > self.share
             else:
                 values = _without(record, own.cuts)
-                gone = values is None
+                rejected = values is None
                 if values is not None:
                     rewritten[row] = values
-            if gone:
-                detail = f"{own.share:.0%} of its words: {'; '.join(own.told)}"
+            if rejected:
+                detail = f"{own.share:.0%} of its words: {'; '.join(own.details)}"
                 rejections[row] = Rejection("repeated text", detail, own.share, own.kept, own.kept)
         facts = {"repeated_share": pa.array(share, pa.float64()), "repeated_at": pa.array(at, pa.string())}
         return GlobalResult(rejections, rewritten, facts)
 
     def _repeated(
-        self, found: Sequence[RepeatedSpan], corpus: Corpus
+        self, candidates: Sequence[RepeatedSpan], corpus: Corpus
     ) -> Iterator[tuple[int, Mapping[str, Any], "_Repeated"]]:
         """Every row with repeated words, its record, and what of it is repeated."""
-        owner = np.array([_row_of(repeat.text) for repeat in found], dtype=np.int64)
+        owner = np.array([_row_of(repeat.text) for repeat in candidates], dtype=np.int64)
         blocks = np.unique(owner, return_inverse=True)[1] // _ROWS_A_BLOCK
-        for block in np.split(np.arange(len(found)), np.flatnonzero(np.diff(blocks)) + 1) if found else []:
-            here = [found[place] for place in block.tolist()]
+        for block in np.split(np.arange(len(candidates)), np.flatnonzero(np.diff(blocks)) + 1) if candidates else []:
+            here = [candidates[index] for index in block.tolist()]
             rows = np.unique([_row_of(code) for repeat in here for code in (repeat.text, repeat.source)])
             table = corpus.take(rows)
             texts = {
-                _code(rows[_row_of(code)].item(), _place_of(code)): text
+                _code(rows[_row_of(code)].item(), _part_of(code)): text
                 for code, text in _parts(table, self.field).items()
             }
-            words = {code: comparable_words(text) for code, text in texts.items()}
+            words_by_text = {code: comparable_words(text) for code, text in texts.items()}
             where = dict(zip(rows.tolist(), locations(table), strict=True))
             ids = dict(zip(rows.tolist(), table["id"].to_pylist(), strict=True))
             counts: dict[int, int] = {}
-            for code, own in words.items():
+            for code, own in words_by_text.items():
                 counts[_row_of(code)] = counts.get(_row_of(code), 0) + len(own)
             records = dict(zip(rows.tolist(), table.to_pylist(), strict=True))
             by_row: dict[int, list[RepeatedSpan]] = {}
             for repeat in here:
-                if true := verify_span(repeat, words[repeat.text], words[repeat.source], self.length):
-                    by_row.setdefault(_row_of(repeat.text), []).extend(true)
-            for row, true in by_row.items():
-                cuts = _joined_spans(true)
-                gone = sum(end - begin for spans in cuts.values() for begin, end in spans)
-                spelled = {one.text: texts[one.text].split() for one in true}
-                told = [
-                    f"words {one.begin + 1} to {one.end} of {_NAMES.get(_place_of(one.text), 'the prompt')} "
-                    f"({one.end - one.begin} words, `{_sample(spelled[one.text], one.begin)}`) stand at "
-                    f"{where[_row_of(one.source)]}"
-                    for one in true
+                if confirmed := verify_span(
+                    repeat, words_by_text[repeat.text], words_by_text[repeat.source], self.length
+                ):
+                    by_row.setdefault(_row_of(repeat.text), []).extend(confirmed)
+            for row, confirmed in by_row.items():
+                cuts = _joined_spans(confirmed)
+                repeated_words = sum(end - begin for spans in cuts.values() for begin, end in spans)
+                spelled = {repeat.text: texts[repeat.text].split() for repeat in confirmed}
+                details = [
+                    f"words {repeat.begin + 1} to {repeat.end} of {_NAMES.get(_part_of(repeat.text), 'the prompt')} "
+                    f"({repeat.end - repeat.begin} words, `{_sample(spelled[repeat.text], repeat.begin)}`) stand at "
+                    f"{where[_row_of(repeat.source)]}"
+                    for repeat in confirmed
                 ]
                 yield (
                     row,
                     records[row],
                     _Repeated(
-                        gone / counts[row],
-                        {_place_of(code): _spans(texts[code], spans) for code, spans in cuts.items()},
-                        told,
-                        ids[_row_of(true[0].source)],
+                        repeated_words / counts[row],
+                        {_part_of(code): _spans(texts[code], spans) for code, spans in cuts.items()},
+                        details,
+                        ids[_row_of(confirmed[0].source)],
                     ),
                 )
 
@@ -148,33 +150,33 @@ class _Repeated(NamedTuple):
     Attributes:
         share: of its words.
         cuts: by text the characters that are repeated.
-        told: in words.
+        details: of each repeat, as the rejection shows it.
         kept: id of the record where the first of it stands.
     """
 
     share: float
     cuts: Mapping[int, Sequence[tuple[int, int]]]
-    told: Sequence[str]
+    details: Sequence[str]
     kept: str
 
 
 # The texts of a record in reading order: its turns by their number, then these.
-_PLACES = 1 << 20
-_ANSWER, _TEXT = _PLACES - 2, _PLACES - 1
+_PARTS_PER_ROW = 1 << 20
+_ANSWER, _TEXT = _PARTS_PER_ROW - 2, _PARTS_PER_ROW - 1
 _NAMES = {_ANSWER: "the answer", _TEXT: "the text"}
 
 
-def _code(row: Any, place: Any) -> Any:
+def _code(row: Any, part: Any) -> Any:
     """One number for a text, in reading order."""
-    return row * _PLACES + place
+    return row * _PARTS_PER_ROW + part
 
 
 def _row_of(code: Any) -> Any:
-    return code // _PLACES
+    return code // _PARTS_PER_ROW
 
 
-def _place_of(code: Any) -> Any:
-    return code % _PLACES
+def _part_of(code: Any) -> Any:
+    return code % _PARTS_PER_ROW
 
 
 def _parts(table: pa.Table, field: Words) -> dict[int, str]:
@@ -183,9 +185,9 @@ def _parts(table: pa.Table, field: Words) -> dict[int, str]:
     columns = (table[name].to_pylist() for name in ("prompt", "completion", "text"))
     for row, (prompt, completion, text) in enumerate(zip(*columns, strict=True)):
         if field != "answer":
-            for place, turn in enumerate(prompt or []):
+            for part, turn in enumerate(prompt or []):
                 if turn["role"] != "system":
-                    parts[_code(row, place)] = turn["content"]
+                    parts[_code(row, part)] = turn["content"]
         if field != "input" and completion is not None:
             parts[_code(row, _ANSWER)] = completion
         if field != "answer" and text is not None:
@@ -207,8 +209,8 @@ def _suspects(corpus: Corpus) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uin
 
 def _windows(table: pa.Table, field: Words, length: int, shared: npt.NDArray[np.uint64]) -> Windows:
     parts = _parts(table, field)
-    found = windows(list(parts.values()), length, shared)
-    return found._replace(text=np.array(list(parts), dtype=np.int64)[found.text])
+    result = windows(list(parts.values()), length, shared)
+    return result._replace(text=np.array(list(parts), dtype=np.int64)[result.text])
 
 
 def _sample(words: Sequence[str], begin: int) -> str:
@@ -216,15 +218,15 @@ def _sample(words: Sequence[str], begin: int) -> str:
     return shorten(" ".join([*words[begin : begin + _SAMPLE_WORDS], "…"]), _SAMPLE_LENGTH)
 
 
-def _joined_spans(found: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int, int]]]:
+def _joined_spans(confirmed: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int, int]]]:
     """By text the words in any of the repeats, which are in order."""
     spans: dict[int, list[tuple[int, int]]] = {}
-    for one in found:
-        own = spans.setdefault(one.text, [])
-        if own and one.begin <= own[-1][1]:
-            own[-1] = (own[-1][0], max(own[-1][1], one.end))
+    for repeat in confirmed:
+        own = spans.setdefault(repeat.text, [])
+        if own and repeat.begin <= own[-1][1]:
+            own[-1] = (own[-1][0], max(own[-1][1], repeat.end))
         else:
-            own.append((one.begin, one.end))
+            own.append((repeat.begin, repeat.end))
     return spans
 
 
@@ -237,9 +239,9 @@ def _spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]
 def _without(record: Mapping[str, Any], cuts: Mapping[int, Sequence[tuple[int, int]]]) -> dict[str, Any] | None:
     """The columns of a record without the cut characters; None if that leaves nothing of a text."""
     values: dict[str, Any] = {}
-    for place, spans in cuts.items():
-        turn = None if place in _NAMES else record["prompt"][place]
-        name = {_ANSWER: "completion", _TEXT: "text"}.get(place, "prompt")
+    for part, spans in cuts.items():
+        turn = None if part in _NAMES else record["prompt"][part]
+        name = {_ANSWER: "completion", _TEXT: "text"}.get(part, "prompt")
         old = record[name] if turn is None else turn["content"]
         edges = [0, *(edge for span in spans for edge in span), len(old)]
         new = "".join(old[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)).rstrip()
@@ -249,5 +251,5 @@ def _without(record: Mapping[str, Any], cuts: Mapping[int, Sequence[tuple[int, i
             values[name] = new
         else:
             turns = values.get("prompt", record["prompt"])
-            values["prompt"] = [{**one, "content": new} if at == place else one for at, one in enumerate(turns)]
+            values["prompt"] = [{**item, "content": new} if at == part else item for at, item in enumerate(turns)]
     return values

@@ -185,8 +185,8 @@ def count_terms(texts: Sequence[str], terms: TermList, *, disguised: bool = Fals
 
 def _count_listed(words: Sequence[str], terms: TermList) -> int:
     return sum(
-        tuple(words[place : place + len(term)]) == term
-        for place, word in enumerate(words)
+        tuple(words[index : index + len(term)]) == term
+        for index, word in enumerate(words)
         for term in terms.by_first.get(word, ())
     )
 
@@ -203,4 +203,4 @@ def _is_disguised_term(word: str, listed: frozenset[str]) -> bool:
     if shown[0] in "*#" or 2 * seen < len(shown):
         return False
     pattern = re.compile(_HIDDEN.sub("[a-z]", shown))
-    return any(pattern.fullmatch(one) for one in listed)
+    return any(pattern.fullmatch(term) for term in listed)

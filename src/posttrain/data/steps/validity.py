@@ -60,8 +60,8 @@ class Schema(RowStep):
                 counts["turns"] += np.bincount(rows, minlength=table.num_rows)
             for name, pattern in _PATTERNS.items():
                 if column == "prompt" or name != "empty_turns":
-                    found = pa.compute.count_substring_regex(texts, pattern)
-                    counts[name] += _by_row(rows, found, table.num_rows)
+                    matches = pa.compute.count_substring_regex(texts, pattern)
+                    counts[name] += _by_row(rows, matches, table.num_rows)
         measures = {
             **counts,
             "replacement_share": ratio(counts["replacement_characters"], counts["characters"]),
@@ -137,8 +137,8 @@ class Length(RowStep):
                 Bound(f"{what} too long", f"{name}_words", "at most", lengths.max_words),
             ]
         outcome = apply_bounds(table, self.name, measures, bounds)
-        told = {name: values for name, values in outcome.facts.items() if not name.startswith("worse")}
-        return outcome._replace(facts=told)
+        facts = {name: values for name, values in outcome.facts.items() if not name.startswith("worse")}
+        return outcome._replace(facts=facts)
 
 
 def _characters(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.float64]:
