@@ -26,10 +26,10 @@ _WORD = re.compile(r"\S+")
 class Noise(AugmentMethod):
     """Words replaced by a blank, or by words drawn from the corpus' counts, each with a probability of its own.
 
-    The probabilities of section 3.3, where x is the word and ``scheduled_lr`` is gamma 0:
+    The probabilities of section 3.3, where x is the word and ``rate`` is gamma 0:
 
-    - ``blank``: ``scheduled_lr`` for every word, which stands for interpolation with a uniform blank.
-    - ``unigram``: ``scheduled_lr`` for every word, another drawn by c(x): linear interpolation with the unigram.
+    - ``blank``: ``rate`` for every word, which stands for interpolation with a uniform blank.
+    - ``unigram``: ``rate`` for every word, another drawn by c(x): linear interpolation with the unigram.
     - ``back_off``: ``rate N1+(x, .) / c(x, .)``, as absolute discounting backs off where many words follow; another
       drawn by N1+(., x), as Kneser-Ney's lower order is: words that come after many others are likelier to come here.
     """
@@ -62,7 +62,7 @@ class Noise(AugmentMethod):
         return [self._noised(text, rng) for text, rng in zip(texts, rngs, strict=True)]
 
     def probability(self, words: list[str]) -> npt.NDArray[np.float64]:
-        """Gamma of each word, float64 [N]; a word that was never counted, or never followed, gets ``scheduled_lr``."""
+        """Gamma of each word, float64 [N]; a word that was never counted, or never followed, gets ``rate``."""
         gamma = np.full(len(words), self.rate)
         if self.kind == "back_off" and self.counts is not None:
             known = _word_index(self.counts)

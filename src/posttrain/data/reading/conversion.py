@@ -252,7 +252,7 @@ class UserIds:
         return len(self._seen)
 
     def table(self) -> pa.Table:
-        """All ids: ``key`` (a hash of the id, 12 bytes), ``content`` (of the record's id, 10 bytes) and ``line``."""
+        """Return all ids: ``key`` (hash of the id, 12 bytes), ``content`` (the record's id, 10 bytes) and ``line``."""
         keys = [key.to_bytes(12) for key in self._seen]
         contents = [(first >> _ID_LINE_BITS).to_bytes(10) for first in self._seen.values()]
         lines = [first & ((1 << _ID_LINE_BITS) - 1) for first in self._seen.values()]

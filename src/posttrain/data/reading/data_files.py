@@ -193,7 +193,7 @@ def open_file(path: DataPath, name: str) -> Iterator[IO[bytes]]:
 
     Raises:
         OSError, UserError: it cannot be reached.
-        BadFile: it is not what its suffix says, or ends too early; see :func:`read_lines` for the line.
+        BadFile: its content does not match its suffix, or ends too early; see `read_lines` for the line.
     """
     with ExitStack() as stack:
         if isinstance(path, Url):
@@ -249,7 +249,7 @@ def long_line_problem(name: str, line: int) -> Problem:
 
 
 def read_line_range(path: str | Path, start: int, stop: int) -> Iterator[bytes]:
-    """The lines of a plain local file from byte ``start``, where one begins, to byte ``stop``."""
+    """Yield the lines of a plain local file from byte ``start``, the start of a line, to byte ``stop``."""
     with open(path, "rb") as file:
         file.seek(start)
         left = stop - start

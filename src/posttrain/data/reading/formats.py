@@ -227,7 +227,8 @@ def folder_rows(path: Path, name: str) -> Rows:
 
 
 def _arrow_files(folder: Path) -> list[Path]:
-    """The data files in order; ``state.json`` of save_to_disk lists them, which leaves cached maps out."""
+    """Return the data files in order."""
+    # save_to_disk lists them in state.json; a folder may also hold the cached results of maps, which are no data.
     state = folder / "state.json"
     if state.exists():
         try:

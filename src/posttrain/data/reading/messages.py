@@ -18,6 +18,8 @@ SHAREGPT_ROLES = {
     "tool": "tool", "observation": "tool", "function_response": "tool",
 }  # fmt: skip
 
+# HH-RLHF keeps a dialogue in one string, each turn after an empty line and its speaker (Bai et al. 2022, "Training a
+# Helpful and Harmless Assistant", the published ``chosen`` and ``rejected``).
 _TURN_START = re.compile(r"\n\n(Human|Assistant):")
 
 _DIALOGUE_ROLES = {"Human": "user", "Assistant": "assistant"}

@@ -1,15 +1,7 @@
 """Maps the name of each step to its class, which is imported on first use."""
 
-from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.metadata import entry_points
-
 from posttrain.data.steps.step import Step
-from posttrain.store.errors import UserError
-from posttrain.store.extensions import load_object
-
-ENTRY_POINTS = "posttrain.steps"
-"""The group of entry points by which other packages add steps."""
+from posttrain.store.extensions import Registry
 
 _BUILT_IN = {
     "answers": "posttrain.data.steps.validity:Answers",
@@ -39,45 +31,10 @@ _BUILT_IN = {
 }
 
 
-class _Registry(Mapping[str, type[Step]]):
-    """The built-in steps and those of entry points; ``package.module:Class`` loads any other step."""
-
-    def __getitem__(self, name: str) -> type[Step]:
-        """The class of a step.
-
-        Raises:
-            KeyError: no step has the name.
-            UserError: its module cannot be imported, or holds no such step.
-        """
-        path = name if ":" in name else _paths().get(name)
-        if path is None:
-            raise KeyError(name)
-        step = load_object(path, where=f"step {name}")
-        if not (isinstance(step, type) and issubclass(step, Step)):
-            fix = "derive it from RowStep or GlobalStep of posttrain.data.steps.step"
-            raise UserError(f"`{path}` is no data step", where=f"step {name}", fix=fix)
-        return step
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (":" in name or name in _paths())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_paths())
-
-    def __len__(self) -> int:
-        return len(_paths())
-
-
-STEPS = _Registry()
+STEPS: Registry[type[Step]] = Registry("step", "posttrain.steps", _BUILT_IN, Step)
 
 
 def config_name(step: Step) -> str:
-    """The name by which `STEPS` finds the class again, also in another process that reads a recipe."""
-    return step.name if step.name in STEPS else f"{type(step).__module__}:{type(step).__qualname__}"
-
-
-@cache
-def _paths() -> dict[str, str]:
-    added = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-    # A step of this package wins: finished versions were built with it under that name.
-    return {**added, **_BUILT_IN}
+    """Return the name by which `STEPS` finds the class again, also in another process that reads a recipe."""
+    named = step.name in STEPS and STEPS[step.name] is type(step)
+    return step.name if named else f"{type(step).__module__}:{type(step).__qualname__}"

@@ -126,7 +126,7 @@ class Corpus(Protocol):
         """Return the result of `GlobalStep.sketch` for every row."""
 
     def columns(self, names: Iterable[str]) -> pa.Table:
-        """Return some RECORD columns of every row: ids, but not texts, as those of a large dataset exceed the memory."""
+        """Return some RECORD columns of every row: ids, but not texts, as those of a large dataset exceed memory."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """Return the RECORD table of some rows, in the order given."""
