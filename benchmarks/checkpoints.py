@@ -37,7 +37,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import Checkpoint
 
 State = dict[str, torch.Tensor]
 REFERENCE = "torch.save + fsync"

@@ -20,7 +20,7 @@ from posttrain.models import packing
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Unit, micro_batches
-from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
 from posttrain.train.objectives.build import ObjectiveInputs, build_objective
 from posttrain.train.optim.schedule import scheduled_lr

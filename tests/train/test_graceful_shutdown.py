@@ -11,7 +11,8 @@ import pytest
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.train import trainer
-from posttrain.train.checkpoint import CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
 
 Fresh = Callable[..., LanguageModel]

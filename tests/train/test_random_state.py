@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.state import random_state, set_random_state
 
 DRAWS: dict[str, Callable[[], float]] = {

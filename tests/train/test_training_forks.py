@@ -11,7 +11,7 @@ from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
 from posttrain.store.errors import UserError
 from posttrain.train import standalone
-from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 

@@ -89,9 +89,9 @@ def test_memory_runs_out_at_the_first_look(
     described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer examples are looked at."""
-    from posttrain.train.initialization import activation_stats as first_look
+    from posttrain.train import trainer
 
-    sizes, forward = [], first_look.forward
+    sizes, forward = [], trainer.forward
 
     def short(lm: Any, lesson: Any, config: Any, packed: Any, rows: list[int]) -> Any:
         sizes.append(packed.sequences)
@@ -99,7 +99,7 @@ def test_memory_runs_out_at_the_first_look(
             raise torch.OutOfMemoryError("planted")
         return forward(lm, lesson, config, packed, rows)
 
-    monkeypatch.setattr(first_look, "forward", short)
+    monkeypatch.setattr(trainer, "forward", short)
     config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
     found = trained(described, records, config, tmp_path)["initialization"]
     assert sizes[0] == 4

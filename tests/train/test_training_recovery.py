@@ -12,7 +12,7 @@ import pytest
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.train import trainer
-from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
 from posttrain.train.gradients import StepResult
 from posttrain.train.monitor.decisions import Decision

@@ -21,7 +21,8 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed
 from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.config import LoraConfig, TrainConfig
 from posttrain.train.gradients import StepResult
 from posttrain.train.monitor.metrics import JsonlSink

@@ -83,7 +83,7 @@ def autotune_settings(
         UserError: the folder holds something else, or the training cannot be begun.
         WorkError: nothing could be measured in this time.
     """
-    if out.exists() and (not out.is_dir() or {one.name for one in out.iterdir()} - {CONFIG, TUNED, _WORK_FOLDER}):
+    if out.exists() and (not out.is_dir() or {trial.name for trial in out.iterdir()} - {CONFIG, TUNED, _WORK_FOLDER}):
         raise UserError("holds something else already", where=str(out), fix="name another --out")
     make_folder(out)
     work = out / _WORK_FOLDER
@@ -99,7 +99,7 @@ def autotune_settings(
         remove_tree(work)
     best = config.model_copy(update={"train": with_settings(config.train, tuned.settings)})
     write_atomically(out / CONFIG, yaml.safe_dump(best.model_dump(mode="json"), sort_keys=False).encode())
-    write_atomically(out / TUNED, json.dumps([trial_to_json(one) for one in tuned.trials], indent=1).encode())
+    write_atomically(out / TUNED, json.dumps([trial_to_json(trial) for trial in tuned.trials], indent=1).encode())
     return tuned
 
 
@@ -113,19 +113,19 @@ def search(
         passed: seconds so far; may be a clock of its own.
     """
     began = time.monotonic()
-    found = _Search(config, measure, steps, passed or (lambda: time.monotonic() - began))
-    found.until = _SEARCH_SHARE * seconds
-    found.explore()
-    if sum(not one.problem for one in found.trials) < 2:  # nothing to decide between, so there is time to look on
-        found.until = seconds
-        found.explore()
-    if found.best is None:
-        last = found.trials[-1].problem if found.trials else "no time"
+    tuner = _Search(config, measure, steps, passed or (lambda: time.monotonic() - began))
+    tuner.until = _SEARCH_SHARE * seconds
+    tuner.explore()
+    if sum(not trial.problem for trial in tuner.trials) < 2:  # nothing to decide between, so there is time to look on
+        tuner.until = seconds
+        tuner.explore()
+    if tuner.best is None:
+        last = tuner.trials[-1].problem if tuner.trials else "no time"
         raise WorkError(f"no setting could be measured in {seconds:.0f} s: {last}")
-    found.until = seconds
-    winner, rate = found.decide()
-    first = found.trials[0]
-    return TuningResult(winner.settings, found.trials, first.rate(steps), rate)
+    tuner.until = seconds
+    winner, rate = tuner.decide()
+    first = tuner.trials[0]
+    return TuningResult(winner.settings, tuner.trials, first.rate(steps), rate)
 
 
 class _Search:
@@ -158,19 +158,19 @@ class _Search:
     def decide(self) -> tuple[Trial, float]:
         """The better of the best two, measured in turns, and its tokens a second."""
         assert self.best is not None
-        usable = {_settings_key(one.settings): one for one in self.trials if one.rate(self._steps)}
-        ranked = sorted(usable.values(), key=lambda one: -one.rate(self._steps))[:2]
-        rates: dict[str, list[float]] = {_settings_key(one.settings): [] for one in ranked}
-        order = [place for turn in range(_FINAL_REPEATS) for place in ((0, 1) if turn % 2 == 0 else (1, 0))]
-        for place in order if len(ranked) == 2 else ():
-            again = self._run(ranked[place].settings, 0.0)
+        usable = {_settings_key(trial.settings): trial for trial in self.trials if trial.rate(self._steps)}
+        ranked = sorted(usable.values(), key=lambda trial: -trial.rate(self._steps))[:2]
+        rates: dict[str, list[float]] = {_settings_key(trial.settings): [] for trial in ranked}
+        order = [index for turn in range(_FINAL_REPEATS) for index in ((0, 1) if turn % 2 == 0 else (1, 0))]
+        for index in order if len(ranked) == 2 else ():
+            again = self._run(ranked[index].settings, 0.0)
             if again is None:
                 break
             rates[_settings_key(again.settings)].append(again.rate(self._steps))
         if not all(rates.values()):
             return self.best, self.best.rate(self._steps)
         # A crash in the second measurement counts as 0, as it would in training.
-        first, second = (median(rates[_settings_key(one.settings)]) for one in ranked)
+        first, second = (median(rates[_settings_key(trial.settings)]) for trial in ranked)
         close = min(first, second) * 1.02 >= max(first, second)
         saves = ranked[1].memory_bytes < 0.9 * ranked[0].memory_bytes
         takes_second = second > first if not close else saves
@@ -203,13 +203,13 @@ class _Search:
         if key.startswith("loader."):
             return self.best.data_wait > _LOADER_BOUND
         if key == "recompute.mode":  # it costs time, and only pays where memory is what limits the micro-batch
-            limited = any(one.problem == OUT_OF_MEMORY for one in self.trials)
+            limited = any(trial.problem == OUT_OF_MEMORY for trial in self.trials)
             return limited or self.best.settings[key] != "none"
         return True
 
     def _try(self, settings: Settings) -> Trial | None:
         """Measure a setting unless it was; it is the best if it is better by more than a little."""
-        if any(_settings_key(one.settings) == _settings_key(settings) for one in self.trials):
+        if any(_settings_key(trial.settings) == _settings_key(settings) for trial in self.trials):
             return None
         best = self.best.rate(self._steps) if self.best else 0.0
         trial = self._run(settings, _GIVE_UP_BELOW * best)
@@ -230,8 +230,8 @@ class _Search:
                 raise  # as it stands in the config
             trial = Trial(settings, problem=str(error))
         self.trials.append(trial)
-        said = trial.problem or f"{trial.rate(self._steps):,.0f} tokens/s, {trial.memory_bytes / 1e9:.2f} GB"
-        log.info("  %s: %s", ", ".join(f"{key}={_yaml(value)}" for key, value in settings.items()), said)
+        outcome = trial.problem or f"{trial.rate(self._steps):,.0f} tokens/s, {trial.memory_bytes / 1e9:.2f} GB"
+        log.info("  %s: %s", ", ".join(f"{key}={_yaml(value)}" for key, value in settings.items()), outcome)
         return trial
 
 

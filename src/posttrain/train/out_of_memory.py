@@ -27,7 +27,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     text = str(error)
     return (
-        "DefaultCPUAllocator" in text and any(words in text for words in _CPU_MESSAGES)
+        "DefaultCPUAllocator" in text and any(message in text for message in _CPU_MESSAGES)
     ) or "CUDA out of memory" in text
 
 
@@ -57,12 +57,12 @@ def run_in_groups(
         left = list(group)
         while left:
             rows = left if budget is None else next(group_by_tokens(units, left, budget))
-            found = _try_group(read, rows)
-            if found is None:
+            result = _try_group(read, rows)
+            if result is None:
                 budget = _halve_budget(units, rows)
             else:
                 left = left[len(rows) :]
-                yield rows, found[0]
+                yield rows, result[0]
 
 
 def _try_group(read: Callable[[Sequence[int]], Result], rows: Sequence[int]) -> tuple[Result] | None:

@@ -206,7 +206,8 @@ def _plan_phases(
 
 
 def _step_work(config: Any, train: TrainConfig, stage: _PhasePlan, budget: int) -> _StepWork:
-    decoder = DecoderSize.of(config.get_text_config(), train.objective)
+    classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
+    decoder = DecoderSize.of(config.get_text_config(), classifier=classifier)
     if stage.batches:
         sizes = [(one.tokens, one.ids.shape[1], one.pairs, len(one.targets)) for one in stage.packed(budget)]
         (tokens, computed, pairs, supervised), passes = np.sum(sizes, axis=0).tolist(), len(stage.batches)

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 from posttrain.store.errors import UserError
-from posttrain.train.checkpoint import Checkpoint, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.monitor.decisions import Decision, stop_error
 from posttrain.train.monitor.metrics import Sink, mean_loss
 from posttrain.train.recovery_log import RecoveryLog
@@ -21,141 +22,145 @@ log = logging.getLogger("posttrain")
 
 @dataclass
 class Recovery:
-    """What leads a training back to a state that it was in.
+    """Saves, resumes and rolls back a training.
 
     Args:
         state: of the training.
-        notes: as the attempt before left them.
+        log: of the attempts before, as far as there were any.
         checkpoints: of the training.
-        scratch: where the notes are kept.
-        rate_factor: what lowering the rate multiplies it by.
-        sink: what is told which steps stand.
+        scratch: the folder of the log.
+        lr_scale: factor on the learning rate for the action ``lower_rate``.
+        sink: where steps are reported; it drops those that a rollback undoes.
     """
 
     state: TrainingState
-    notes: RecoveryLog
+    log: RecoveryLog
     checkpoints: Checkpoints
     scratch: Path
-    rate_factor: float
+    lr_scale: float
     sink: Sink | None
-    untold: list[Decision] = field(default_factory=list, init=False)
-    """Decisions at steps that have no line of their own."""
+    unreported: list[Decision] = field(default_factory=list, init=False)
+    """Decisions at steps that were undone, and so have no line of their own; the next line reports them."""
     _saved: int = field(default=0, init=False)  # steps at the last checkpoint
 
     def resume(self) -> None:
-        """Go on where an earlier attempt was stopped, if there was one.
+        """Resume an earlier attempt, if there was one.
 
         Raises:
-            UserError: it was of another model, or has done more steps than this training is to have.
+            UserError: it trained another model, or more steps than this training has.
         """
-        state, notes = self.state, self.notes
-        if notes.ended:
-            notes.ended = []
-            notes.write(self.scratch)
-        if notes.back_to is not None:
-            self._gone_back()
+        state = self.state
+        if self.log.ended:
+            self.log.ended = []
+            self.log.write(self.scratch)
+        if self.log.back_to is not None:  # killed in the middle of a rollback
+            self._rewind()
         if checkpoint := self.checkpoints.latest():
             state.load(checkpoint, resumed=True)
-        if notes.course and notes.course["turns"] > state.course.turns:
-            state.course = Interventions(**notes.course).after_rollback_to(state.course)
-            state.watch.decisions = [Decision.from_json(one) for one in notes.decisions]
-            self.untold = [Decision.from_json(one) for one in notes.untold]
-        done, wanted = len(state.steps), state.order.steps
-        if done > wanted:
+        # Killed between a rollback and the next checkpoint: only the log knows why it rolled back.
+        if self.log.course and self.log.course["turns"] > state.interventions.rollbacks:
+            logged = Interventions.from_state(self.log.course)
+            state.interventions = logged.after_rollback_to(state.interventions)
+            state.monitor.decisions = [Decision.from_json(decision) for decision in self.log.decisions]
+            self.unreported = [Decision.from_json(decision) for decision in self.log.untold]
+        if len(state.steps) > state.sampler.steps:
             raise UserError(
-                f"{done} steps are done already, and this config has {wanted}",
+                f"{len(state.steps)} steps are done already, and this config has {state.sampler.steps}",
                 where=str(self.scratch),
                 fix="raise `train.epochs`, or start afresh in another folder",
             )
-        self._stands()
+        self._rewind_sink()
 
     def save(self) -> None:
-        """Save a checkpoint; the best one is that with the lowest mean loss since the one before."""
+        """Save a checkpoint; the best is the one with the lowest mean loss since the one before."""
         since = self.state.steps[self._saved :]
         if self.checkpoints.save(len(self.state.steps), self.state.checkpoint(), metric=mean_loss(since)):
             self._saved = len(self.state.steps)
 
     def save_last(self) -> None:
-        """Save a checkpoint before the process ends, whatever is being written."""
+        """Save a checkpoint before the process ends, even if one is still being written."""
         if self.checkpoints.config.wanted and self._saved < len(self.state.steps):
-            self.checkpoints.steps()  # waits
+            self.checkpoints.steps()  # waits, so that ``when_busy: skip`` does not skip the last one
             self.save()
 
-    def act(self, decision: Decision, mine: list[Decision]) -> bool:
-        """Carry a decision out.
+    def act(self, decision: Decision, decisions: list[Decision]) -> bool:
+        """Carry out a decision.
 
         Args:
-            mine: all decisions of the step, which is forgotten with its line where training goes back.
+            decisions: all decisions of this step; a rollback undoes the step and its line.
 
         Returns:
-            Whether training went back; if not, it goes on with the next step.
+            Whether training was rolled back; if not, it continues with the next step.
 
         Raises:
             WorkError: the decision is to stop.
         """
-        course, notes = self.state.course, self.notes
+        interventions, log = self.state.interventions, self.log
         if decision.action == "stop":
-            notes.ended = self.state.watch.report()
-            notes.write(self.scratch)
+            log.ended = self.state.monitor.report()
+            log.write(self.scratch)
             raise stop_error(decision)
-        there = self.checkpoints.steps() if decision.restores else []
+        available = self.checkpoints.steps() if decision.restores else []
         if decision.action == "lower_rate":
-            if there:
-                course.turned_factor *= self.rate_factor
+            if available:
+                interventions.rollback_lr_scale *= self.lr_scale
             else:
-                course.rate_factor *= self.rate_factor
+                interventions.lr_scale *= self.lr_scale
         if decision.drops_gradient:
-            course.skip_steps(range(decision.finding.since, decision.finding.step + 1))
-        if not there:
+            interventions.skip_steps(range(decision.finding.since, decision.finding.step + 1))
+        if not available:
             return False
-        course.turns += 1
-        self.untold += mine
-        notes.course, notes.decisions = course.state(), self.state.watch.report()
-        notes.untold = [one.to_json() for one in self.untold]
-        notes.back_to = max(decision.finding.since, there[0])
-        checkpoint = self._gone_back()
-        if checkpoint is None:  # none was whole: what is left out are the gradients from here on
-            del self.untold[len(self.untold) - len(mine) :]  # their step keeps its line
+        interventions.rollbacks += 1
+        self.unreported += decisions
+        log.course, log.decisions = interventions.state(), self.state.monitor.report()
+        log.untold = [unreported.to_json() for unreported in self.unreported]
+        log.back_to = max(decision.finding.since, available[0])
+        checkpoint = self._rewind()
+        if checkpoint is None:
+            # No checkpoint was whole: training continues, the gradients are skipped, and the step keeps its line.
+            del self.unreported[len(self.unreported) - len(decisions) :]
             return False
         self.state.load(checkpoint, resumed=False)
-        self._stands()
+        self._rewind_sink()
         return True
 
-    def _gone_back(self) -> Checkpoint | None:
-        """The checkpoint to go back to, once those that came after it are gone; noted first, as a kill may come."""
-        assert self.notes.back_to is not None
-        self.notes.write(self.scratch)
-        checkpoint = self.checkpoints.rewind(self.notes.back_to)
-        self.notes.back_to = None
-        self.notes.write(self.scratch)
+    def _rewind(self) -> Checkpoint | None:
+        """Remove the checkpoints after ``log.back_to`` and return the newest that is left."""
+        assert self.log.back_to is not None
+        # Logged before and after: a kill in between repeats the removal instead of resuming from what was given up.
+        self.log.write(self.scratch)
+        checkpoint = self.checkpoints.rewind(self.log.back_to)
+        self.log.back_to = None
+        self.log.write(self.scratch)
         return checkpoint
 
-    def _stands(self) -> None:
+    def _rewind_sink(self) -> None:
         self._saved = len(self.state.steps)
         if self.sink:
-            self.sink.rewind(self.state.steps, self.state.watch.told)
+            self.sink.rewind(self.state.steps, self.state.monitor.reported)
 
 
 @contextmanager
 def graceful_shutdown() -> Iterator[Callable[[], BaseException | None]]:
-    """What to raise once the process was asked to end; None before.
+    """Catch Ctrl-C and SIGTERM; yields a function that returns the exception to raise once one has arrived.
 
-    A second request ends it at once. Only the main thread is told of signals; in another one nothing changes.
+    The step is finished and saved first. A second signal ends the process at once.
     """
+    # Python delivers signals to the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    asked: list[BaseException] = []
+    requests: list[BaseException] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
-        if len(asked) > 1:
-            raise asked[-1]
-        log.warning("asked to end: after this step and its checkpoint; once more ends it at once")
+    def handle(number: int, frame: FrameType | None) -> None:
+        requests.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+        if len(requests) > 1:
+            raise requests[-1]
+        log.warning("shutting down after this step and its checkpoint; a second signal exits at once")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked[0] if asked else None
+        yield lambda: requests[0] if requests else None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

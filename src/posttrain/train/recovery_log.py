@@ -10,21 +10,21 @@ from posttrain.store.files import write_atomically
 _LOG_FILE = "notes.json"
 
 
+# The fields are names on disk: a training that an older version began resumes from them.
 @dataclass
 class RecoveryLog:
-    """What a training's next attempt has to know from the start.
+    """Everything the next attempt of a training has to know before it reads a checkpoint.
 
-    Whatever a step decides without going back is in the checkpoints alone: an attempt that starts before it decides the
-    same again.
+    Decisions without a rollback are in the checkpoints alone: an attempt that starts before them decides the same.
 
     Args:
-        auto_budget: tokens of a micro-batch, where they are ``auto``; None before that was decided.
-        fitting_budget: tokens of a micro-batch at most since memory ran out; None where it has not.
-        course: as JSON, when training last went back; it goes before that of a checkpoint with fewer turns.
-        decisions: all that the watch had decided by then, as JSON, oldest first.
-        untold: those of them that no line of the metrics tells.
-        back_to: the step to go back to; None once that is done.
-        ended: all that the watch had decided when it stopped the training, as JSON; empty otherwise.
+        auto_budget: tokens of a micro-batch where the config says ``auto``; None before that was decided.
+        fitting_budget: the most tokens of a micro-batch since memory ran out; None if it has not.
+        course: the interventions at the last rollback, as JSON; they override a checkpoint with fewer rollbacks.
+        decisions: all decisions up to then, as JSON, oldest first.
+        untold: those of them that no line of the metrics file reports.
+        back_to: the step to roll back to; None once that is done.
+        ended: all decisions when the monitor stopped the training, as JSON; empty otherwise.
     """
 
     auto_budget: int | None = None
@@ -35,16 +35,16 @@ class RecoveryLog:
     back_to: int | None = None
     ended: list[dict[str, Any]] = field(default_factory=list)
 
-    def fitting(self, tokens: int) -> int:
-        """As many of the tokens of a micro-batch as memory has held."""
+    def limit_tokens(self, tokens: int) -> int:
+        """Limit the tokens of a micro-batch to what memory has held."""
         return tokens if self.fitting_budget is None else min(tokens, self.fitting_budget)
 
     def write(self, folder: Path) -> None:
-        """Keep them in a training's folder."""
+        """Write the log into a training's folder."""
         write_atomically(folder / _LOG_FILE, json.dumps(asdict(self)).encode())
 
 
 def read_recovery_log(folder: Path) -> RecoveryLog:
-    """What `RecoveryLog.write` kept there; fresh ones where nothing was."""
+    """Read the log of a training's folder; a fresh one if there is none."""
     file = folder / _LOG_FILE
     return RecoveryLog(**json.loads(file.read_bytes())) if file.exists() else RecoveryLog()

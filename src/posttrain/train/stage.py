@@ -110,14 +110,14 @@ def train(
         json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8"
     )
     fresh: dict[str, Any] = {"initialization": trainer.initial} if trainer.initial else {}
-    seen = trainer.state.order.seen().reshape(len(units), times).sum(1)
+    seen = trainer.state.sampler.seen().reshape(len(units), times).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))
         fresh["never_met"] = never_met
     if found.weightless:
         log.warning("  left out for their weight of 0: %d records", len(found.weightless))
         fresh["weightless"] = found.weightless
-    if mixes := mix_counts(trainer.state.order, trainer.kinds or {}):
+    if mixes := mix_counts(trainer.state.sampler, trainer.kinds or {}):
         fresh["mixes"] = mixes
     return fresh | {
         "examples": len(units),
@@ -128,7 +128,7 @@ def train(
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
         "first_loss": finite(steps[0].loss),
         "last_loss": mean_loss(step for step in steps if step.epoch == steps[-1].epoch),
-        "decisions": trainer.watch.report(),
+        "decisions": trainer.monitor.report(),
     }
 
 

@@ -179,7 +179,7 @@ def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable
     notes, asked = read_recovery_log(work / "scratch"), config.train.micro_batch_tokens
     tokens = notes.auto_budget if asked == "auto" else asked
     assert tokens is not None, "it was decided before the first step"
-    summary["micro_batch_tokens"] = notes.fitting(tokens)
+    summary["micro_batch_tokens"] = notes.limit_tokens(tokens)
     resolved = config.train.model_copy(update={"micro_batch_tokens": summary["micro_batch_tokens"]})
     _write_config(out, config.model_copy(update={"train": resolved}))
     _move_model(work / "model", out)

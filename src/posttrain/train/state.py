@@ -3,14 +3,14 @@
 import logging
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.train.checkpoint import Checkpoint
+from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.monitor.monitor import Monitor
@@ -25,39 +25,47 @@ _CUDA = "random.cuda."
 
 @dataclass
 class Interventions:
-    """How a training goes on after what was decided.
+    """Changes that the monitor's decisions make to the following steps.
 
     Args:
-        left_out: steps whose gradients are dropped.
-        rate_factor: what decisions that training went on after have multiplied the learning rate by.
-        turned_factor: what those have that it went back after.
-        turns: how often training went back to a checkpoint.
+        skipped_steps: steps whose gradients are dropped.
+        lr_scale: product of all learning-rate reductions after which training continued.
+        rollback_lr_scale: product of all learning-rate reductions that came with a rollback.
+        rollbacks: number of rollbacks to a checkpoint.
     """
 
-    left_out: list[int] = field(default_factory=list)
-    rate_factor: float = 1.0
-    turned_factor: float = 1.0
-    turns: int = 0
+    skipped_steps: list[int] = field(default_factory=list)
+    lr_scale: float = 1.0
+    rollback_lr_scale: float = 1.0
+    rollbacks: int = 0
 
     def skip_steps(self, steps: Iterable[int]) -> None:
-        """Drop the gradients of these steps, whenever they are met."""
-        self.left_out = sorted({*self.left_out, *steps})
+        """Drop the gradients of these steps whenever they are reached."""
+        self.skipped_steps = sorted({*self.skipped_steps, *steps})
 
     @property
-    def factor(self) -> float:
-        """What every learning rate is multiplied by."""
-        return self.rate_factor * self.turned_factor
+    def lr_factor(self) -> float:
+        """The factor on every learning rate."""
+        return self.lr_scale * self.rollback_lr_scale
 
-    def after_rollback_to(self, there: "Interventions") -> "Interventions":
-        """The course after going back to a checkpoint that was taken on ``there``.
-
-        What was decided since without going back is met and decided again.
-        """
-        return replace(self, rate_factor=there.rate_factor)
+    def after_rollback_to(self, checkpointed: "Interventions") -> "Interventions":
+        """Return the interventions that hold after a rollback to a checkpoint with ``checkpointed``."""
+        # Reductions without a rollback are dropped: their steps are trained again, and decide the same again.
+        return replace(self, lr_scale=checkpointed.lr_scale)
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
+        """Convert to JSON, under the names that checkpoints have always had."""
+        return {
+            "left_out": self.skipped_steps,
+            "rate_factor": self.lr_scale,
+            "turned_factor": self.rollback_lr_scale,
+            "turns": self.rollbacks,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Restore what `state` returned."""
+        return cls(state["left_out"], state["rate_factor"], state["turned_factor"], state["turns"])
 
 
 @dataclass
@@ -65,69 +73,77 @@ class TrainingState:
     """The parts of a training that change from step to step.
 
     Args:
-        masters: weights, gradients and what the optimiser remembers.
-        order: which units each step meets; a curriculum that goes by losses remembers them.
-        watch: what the detectors have seen.
-        course: what its decisions change in the steps that follow.
-        ema: averages of the weights, where they are wanted.
-        scale: of the loss, with float16.
-        steps: what each step so far has measured.
+        masters: weights, gradients and optimiser state.
+        sampler: the units of each step; a self-paced curriculum keeps their losses.
+        monitor: the detectors' state and all decisions.
+        interventions: changes that these decisions make to the following steps.
+        ema: averages of the weights; None without ``train.ema``.
+        loss_scale: None unless the precision is float16.
+        steps: the metrics of each step so far.
     """
 
     masters: MasterWeights
-    order: BatchSampler
-    watch: Monitor
-    course: Interventions
+    sampler: BatchSampler
+    monitor: Monitor
+    interventions: Interventions
     ema: Ema | None
-    scale: LossScale | None
+    loss_scale: LossScale | None
     steps: list[StepValues] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights, averages and the optimiser's memory by name, as they are (no copy)."""
+        """Return weights, averages and optimiser state by name, without a copy."""
         return self.masters.tensors() | (self.ema.tensors() if self.ema else {})
 
     def checkpoint(self) -> Checkpoint:
-        """All of it, and the state of every random generator."""
+        """Return everything, random generators included, for a checkpoint."""
         state = {
-            "watch": self.watch.state(),
-            "course": self.course.state(),
-            "order": self.order.state(),
-            "scale": self.scale.state() if self.scale else None,
+            "watch": self.monitor.state(),
+            "course": self.interventions.state(),
+            "order": self.sampler.state(),
+            "scale": self.loss_scale.state() if self.loss_scale else None,
         }
         return Checkpoint(self.tensors() | random_state(), state, self.steps)
 
     def load(self, checkpoint: Checkpoint, *, resumed: bool) -> None:
-        """Go on where a checkpoint was taken.
+        """Restore a checkpoint.
 
         Args:
-            resumed: by another process; one that goes back in its own training keeps its decisions, and of its course
-                what made it go back.
+            resumed: True in a new process; False for a rollback, which keeps its own decisions, and the interventions
+                that caused it.
         """
         self.masters.load(checkpoint.tensors)
         self.masters.zero_grad()
         if self.ema:
             self.ema.load(checkpoint.tensors)
-        if self.scale and checkpoint.state["scale"]:  # a fork may have another precision
-            self.scale.load_state(checkpoint.state["scale"])
-        self.order.load_state(checkpoint.state["order"])
+        if self.loss_scale and checkpoint.state["scale"]:  # a fork may have another precision
+            self.loss_scale.load_state(checkpoint.state["scale"])
+        self.sampler.load_state(checkpoint.state["order"])
         set_random_state(checkpoint.tensors)
         self.steps[:] = checkpoint.steps
-        (self.watch.load if resumed else self.watch.rolled_back)(checkpoint.state["watch"])
-        there = Interventions(**checkpoint.state["course"])
-        self.course = there if resumed else self.course.after_rollback_to(there)
+        checkpointed = Interventions.from_state(checkpoint.state["course"])
+        if resumed:
+            self.monitor.load(checkpoint.state["watch"])
+            self.interventions = checkpointed
+        else:
+            # Without its own decisions a training would repeat the fault, and roll back, for ever.
+            self.monitor.roll_back(checkpoint.state["watch"])
+            self.interventions = self.interventions.after_rollback_to(checkpointed)
 
 
 def random_state() -> dict[str, Tensor]:
-    """Where the generators of Python, NumPy, torch and each CUDA device stand, by names that begin with ``random.``."""
-    _, words, waiting = random.getstate()
+    """Return the states of Python's, NumPy's, torch's and each CUDA device's generator, under ``random.*`` names.
+
+    Training itself draws from torch's. Python's and NumPy's are kept for what a model's or a library's code may draw.
+    """
+    _, python_state, spare_normal = random.getstate()
     twister = np.random.get_state()
     assert isinstance(twister, tuple)
     _, key, *rest = twister
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
-        "random.python": torch.tensor(words),
-        # A second normal number is drawn with the first, and waits.
-        "random.python.normal": torch.tensor([] if waiting is None else [waiting], dtype=torch.float64),
+        "random.python": torch.tensor(python_state),
+        # Python draws normal numbers in pairs, and keeps the second for the next call.
+        "random.python.normal": torch.tensor([] if spare_normal is None else [spare_normal], dtype=torch.float64),
         "random.numpy": torch.from_numpy(key.astype(np.int64)),
         "random.numpy.rest": torch.tensor([float(value) for value in rest], dtype=torch.float64),
         "random.torch": torch.get_rng_state(),
@@ -136,15 +152,15 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(tensors: Mapping[str, Tensor]) -> None:
-    """Put all generators where `random_state` found them; what else is in ``tensors`` is not looked at.
+    """Restore the generator states of `random_state`; other tensors are ignored.
 
-    On other CUDA devices than it was taken on nothing can be the same: that is said in the log.
+    With another number of CUDA devices dropout cannot repeat itself: a warning says so.
     """
-    waiting = tensors["random.python.normal"].tolist()
-    random.setstate((3, tuple(tensors["random.python"].tolist()), waiting[0] if waiting else None))
-    place, has_normal, normal = tensors["random.numpy.rest"].tolist()
+    spare_normal = tensors["random.python.normal"].tolist()
+    random.setstate((3, tuple(tensors["random.python"].tolist()), spare_normal[0] if spare_normal else None))
+    position, has_normal, normal = tensors["random.numpy.rest"].tolist()
     key = tensors["random.numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", key, int(place), int(has_normal), normal))
+    np.random.set_state(("MT19937", key, int(position), int(has_normal), normal))
     torch.set_rng_state(tensors["random.torch"])
     saved = sorted(name for name in tensors if name.startswith(_CUDA))
     here = [f"{_CUDA}{number}" for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]

@@ -10,32 +10,33 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from posttrain.models.fused import fuse_layers
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import packed_attention
+from posttrain.models.packing import Packed, packed_attention
 from posttrain.store.errors import WorkError
 from posttrain.store.files import make_folder
 from posttrain.store.progress import progress_bar
-from posttrain.train.checkpoint import Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig, training_phases
 from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import curriculum_difficulty
 from posttrain.train.data.loader import Batch, BatchLoader
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import first_pass_groups
-from posttrain.train.gradients import StepResult, accumulate_gradients, autocast
+from posttrain.train.gradients import StepResult, accumulate_gradients, autocast, forward
 from posttrain.train.initialization.activation_stats import activation_stats
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.recompute import compile_layers, recompute
-from posttrain.train.monitor import meter
 from posttrain.train.monitor.decisions import Decision
-from posttrain.train.monitor.meter import StepMeter, phase
+from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
 from posttrain.train.monitor.metrics import Sink, StepValues
 from posttrain.train.monitor.monitor import Monitor
 from posttrain.train.monitor.profile import profile_steps
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.reference import initial_losses
+from posttrain.train.objectives.registry import OBJECTIVES
 from posttrain.train.optim.ema import Ema
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights, clip_gradients
@@ -88,9 +89,14 @@ class Trainer:
             WorkError: if it went wrong in a way that the config says to stop at, or that could not be mended.
         """
         make_folder(self.scratch)
-        self.notes = read_recovery_log(self.scratch)
-        budget = self.notes.fitting(self.config.token_budget)
-        self.meter = StepMeter(self.lm, self.config)
+        self.recovery_log = read_recovery_log(self.scratch)
+        budget = self.recovery_log.limit_tokens(self.config.token_budget)
+        self.meter = StepMeter(
+            self.lm,
+            self.config.precision,
+            classifier=OBJECTIVES[self.config.objective].output in ("reward", "classes"),
+            weights_frozen=self.config.method == "lora",
+        )
         torch.manual_seed(self.seed)
         with ExitStack() as within:
             if self.config.weight_standardization:
@@ -110,7 +116,7 @@ class Trainer:
                 within.enter_context(condition)
             self.checkpoints = within.enter_context(Checkpoints(self.scratch / "checkpoints", self.config.checkpoint))
             self.recovery = Recovery(
-                self.state, self.notes, self.checkpoints, self.scratch, self.config.watch.rate_factor, self.sink
+                self.state, self.recovery_log, self.checkpoints, self.scratch, self.config.watch.rate_factor, self.sink
             )
             self.recovery.resume()
             loader = BatchLoader(
@@ -123,16 +129,16 @@ class Trainer:
         return self.state.steps
 
     @property
-    def watch(self) -> Monitor:
-        """What was seen and decided."""
-        return self.state.watch
+    def monitor(self) -> Monitor:
+        """The monitor, with all decisions so far."""
+        return self.state.monitor
 
     def _fresh_state(self, order: BatchSampler) -> TrainingState:
         masters = MasterWeights(self.lm.model, self.config.optimizer)
         ema = None if self.config.ema.decay is None else Ema(self.config.ema, masters.names, masters.masters)
         scale = LossScale(self.config.scaling) if self.config.precision == "float16" else None
-        watch = Monitor(self.config.watch, can_go_back=lambda: bool(self.checkpoints.steps()))
-        return TrainingState(masters, order, watch, Interventions(), ema, scale)
+        monitor = Monitor(self.config.watch, can_go_back=lambda: bool(self.checkpoints.steps()))
+        return TrainingState(masters, order, monitor, Interventions(), ema, scale)
 
     def _order(self, padded: bool) -> BatchSampler:
         """Which units each step meets, checked against the schedule."""
@@ -158,14 +164,28 @@ class Trainer:
         """Variances by layer under weights drawn at random; nothing where the model was trained before."""
         if self.config.initialization.method == "none":
             return []
-        file, rows = self.scratch / "variances.json", order.rows(0)
-        return activation_stats(self.lm, self.lesson, self.config, rows, budget=budget, padded=padded, file=file)
+
+        def loss(packed: Packed, rows: list[int], scale: float) -> Tensor:
+            count = self.lesson.begin(self.lm, [rows]) or 1.0
+            return forward(self.lm, self.lesson, self.config, packed, rows).sum * (scale / count)
+
+        return activation_stats(
+            self.lm,
+            self.lesson.units,
+            order.rows(0),
+            loss,
+            self.config.initialization,
+            float16=self.config.precision == "float16",
+            budget=budget,
+            padded=padded,
+            file=self.scratch / "variances.json",
+        )
 
     def _conditions(self, budget: int) -> Iterator[Any]:
         """What changes the model while it trains."""
         yield _mode(self.lm, training=True)
         yield self.state.masters.swapped_in()
-        yield meter.wrap_calls(self.lm.decoder, lambda: phase("forward"))
+        yield wrap_calls(self.lm.decoder, lambda: phase("forward"))
         yield apply_noise(self.lm, self.config.noise)
         batch = MicroBatch.full(budget, self.config, int(longest_lengths(self.lesson.units).max()))
         yield recompute(self.lm, self.config, batch)
@@ -173,11 +193,11 @@ class Trainer:
             compile_layers(self.lm)
 
     def _run(self) -> None:
-        steps, count = self.state.steps, self.state.order.steps
+        steps, count = self.state.steps, self.state.sampler.steps
         folder = self.profile or self.scratch / "profile"
         with (
             progress_bar("training", count, "steps") as advance,
-            profile_steps(self.lm, self.config.profile, folder, count - len(steps)) as look,
+            profile_steps(self.lm, self.config.profile, folder, count - len(steps)) as step_done,
             graceful_shutdown() as asked,
         ):
             advance(len(steps))
@@ -185,21 +205,22 @@ class Trainer:
             while len(steps) < count:
                 before = len(steps)
                 self._step(before)
-                look()
+                if step_done:
+                    step_done()
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
                 if len(steps) < count and (ending := asked()):
                     self.recovery.save_last()
                     raise ending
 
     def _step(self, number: int) -> None:
-        state, scaling = self.state, self.state.scale
+        state, scaling = self.state, self.state.loss_scale
         self.meter.start()
         with phase("data"):
             batch = next(self.loader)
-        place = state.order.place(number)
+        place = state.sampler.place(number)
         if place.step == 0 and number > 0:
-            state.watch.new_stage()
-        learning = state.course.factor * scheduled_lr(
+            state.monitor.reset()
+        learning = state.interventions.lr_factor * scheduled_lr(
             self.config.schedule, place.config.learning_rate or self.config.learning_rate, place.step, place.steps
         )
         batch, summed = self._gradients(batch)
@@ -209,10 +230,10 @@ class Trainer:
         norm = math.hypot(*groups.values())
         decision, stepped = None, False
         overflowed = scaling is not None and scaling.overflowed(summed.loss, norm)
-        watched = number not in state.course.left_out and not overflowed
+        watched = number not in state.interventions.skipped_steps and not overflowed
         if watched:
             with phase("watch"):
-                decision = state.watch.before_step(summed.loss, norm, summed.supervised, number)
+                decision = state.monitor.before_step(summed.loss, norm, summed.supervised, number)
         if decision and decision.action != "warn":
             if self._went_back(decision, [decision]):
                 return
@@ -234,25 +255,31 @@ class Trainer:
             update_ratio=state.masters.update_ratio if stepped else None,
             loss_scale=scale if scaling else None,
             metrics=summed.metrics,
-            **self.meter.read(batch.lengths, summed.supervised, self.loader.waited),
+            **self.meter.read(
+                tokens=sum(batch.lengths.sequences),
+                computed=batch.lengths.computed,
+                pairs=batch.lengths.pairs,
+                supervised=summed.supervised,
+                waited=self.loader.waited,
+            ),
         )
         state.steps.append(values)
-        units = summed.unit_losses if state.order.wants_unit_losses(number) else None
-        state.order.observe(number, summed.loss, None if units is None else units.cpu().numpy())
+        units = summed.unit_losses if state.sampler.wants_unit_losses(number) else None
+        state.sampler.observe(number, summed.loss, None if units is None else units.cpu().numpy())
         with phase("watch"):
-            found = state.watch.observe(values) if watched else []
+            found = state.monitor.observe(values) if watched else []
         mine = [*([decision] if decision else []), *found]
         if found and found[0].restores and self._went_back(found[0], mine):
             return
-        told = [*self.recovery.untold, *mine]
-        self.recovery.untold.clear()
-        state.watch.tell(number, told)
+        decisions = [*self.recovery.unreported, *mine]
+        self.recovery.unreported.clear()
+        state.monitor.record(number, decisions)
         if self.sink:
             with phase("watch"):
-                self.sink.write(values, told)
+                self.sink.write(values, decisions)
         if found and not found[0].restores and found[0].action != "warn":
             self.recovery.act(found[0], mine)
-        elif self.checkpoints.due(len(state.steps)) and len(state.steps) < state.order.steps:
+        elif self.checkpoints.due(len(state.steps)) and len(state.steps) < state.sampler.steps:
             with phase("checkpoint"):
                 self.recovery.save()
 
@@ -264,7 +291,7 @@ class Trainer:
 
     def _gradients(self, batch: Batch) -> tuple[Batch, StepResult]:
         """Add up the gradients of a step, in smaller micro-batches where memory runs out."""
-        scale = self.state.scale.value if self.state.scale else 1.0
+        scale = self.state.loss_scale.value if self.state.loss_scale else 1.0
         while True:
             random = random_state()
             try:
@@ -287,8 +314,8 @@ class Trainer:
                 batch.step,
                 budget,
             )
-            self.loader.budget = self.notes.fitting_budget = budget
-            self.notes.write(self.scratch)
+            self.loader.budget = self.recovery_log.fitting_budget = budget
+            self.recovery_log.write(self.scratch)
             self.loader.seek(batch.step)
             batch = next(self.loader)
 

@@ -193,7 +193,7 @@ class TrialRunner:
             raise UserError(**json.loads(mistake.read_bytes()))
         if ended:
             return Trial(settings, seconds=seconds, problem=self._why(ended))
-        if OUT_OF_MEMORY in self._said().lower():  # the training went on with smaller micro-batches
+        if OUT_OF_MEMORY in self._output().lower():  # the training went on with smaller micro-batches
             return Trial(settings, seconds=seconds, problem=OUT_OF_MEMORY)
         decided = read_recovery_log(self._folder / "scratch").auto_budget
         if decided is not None:  # automatic
@@ -217,11 +217,11 @@ class TrialRunner:
         """The last thing that a process said, or the signal that ended it."""
         if code < 0:
             return OUT_OF_MEMORY if -code == signal.SIGKILL else f"ended by {signal.Signals(-code).name}"
-        said = self._said()
-        last = said.splitlines()[-1] if said else f"exit code {code}"
+        output = self._output()
+        last = output.splitlines()[-1] if output else f"exit code {code}"
         return OUT_OF_MEMORY if OUT_OF_MEMORY in last.lower() or "memoryerror" in last.lower() else last
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return (self._folder / _LOG).read_text(encoding="utf-8", errors="replace").strip()
 
 
@@ -240,8 +240,8 @@ class _TrialSink:
         if values.step + 1 >= self._steps:
             raise _EnoughSteps
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
-        self._lines.rewind(steps, told)
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+        self._lines.rewind(steps, reported)
 
     def close(self) -> None:
         self._lines.close()

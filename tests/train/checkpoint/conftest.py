@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import Checkpoint
 
 _SAVER = Path(__file__).with_name("saver.py")
 

@@ -18,8 +18,11 @@ from typing import Any
 
 import torch
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, writer
+from posttrain.train.checkpoint import writer
 from posttrain.train.checkpoint import writer as steps_file
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.monitor.metrics import StepValues
 
 

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from posttrain.store.errors import UserError, WorkError
-from posttrain.train.checkpoint import Checkpoint, Checkpoints, writer
 from posttrain.train.checkpoint import folder as folder_module
+from posttrain.train.checkpoint import writer
 from posttrain.train.checkpoint import writer as write_module
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.format import Checkpoint
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]
@@ -338,7 +340,10 @@ def test_an_exit_without_close_waits(folder: Path) -> None:
 import time
 from pathlib import Path
 import torch
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, write
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import Checkpoint
+from posttrain.train.checkpoint import write
 write_tensors = write.write_tensors
 def slow(*arguments):
     time.sleep(0.5)  # until the interpreter is on its way out

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
-from posttrain.train.checkpoint.format import byte_view, checksum
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import Checkpoint, byte_view, checksum
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
-from posttrain.train.checkpoint.format import MANIFEST, STATE, STEPS, TENSORS, DamagedCheckpoint
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import MANIFEST, STATE, STEPS, TENSORS, Checkpoint, DamagedCheckpoint
 from posttrain.train.checkpoint.reader import read_checkpoint
 
 Make = Callable[..., Checkpoint]

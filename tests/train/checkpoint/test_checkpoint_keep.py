@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.folder import SavedCheckpoint, rank_by_metric, steps_to_keep
+from posttrain.train.checkpoint.format import Checkpoint
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]

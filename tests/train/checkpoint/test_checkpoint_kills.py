@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import Checkpoint
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]

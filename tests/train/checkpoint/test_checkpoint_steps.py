@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from posttrain.train.checkpoint import Checkpoint, CheckpointConfig, Checkpoints, writer
+from posttrain.train.checkpoint import writer
 from posttrain.train.checkpoint import writer as write_module
-from posttrain.train.checkpoint.format import STEPS
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.checkpoint.config import CheckpointConfig
+from posttrain.train.checkpoint.format import STEPS, Checkpoint
 
 Make = Callable[..., Checkpoint]
 Same = Callable[[Checkpoint | None, Checkpoint], bool]

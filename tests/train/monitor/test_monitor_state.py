@@ -86,7 +86,7 @@ def test_going_back_forgets_what_was_measured_and_not_what_was_decided(simulate:
     kept = watch.state()
     run[50] = replace(run[50], loss=math.nan)
     follow(watch, run[40:])
-    watch.rolled_back(kept)
+    watch.roll_back(kept)
     assert watch.state()["detectors"] == kept["detectors"]
     assert len(watch.decisions) == 1
     again = watch.before_step(math.nan, 1.0, 5, 45)
@@ -98,14 +98,14 @@ def test_what_was_told_goes_with_what_was_measured() -> None:
     watch = Monitor(MonitorConfig())
     skipped = watch.before_step(1.0, 1.0, 0, 2)
     assert skipped is not None
-    watch.tell(2, [skipped])
-    watch.tell(3, [])
+    watch.record(2, [skipped])
+    watch.record(3, [])
     kept = json.loads(json.dumps(watch.state()))
-    watch.tell(5, [skipped, skipped])
-    watch.rolled_back(kept)
+    watch.record(5, [skipped, skipped])
+    watch.roll_back(kept)
     resumed = Monitor(MonitorConfig())
     resumed.load(kept)
-    assert watch.told == resumed.told == {2: [skipped]}
+    assert watch.reported == resumed.reported == {2: [skipped]}
 
 
 def test_a_new_stage_may_have_another_loss(simulate: Simulate, follow: Follow) -> None:
@@ -114,7 +114,7 @@ def test_a_new_stage_may_have_another_loss(simulate: Simulate, follow: Follow) -
     told, untold = Monitor(MonitorConfig()), Monitor(MonitorConfig())
     follow(told, easy)
     told.before_step(math.nan, 1.0, 5, 299)
-    told.new_stage()
+    told.reset()
     follow(told, hard)
     assert [decision.finding.kind for decision in told.decisions] == ["nan"]
     follow(untold, easy + hard)
@@ -172,6 +172,6 @@ def test_the_troubled_runs_have_findings_of_every_kind(simulate: Simulate, follo
     watch = Monitor(NERVOUS)
     for seed in range(5):
         follow(watch, troubled(simulate(seed, steps=200, noise=0.3, spread=0.5), seed))
-        watch.new_stage()
+        watch.reset()
     assert {decision.finding.kind for decision in watch.decisions} == set(KINDS)
     assert {decision.action for decision in watch.decisions} == set(ACTIONS)

@@ -1,13 +1,13 @@
 """What a step is said to have used of the machine."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Unit, pack
-from posttrain.train.config import TrainConfig
 from posttrain.train.data.loader import BatchLengths
 from posttrain.train.monitor import meter
 
@@ -28,7 +28,13 @@ def test_a_shared_prompt_counts_once(fresh: Callable[..., LanguageModel], monkey
     assert BatchLengths.of(APART, alone) == BatchLengths([24, 24], 2 * 23, 2 * (23 * 24 // 2))
     monkeypatch.setattr(meter, "matmul_peak", lambda *_: 1e12)
     monkeypatch.setattr(meter, "mfu", lambda flops, seconds, peak: flops)
-    found = meter.StepMeter(fresh(), TrainConfig(objective="dpo"))
-    together, apart = (found.read(one, 8, 0.0) for one in (lengths, BatchLengths.of(APART, alone)))
+    step_meter = meter.StepMeter(fresh(), "bfloat16", classifier=False, weights_frozen=False)
+
+    def measured(lengths: BatchLengths) -> dict[str, Any]:
+        return step_meter.read(
+            tokens=sum(lengths.sequences), computed=lengths.computed, pairs=lengths.pairs, supervised=8, waited=0.0
+        )
+
+    together, apart = measured(lengths), measured(BatchLengths.of(APART, alone))
     assert together["tokens"] == apart["tokens"] == 48
     assert together["mfu"] < 0.75 * apart["mfu"]

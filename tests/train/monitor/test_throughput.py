@@ -42,10 +42,10 @@ def test_the_work_of_a_tiny_llama_by_hand() -> None:
     assert mfu(39360, seconds=2.0, peak=39360) == 0.5
 
 
-@pytest.mark.parametrize(("objective", "outputs"), [("dpo", 32), ("reward", 3), ("classification", 3)])
-def test_a_classifiers_head_has_an_output_a_label(objective: str, outputs: int) -> None:
+@pytest.mark.parametrize(("classifier", "outputs"), [(False, 32), (True, 3)])
+def test_a_classifiers_head_has_an_output_a_label(classifier: bool, outputs: int) -> None:
     config = LLAMA.__class__.from_dict(LLAMA.to_dict() | {"num_labels": 3})
-    decoder = DecoderSize.of(config, objective)
+    decoder = DecoderSize.of(config, classifier=classifier)
     assert decoder is not None
     assert decoder.head == 8 * outputs
 

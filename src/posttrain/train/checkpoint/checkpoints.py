@@ -128,7 +128,7 @@ class Checkpoints:
     def at(self, step: int) -> Checkpoint | None:
         """The checkpoint of this step, or None if there is none or it is damaged."""
         with self._settled() as folder:
-            return folder.first_good(one for one in folder.steps() if one == step)
+            return folder.first_good(existing for existing in folder.steps() if existing == step)
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints that are there, the newest last; damage shows when they are read."""
@@ -141,11 +141,11 @@ class Checkpoints:
         What follows takes another course, so nothing of the one that was given up may be found after a kill.
         """
         with self._settled() as folder:
-            found = folder.first_good(one for one in reversed(folder.steps()) if one <= step)
+            checkpoint = folder.first_good(existing for existing in reversed(folder.steps()) if existing <= step)
             for later in reversed(folder.steps()):
-                if found is not None and later > step:
+                if checkpoint is not None and later > step:
                     folder.remove(later)
-            return found
+            return checkpoint
 
     def _write_in_background(
         self, step: int, tensors: Mapping[str, Tensor], state: bytes, steps: Sequence[StepValues], metric: float | None
@@ -167,8 +167,8 @@ class Checkpoints:
         with disk_errors(self.folder), self._folder.fresh() as fresh:
             manifest = write_checkpoint(fresh, step, metric, tensors, state, steps, self._free_steps_file())
             with self._folder.locked():
-                place = self._folder.commit(fresh, step)
-                self._steps_files.append(StepsFile(place, steps, manifest.steps_checksum))
+                committed = self._folder.commit(fresh, step)
+                self._steps_files.append(StepsFile(committed, steps, manifest.steps_checksum))
                 self._folder.prune(self.config, step)
 
     def _free_steps_file(self) -> StepsFile | None:

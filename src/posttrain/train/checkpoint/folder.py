@@ -82,13 +82,13 @@ class CheckpointFolder:
 
     def commit(self, fresh: Path, step: int) -> Path:
         """Give a finished folder its name, and return it; an older checkpoint of the same step is there until then."""
-        place = self._place(step)
-        if place.exists():
-            place.rename(self._replaced(place))
-        fresh.rename(place)
+        folder = self._place(step)
+        if folder.exists():
+            folder.rename(self._replaced(folder))
+        fresh.rename(folder)
         sync_folder(self.path)
         self._finish_replacing()
-        return place
+        return folder
 
     def first_good(self, steps: Iterable[int]) -> Checkpoint | None:
         """The first of these checkpoints that is whole; damaged ones before it are named in the log and put aside."""
@@ -109,21 +109,21 @@ class CheckpointFolder:
 
     def saved(self) -> list[SavedCheckpoint]:
         """Step and metric of the checkpoints whose manifests hold; the others are put aside."""
-        found = []
+        checkpoints = []
         for step in self.steps():
             try:
-                found.append(SavedCheckpoint(step, read_manifest(self._place(step), step).metric))
+                checkpoints.append(SavedCheckpoint(step, read_manifest(self._place(step), step).metric))
             except DamagedCheckpoint as damage:
                 self._put_aside(step, damage)
-        return found
+        return checkpoints
 
     def prune(self, config: CheckpointConfig, committed: int) -> None:
         """Remove what is not to be kept; ``committed`` is, as it is known to be good."""
         saved = self.saved()
         keep = steps_to_keep(saved, config) | {committed}
-        for one in saved:
-            if one.step not in keep:
-                self.remove(one.step)
+        for checkpoint in saved:
+            if checkpoint.step not in keep:
+                self.remove(checkpoint.step)
         for old in sorted(self.path.glob("damaged-*"))[:-1]:  # the last one stays for whoever wants to look at it
             self._discard(old)
 
@@ -136,27 +136,27 @@ class CheckpointFolder:
 
     def _put_aside(self, step: int, damage: DamagedCheckpoint) -> None:
         """Rename a checkpoint that cannot be used, so that it takes no good one's place among those kept."""
-        place = self._place(step)
+        folder = self._place(step)
         # What another version wrote is not pruned: only this version cannot read it.
         name = f"{'other-format' if isinstance(damage, UnsupportedFormat) else 'damaged'}-{step:09d}"
         names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
         aside = next(self.path / free for free in names if not (self.path / free).exists())
-        place.rename(aside)
+        folder.rename(aside)
         sync_folder(self.path)
         state = "cannot be used" if isinstance(damage, UnsupportedFormat) else "is damaged"
-        log.warning("checkpoint %s %s (%s) and was put aside as %s", place.name, state, damage, aside.name)
+        log.warning("checkpoint %s %s (%s) and was put aside as %s", folder.name, state, damage, aside.name)
 
-    def _replaced(self, place: Path) -> Path:
-        return place.with_name(f"{place.name}{_REPLACED}")
+    def _replaced(self, folder: Path) -> Path:
+        return folder.with_name(f"{folder.name}{_REPLACED}")
 
     def _finish_replacing(self) -> None:
         """Between the two renames of ``commit`` the older checkpoint of the step is the one that counts."""
         for old in self.path.glob(f"step-*{_REPLACED}"):
-            place = old.with_name(old.name.removesuffix(_REPLACED))
-            if place.exists():
+            folder = old.with_name(old.name.removesuffix(_REPLACED))
+            if folder.exists():
                 self._discard(old)
             else:
-                old.rename(place)
+                old.rename(folder)
                 sync_folder(self.path)
 
     def _discard(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class CheckpointFolder:
 def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> set[int]:
     """The steps that are kept: the newest, the best and every K-th, as the config asks."""
     saved = list(saved)
-    steps = sorted(one.step for one in saved)
+    steps = sorted(checkpoint.step for checkpoint in saved)
     keep = set(steps[-config.keep_last :])
     if config.keep_best:
         keep |= set(rank_by_metric(saved, config)[:1])
@@ -181,4 +181,9 @@ def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) ->
 def rank_by_metric(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> list[int]:
     """The steps of those that have a metric, the best first; of equals the earlier first."""
     sign = 1 if config.mode == "min" else -1
-    return [step for _, step in sorted((sign * one.metric, one.step) for one in saved if one.metric is not None)]
+    return [
+        step
+        for _, step in sorted(
+            (sign * checkpoint.metric, checkpoint.step) for checkpoint in saved if checkpoint.metric is not None
+        )
+    ]

@@ -45,15 +45,15 @@ def encode_state(state: dict[str, Any]) -> bytes:
     return json.dumps(state).encode()
 
 
-def _check_string_keys(value: Any, place: str) -> None:
+def _check_string_keys(value: Any, path: str) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{place}: key {key!r} is no string")
-            _check_string_keys(inner, f"{place}.{key}")
+                raise TypeError(f"{path}: key {key!r} is no string")
+            _check_string_keys(inner, f"{path}.{key}")
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_string_keys(inner, f"{place}[]")
+            _check_string_keys(inner, f"{path}[]")
 
 
 class DamagedCheckpoint(Exception):

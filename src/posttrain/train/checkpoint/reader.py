@@ -75,11 +75,11 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
     for name, size in sizes.items():
         if not (folder / name).is_file():
             raise DamagedCheckpoint(f"{name} is missing")
-        found = (folder / name).stat().st_size
-        if found == size or (name == STEPS and found > size):  # later checkpoints add to it
+        actual = (folder / name).stat().st_size
+        if actual == size or (name == STEPS and actual > size):  # later checkpoints add to it
             continue
-        problem = f"{name} has {found} bytes instead of {size}"
-        lost = [entry for entry, place in manifest.tensors.items() if place.start + place.size > found]
+        problem = f"{name} has {actual} bytes instead of {size}"
+        lost = [entry for entry, location in manifest.tensors.items() if location.start + location.size > actual]
         raise DamagedCheckpoint(f"{problem}: {_quote_names(lost)} cut off" if lost and name == TENSORS else problem)
 
 
@@ -113,15 +113,15 @@ def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryvie
 
 def _read_tensor(file: FileIO, entry: TensorEntry, into: memoryview | None) -> str:
     """The checksum of a tensor's bytes as they are in the file."""
-    found = xxh3_128()
-    once = memoryview(bytearray(min(CHUNK, entry.size))) if into is None else into
+    digest = xxh3_128()
+    scratch = memoryview(bytearray(min(CHUNK, entry.size))) if into is None else into
     file.seek(entry.start)
     for position in range(0, entry.size, CHUNK):
         size = min(CHUNK, entry.size - position)
-        part = once[:size] if into is None else into[position : position + size]
+        part = scratch[:size] if into is None else into[position : position + size]
         count = file.readinto(part) or 0  # a file that was cut off since gives less, and another checksum
-        found.update(part[:count])
-    return found.hexdigest()
+        digest.update(part[:count])
+    return digest.hexdigest()
 
 
 def _read_file(folder: Path, name: str) -> bytes:

@@ -46,8 +46,8 @@ class Snapshots:
         """
         check_storable(tensors)
         if self._ready is not None:
-            found, self._ready = self._ready, None
-            found.result()
+            prepared, self._ready = self._ready, None
+            prepared.result()
         buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
         self._buffers = buffers
         plain = [name for name, tensor in tensors.items() if _is_plain(tensor)]
@@ -82,12 +82,12 @@ def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     check_storable(tensors)
     hosts: dict[str, Tensor] = {}
-    places: set[int] = set()
+    storages: set[int] = set()
     for name, tensor in tensors.items():
         host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        if host.untyped_storage().data_ptr() in places:
+        if host.untyped_storage().data_ptr() in storages:
             host = host.clone()
-        places.add(host.untyped_storage().data_ptr())
+        storages.add(host.untyped_storage().data_ptr())
         hosts[name] = host
     return hosts
 
@@ -119,17 +119,17 @@ def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> lis
     """``work`` on every item, a few at a time; results in the order of the items. The first error is raised."""
     waiting = deque(enumerate(items))
 
-    def some() -> list[tuple[int, Result]]:
+    def drain() -> list[tuple[int, Result]]:
         done = []
         while waiting:
             try:
-                place, item = waiting.popleft()
+                index, item = waiting.popleft()
             except IndexError:  # another thread was faster
                 break
-            done.append((place, work(item)))
+            done.append((index, work(item)))
         return done
 
-    futures = [run_in_thread(some) for _ in range(min(_THREADS, len(waiting)))]
+    futures = [run_in_thread(drain) for _ in range(min(_THREADS, len(waiting)))]
     wait(futures)
-    found = dict(pair for future in futures for pair in future.result())
-    return [found[place] for place in sorted(found)]
+    results = dict(pair for future in futures for pair in future.result())
+    return [results[index] for index in sorted(results)]

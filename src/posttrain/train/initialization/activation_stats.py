@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import pack
+from posttrain.models.packing import Packed, Unit, pack
 from posttrain.store.errors import UserError
 from posttrain.store.files import write_atomically
-from posttrain.train.config import TrainConfig
 from posttrain.train.data.units import group_by_tokens
-from posttrain.train.gradients import forward
-from posttrain.train.objectives.base import Objective
+from posttrain.train.initialization.config import InitializationConfig
 from posttrain.train.out_of_memory import run_in_groups
 
 log = logging.getLogger("posttrain")
@@ -29,45 +27,47 @@ _LOSS_SCALE = 1024.0  # of the loss, so that float16 can hold the gradients
 
 def activation_stats(
     lm: LanguageModel,
-    lesson: Objective,
-    config: TrainConfig,
+    units: Sequence[Unit],
     rows: Sequence[int],
+    loss: Callable[[Packed, list[int], float], Tensor],
+    config: InitializationConfig,
     *,
+    float16: bool,
     budget: int,
     padded: bool,
     file: Path,
 ) -> list[dict[str, Any]]:
     """Measure the variance of activations and gradients by layer on the first micro-batch, and log it as a table.
 
-    A warning follows for each variance that is 0 or no number, or that changes from layer to layer by more than
+    A warning follows for each variance that is 0 or not finite, or that changes from layer to layer by more than
     ``initialization.largest_ratio``.
 
     Args:
+        units: the training set.
         rows: units of the first step.
+        loss: the mean loss of a micro-batch, of these rows, multiplied by a factor; with its graph.
+        float16: whether the loss is multiplied so that float16 can hold the gradients.
         budget: tokens of a micro-batch at most.
         padded: whether the model needs padded rows.
-        file: keeps what was found; what is there already is not measured again.
+        file: keeps the result; an existing one is read instead of measured again.
 
     Returns:
         ``layer``, ``activations`` and ``gradients`` of the embeddings and each layer.
     """
     if not file.exists():
-        scale = _LOSS_SCALE if config.precision == "float16" else 1.0
+        scale = _LOSS_SCALE if float16 else 1.0
 
-        def measured(part: Sequence[int]) -> list[LayerVariance]:
-            packed, first = pack([lesson.units[row] for row in part], lm.device, padded=padded), list(part)
+        def measure(group: Sequence[int]) -> list[LayerVariance]:
+            packed, first = pack([units[row] for row in group], lm.device, padded=padded), list(group)
+            return layer_variances(lm, lambda: loss(packed, first, scale), scale)
 
-            def loss() -> Tensor:
-                whole = lesson.begin(lm, [first]) or 1.0
-                return forward(lm, lesson, config, packed, first).sum * (scale / whole)
-
-            return layer_variances(lm, loss, scale)
-
-        _, found = next(run_in_groups(lesson.units, group_by_tokens(lesson.units, rows, budget), measured))
-        log.info("variance of activations and of gradients by layer, before the first step:\n%s", variance_table(found))
-        for doubt in variance_warnings(found, config.initialization.largest_ratio):
-            log.warning("  %s", doubt)
-        write_atomically(file, json.dumps([one.to_json() for one in found]).encode())
+        _, layers = next(run_in_groups(units, group_by_tokens(units, rows, budget), measure))
+        log.info(
+            "variance of activations and of gradients by layer, before the first step:\n%s", variance_table(layers)
+        )
+        for warning in variance_warnings(layers, config.largest_ratio):
+            log.warning("  %s", warning)
+        write_atomically(file, json.dumps([layer.to_json() for layer in layers]).encode())
     kept: list[dict[str, Any]] = json.loads(file.read_bytes())
     return kept
 
@@ -89,7 +89,10 @@ class LayerVariance:
     def to_json(self) -> dict[str, Any]:
         """As JSON, which has no word for a number that is not finite: None."""
         numbers = {"activations": self.activations, "gradients": self.gradients}
-        return {"layer": self.layer, **{name: one if math.isfinite(one) else None for name, one in numbers.items()}}
+        return {
+            "layer": self.layer,
+            **{name: variance if math.isfinite(variance) else None for name, variance in numbers.items()},
+        }
 
 
 def layer_variances(lm: LanguageModel, loss: Callable[[], Tensor], scale: float = 1.0) -> list[LayerVariance]:
@@ -123,7 +126,7 @@ def layer_variances(lm: LanguageModel, loss: Callable[[], Tensor], scale: float 
     ]
 
 
-def variance_warnings(found: Sequence[LayerVariance], largest_ratio: float) -> list[str]:
+def variance_warnings(layers: Sequence[LayerVariance], largest_ratio: float) -> list[str]:
     """What is wrong, a line each: a variance that is no number or 0, or that changes too much from layer to layer.
 
     From the embeddings to the first layer anything may happen: that layer adds to embeddings of any size.
@@ -134,7 +137,7 @@ def variance_warnings(found: Sequence[LayerVariance], largest_ratio: float) -> l
     """
     lines = []
     for kind in ("activations", "gradients"):
-        values = [(one.layer, getattr(one, kind)) for one in found]
+        values = [(layer.layer, getattr(layer, kind)) for layer in layers]
         lines += [
             f"the variance of {kind} of layer {name} is {value:g}" for name, value in values if not 0 < value < math.inf
         ]
@@ -146,13 +149,13 @@ def variance_warnings(found: Sequence[LayerVariance], largest_ratio: float) -> l
     return lines
 
 
-def variance_table(found: Sequence[LayerVariance]) -> str:
+def variance_table(layers: Sequence[LayerVariance]) -> str:
     """Plain text, a line a layer, each variance with its ratio to the layer below."""
     lines = [f"{'layer':>10}  {'activations':>12} {'ratio':>8}  {'gradients':>12} {'ratio':>8}"]
-    for before, one in zip([None, *found], found, strict=False):
-        cells = [f"{one.layer:>10}"]
+    for before, layer in zip([None, *layers], layers, strict=False):
+        cells = [f"{layer.layer:>10}"]
         for kind in ("activations", "gradients"):
-            value, last = getattr(one, kind), getattr(before, kind, 0)
+            value, last = getattr(layer, kind), getattr(before, kind, 0)
             ratio = f"{value / last:8.3g}" if last else " " * 8
             cells.append(f"{value:12.4g} {ratio}")
         lines.append("  ".join(cells).rstrip())

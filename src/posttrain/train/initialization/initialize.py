@@ -40,9 +40,9 @@ def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int
     Raises:
         UserError: a rule matches nothing or does not fit, or no weight is known to end a block where that is needed.
     """
-    where = parameter_locations(model)
+    locations = parameter_locations(model)
     modules = dict(model.named_modules())
-    layers = max((place.depth + 1 for place in where.values() if place.depth is not None), default=0)
+    layers = max((location.depth + 1 for location in locations.values() if location.depth is not None), default=0)
     unused = list(config.rules)
     ending = 0
     for name, weight in model.named_parameters():
@@ -50,8 +50,8 @@ def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int
         rule = next((rule for rule in config.rules if re.search(rule.match, name)), None)
         if rule in unused:
             unused.remove(rule)
-        role = _weight_role(name, weight, owner, where[name], layers)
-        chosen = _choose_distribution(name, weight.shape, where[name], config, rule, role)
+        role = _weight_role(name, weight, owner, locations[name], layers)
+        chosen = _choose_distribution(name, weight.shape, locations[name], config, rule, role)
         if chosen is None:
             continue
         ending += role.ends_block
@@ -80,14 +80,14 @@ class WeightRole:
 
 
 def _weight_role(
-    name: str, weight: nn.Parameter, owner: nn.Module, place: ParameterLocation, layers: int
+    name: str, weight: nn.Parameter, owner: nn.Module, location: ParameterLocation, layers: int
 ) -> WeightRole:
-    inside = place.depth is not None and place.depth >= 0
+    inside = location.depth is not None and location.depth >= 0
     return WeightRole(
         fan_in_and_fan_out(weight, owner),
-        place.depth + 1 if inside and place.depth is not None else None,
+        location.depth + 1 if inside and location.depth is not None else None,
         layers,
-        inside and place.kind == "matrix" and _RESIDUAL_PROJECTIONS.search(name) is not None,
+        inside and location.kind == "matrix" and _RESIDUAL_PROJECTIONS.search(name) is not None,
     )
 
 
@@ -109,18 +109,18 @@ class Distribution:
 def _choose_distribution(
     name: str,
     shape: torch.Size,
-    place: ParameterLocation,
+    location: ParameterLocation,
     config: InitializationConfig,
     rule: InitRuleConfig | None,
     role: WeightRole,
 ) -> Distribution | None:
     if rule is not None:
         return init_distribution(rule.method, rule.gain, config.std if rule.std is None else rule.std, role, name)
-    if place.kind == "embedding":
+    if location.kind == "embedding":
         return Distribution(config.std)
     # Other two-dimensional parameters, such as a state space's decay rates, mean something: they stay.
     matrix = role.fans is not None and (name.endswith("weight") or len(shape) == 3)
-    if place.kind in ("matrix", "head") and matrix and config.method != "none":
+    if location.kind in ("matrix", "head") and matrix and config.method != "none":
         return init_distribution(config.method, config.gain, config.std, role, name)
     return None
 
@@ -218,8 +218,8 @@ def model_from_config(
         described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            made: Any = AutoModelForCausalLM
-            model = made.from_config(described, dtype=torch.float32, trust_remote_code=False)
+            factory: Any = AutoModelForCausalLM
+            model = factory.from_config(described, dtype=torch.float32, trust_remote_code=False)
         if (folder / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:

@@ -8,8 +8,8 @@ keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token c
   the scale;
 - linear layers that read one tensor of width n: that tensor once, wn; under autocast a copy each, 2n;
 - attention: scaled queries, keys and values, w(q + 2k); of short sequences w a score and head, while the scores of long
-  ones are computed again (``models/attention.py``; where a micro-batch has both, none are counted); and its output, which
-  the output projection reads, wq. Rotation keeps sine and cosine, which all layers share. With dropout of attention
+  ones are computed again (``models/attention.py``; where a micro-batch has both, none are counted); and its output,
+  which the output projection reads, wq. Rotation keeps sine and cosine, which all layers share. With dropout of attention
   weights (on a CPU, torch's written-out attention in float32) queries, and keys and values for each query head, 12q,
   and of each score and head the weight, the mask and their product, 12;
 - a gated feed-forward block: gate, its activation, what that is multiplied with, and the product, which the last layer
@@ -178,9 +178,9 @@ class _LinearInputs:
     @classmethod
     def of(cls, blueprint: ModelSpec, config: TrainConfig, numbers: NumberSizes) -> "_LinearInputs":
         shape = blueprint.shape
-        first = [one for one in blueprint.weights if one.depth == 0 and len(one.shape) == 2]
-        attention = [one for one in first if "attn" in one.name or "attention" in one.name]
-        others = [one for one in first if one not in attention]
+        first = [weight for weight in blueprint.weights if weight.depth == 0 and len(weight.shape) == 2]
+        attention = [weight for weight in first if "attn" in weight.name or "attention" in weight.name]
+        others = [weight for weight in first if weight not in attention]
         if config.method == "full":
 
             def copies(readers: Sequence[ParameterSpec]) -> int:
@@ -194,12 +194,14 @@ class _LinearInputs:
                 False,
                 False,
             )
-        down = [one for one in attention if ".lora_A" in one.name]
-        output = [one for one in down if one.name.split(".lora_A")[0].rpartition(".")[2] in _OUTPUT_PROJECTIONS]
-        into = [one for one in down if one not in output]
-        down = [one for one in others if ".lora_A" in one.name]
-        last = [one for one in down if one.shape[1] == shape.inner]
-        up = [one for one in down if one not in last]
+        down = [weight for weight in attention if ".lora_A" in weight.name]
+        output = [
+            weight for weight in down if weight.name.split(".lora_A")[0].rpartition(".")[2] in _OUTPUT_PROJECTIONS
+        ]
+        into = [weight for weight in down if weight not in output]
+        down = [weight for weight in others if ".lora_A" in weight.name]
+        last = [weight for weight in down if weight.shape[1] == shape.inner]
+        up = [weight for weight in down if weight not in last]
 
         def kept(readers: Sequence[ParameterSpec]) -> int:
             return _adapter_bytes(readers, config.lora, numbers)
@@ -213,7 +215,7 @@ def _adapter_bytes(readers: Sequence[ParameterSpec], config: LoraConfig, numbers
         return 0
     width = readers[0].shape[1]
     number = numbers.adapter or (2 if numbers.autocast else 4)
-    inner = sum(number * one.shape[0] for one in readers)
+    inner = sum(number * weight.shape[0] for weight in readers)
     if config.dropout:
         return inner + len(readers) * ((numbers.adapter or 4) + number) * width
     copies = 1 if numbers.adapter or numbers.product == 4 else len(readers)

@@ -192,7 +192,7 @@ def _activation_bytes(
     # Places are 64-bit: tokens, positions, the plan of attention, and what is predicted.
     kept += 8 * (3 * batch.tokens + 2 * batch.queries + batch.keys + 3 * batch.supervised)
     if config.precision == "autocast":
-        kept += 2 * sum(one.count for one in blueprint.weights if one.kind == "matrix")
+        kept += 2 * sum(weight.count for weight in blueprint.weights if weight.kind == "matrix")
     return kept
 
 

@@ -109,14 +109,14 @@ def _recompute_after_products(module: Any) -> Callable[[Tensor], Tensor]:
     """A gated feed-forward block that keeps its first products, and computes again what follows from them."""
 
     def rest(gate: Tensor, up: Tensor) -> Tensor:
-        found: Tensor = module.down_proj(module.act_fn(gate) * up)
-        return found
+        output: Tensor = module.down_proj(module.act_fn(gate) * up)
+        return output
 
     again = _checkpointed(rest)
 
     def run(states: Tensor) -> Tensor:
-        found: Tensor = again(module.gate_proj(states), module.up_proj(states))
-        return found
+        output: Tensor = again(module.gate_proj(states), module.up_proj(states))
+        return output
 
     return run
 
@@ -137,13 +137,13 @@ def _is_gated(module: Any) -> bool:
         module.train(training)
 
 
-def _submodule(layer: nn.Module, *words: str) -> Any:
+def _submodule(layer: nn.Module, *names: str) -> Any:
     """A layer's own module that one of the words is in the name of, and that is no norm."""
     for name, module in layer.named_children():
-        if any(word in name for word in words) and not is_norm(module):
+        if any(part in name for part in names) and not is_norm(module):
             return module
     raise UserError(
-        f"{type(layer).__name__} has no module that is called {words[0]}",
+        f"{type(layer).__name__} has no module that is called {names[0]}",
         where="train.recompute.mode",
         fix="use full or none",
     )
@@ -159,15 +159,17 @@ def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
     if costs.activation:
         forward.append(("activation", costs.activation))
     choices = product([None, ("norms", costs.norms)], [None, *attention], [None, *forward])
-    found = []
+    policies = []
     for chosen in choices:
-        parts = [one for one in chosen if one]
+        parts = [part for part in chosen if part]
         saved = sum(cost.saved for _, cost in parts)
-        found.append(RecomputePolicy(frozenset(name for name, _ in parts), saved, sum(cost.flops for _, cost in parts)))
-    return [*found, RecomputePolicy(frozenset(["layer"]), costs.whole.saved, costs.whole.flops)]
+        policies.append(
+            RecomputePolicy(frozenset(name for name, _ in parts), saved, sum(cost.flops for _, cost in parts))
+        )
+    return [*policies, RecomputePolicy(frozenset(["layer"]), costs.whole.saved, costs.whole.flops)]
 
 
-def choose_policies(every: Sequence[RecomputePolicy], layers: int, needed: int) -> list[RecomputePolicy]:
+def choose_policies(policies: Sequence[RecomputePolicy], layers: int, needed: int) -> list[RecomputePolicy]:
     """A way for each layer that together save at least ``needed`` bytes, or as many as can be.
 
     What is computed again stands in the first layers: when the backward pass comes to it, what the later ones kept is
@@ -178,17 +180,17 @@ def choose_policies(every: Sequence[RecomputePolicy], layers: int, needed: int) 
         layers: how many layers there are, all alike.
         needed: bytes.
     """
-    chain = _efficient_chain(every)
+    chain = _efficient_chain(policies)
     chosen = [KEEP_ALL] * layers
     missing = needed
     for before, after in pairwise(chain):
-        for place in range(layers):
+        for layer in range(layers):
             if missing <= 0:
                 return chosen
-            enough = [way for way in every if way.saved - before.saved >= missing]
+            enough = [way for way in policies if way.saved - before.saved >= missing]
             cheapest = min(enough, key=lambda way: way.flops, default=after)
             step = cheapest if cheapest.flops <= after.flops else after
-            chosen[place] = step
+            chosen[layer] = step
             missing -= step.saved - before.saved
     return chosen
 
@@ -198,17 +200,17 @@ def layer_policies(config: TrainConfig, costs: LayerCosts, layers: int) -> list[
     recompute = config.recompute
     if recompute.mode == "none":
         return [KEEP_ALL] * layers
-    every = recompute_policies(costs)
+    policies = recompute_policies(costs)
     if recompute.mode == "full":
-        return [every[-1]] * layers
+        return [policies[-1]] * layers
     whole = costs.whole.kept * layers
-    return choose_policies(every, layers, whole - recompute.allowed(whole))
+    return choose_policies(policies, layers, whole - recompute.allowed(whole))
 
 
-def _efficient_chain(every: Sequence[RecomputePolicy]) -> list[RecomputePolicy]:
+def _efficient_chain(policies: Sequence[RecomputePolicy]) -> list[RecomputePolicy]:
     """From `KEEP_ALL` upwards, ways of which each saves the most further bytes per further FLOP."""
     chain = [KEEP_ALL]
-    while more := [way for way in every if way.saved > chain[-1].saved]:
+    while more := [way for way in policies if way.saved > chain[-1].saved]:
         last = chain[-1]
 
         def worth(way: RecomputePolicy, last: RecomputePolicy = last) -> tuple[float, int]:

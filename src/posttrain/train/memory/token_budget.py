@@ -57,10 +57,10 @@ def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int
         return _DEFAULT_TOKENS
     # The weights are in memory already, and part of the estimate.
     process = max(0, process_bytes() - parameter_bytes(blueprint, config))
-    found = choose_budget(blueprint, config, available_bytes(device), longest, device=device, process=process)
-    if not found.fits:
+    budget = choose_budget(blueprint, config, available_bytes(device), longest, device=device, process=process)
+    if not budget.fits:
         log.warning("  the estimate is that memory may run out: posttrain plan says of what")
-    return found.tokens
+    return budget.tokens
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,17 @@ def choose_budget(
     """
     tokens = _FULL_SPEED_TOKENS.get(device, _FULL_SPEED_TOKENS["cuda"])
     while True:
-        found = estimate_memory(
+        estimate = estimate_memory(
             blueprint, config, MicroBatch.full(tokens, config, longest), device=device, process=process
         )
-        if fits(found, available) or tokens <= _MIN_TOKENS:
-            return TokenBudget(tokens, found, fits(found, available))
+        if fits(estimate, available) or tokens <= _MIN_TOKENS:
+            return TokenBudget(tokens, estimate, fits(estimate, available))
         tokens //= 2
 
 
-def fits(found: MemoryEstimate, available: int | None) -> bool:
+def fits(estimate: MemoryEstimate, available: int | None) -> bool:
     """Whether an estimate fits into what is available."""
-    return available is None or found.total <= _USABLE_SHARE * available
+    return available is None or estimate.total <= _USABLE_SHARE * available
 
 
 def available_bytes(device: str = "cpu") -> int | None:

@@ -1,4 +1,4 @@
-"""The parameters of a model as training holds them, and the bytes of weights, masters, gradients and optimiser state."""
+"""The parameters of a model in training, and the bytes of weights, masters, gradients and optimiser state."""
 
 import math
 from dataclasses import dataclass
@@ -75,15 +75,20 @@ class ModelSpec:
     def count(self, *kinds: ParameterKind, trained: bool = False) -> int:
         """Numbers in the weights of these kinds, or of all, and only in those that are trained if asked for."""
         return sum(
-            one.count for one in self.weights if (not kinds or one.kind in kinds) and (one.trained or not trained)
+            weight.count
+            for weight in self.weights
+            if (not kinds or weight.kind in kinds) and (weight.trained or not trained)
         )
 
     def table(self) -> dict[str, int]:
         """Numbers by kind, of adapters, and of all that is trained."""
-        kinds = dict.fromkeys(one.kind for one in self.weights if not one.adapter)
+        kinds = dict.fromkeys(weight.kind for weight in self.weights if not weight.adapter)
         return {
-            **{kind: sum(one.count for one in self.weights if one.kind == kind and not one.adapter) for kind in kinds},
-            "adapter": sum(one.count for one in self.weights if one.adapter),
+            **{
+                kind: sum(weight.count for weight in self.weights if weight.kind == kind and not weight.adapter)
+                for kind in kinds
+            },
+            "adapter": sum(weight.count for weight in self.weights if weight.adapter),
             "trained": self.count(trained=True),
         }
 
@@ -91,15 +96,15 @@ class ModelSpec:
 def parameter_bytes(blueprint: ModelSpec, config: TrainConfig, *, trained: bool = False) -> int:
     """Of all weights, or those that are trained: 2 bytes a number in 16 bits, else 4; adapters are always float32."""
     number = 4 if config.dtype == "float32" else 2
-    chosen = (one for one in blueprint.weights if one.trained or not trained)
-    return sum(one.count * (4 if one.adapter else number) for one in chosen)
+    chosen = (weight for weight in blueprint.weights if weight.trained or not trained)
+    return sum(weight.count * (4 if weight.adapter else number) for weight in chosen)
 
 
 def master_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
-    """Of float32 copies: every trained weight has one that is not float32 itself (``train/optim/master_weights.py``)."""
+    """Count the bytes of float32 copies, which all trained 16-bit weights have (``optim/master_weights.py``)."""
     if config.dtype == "float32":
         return 0
-    return sum(4 * one.count for one in blueprint.weights if one.trained and not one.adapter)
+    return sum(4 * weight.count for weight in blueprint.weights if weight.trained and not weight.adapter)
 
 
 def gradient_bytes(blueprint: ModelSpec) -> int:
@@ -114,7 +119,7 @@ def ema_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
 
 def optimizer_state_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
     """Of what the optimiser remembers."""
-    return sum(parameter_state_bytes(one, config) for one in blueprint.weights if one.trained)
+    return sum(parameter_state_bytes(weight, config) for weight in blueprint.weights if weight.trained)
 
 
 def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
@@ -148,15 +153,15 @@ def step_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
     Adam is one compiled loop.
     """
     most = 0
-    for one in blueprint.weights:
-        if not one.trained:
+    for weight in blueprint.weights:
+        if not weight.trained:
             continue
         if config.name == "adafactor":
-            most = max(most, 4 * one.count)
+            most = max(most, 4 * weight.count)
         elif config.name == "sgd":
-            most = max(most, 4 * one.count * (bool(config.weight_decay) + bool(config.nesterov and config.momentum)))
-        elif config.name == "muon" and one.kind == "matrix" and len(one.shape) == 2:
-            most = max(most, 10 * one.count + 4 * min(one.shape) ** 2)
+            most = max(most, 4 * weight.count * (bool(config.weight_decay) + bool(config.nesterov and config.momentum)))
+        elif config.name == "muon" and weight.kind == "matrix" and len(weight.shape) == 2:
+            most = max(most, 10 * weight.count + 4 * min(weight.shape) ** 2)
     return most
 
 

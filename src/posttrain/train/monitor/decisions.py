@@ -18,18 +18,18 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 """From the mildest to the gravest."""
 
 FAULT_KINDS: tuple[Kind, ...] = ("nan", "explosion", "divergence")
-"""After these the weights are in doubt, or about to be."""
+"""Findings after which the weights are in doubt, or about to be."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something is wrong with a step, or with the steps up to it.
+    """A fault in a step, or in the steps up to it.
 
     Attributes:
         what: one line for a person.
-        value: what was measured; None where it is no finite number or there is nothing to measure.
-        limit: what it was held against; None likewise.
-        since: the first step in doubt; where nothing else is given, ``step``. To roll back, go back before it.
+        value: the measured value; None if it is not finite or there is none.
+        limit: the limit that it exceeded; None likewise.
+        since: the first step in doubt, by default ``step``; a rollback goes back before it.
     """
 
     kind: Kind
@@ -48,16 +48,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the trainer is to do about a finding.
+    """The trainer's response to a finding.
 
-    - ``warn``: go on.
-    - ``skip``: leave this step's gradient out and go on with the next batch.
-    - ``rollback``: go back to the last good checkpoint, and past the data of this step.
-    - ``lower_rate``: multiply the learning rate from now on; after a fault, go back as well (see `restores`).
-    - ``stop``: end the training.
+    - ``warn``: continue.
+    - ``skip``: drop this step's gradient and continue with the next batch.
+    - ``rollback``: restore the last good checkpoint, and skip the data of this step.
+    - ``lower_rate``: lower the learning rate from now on; after a fault, roll back as well (see `restores`).
+    - ``stop``: stop the training.
 
     Attributes:
-        why: why it is not the configured action; empty if it is.
+        why: the reason for another action than the configured one; empty if it is that one.
         can_go_back: whether there is a checkpoint.
     """
 
@@ -68,7 +68,7 @@ class Decision:
 
     @property
     def restores(self) -> bool:
-        """Whether to go back to the last good checkpoint."""
+        """Whether to restore the last good checkpoint."""
         return self.can_go_back and self.drops_gradient and self.action in ("rollback", "lower_rate")
 
     @property
@@ -83,49 +83,51 @@ class Decision:
         return ACTIONS.index(self.action)
 
     def line(self) -> str:
-        """One line for a log."""
+        """Format as one line for a log."""
         action = self.action.replace("_", " ")
         return f"step {self.finding.step}: {self.finding.what}: {action}" + (f" ({self.why})" if self.why else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Flat: the finding's fields, ``action``, ``why`` and ``can_go_back``."""
+        """Convert to flat JSON: the finding's fields, ``action``, ``why`` and ``can_go_back``."""
         return asdict(self.finding) | {"action": self.action, "why": self.why, "can_go_back": self.can_go_back}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """The reverse of `to_json`."""
+        """Restore what `to_json` returned."""
         own = {"action", "why", "can_go_back"}
         finding = {name: value for name, value in values.items() if name not in own}
         return cls(Finding(**finding), **{name: values[name] for name in own & values.keys()})
 
 
-def decide(finding: Finding, config: MonitorConfig, taken: Sequence[Decision], *, can_go_back: bool = True) -> Decision:
-    """What to do about a finding.
+def decide(
+    finding: Finding, config: MonitorConfig, earlier: Sequence[Decision], *, can_go_back: bool = True
+) -> Decision:
+    """Decide what to do about a finding: the configured action, or a graver one if that has not helped.
 
     A fault (NaN, explosion, divergence) of a kind that was acted on up to ``again_within`` steps ago, or at a later
-    step that training has gone back from, takes the next graver action: skip, rollback, lower rate, stop. A skip has
-    to have happened ``max_skips`` times first. Past ``max_rollbacks`` rollbacks of any kind the training stops.
-    Warnings, and what no weights are in doubt for, stay as configured. Where there is nothing to go back to, the step
-    is skipped instead, or the rate lowered after a divergence; where that has not helped, training stops at no number.
+    step that was rolled back, takes the next graver action: skip, rollback, lower rate, stop. A skip escalates only
+    after ``max_skips`` of them. Past ``max_rollbacks`` rollbacks of any kind the training stops. Warnings, and findings
+    that leave the weights sound, stay as configured. Without a checkpoint, the step is skipped instead, or the rate
+    lowered after a divergence; if skipping NaN has not helped, training stops.
 
     Args:
-        taken: earlier decisions of this training, oldest first, those that were rolled back from included.
+        earlier: earlier decisions of this training, oldest first, those that were rolled back included.
         can_go_back: whether there is a checkpoint.
     """
     action: Action = getattr(config, finding.kind).action
     why = ""
     if finding.kind in FAULT_KINDS and action != "warn":
-        recent = _recent_decisions(finding, config.again_within, taken)
+        recent = _recent_decisions(finding, config.again_within, earlier)
         if recent and recent[-1].gravity >= ACTIONS.index(action):
             action, why = _escalate(recent, config)
     if action == "rollback" and not can_go_back:
-        recent = _recent_decisions(finding, config.again_within, taken)
-        skips = sum(one.action == "skip" for one in recent)
+        recent = _recent_decisions(finding, config.again_within, earlier)
+        skips = sum(previous.action == "skip" for previous in recent)
         action, why = _without_checkpoint(
             finding, _skips_did_not_help(skips, config) if skips >= config.max_skips else ""
         )
     decision = Decision(finding, action, why, can_go_back)
-    rollbacks = sum(earlier.restores for earlier in taken)
+    rollbacks = sum(previous.restores for previous in earlier)
     if decision.restores and rollbacks >= config.max_rollbacks:
         return Decision(finding, "stop", f"went back {rollbacks} times, and max_rollbacks is {config.max_rollbacks}")
     return decision
@@ -136,7 +138,7 @@ def _skips_did_not_help(skips: int, config: MonitorConfig) -> str:
 
 
 def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
-    """What is done instead of going back; ``tried`` says what has not helped, if anything was tried."""
+    """Choose an action instead of a rollback; ``tried`` names what has not helped so far, if anything."""
     why = f"{tried}, and there is no checkpoint to go back to" if tried else "there is no checkpoint to go back to"
     if tried and finding.kind == "nan":
         return "stop", why
@@ -144,18 +146,22 @@ def _without_checkpoint(finding: Finding, tried: str) -> tuple[Action, str]:
 
 
 def stop_error(decision: Decision) -> WorkError:
-    """The error that ends a training after the decision to stop."""
+    """Return the error that stops a training."""
     why = f" ({decision.why})" if decision.why else ""
     return WorkError(f"training stopped at step {decision.finding.step}: {decision.finding.what}{why}")
 
 
-def _recent_decisions(finding: Finding, within: int, taken: Sequence[Decision]) -> list[Decision]:
-    return [one for one in taken if one.finding.kind == finding.kind and finding.step - one.finding.step <= within]
+def _recent_decisions(finding: Finding, within: int, earlier: Sequence[Decision]) -> list[Decision]:
+    return [
+        decision
+        for decision in earlier
+        if decision.finding.kind == finding.kind and finding.step - decision.finding.step <= within
+    ]
 
 
 def _escalate(recent: Sequence[Decision], config: MonitorConfig) -> tuple[Action, str]:
     last = recent[-1]
-    times = sum(one.action == last.action for one in recent)
+    times = sum(decision.action == last.action for decision in recent)
     if last.action == "skip" and times < config.max_skips:
         return "skip", ""
     done = f"{last.action.replace('_', ' ')} at step {last.finding.step} did not help"
@@ -164,5 +170,5 @@ def _escalate(recent: Sequence[Decision], config: MonitorConfig) -> tuple[Action
 
 
 def finite(value: float | None) -> float | None:
-    """``value``, or None where it is no finite number."""
+    """Return ``value``, or None if it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None

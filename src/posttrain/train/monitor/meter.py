@@ -15,9 +15,6 @@ from typing import Any, Self
 import torch
 
 from posttrain.models.language_model import LanguageModel
-from posttrain.train.config import TrainConfig
-from posttrain.train.data.loader import BatchLengths
-from posttrain.train.objectives.registry import OBJECTIVES
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -31,31 +28,30 @@ PHASES = {
     "checkpoint": "checkpoint",
     "watch": "watching",
 }
-"""The phases of a training step, in their order, in words."""
+"""The phases of a training step, in order, with their names for people."""
 
 PhaseMark = Callable[[str], AbstractContextManager[object]]
 
 _PEAK_SECONDS = 1.0
 
+# Seconds of products that are timed together: long enough to leave out bursts that no machine sustains.
 _PEAK_BLOCK = 0.05
 
 # Larger products come closer to the peak until a cache is full; small ones first, so that a slow machine stops early.
 _MATMUL_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 
-# Feed-forward blocks of two matrices; all others that are known here have a gate and so three.
+# Model types whose feed-forward blocks have two matrices; the gated blocks of all others have three.
 _WITHOUT_GATE = {"gpt2", "gptj", "gpt_neox", "gpt_bigcode", "opt", "phi", "starcoder2"}
 
 
 def process_bytes() -> int:
-    """Bytes of this process that are in memory now; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 where the system does not report it."""
     return _process_status("VmRSS") or 0
 
 
 def peak_bytes() -> int:
-    """The most bytes of this process that ever were in memory; 0 where the system does not tell.
-
-    ``ru_maxrss`` will not do: a process inherits it from the one that started it.
-    """
+    """Return the peak resident memory of this process in bytes; 0 where the system does not report it."""
+    # Not ``ru_maxrss``, which a process inherits from the one that started it.
     return _process_status("VmHWM") or 0
 
 
@@ -64,7 +60,7 @@ def _process_status(name: str) -> int | None:
 
 
 def read_proc_bytes(file: Path, name: str) -> int | None:
-    """A line ``Name:  123 kB`` in bytes."""
+    """Parse a line ``Name:  123 kB`` into bytes."""
     if not file.is_file():
         return None
     for line in file.read_text().splitlines():
@@ -75,31 +71,38 @@ def read_proc_bytes(file: Path, name: str) -> int | None:
 
 
 class StepMeter:
-    """Measures one step after another, each from `start` on."""
+    """Measures one step after another, each from `start` on.
 
-    def __init__(self, lm: LanguageModel, config: TrainConfig) -> None:
-        dtype = torch.float32 if config.precision == "float32" else torch.bfloat16
+    Args:
+        precision: ``train.precision``, which decides the peak that MFU is a share of.
+        classifier: whether the head predicts labels rather than tokens.
+        weights_frozen: whether only adapters are trained.
+    """
+
+    def __init__(self, lm: LanguageModel, precision: str, *, classifier: bool, weights_frozen: bool) -> None:
+        dtype = torch.float32 if precision == "float32" else torch.bfloat16
         self._peak = matmul_peak(lm.device.type, dtype)
-        self._decoder = DecoderSize.of(lm.model.config.get_text_config(), config.objective)
-        self._frozen = config.method == "lora"
+        self._decoder = DecoderSize.of(lm.model.config.get_text_config(), classifier=classifier)
+        self._frozen = weights_frozen
         self.start()
 
     def start(self) -> None:
-        """A step begins."""
+        """Start the clock of a step."""
         self._began, self._phases = time.perf_counter(), phase_seconds()
 
-    def read(self, lengths: BatchLengths, supervised: int, waited: float) -> dict[str, Any]:
-        """The fields of `StepValues` that a clock and a ruler give, for the step that began last.
+    def read(self, *, tokens: int, computed: int, pairs: int, supervised: int, waited: float) -> dict[str, Any]:
+        """Read the measured fields of `StepValues` for the step that started last.
 
         Args:
-            lengths: of the step.
+            tokens: tokens of all sequences.
+            computed: tokens that the model computed; fewer where sequences share a beginning.
+            pairs: pairs of a token and one that it attends to.
             supervised: supervised tokens.
-            waited: seconds for data.
+            waited: seconds of waiting for data.
         """
-        seconds, tokens = time.perf_counter() - self._began, sum(lengths.sequences)
+        seconds = time.perf_counter() - self._began
         share = None
         if self._decoder is not None:
-            computed, pairs = lengths.computed, lengths.pairs
             flops = training_flops(self._decoder, computed, pairs, supervised, weights_frozen=self._frozen)
             share = mfu(flops, seconds, self._peak)
         return {
@@ -115,11 +118,11 @@ class StepMeter:
 
 
 class _PhaseClock(threading.local):
-    """One a thread, so that a checkpoint that is written in the background does not count as training."""
+    """Seconds by phase, per thread: a checkpoint written in the background does not count as training."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.inner: list[float] = []  # of each open phase, what those within it took
+        self.inner: list[float] = []  # for each open phase, the seconds of the phases inside it
         self.mark: PhaseMark = nullcontext
         self.wait: Callable[[], None] | None = None
 
@@ -127,8 +130,9 @@ class _PhaseClock(threading.local):
 _phase_clock = _PhaseClock()
 
 
-class phase:  # as a class it costs half of what a generator would
-    """``with phase("forward"):`` adds the time of its block to the phase, without that of phases within.
+# A class, as a generator-based context manager costs twice as much, and a step opens dozens.
+class phase:
+    """Adds the time of a ``with`` block to a phase, without the time of phases inside it.
 
     About two microseconds each. An accelerator works on after the block; only a profiler waits for it.
     """
@@ -156,19 +160,19 @@ class phase:  # as a class it costs half of what a generator would
 
 
 def phase_seconds() -> dict[str, float]:
-    """Seconds of each phase in this thread so far."""
+    """Return the seconds of each phase in this thread so far."""
     return dict(_phase_clock.seconds)
 
 
 def phase_seconds_since(before: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each phase since ``before``, which `seconds` gave; phases that took none are left out."""
+    """Return the seconds of each phase since ``before``, an earlier `phase_seconds`, without empty phases."""
     passed = {name: total - before.get(name, 0.0) for name, total in _phase_clock.seconds.items()}
     return {name: took for name, took in passed.items() if took > 0}
 
 
 @contextmanager
 def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Within it every call of a torch module is made within what ``make`` gives, such as ``phase("forward")``."""
+    """Run every call of a torch module inside a context from ``make``, such as ``phase("forward")``."""
     opened: list[AbstractContextManager[object]] = []
 
     def enter(*given: object) -> None:
@@ -188,10 +192,10 @@ def wrap_calls(module: Any, make: Callable[[], AbstractContextManager[object]]) 
 
 @contextmanager
 def mark_phases(mark: PhaseMark, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Within it every phase of this thread opens ``mark(name)`` as well.
+    """Open ``mark(name)`` around every phase of this thread, as a profiler does.
 
     Args:
-        wait: called before a phase is over, such as until an accelerator has done its work.
+        wait: called at the end of each phase, such as to synchronise with an accelerator.
     """
     before = _phase_clock.mark, _phase_clock.wait
     _phase_clock.mark, _phase_clock.wait = mark, wait
@@ -203,17 +207,14 @@ def mark_phases(mark: PhaseMark, wait: Callable[[], None] | None = None) -> Iter
 
 @cache
 def matmul_peak(device: str, dtype: torch.dtype) -> float:
-    """The most FLOP/s that square matrix products reach here with the threads torch uses now.
+    """Measure the most FLOP/s that square matrix products reach here, with torch's current number of threads.
 
-    The best of several sizes and of several blocks of a twentieth of a second, which is long enough to leave out what
-    no machine keeps up; all within a second or so, once a process. Work beside it makes the peak look smaller.
+    Takes about a second, once a process. Other work on the machine makes the peak look smaller.
 
     Args:
         device: as torch names it, such as ``cpu`` or ``cuda:0``.
         dtype: of the factors and the product.
     """
-    import torch
-
     kind = torch.device(device).type
     wait: Callable[[], None] = torch.cuda.synchronize if kind == "cuda" else lambda: None
 
@@ -236,7 +237,7 @@ def matmul_peak(device: str, dtype: torch.dtype) -> float:
         left = torch.randn(size, size, device=device).to(dtype)
         right = torch.randn(size, size, device=device).to(dtype)
         until = now + (end - now) / (len(sizes) - position)
-        seconds(1)  # the first call pays for what later ones find ready
+        seconds(1)  # the first call allocates, and picks a kernel
         count = max(1, round(_PEAK_BLOCK / seconds(1)))
         while True:
             best = max(best, count * work / seconds(count))
@@ -247,7 +248,7 @@ def matmul_peak(device: str, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class DecoderSize:
-    """What the work of a dense decoder-only transformer depends on.
+    """The sizes that decide the FLOPs of a dense decoder-only transformer.
 
     Attributes:
         matrices: weights of all matrix products of the decoder layers: attention projections and feed-forward.
@@ -260,8 +261,8 @@ class DecoderSize:
     attention: int
 
     @classmethod
-    def of(cls, config: Any, objective: str = "sft") -> Self | None:
-        """From a transformers config; None for a model whose work is not known here, such as a mixture of experts."""
+    def of(cls, config: Any, *, classifier: bool = False) -> Self | None:
+        """Read a transformers config; None for a model of unknown work, such as a mixture of experts."""
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         if any(not isinstance(getattr(config, name, None), int) for name in names):
             return None
@@ -273,7 +274,6 @@ class DecoderSize:
         inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
         projections = 2 * hidden * size * (heads + shared)  # queries and output; keys and values
         forward = (2 if config.model_type in _WITHOUT_GATE else 3) * hidden * inner
-        classifier = OBJECTIVES[objective].output in ("reward", "classes")
         outputs = config.num_labels if classifier else config.vocab_size
         return cls(layers * (projections + forward), hidden * outputs, layers * heads * size)
 
@@ -281,7 +281,7 @@ class DecoderSize:
 def training_flops(
     decoder: DecoderSize, tokens: int, pairs: int, supervised_tokens: int, *, weights_frozen: bool = False
 ) -> float:
-    """FLOPs that one forward and backward pass over some rows needs.
+    """Count the FLOPs of one forward and backward pass.
 
     A weight of a matrix product costs 2 FLOPs a token forward and 4 backward, 2 for the input's gradient and 2 for the
     weight's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). Attention costs 12 FLOPs a pair of tokens, layer and
@@ -305,5 +305,5 @@ def training_flops(
 
 
 def mfu(flops: float, seconds: float, peak: float) -> float:
-    """Model FLOP utilisation: the share of ``peak`` (FLOP/s) that ``flops`` of work in ``seconds`` makes."""
+    """Return the model FLOP utilisation: the share of ``peak`` (FLOP/s) that ``flops`` in ``seconds`` use."""
     return flops / (seconds * peak)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 from posttrain.store.files import disk_errors, make_folder
 from posttrain.train.monitor.decisions import Decision, finite
 
-# Fields that hold several numbers, and what stands before these in tools that plot.
+# Fields that hold several numbers, and the prefix of these in tools that plot.
 _DICT_FIELDS = {"group_norms": "grad_norm", "metrics": "objective", "phases": "seconds"}
 
 log = logging.getLogger("posttrain")
@@ -19,7 +19,7 @@ log = logging.getLogger("posttrain")
 
 @dataclass(frozen=True, kw_only=True)
 class GradientValues:
-    """What is known once the gradient is there and the optimiser has not stepped yet.
+    """The metrics of a step that are known before the optimiser steps.
 
     Attributes:
         step: optimiser step, from 0.
@@ -36,7 +36,7 @@ class GradientValues:
 
 @dataclass(frozen=True, kw_only=True)
 class StepValues(GradientValues):
-    """All that a step measured.
+    """All metrics of a step.
 
     Attributes:
         epoch: passes over the data that were finished before, from 0.
@@ -52,7 +52,7 @@ class StepValues(GradientValues):
         data_wait: share of ``seconds`` spent waiting for data, 0 to 1.
         mfu: share of the measured matrix-product peak that the model's own work used, 0 to 1.
         metrics: what the objective measured besides, by its name, such as ``rewards/margins``; means over the step.
-        phases: seconds by phase (see `phases`); with an accelerator those of its host.
+        phases: seconds by phase (see `phase`); with an accelerator those of its host.
     """
 
     epoch: int
@@ -71,76 +71,77 @@ class StepValues(GradientValues):
     phases: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Every value by its name; a number that is not finite becomes None, as JSON has no word for it."""
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
+        """Convert to JSON, by field name; NaN and infinities, which JSON does not have, become None."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {
-            name: {key: finite(one) for key, one in value.items()} if name in _DICT_FIELDS else finite(value)
-            for name, value in found.items()
+            name: {key: finite(number) for key, number in value.items()} if name in _DICT_FIELDS else finite(value)
+            for name, value in values.items()
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`, but for infinities, which come back as NaN.
-
-        Lines of before there was ``loss_count`` have the supervised tokens instead.
-        """
-        lost = {name: math.nan for name in ("loss", "grad_norm") if values[name] is None}
-        several = {
-            name: {key: math.nan if one is None else one for key, one in values[name].items()}
+        """Restore what `to_json` returned, but for infinities, which come back as NaN."""
+        not_finite = {name: math.nan for name in ("loss", "grad_norm") if values[name] is None}
+        nested = {
+            name: {key: math.nan if number is None else number for key, number in values[name].items()}
             for name in _DICT_FIELDS
             if name in values
         }
-        return cls(**{"loss_count": values["supervised_tokens"], **values, **lost, **several})
+        # Files of older versions have no ``loss_count``: there the loss is a mean over supervised tokens.
+        return cls(**{"loss_count": values["supervised_tokens"], **values, **not_finite, **nested})
 
     def numbers(self) -> dict[str, float]:
-        """The finite numbers by name, without ``step``: for tools that plot.
+        """Return the finite numbers by name, without ``step``, for tools that plot.
 
         Group norms are ``grad_norm/GROUP``, the objective's metrics ``objective/NAME``, phases ``seconds/PHASE``.
         """
         values = self.to_json()
         for name, prefix in _DICT_FIELDS.items():
-            values |= {f"{prefix}/{key}": one for key, one in values.pop(name).items()}
+            values |= {f"{prefix}/{key}": number for key, number in values.pop(name).items()}
         del values["step"]
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def mean_loss(steps: Iterable[StepValues]) -> float | None:
-    """Mean loss over all that the steps counted; None where that is nothing. Losses that are no number are left out."""
-    known = [step for step in steps if math.isfinite(step.loss)]
-    count = sum(step.loss_count for step in known)
-    return sum(step.loss * step.loss_count for step in known) / count if count else None
+    """Return the mean loss of some steps, weighted by ``loss_count``; None if there is none. NaN losses are ignored."""
+    finite_steps = [step for step in steps if math.isfinite(step.loss)]
+    count = sum(step.loss_count for step in finite_steps)
+    return sum(step.loss * step.loss_count for step in finite_steps) / count if count else None
 
 
 class Sink(Protocol):
-    """A place that the values of each step and the decisions taken at it go to."""
+    """Receives the metrics of each step and the decisions taken at it.
+
+    To add one: implement these three methods, and open it in ``monitor/sinks.py``.
+    """
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
-        """Take a step in."""
+        """Write the metrics of one step."""
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
-        """The training goes on after ``steps``, all from 0 on: forget later ones, where the sink can.
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+        """Drop all steps after ``steps``, which start at 0, if the sink can; training continues there.
 
         Args:
-            told: the decisions that were written with some of them, by step.
+            reported: the decisions that were written with these steps, by step.
         """
 
     def close(self) -> None:
-        """Bring everything to its place and let go of what is open. Nothing is written after that."""
+        """Flush and close; nothing is written after that."""
 
 
 def first_error_line(error: Exception) -> str:
-    """What a library says is wrong, without the rest of its explanation."""
+    """Return the first line of a library's error message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class JsonlSink:
-    """Appends to a file and flushes after each line, so that a kill costs the line being written at most.
+    """Appends one line of JSON a step to a file: ``metrics.jsonl``.
+
+    Unreadable lines, such as the half line that a kill leaves, are removed with all that follows, and logged; `rewind`
+    writes the steps among them again that still count.
 
     Args:
         path: the file; made if missing.
-
-    What cannot be read, such as the half line that a kill leaves, is removed with all that follows, and named; `rewind`
-    writes again what still counts of that.
 
     Raises:
         UserError: the disk refused.
@@ -154,27 +155,27 @@ class JsonlSink:
         self._cut()
 
     def write(self, values: StepValues, decisions: Sequence[Decision]) -> None:
-        """One line: the values by name, and ``decisions`` where there are any."""
+        """Append one line: the metrics by name, and ``decisions`` if there are any."""
         line = values.to_json()
         if decisions:
             line["decisions"] = [decision.to_json() for decision in decisions]
         with disk_errors(self._path):
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            self._file.flush()  # a kill costs at most the line being written
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
         kept = self._cut(len(steps))
         if missing := steps[kept:]:
             log.warning("%s: the lines of %d steps from %d on are written again", self._path, len(missing), kept)
         for values in missing:
-            self.write(values, told.get(values.step, ()))
+            self.write(values, reported.get(values.step, ()))
 
     def close(self) -> None:
         with disk_errors(self._path):
             self._file.close()
 
     def _cut(self, steps: int | None = None) -> int:
-        """Keep the lines of the first ``steps``, or all, up to one that is missing; returns how many these are."""
+        """Truncate after ``steps`` lines, or at the first missing or unreadable step; return how many are left."""
         kept = size = 0
         for end, line in _read_lines(self._path):
             if line is None:
@@ -188,17 +189,17 @@ class JsonlSink:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The lines that `JsonlSink` wrote, up to the first that cannot be read."""
-    found = []
+    """Read the lines of a `JsonlSink`, up to the first unreadable one."""
+    steps = []
     for _, line in _read_lines(path):
         if line is None:
             break
-        found.append(line)
-    return found
+        steps.append(line)
+    return steps
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Each line's end in bytes and its values; None for one that cannot be read."""
+    """Yield the end of each line in bytes and its values; None for an unreadable one."""
     end = 0
     with path.open("rb") as file:
         for raw in file:
@@ -216,11 +217,11 @@ def _parse_line(raw: bytes) -> dict[str, Any] | None:
 
 
 class MultiSink:
-    """One sink that must not fail and others that may: one of these that does is named, closed and left out.
+    """Writes to one sink that must not fail and to others that may: a failing one is logged and closed.
 
     Args:
         own: the workspace's file; its errors are raised.
-        others: by a name for the log.
+        others: by their name in the log.
     """
 
     def __init__(self, own: Sink, others: dict[str, Sink]) -> None:
@@ -230,9 +231,9 @@ class MultiSink:
         self._own.write(values, decisions)
         self._each(lambda sink: sink.write(values, decisions))
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
-        self._own.rewind(steps, told)
-        self._each(lambda sink: sink.rewind(steps, told))
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
+        self._own.rewind(steps, reported)
+        self._each(lambda sink: sink.rewind(steps, reported))
 
     def close(self) -> None:
         self._own.close()

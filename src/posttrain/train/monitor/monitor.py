@@ -22,8 +22,6 @@ from posttrain.train.monitor.metrics import GradientValues, StepValues
 
 log = logging.getLogger("posttrain")
 
-__all__ = ["DeadLayers", "Detector", "Divergence", "Explosion", "Nan", "NoSupervised", "Plateau"]
-
 Values = TypeVar("Values", contravariant=True)
 
 # Median absolute deviation of a normal distribution to its standard deviation.
@@ -40,47 +38,49 @@ _NOISE_WINDOWS = 4
 
 
 class Detector(Protocol[Values]):
-    """Looks at one step after the other and speaks up.
+    """Looks for one kind of fault, step by step.
 
-    Its state is JSON, and a detector that loads it goes on as if it had never stopped.
+    To add one: give it a `Kind`, a section in ``monitor/config.py``, and a place in `pre_step_detectors` or
+    `post_step_detectors`. Its state is JSON; a detector that loads it continues as if it had never stopped.
     """
 
     @property
     def kind(self) -> Kind:
-        """What it finds."""
+        """The kind of its findings."""
 
     def observe(self, values: Values) -> Finding | None:
-        """Take a step in; the finding, if there is one at this step."""
+        """Take in a step, and return a finding if there is one."""
 
     def state(self) -> dict[str, Any]:
-        """What the next findings depend on."""
+        """Return what the next findings depend on."""
 
     def load(self, state: dict[str, Any]) -> None:
-        """The reverse of `state`."""
+        """Restore what `state` returned."""
 
 
 class Monitor:
-    """Asked twice a step: `pre_step_detectors` once the gradient is there, `observe` when the step is over.
+    """Runs all detectors over a training and decides what to do about their findings.
 
-    Each decision is logged as one line and kept in ``decisions``, oldest first. Steps that a loss scaler drops for
-    overflow are not to be asked about: an infinite gradient is what it works with.
+    Call `before_step` once the gradient is summed, and `observe` after the step. Each decision is logged as one line
+    and kept in ``decisions``, oldest first. Leave out steps that a loss scaler drops for overflow: infinite gradients are
+    how it finds its scale.
 
     Args:
-        can_go_back: tells whether there is a checkpoint.
+        can_go_back: returns whether there is a checkpoint.
     """
 
     def __init__(self, config: MonitorConfig, can_go_back: Callable[[], bool] = lambda: True) -> None:
         self.config = config
         self._can_go_back = can_go_back
         self.decisions: list[Decision] = []
-        self.told: dict[int, list[Decision]] = {}
-        self._start()
+        self.reported: dict[int, list[Decision]] = {}
+        """The decisions that were written with the metrics of a step, by step."""
+        self.reset()
 
     def before_step(self, loss: float, grad_norm: float, supervised_tokens: int, step: int) -> Decision | None:
-        """What to do before the optimiser steps; None for nothing.
+        """Decide before the optimiser steps; None if nothing is wrong.
 
-        A batch without a supervised token, then NaN or infinity, then a gradient explosion are looked for, and the
-        first that calls for more than a warning decides.
+        The first finding that calls for more than a warning decides.
         """
         values = GradientValues(step=step, loss=loss, grad_norm=grad_norm, supervised_tokens=supervised_tokens)
         warning = None
@@ -93,45 +93,47 @@ class Monitor:
         return warning
 
     def observe(self, values: StepValues) -> list[Decision]:
-        """What to do after a step, the gravest first."""
-        found = [finding for detector in self._after if (finding := detector.observe(values)) is not None]
-        return sorted((self._decide(finding) for finding in found), key=lambda decision: -decision.gravity)
+        """Decide after a step; the gravest decision first."""
+        findings = [finding for detector in self._after if (finding := detector.observe(values)) is not None]
+        return sorted((self._decide(finding) for finding in findings), key=lambda decision: -decision.gravity)
 
-    def tell(self, step: int, decisions: Sequence[Decision]) -> None:
-        """Keep in ``told`` what is written with a step's values, so that it can be written again."""
+    def record(self, step: int, decisions: Sequence[Decision]) -> None:
+        """Keep the decisions that are written with a step's metrics, so that they can be written again."""
         if decisions:
-            self.told[step] = list(decisions)
+            self.reported[step] = list(decisions)
 
     def state(self) -> dict[str, Any]:
-        """All that the next decisions depend on, and what was told of those before, as JSON."""
+        """Return what the next decisions depend on, and all decisions so far, as JSON."""
         return {
-            "detectors": {one.kind: one.state() for one in self._detectors()},
+            "detectors": {detector.kind: detector.state() for detector in self._detectors()},
             "decisions": self.report(),
-            "told": {str(step): [one.to_json() for one in decisions] for step, decisions in self.told.items()},
+            "told": {
+                str(step): [decision.to_json() for decision in decisions] for step, decisions in self.reported.items()
+            },
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state` was taken: for a training that is resumed."""
+        """Restore what `state` returned, decisions included: to resume."""
         self.decisions = [Decision.from_json(decision) for decision in state["decisions"]]
-        self.rolled_back(state)
+        self.roll_back(state)
 
-    def rolled_back(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier `state` within a training: what was measured since is forgotten, decisions are not."""
+    def roll_back(self, state: dict[str, Any]) -> None:
+        """Restore the detectors from an earlier `state` of this training, and keep the decisions since."""
         for detector in self._detectors():
             detector.load(state["detectors"][detector.kind])
-        told = state.get("told", {})  # a fork may go on with a checkpoint of before it was kept
-        self.told = {int(step): [Decision.from_json(one) for one in decisions] for step, decisions in told.items()}
+        self.reported = {
+            int(step): [Decision.from_json(decision) for decision in decisions]
+            # Checkpoints of older versions have none.
+            for step, decisions in state.get("told", {}).items()
+        }
 
-    def new_stage(self) -> None:
-        """Forget what was measured, not the decisions: other data has another loss."""
-        self._start()
+    def reset(self) -> None:
+        """Start all detectors afresh, as for other data, which has another loss; decisions are kept."""
+        self._before, self._after = pre_step_detectors(self.config), post_step_detectors(self.config)
 
     def report(self) -> list[dict[str, Any]]:
-        """All decisions as JSON, oldest first."""
+        """Return all decisions as JSON, oldest first."""
         return [decision.to_json() for decision in self.decisions]
-
-    def _start(self) -> None:
-        self._before, self._after = pre_step_detectors(self.config), post_step_detectors(self.config)
 
     def _detectors(self) -> tuple[Detector[Any], ...]:
         return (*self._before, *self._after)
@@ -144,17 +146,17 @@ class Monitor:
 
 
 def pre_step_detectors(config: MonitorConfig) -> tuple[Detector[GradientValues], ...]:
-    """Those that speak before the optimiser steps, in the order in which they are asked."""
+    """Build the detectors that run before the optimiser steps, in this order."""
     return NoSupervised(), Nan(), Explosion(config.explosion)
 
 
 def post_step_detectors(config: MonitorConfig) -> tuple[Detector[StepValues], ...]:
-    """Those that judge finished steps."""
+    """Build the detectors that run on finished steps."""
     return Divergence(config.divergence), Plateau(config.plateau), DeadLayers(config.dead_layers)
 
 
 class Nan:
-    """A loss or a gradient norm that is NaN or infinite, at once. It has no false alarms."""
+    """Detects NaN and infinite losses and gradients, at once and without false alarms."""
 
     kind: Kind = "nan"
 
@@ -172,7 +174,7 @@ class Nan:
 
 
 class NoSupervised:
-    """A step without a supervised token: its gradient is zero, and only decay and momentum would move the weights."""
+    """Detects steps without a supervised token: only weight decay and momentum would move the weights."""
 
     kind: Kind = "no_supervised"
 
@@ -189,15 +191,13 @@ class NoSupervised:
 
 
 class Explosion:
-    """A robust z-score of the logarithm of the gradient norm (Iglewicz & Hoaglin 1993), one-sided.
+    """Detects gradient norms far above the recent ones, by a one-sided robust z-score of their logarithm.
 
     ``z = (log g - median) / deviation`` over the last n <= ``window`` norms, with
-    ``deviation = max(1.4826 MAD, floor) (1 + 8 / n)``: few norms say little, and beside constant ones anything would be
-    an outlier. A norm that was found enters the window too: single ones do not move a median, and a new level is
-    learned after half a window.
+    ``deviation = max(1.4826 MAD, floor) (1 + 8 / n)`` (Iglewicz & Hoaglin 1993).
 
     False alarms with the default limits, in a million simulated steps: none where the logarithm is normal (deviation
-    0.1 to 0.8); with heavier tails those far out are found as what they are: 13 with Student's t of 8 degrees of
+    0.1 to 0.8); with heavier tails the far outliers are detected: 13 with Student's t of 8 degrees of
     freedom, 125 with Laplace's, 202 with 5 degrees (scale 0.25 each).
     """
 
@@ -211,6 +211,7 @@ class Explosion:
         if not (math.isfinite(values.grad_norm) and values.grad_norm > 0):
             return None
         finding = self._judge(values)
+        # Outliers enter the window too: a single one moves no median, and a new level is learned after half a window.
         self._logs.append(math.log(values.grad_norm))
         return finding
 
@@ -226,6 +227,7 @@ class Explosion:
             return None
         middle = median(self._logs)
         spread = _MAD_TO_DEVIATION * median(abs(value - middle) for value in self._logs)
+        # The floor, as beside constant norms anything is an outlier; 8 / n, as few norms say little.
         limit = middle + self._config.z * max(spread, self._config.floor) * (1 + 8 / count)
         if math.log(values.grad_norm) <= limit:
             return None
@@ -235,13 +237,13 @@ class Explosion:
 
 
 class Divergence:
-    """The running median of the loss is above its lowest by a margin, ``patience`` steps on end.
+    """Detects a running median of the loss that stays above its minimum by a margin for ``patience`` steps.
 
     The margin is the larger of ``rise max(|lowest|, first - lowest)`` and ``z`` standard errors of the median, the
-    noise taken from the differences of successive losses, which a trend hardly touches (Rice 1984). A median, so
-    that single bad batches count for nothing. As long as it lasts, it is found again every ``patience`` steps.
+    noise estimated from the differences of successive losses (Rice 1984). A lasting divergence is reported again every
+    ``patience`` steps.
 
-    A sudden rise is found after ``window // 2 + patience`` steps. False alarms with the default limits, in a million
+    A sudden rise is detected after ``window // 2 + patience`` steps. False alarms with the default limits, in a million
     simulated steps of a flat loss: none with normal noise of 5% to 50%, none with log-normal noise of deviation 1.
     """
 
@@ -260,6 +262,7 @@ class Divergence:
         self._losses.append(values.loss)
         if len(self._losses) < self._config.window:
             return None
+        # A median, so that single bad batches count for nothing.
         smooth = median(list(self._losses)[-self._config.window :])
         if self._first is None:
             self._first = smooth
@@ -270,7 +273,7 @@ class Divergence:
             return None
         self._above = 0
         patience = self._config.patience
-        # A median turns half a window after what it is the median of.
+        # A running median lags its input by half a window.
         since = max(0, values.step - patience + 1 - self._config.window // 2)
         what = f"smoothed loss {smooth:.4g} after {self._lowest:.4g}, above {limit:.4g} for {patience} steps"
         return Finding(self.kind, values.step, what, smooth, limit, since)
@@ -285,6 +288,7 @@ class Divergence:
         self._lowest = math.inf if state["lowest"] is None else state["lowest"]
 
     def _margin(self, first: float) -> float:
+        # Differences of successive losses, which a trend hardly touches.
         noise = _DIFFERENCE_TO_DEVIATION * median(abs(after - before) for before, after in pairwise(self._losses))
         error = _MEDIAN_ERROR * noise / math.sqrt(self._config.window)
         rise = self._config.rise * max(abs(self._lowest), first - self._lowest)
@@ -292,13 +296,13 @@ class Divergence:
 
 
 class Plateau:
-    """The improvement over the last ``window`` steps is surely smaller than is worth going on for.
+    """Detects a loss that surely improves by less than ``improvement`` over the last ``window`` steps.
 
     A line is fitted to the losses by least squares. With slope b, its standard error s (independent noise about the
-    line) and mean m, the improvement over the window is ``-b window / |m|``, and a plateau is found when
+    line) and mean m, the improvement over the window is ``-b window / |m|``, and a plateau is detected when
     ``(-b + z s) window / |m|`` is below ``improvement``. Noise of a share r of the loss leaves
-    ``s window / |m| = r sqrt(12 / window)``: too much of it, and nothing is said rather than something doubtful.
-    After a finding the window has to fill anew.
+    ``s window / |m| = r sqrt(12 / window)``: where there is too much of it, nothing is reported.
+    After a finding the window has to fill again.
 
     False alarms with the default limits, in 100 simulated runs of 2,000 steps that improve by 3% in 500 steps: none
     with noise of 2% of the loss, 3 with 5%, 22 with 10%; that improve by 4%: 0, 0 and 3; by 6%: none.
@@ -324,8 +328,9 @@ class Plateau:
         times = np.arange(window) - (window - 1) / 2
         spread = times @ times
         slope = times @ losses / spread
-        rest = losses - mean - slope * times
-        error = math.sqrt(rest @ rest / (window - 2) / spread)
+        residuals = losses - mean - slope * times
+        error = math.sqrt(residuals @ residuals / (window - 2) / spread)
+        # Taken `z` standard errors upwards: noise must not make an improving loss look flat.
         at_most = float((-slope + self._config.z * error) * window / abs(mean))
         if at_most >= self._config.improvement:
             return None
@@ -343,9 +348,9 @@ class Plateau:
 
 
 class DeadLayers:
-    """Layer groups whose gradient norm is at most ``ratio`` of the groups' median, ``patience`` steps on end.
+    """Detects layer groups whose gradient norm stays within ``share`` of the groups' median for ``patience`` steps.
 
-    A group is named once, and again only after it has come back. Steps with a norm that is not finite are left out.
+    A group is reported once, and again only after it has recovered. Steps with a norm that is not finite are ignored.
     """
 
     kind: Kind = "dead_layers"
@@ -360,6 +365,7 @@ class DeadLayers:
             return None
         limit = self._config.share * median(norms.values())
         self._steps = {name: self._steps.get(name, 0) + 1 for name, norm in norms.items() if norm <= limit}
+        # Exactly ``patience``, so that a group is reported once.
         dead = [name for name, steps in self._steps.items() if steps == self._config.patience]
         if not dead:
             return None

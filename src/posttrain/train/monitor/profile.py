@@ -24,7 +24,7 @@ log = logging.getLogger("posttrain")
 TRACE, TABLE = "trace.json.gz", "profile.txt"
 
 PHASE, PART = "phase: ", "part: "
-"""What the names of the ranges begin with that mark a step's phases, and the parts of a model."""
+"""Prefixes of the profiler ranges that mark a step's phases and the parts of a model."""
 
 TimeShares = Mapping[str, Mapping[str, float]]
 """Share of each phase's time by part: embedding, attention, linear, rest, head, again, sums."""
@@ -33,7 +33,7 @@ _EVALUATE = "autograd::engine::evaluate_function: "
 
 _BACKWARD_SCOPE = 1  # at::RecordScope
 
-# Where no module tells, as in compiled layers, these words in an operation's name do.
+# In compiled layers no module is called: the part is recognised by these fragments of an operation's name.
 _NAME_WORDS = {
     "attention": ("attention", "bmm", "softmax", "rearranged", "repeated"),
     "linear": ("::mm", "addmm", "linear", "matmul"),
@@ -70,26 +70,28 @@ _PHASE_ORDER = ("data", "forward", "head", "backward", "clip", "optimizer", "che
 
 
 @contextmanager
-def profile_steps(lm: LanguageModel, config: ProfileConfig, folder: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """Look closely at some of the steps within.
+def profile_steps(
+    lm: LanguageModel, config: ProfileConfig, folder: Path, steps: int
+) -> Iterator[Callable[[], None] | None]:
+    """Profile some of the steps inside the ``with`` block.
 
     Writes ``trace.json.gz`` (for https://ui.perfetto.dev, or chrome://tracing, neither of which sends it anywhere) and
-    ``profile.txt`` into the folder, and logs the latter. While it looks, it waits for the accelerator after each
+    ``profile.txt`` into the folder, and logs the latter. While it profiles, it waits for the accelerator after each
     phase, and steps take a little longer.
 
     Args:
-        config: how many steps; where fewer are to come, as many as there are.
+        config: how many steps, at most all that are left.
         folder: made if missing.
-        steps: how many are to come.
+        steps: how many steps are left.
 
     Yields:
-        A function to be called after each step.
+        A function to call after each step; None if nothing is profiled.
 
     Raises:
         UserError: the disk refused.
     """
     if not config.steps:
-        yield lambda: None
+        yield None
         return
     profile = _Profiler(lm, folder, min(config.after, max(0, steps - config.steps)), config.steps)
     try:
@@ -115,7 +117,7 @@ class _Profiler:
             self.stop()
 
     def stop(self) -> None:
-        """Write what there is, once."""
+        """Stop profiling and write the trace and the table, once."""
         if self._running is None:
             return
         self._wait()
@@ -137,7 +139,7 @@ class _Profiler:
         log.info("  the trace is in %s", self._folder / TRACE)
 
     def _start(self) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would say when it starts and stops
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto would print when it starts and stops
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._kind == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -157,7 +159,7 @@ class _Profiler:
 
 
 def _labelled_modules(lm: LanguageModel) -> Iterator[tuple[nn.Module, str]]:
-    """The modules whose work is told apart, and what it is; what a compiled layer does inside is told by operation."""
+    """Yield the modules whose time is attributed, and their part; compiled layers are attributed by operation."""
     layers = set(next((module for module in lm.decoder.modules() if isinstance(module, nn.ModuleList)), ()))
     compiled = {inner for layer in layers if layer._compiled_call_impl is not None for inner in layer.modules()}
     for module in lm.decoder.modules():
@@ -175,7 +177,7 @@ def _labelled_modules(lm: LanguageModel) -> Iterator[tuple[nn.Module, str]]:
 
 @dataclass(frozen=True)
 class _OperationLabel:
-    """Where an operation belongs; ``part`` is None as long as nothing has told."""
+    """The phase and part of an operation; ``part`` is None while unknown."""
 
     phase: str | None = None
     part: str | None = None
@@ -183,11 +185,11 @@ class _OperationLabel:
 
 
 def attribute_time(events: Iterable[Any], *, on_accelerator: bool = False) -> dict[str, dict[str, float]]:
-    """How the time of the phases with a model's work in them divides among its parts.
+    """Divide the time of the forward and backward phases among the parts of the model.
 
-    A forward operation belongs to the innermost marked module around it; a backward one to what its forward operation
-    belongs to, which autograd's sequence numbers tell. What a forward module does within the backward pass is done
-    ``again``, for activations that were not kept.
+    A forward operation belongs to the innermost marked module around it; a backward one to the part of its forward
+    operation, matched by autograd's sequence number. Forward modules inside the backward pass are ``again``:
+    recomputed activations.
 
     Args:
         events: of torch's profiler, with ranges named ``phase: NAME`` and ``part: NAME``.
@@ -196,42 +198,42 @@ def attribute_time(events: Iterable[Any], *, on_accelerator: bool = False) -> di
     Returns:
         Shares by part, that add up to 1, of the phases ``forward`` and ``backward``; a phase without time is left out.
     """
-    on_host = (one for one in events if not one.is_async and one.device_type.name == "CPU")
-    ordered = sorted(on_host, key=lambda one: (one.time_range.start, -one.time_range.end))
-    places: dict[int, _OperationLabel] = {}
-    parts: dict[int, str | None] = {}  # of a forward operation, by sequence number; the innermost began last
+    on_host = (event for event in events if not event.is_async and event.device_type.name == "CPU")
+    ordered = sorted(on_host, key=lambda event: (event.time_range.start, -event.time_range.end))
+    labels: dict[int, _OperationLabel] = {}
+    parts: dict[int, str | None] = {}  # by sequence number; of nested operations the innermost starts last, and wins
     for event in ordered:
-        place = _label_operation(event, places, parts)
-        places[id(event)] = place
+        label = _label_operation(event, labels, parts)
+        labels[id(event)] = label
         if event.scope != _BACKWARD_SCOPE and event.sequence_nr >= 0 and not event.name.startswith((PHASE, PART)):
-            parts[event.sequence_nr] = "head" if place.phase == "head" else _forward_label(event, place)
-    found: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
+            parts[event.sequence_nr] = "head" if label.phase == "head" else _forward_label(event, label)
+    seconds: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
     for event in ordered:
-        place = places[id(event)]
-        took = event.self_device_time_total if on_accelerator else event.self_cpu_time_total
-        phase = "backward" if place.backward else place.phase
-        if phase in found and took > 0:
-            part = place.part or _label_by_name(event.name) or "rest"
-            found[phase][part] = found[phase].get(part, 0.0) + took
+        label = labels[id(event)]
+        time_spent = event.self_device_time_total if on_accelerator else event.self_cpu_time_total
+        phase = "backward" if label.backward else label.phase
+        if phase in seconds and time_spent > 0:
+            part = label.part or _label_by_name(event.name) or "rest"
+            seconds[phase][part] = seconds[phase].get(part, 0.0) + time_spent
     return {
-        phase: {part: took / sum(times.values()) for part, took in times.items()}
-        for phase, times in found.items()
+        phase: {part: time_spent / sum(times.values()) for part, time_spent in times.items()}
+        for phase, times in seconds.items()
         if times
     }
 
 
 def _label_operation(
-    event: Any, places: Mapping[int, _OperationLabel], parts: Mapping[int, str | None]
+    event: Any, labels: Mapping[int, _OperationLabel], parts: Mapping[int, str | None]
 ) -> _OperationLabel:
     parent = event.cpu_parent
-    outer = places.get(id(parent), _OperationLabel()) if parent is not None else _OperationLabel()
+    outer = labels.get(id(parent), _OperationLabel()) if parent is not None else _OperationLabel()
     name = event.name
     if name.startswith(PHASE):
         phase = name.removeprefix(PHASE)
         return _OperationLabel(phase, None, phase == "backward")
     if name.startswith(PART):
         return replace(outer, part="again" if outer.backward else name.removeprefix(PART))
-    if name.startswith(_EVALUATE):  # on an accelerator it is in another thread, and in no phase's range
+    if name.startswith(_EVALUATE):  # with an accelerator autograd runs in another thread, outside of any phase's range
         if "AccumulateGrad" in name:
             return _OperationLabel("backward", "sums", True)
         node = next((child for child in event.cpu_children if child.scope == _BACKWARD_SCOPE), None)
@@ -240,26 +242,28 @@ def _label_operation(
     return outer
 
 
-def _forward_label(event: Any, place: _OperationLabel) -> str | None:
-    """The part of a forward operation; one that is done again keeps the name that its operation gives it."""
-    return _label_by_name(event.name) or "rest" if place.part == "again" else place.part or _label_by_name(event.name)
+def _forward_label(event: Any, label: _OperationLabel) -> str | None:
+    """Return the part of a forward operation; a recomputed one is named by its own operation."""
+    return _label_by_name(event.name) or "rest" if label.part == "again" else label.part or _label_by_name(event.name)
 
 
 def _label_by_name(name: str) -> str | None:
-    low = name.lower()
-    return next((part for part, words in _NAME_WORDS.items() if any(word in low for word in words)), None)
+    lowered = name.lower()
+    return next(
+        (part for part, fragments in _NAME_WORDS.items() if any(fragment in lowered for fragment in fragments)), None
+    )
 
 
 @dataclass(frozen=True)
 class ProfileSummary:
-    """What was measured.
+    """The time of the profiled steps.
 
     Args:
         seconds: of all steps together.
-        phases: seconds of each phase of all steps together.
-        parts: how ``forward`` and ``backward`` divide.
-        steps: how many.
-        device: what computed.
+        phases: seconds of each phase, all steps together.
+        parts: shares of the parts in ``forward`` and ``backward``.
+        steps: number of steps.
+        device: type of the device.
     """
 
     seconds: float
@@ -269,18 +273,18 @@ class ProfileSummary:
     device: str
 
 
-def time_rows(where: ProfileSummary) -> list[tuple[str, float, str]]:
-    """Name, share of the time and meaning of each thing that took time, in the order of a step; they add up to 1."""
-    found = list(_iterate_rows(where))
-    rest = where.seconds - sum(where.phases.values())
-    found.append(("everything else", max(0.0, rest), "Python between the phases"))
-    total = sum(took for _, took, _ in found) or 1.0
-    return [(name, took / total, meaning) for name, took, meaning in found if took > 0]
+def time_rows(summary: ProfileSummary) -> list[tuple[str, float, str]]:
+    """Return name, share and meaning of everything that took time, in the order of a step; shares add up to 1."""
+    rows = list(_iterate_rows(summary))
+    rest = summary.seconds - sum(summary.phases.values())
+    rows.append(("everything else", max(0.0, rest), "Python between the phases"))
+    total = sum(took for _, took, _ in rows) or 1.0
+    return [(name, took / total, meaning) for name, took, meaning in rows if took > 0]
 
 
-def profile_advice(where: ProfileSummary) -> list[str]:
-    """A line for each thing that takes more than it should."""
-    share = {name: part for name, part, _ in time_rows(where)}
+def profile_advice(summary: ProfileSummary) -> list[str]:
+    """Return one line of advice for each phase that takes more than it should."""
+    share = {name: part for name, part, _ in time_rows(summary)}
 
     def of(*names: str) -> float:
         return sum(share.get(name, 0.0) for name in names)
@@ -298,27 +302,27 @@ def profile_advice(where: ProfileSummary) -> list[str]:
     return [f"{what}: {part:.0%} of a step; {fix}" for part, limit, what, fix in judged if part > limit]
 
 
-def time_table(where: ProfileSummary) -> str:
-    """The whole as text."""
-    found = time_rows(where)
-    width = max(len(name) for name, _, _ in found)
-    a_step = where.seconds / where.steps
-    steps = f"{where.steps} steps" if where.steps > 1 else "one step"
-    lines = [f"Where the time of a step went ({steps} of {a_step:.3g} s on {where.device}, profiler included)", ""]
+def time_table(summary: ProfileSummary) -> str:
+    """Format the table and the advice as text."""
+    rows = time_rows(summary)
+    width = max(len(name) for name, _, _ in rows)
+    a_step = summary.seconds / summary.steps
+    steps = f"{summary.steps} steps" if summary.steps > 1 else "one step"
+    lines = [f"Where the time of a step went ({steps} of {a_step:.3g} s on {summary.device}, profiler included)", ""]
     lines.append(f"{'':{width}}  {'s a step':>8}  share")
-    lines += [f"{name:{width}}  {a_step * part:8.4f}  {part:5.1%}  {meaning}" for name, part, meaning in found]
-    lines += ["", *(profile_advice(where) or ["Nothing takes more than it should."])]
+    lines += [f"{name:{width}}  {a_step * part:8.4f}  {part:5.1%}  {meaning}" for name, part, meaning in rows]
+    lines += ["", *(profile_advice(summary) or ["Nothing takes more than it should."])]
     return "\n".join(lines) + "\n"
 
 
-def _iterate_rows(where: ProfileSummary) -> Iterator[tuple[str, float, str]]:
-    for phase in (*_PHASE_ORDER, *(name for name in where.phases if name not in _PHASE_ORDER)):
-        took = where.phases.get(phase, 0.0)
+def _iterate_rows(summary: ProfileSummary) -> Iterator[tuple[str, float, str]]:
+    for phase in (*_PHASE_ORDER, *(name for name in summary.phases if name not in _PHASE_ORDER)):
+        took = summary.phases.get(phase, 0.0)
         known = {"forward": _FORWARD_ROWS, "backward": _BACKWARD_ROWS}.get(phase)
         if known is None:
             name, meaning = _PHASE_ROWS.get(phase, (phase, ""))
             yield name, took, meaning
             continue
-        parts = where.parts.get(phase) or {"rest": 1.0}
+        parts = summary.parts.get(phase) or {"rest": 1.0}
         for part, (name, meaning) in known.items():
             yield name, took * parts.get(part, 0.0), meaning

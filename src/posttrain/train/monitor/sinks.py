@@ -66,11 +66,9 @@ _WANDB_SETTINGS = {
     "x_save_requirements": False,
 }
 
-__all__ = ["Sink", "SinksConfig", "open_sinks"]
-
 
 def import_optional(module: str, package: str, where: str) -> ModuleType:
-    """Import a package that the program runs without.
+    """Import an optional package.
 
     Args:
         package: what pip calls it.
@@ -93,12 +91,13 @@ def open_sinks(config: SinksConfig, path: Path, *, run: str) -> MultiSink:
 
     Args:
         path: the file of JSON lines.
-        run: what the training is called elsewhere; the same name goes on with the same run.
+        run: the name of the run in trackers; a run of the same name is resumed.
 
     Raises:
         UserError: a package is missing, or something cannot be opened. The file is untouched then.
     """
     others: dict[str, Sink] = {}
+    # The trackers first: where one cannot be opened, the file stays untouched and all others are closed.
     with ExitStack() as opened:
         for name, make in _sink_factories(config, run).items():
             others[name] = make()
@@ -188,7 +187,7 @@ class PrometheusSink:
             self._findings.labels(decision.finding.kind).inc()
             self._decisions.labels(decision.action).inc()
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
         """Nothing: a server keeps what it has read."""
 
     def close(self) -> None:
@@ -222,7 +221,7 @@ class TensorBoardSink:
         for decision in decisions:
             self._writer.add_text("decisions", decision.line(), values.step)
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
         self._writer.close()
         self._open(len(steps))
 
@@ -235,7 +234,7 @@ class TensorBoardSink:
 
 
 class MLflowSink:
-    """Metrics by step, decisions as tags. A run of the same name in the experiment is gone on with.
+    """Metrics by step, decisions as tags. A run of the same name in the experiment is resumed.
 
     Args:
         uri: the tracking URI.
@@ -267,7 +266,7 @@ class MLflowSink:
         if len(self._metrics) >= _MLFLOW_BATCH or time.monotonic() - self._sent >= _MLFLOW_INTERVAL:
             self._send()
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
         """Nothing: MLflow keeps every value of a step and shows the last."""
 
     def close(self) -> None:
@@ -278,9 +277,9 @@ class MLflowSink:
         known = self._client.get_experiment_by_name(experiment)
         where = known.experiment_id if known else self._client.create_experiment(experiment)
         quoted = name.replace("'", "")
-        for found in self._client.search_runs([where], f"attributes.run_name = '{quoted}'", max_results=1):
-            self._client.update_run(found.info.run_id, status="RUNNING")
-            return str(found.info.run_id)
+        for run in self._client.search_runs([where], f"attributes.run_name = '{quoted}'", max_results=1):
+            self._client.update_run(run.info.run_id, status="RUNNING")
+            return str(run.info.run_id)
         return str(self._client.create_run(where, run_name=quoted).info.run_id)
 
     def _send(self) -> None:
@@ -294,7 +293,7 @@ class WandbSink:
     """The values of each step, and nothing else of the machine: no code, no console output, no list of packages, no
     system metrics.
 
-    A run of the same name in the project is gone on with.
+    A run of the same name in the project is resumed.
 
     Raises:
         UserError: wandb is not installed, or refuses (such as without an account).
@@ -315,7 +314,7 @@ class WandbSink:
         lines = {"decisions": "; ".join(decision.line() for decision in decisions)} if decisions else {}
         self._run.log({"step": values.step, **values.numbers(), **lines})
 
-    def rewind(self, steps: Sequence[StepValues], told: Mapping[int, Sequence[Decision]]) -> None:
+    def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
         """Nothing: what was logged stays, and what follows is drawn over it."""
 
     def close(self) -> None:

@@ -132,8 +132,8 @@ class MasterWeights:
 
     def tensors(self) -> dict[str, Tensor]:
         """Master weights and what the optimiser remembers, by name, as they are (no copy)."""
-        masters = {f"master.{name}": one.detach() for name, one in zip(self.names, self.masters, strict=True)}
-        return masters | {f"optimizer.{name}": one for name, one in self._state.tensors().items()}
+        masters = {f"master.{name}": tensor.detach() for name, tensor in zip(self.names, self.masters, strict=True)}
+        return masters | {f"optimizer.{name}": tensor for name, tensor in self._state.tensors().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -144,19 +144,19 @@ class MasterWeights:
         """
         self._check(tensors)
         own = "optimizer."
-        self._state.load({name.removeprefix(own): one for name, one in tensors.items() if name.startswith(own)})
+        self._state.load({name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)})
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(tensors[f"master.{name}"])
         self._round_back()
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise a UserError unless the weights are those that are trained here."""
-        mine = {f"master.{name}": master.shape for name, master in zip(self.names, self.masters, strict=True)}
+        own = {f"master.{name}": master.shape for name, master in zip(self.names, self.masters, strict=True)}
         saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("master.")}
-        for full in [*mine, *saved]:
-            if mine.get(full) == saved.get(full):
+        for full in [*own, *saved]:
+            if own.get(full) == saved.get(full):
                 continue
-            name, shapes = full.removeprefix("master."), (mine.get(full), saved.get(full))
+            name, shapes = full.removeprefix("master."), (own.get(full), saved.get(full))
             here, there = ("missing" if shape is None else str(list(shape)) for shape in shapes)
             raise UserError(
                 f"the checkpoint is of another model: `{name}` is {there} in it and {here} here",
@@ -192,11 +192,11 @@ class MasterWeights:
 
 
 def _use_master_rows(master: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
-    def rows(embedding: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> Tensor | None:
-        if found.dtype != torch.float32 or master.device != found.device:
+    def rows(embedding: nn.Module, given: tuple[Tensor, ...], embedded: Tensor) -> Tensor | None:
+        if embedded.dtype != torch.float32 or master.device != embedded.device:
             return None
         exact = nn.functional.embedding(given[0], master.detach())
-        return exact + (found - found.detach())  # the second is 0, and leads the gradient to the embedding
+        return exact + (embedded - embedded.detach())  # the second is 0, and leads the gradient to the embedding
 
     return rows
 
@@ -206,11 +206,11 @@ def _float32_master(weight: Tensor) -> Tensor:
     return weight if weight.dtype == torch.float32 else weight.detach().float()
 
 
-def _layer_group(place: ParameterLocation) -> str:
+def _layer_group(location: ParameterLocation) -> str:
     """The layer group that a parameter is reported with."""
-    if place.depth is None:
+    if location.depth is None:
         return "head"
-    return "embeddings" if place.depth < 0 else f"layers.{place.depth}"
+    return "embeddings" if location.depth < 0 else f"layers.{location.depth}"
 
 
 def _sample_rows(master: Tensor) -> Tensor:

@@ -51,9 +51,11 @@ def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) 
     if not masters:
         raise UserError("there is no parameter to train", where="train")
     if config.name == "muon":
-        return _combined(masters, [_is_hidden_matrix(one) for one in masters], _muon, config, config.muon.rate_scale)
+        return _combined(
+            masters, [_is_hidden_matrix(master) for master in masters], _muon, config, config.muon.rate_scale
+        )
     if config.name == "adam8bit":
-        return _combined(masters, [one.kind in ("matrix", "head") for one in masters], adam8bit, config)
+        return _combined(masters, [master.kind in ("matrix", "head") for master in masters], adam8bit, config)
     make: dict[str, _Factory] = {"adamw": _adamw, "adafactor": _adafactor, "sgd": _sgd}
     return make[config.name](parameter_groups(masters, config, layer_count(masters)), config)
 
@@ -66,8 +68,8 @@ def _combined(
     rate_scale: float = 1.0,
 ) -> Optimizer:
     """One optimiser for the chosen matrices, AdamW for the rest."""
-    matrices = [one for one, is_chosen in zip(masters, chosen, strict=True) if is_chosen]
-    rest = [one for one, is_chosen in zip(masters, chosen, strict=True) if not is_chosen]
+    matrices = [master for master, is_chosen in zip(masters, chosen, strict=True) if is_chosen]
+    rest = [master for master, is_chosen in zip(masters, chosen, strict=True) if not is_chosen]
     if not matrices:
         raise UserError(
             f"{config.name} is for weight matrices, and none is trained", where="train.optimizer.name", fix="use adamw"
@@ -79,8 +81,8 @@ def _combined(
     return CombinedOptimizer(parts)
 
 
-def _is_hidden_matrix(one: NamedParameter) -> bool:
-    return one.kind == "matrix" and one.tensor.ndim == 2
+def _is_hidden_matrix(parameter: NamedParameter) -> bool:
+    return parameter.kind == "matrix" and parameter.tensor.ndim == 2
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
@@ -211,16 +213,16 @@ class OptimizerState:
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as it is (no copy); parameters that had no gradient yet have none."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, (tensor, _, _) in self._owners.items():
             for key, value in self.optimizer.state.get(tensor, {}).items():
                 if hasattr(value, "__tensor_flatten__"):
-                    found |= {f"{key}:{part}.{name}": inner for part, inner in flatten_8bit_moment(value).items()}
+                    tensors |= {f"{key}:{part}.{name}": inner for part, inner in flatten_8bit_moment(value).items()}
                 elif isinstance(value, Tensor):
-                    found[f"{key}.{name}"] = value
+                    tensors[f"{key}.{name}"] = value
                 elif value is not None:
-                    found[f"{key}.{name}"] = torch.tensor(value, dtype=_scalar_dtype(value))
-        return found
+                    tensors[f"{key}.{name}"] = torch.tensor(value, dtype=_scalar_dtype(value))
+        return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over exactly what ``tensors`` gave, by copy, in place of all that the optimiser remembers.

@@ -50,7 +50,7 @@ def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
         for parameter in module.parameters(recurse=False)
     }
     inside = _base_prefix(modules)
-    found: dict[str, ParameterLocation] = {}
+    locations: dict[str, ParameterLocation] = {}
     below = any(_LAYER.search(name) for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         outside = not name.startswith(inside)
@@ -63,13 +63,13 @@ def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
             depth: int | None = int(layer[1])
         else:
             depth = -1 if kind == "embedding" or (below and not outside) else None
-        found[name] = ParameterLocation(kind, depth)
-    return found
+        locations[name] = ParameterLocation(kind, depth)
+    return locations
 
 
 def layer_count(named: Sequence[NamedParameter]) -> int:
     """Number of layers: one more than the greatest depth among the tensors."""
-    return max((one.depth + 1 for one in named if one.depth is not None), default=0)
+    return max((parameter.depth + 1 for parameter in named if parameter.depth is not None), default=0)
 
 
 def parameter_groups(
@@ -100,19 +100,19 @@ def parameter_groups(
             where="train.optimizer.layer_decay",
             fix="set it to 1",
         )
-    found: dict[tuple[float, float], list[tuple[str, Tensor]]] = {}
-    for one in named:
-        decay = config.weight_decay if _decays(one.kind, config) else 0.0
-        scale = rate_scale * config.layer_decay ** _layers_below_head(one, layers)
-        found.setdefault((decay, scale), []).append((one.name, one.tensor))
-    return [{"params": params, "weight_decay": decay, "lr_scale": scale} for (decay, scale), params in found.items()]
+    groups: dict[tuple[float, float], list[tuple[str, Tensor]]] = {}
+    for parameter in named:
+        decay = config.weight_decay if _decays(parameter.kind, config) else 0.0
+        scale = rate_scale * config.layer_decay ** _layers_below_head(parameter, layers)
+        groups.setdefault((decay, scale), []).append((parameter.name, parameter.tensor))
+    return [{"params": params, "weight_decay": decay, "lr_scale": scale} for (decay, scale), params in groups.items()]
 
 
-def _layers_below_head(one: NamedParameter, layers: int) -> int:
+def _layers_below_head(parameter: NamedParameter, layers: int) -> int:
     """How far below the head a tensor is, in layers."""
-    if one.depth is not None:
-        return layers - one.depth
-    return layers + 1 if one.kind == "embedding" else 0
+    if parameter.depth is not None:
+        return layers - parameter.depth
+    return layers + 1 if parameter.kind == "embedding" else 0
 
 
 def _decays(kind: ParameterKind, config: OptimizerConfig) -> bool:

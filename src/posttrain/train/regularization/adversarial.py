@@ -37,9 +37,9 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
         The plain loss without its graph, the mean perturbed one beside it as the metric ``adversarial``.
     """
     if config.method == "none":
-        found = loss()
-        (found.sum / whole).backward()  # type: ignore[no-untyped-call]
-        return replace(found, sum=found.sum.detach())
+        plain_loss = loss()
+        (plain_loss.sum / whole).backward()  # type: ignore[no-untyped-call]
+        return replace(plain_loss, sum=plain_loss.sum.detach())
     attack = _Perturbation(config)
     steps = config.steps if config.method == "pgd" else 1
     devices = [lm.device] if lm.device.type == "cuda" else []
@@ -50,7 +50,7 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
         for _ in range(steps - 1):
             attack.climb()
             with torch.random.fork_rng(devices):
-                (loss().sum / whole).backward(inputs=attack.found)  # type: ignore[no-untyped-call]
+                (loss().sum / whole).backward(inputs=attack.perturbations)  # type: ignore[no-untyped-call]
         attack.climb(last=True)
         worst = loss()
         (worst.sum * (config.weight / whole)).backward()  # type: ignore[no-untyped-call]
@@ -64,32 +64,32 @@ class _Perturbation:
     def __init__(self, config: AdversarialConfig) -> None:
         self.epsilon = config.epsilon
         self.step = config.step_size if config.method == "pgd" else config.epsilon
-        self.found: list[Tensor] = []  # float32 [B, T, D]
+        self.perturbations: list[Tensor] = []  # float32 [B, T, D]
         self._rows: list[TokenSegments] = []
         self._sizes: list[Tensor] = []  # norm of what is perturbed, by piece
         self._number = 0
 
     def add(self, embedded: Tensor, rows: TokenSegments) -> Tensor:
-        if self._number == len(self.found):
+        if self._number == len(self.perturbations):
             nothing = torch.zeros(embedded.shape, dtype=torch.float32, device=embedded.device)
-            self.found.append(nothing.requires_grad_())
+            self.perturbations.append(nothing.requires_grad_())
             self._rows.append(rows)
             self._sizes.append(rows.norms(embedded))
         self._number += 1
-        return embedded + self.found[self._number - 1].to(embedded.dtype)
+        return embedded + self.perturbations[self._number - 1].to(embedded.dtype)
 
     @torch.no_grad()
     def climb(self, *, last: bool = False) -> None:
         """Step along the gradients that the pass before left; ``last`` when no more are wanted."""
         self._number = 0
-        for index, (before, rows, size) in enumerate(zip(self.found, self._rows, self._sizes, strict=True)):
+        for index, (before, rows, size) in enumerate(zip(self.perturbations, self._rows, self._sizes, strict=True)):
             if before.grad is None:
                 continue
             # A gradient that is 0, or overflowed, leads nowhere.
             along = before.grad.nan_to_num(0.0, 0.0, 0.0)
             after = before + along * rows.spread(_safe_divide(self.step * size, rows.norms(along)))
             after *= rows.spread(_safe_divide(self.epsilon * size, rows.norms(after)).clamp(max=1))
-            self.found[index] = after.requires_grad_(not last)
+            self.perturbations[index] = after.requires_grad_(not last)
 
 
 def _safe_divide(length: Tensor, norm: Tensor) -> Tensor:

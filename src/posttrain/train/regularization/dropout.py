@@ -65,18 +65,20 @@ def set_dropout(lm: LanguageModel, config: DropoutConfig) -> Iterator[None]:
 
 def _config_fields(model: Any, config: DropoutConfig) -> dict[str, float]:
     """The names of the model's config with their new values."""
-    found: dict[str, float] = {}
-    for place in _CONFIG_NAMES:
-        share: float | None = getattr(config, place)
+    fields: dict[str, float] = {}
+    for position in _CONFIG_NAMES:
+        share: float | None = getattr(config, position)
         if share is None:
             continue
-        known = [name for name in _CONFIG_NAMES[place] if hasattr(model, name)]
+        known = [name for name in _CONFIG_NAMES[position] if hasattr(model, name)]
         if not known:
             raise UserError(
-                f"{model.model_type} has no {place} dropout", where=f"train.noise.dropout.{place}", fix="leave it out"
+                f"{model.model_type} has no {position} dropout",
+                where=f"train.noise.dropout.{position}",
+                fix="leave it out",
             )
-        found |= dict.fromkeys(known, share)
-    return found
+        fields |= dict.fromkeys(known, share)
+    return fields
 
 
 def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, Any]]:

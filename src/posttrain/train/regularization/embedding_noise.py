@@ -146,8 +146,8 @@ def _inverse_lengths(plan: AttentionPlan, tokens: int, device: torch.device) -> 
         start += group.queries.numel()
         last = ~(inner[group.queries] & own).any(1, keepdim=True)
         lengths = (own.sum(1, keepdim=True) + before.sum(1, keepdim=True)).clamp(min=1)
-        for places, held in ((group.queries, own), (group.before, before)):
+        for positions, held in ((group.queries, own), (group.before, before)):
             through = (held & last).double()
-            total.index_add_(0, places.flatten(), (through / lengths).flatten())
-            count.index_add_(0, places.flatten(), through.flatten())
+            total.index_add_(0, positions.flatten(), (through / lengths).flatten())
+            count.index_add_(0, positions.flatten(), through.flatten())
     return (total / count.clamp(min=1)).float()

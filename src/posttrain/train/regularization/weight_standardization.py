@@ -24,23 +24,23 @@ def standardize_weights(lm: LanguageModel) -> Iterator[None]:
     Raises:
         UserError: the model has no such convolution that is trained.
     """
-    found = [
+    convolutions = [
         module
         for module in lm.model.modules()
         if isinstance(module, _ConvNd) and module.weight.requires_grad and module.weight[0].numel() > 1
     ]
-    if not found:
+    if not convolutions:
         raise UserError(
             f"{lm.model.config.model_type} has no convolution that is trained",
             where="train.weight_standardization",
             fix="set it to false",
         )
-    for module in found:
+    for module in convolutions:
         parametrize.register_parametrization(module, "weight", _Standardized())
     try:
         yield
     finally:
-        for module in found:
+        for module in convolutions:
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
@@ -49,5 +49,5 @@ class _Standardized(nn.Module):
         filters = weight.float().flatten(1)
         centred = filters - filters.mean(1, keepdim=True)
         deviation = (centred.square().mean(1, keepdim=True) + _MIN_DEVIATION**2).sqrt()
-        found: Tensor = (centred / deviation).view_as(weight).to(weight.dtype)
-        return found
+        standardized: Tensor = (centred / deviation).view_as(weight).to(weight.dtype)
+        return standardized
