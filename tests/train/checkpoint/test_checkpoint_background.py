@@ -204,7 +204,7 @@ FULL = {
     "sync of the folder": (write_module, "sync_folder", no_space),
     "rename": (Path, "rename", no_space),
     "sync after the rename": (folder_module, "sync_folder", no_space),
-    "temporary folder": (folder_module, "claimed_folder", no_space),
+    "temporary folder": (folder_module, "temporary_folder", no_space),
 }
 
 
@@ -343,12 +343,12 @@ import torch
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.checkpoint.format import Checkpoint
-from posttrain.train.checkpoint import write
-write_tensors = write.write_tensors
+from posttrain.train.checkpoint import writer
+write_tensors = writer.write_tensors
 def slow(*arguments):
     time.sleep(0.5)  # until the interpreter is on its way out
     return write_tensors(*arguments)
-write.write_tensors = slow
+writer.write_tensors = slow
 Checkpoints(Path({str(folder)!r}), CheckpointConfig()).save(1, Checkpoint({{"x": torch.ones(3)}}, {{}}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,6 +6,7 @@ import pytest
 
 from posttrain.train.memory import token_budget
 from posttrain.train.memory.token_budget import available_bytes
+from posttrain.train.monitor import meter
 from posttrain.train.monitor.meter import peak_bytes, process_bytes
 
 GIB = 2**30
@@ -18,7 +19,8 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: {9 << 20} kB\nMemAvailable:   {8 << 20} kB\nSwap: 0 kB\n")
     (tmp_path / "proc" / "self" / "status").write_text(f"Name:\tx\nVmHWM:\t {3 << 20} kB\nVmRSS:\t {1 << 20} kB\n")
     (tmp_path / "cgroup").mkdir()
-    monkeypatch.setattr(token_budget, "PROC", tmp_path / "proc")
+    for module in (meter, token_budget):
+        monkeypatch.setattr(module, "PROC", tmp_path / "proc")
     monkeypatch.setattr(token_budget, "CGROUP", tmp_path / "cgroup")
     return tmp_path
 
@@ -49,7 +51,8 @@ def test_a_container_of_the_first_version(system: Path) -> None:
 
 
 def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_budget, "PROC", tmp_path)
+    for module in (meter, token_budget):
+        monkeypatch.setattr(module, "PROC", tmp_path)
     assert available_bytes() is None
     assert process_bytes() == 0
 

@@ -134,7 +134,7 @@ def test_the_peak_is_measured_once(dtype: torch.dtype) -> None:
 
 
 def test_watching_needs_no_torch() -> None:
-    modules = ("watch", "policies", "throughput", "sinks.together")
+    modules = ("monitor", "decisions", "meter", "metrics", "sinks")
     imports = "; ".join(f"import posttrain.train.monitor.{module}" for module in modules)
     check = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

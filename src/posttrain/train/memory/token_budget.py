@@ -13,10 +13,12 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.memory.estimate import MemoryEstimate, estimate_memory
 from posttrain.train.memory.micro_batch import MicroBatch
 from posttrain.train.memory.weights import ModelSpec, parameter_bytes
-from posttrain.train.monitor.meter import CGROUP, PROC, process_bytes, read_proc_bytes
+from posttrain.train.monitor.meter import PROC, process_bytes, read_proc_bytes
 from posttrain.train.recovery_log import read_recovery_log
 
 log = logging.getLogger("posttrain")
+
+CGROUP = Path("/sys/fs/cgroup")
 
 _DEFAULT_TOKENS = 4096
 """Tokens, for a model that the estimate knows nothing of."""

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
+# No torch at import: the web report reads phase names and step files without it.
+if TYPE_CHECKING:
+    import torch
 
-from posttrain.models.language_model import LanguageModel
+    from posttrain.models.language_model import LanguageModel
 
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+PROC = Path("/proc")
 
 PHASES = {
     "data": "reading data",
@@ -80,6 +82,9 @@ class StepMeter:
     """
 
     def __init__(self, lm: LanguageModel, precision: str, *, classifier: bool, weights_frozen: bool) -> None:
+        import torch
+
+        self._peak_memory = torch.cuda.max_memory_allocated if torch.cuda.is_available() else peak_bytes
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         self._peak = matmul_peak(lm.device.type, dtype)
         self._decoder = DecoderSize.of(lm.model.config.get_text_config(), classifier=classifier)
@@ -110,7 +115,7 @@ class StepMeter:
             "supervised_tokens": supervised,
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
-            "memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_bytes(),
+            "memory_bytes": self._peak_memory(),
             "data_wait": waited / seconds,
             "mfu": share,
             "phases": phase_seconds_since(self._phases),
@@ -215,6 +220,8 @@ def matmul_peak(device: str, dtype: torch.dtype) -> float:
         device: as torch names it, such as ``cpu`` or ``cuda:0``.
         dtype: of the factors and the product.
     """
+    import torch
+
     kind = torch.device(device).type
     wait: Callable[[], None] = torch.cuda.synchronize if kind == "cuda" else lambda: None
 

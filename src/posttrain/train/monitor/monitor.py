@@ -62,8 +62,8 @@ class Monitor:
     """Runs all detectors over a training and decides what to do about their findings.
 
     Call `before_step` once the gradient is summed, and `observe` after the step. Each decision is logged as one line
-    and kept in ``decisions``, oldest first. Leave out steps that a loss scaler drops for overflow: infinite gradients are
-    how it finds its scale.
+    and kept in ``decisions``, oldest first. Leave out steps that a loss scaler drops for overflow: it finds its
+    scale by infinite gradients.
 
     Args:
         can_go_back: returns whether there is a checkpoint.

@@ -9,14 +9,14 @@ from posttrain.train.optim.config import EmaConfig
 
 
 class Ema:
-    """Float32 averages of float32 master weights.
+    """Float32 exponential moving averages of float32 master weights.
 
     Update n, counted from 0, is ``average += (1 - d) (weight - average)`` with d = min(decay, (1 + n) / (10 + n)), so
     that the weights that a training started from are soon forgotten. The average begins as a copy of the weights.
 
     Args:
-        config: how; its ``decay`` must be set.
-        names: of the weights, as a checkpoint is to have them.
+        config: its ``decay`` must be set.
+        names: of the weights, as checkpoints have them.
         masters: the weights, float32; read at each update.
     """
 
@@ -28,10 +28,12 @@ class Ema:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Take in the weights as they are after the first ``steps`` steps; call it after each step that was done."""
+        """Update the averages after ``steps`` steps; call it after every step of the optimiser."""
         assert self.config.decay is not None
         if steps <= self.config.start:
-            torch._foreach_copy_(self.averages, self.masters)  # each time, as the last step before may be left out
+            torch._foreach_copy_(
+                self.averages, self.masters
+            )  # each time, as the last step before the start may be skipped
             return
         if (steps - self.config.start) % self.config.every:
             return
@@ -41,17 +43,17 @@ class Ema:
 
     @torch.no_grad()
     def copy_to(self, weights: Sequence[Tensor]) -> None:
-        """Write the averages into a model's weights, rounded to their precision."""
+        """Copy the averages into a model's weights, rounded to their precision."""
         torch._foreach_copy_(list(weights), self.averages)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by name and the number of updates, as they are (no copy)."""
+        """Return the averages by name, without a copy, and the number of updates."""
         averages = {f"ema.{name}": average for name, average in zip(self.names, self.averages, strict=True)}
         return averages | {"ema": torch.tensor(self.updates)}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what ``tensors`` gave; the weights as they are, where no average was kept so far."""
+        """Restore what `tensors` returned; start from the weights if a checkpoint has no averages."""
         if "ema" not in tensors:
             torch._foreach_copy_(self.averages, self.masters)
             self.updates = 0

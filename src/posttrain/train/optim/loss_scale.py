@@ -1,4 +1,4 @@
-"""Dynamic loss scaling: float16 gradients kept between what is too small for float16 and what is too large."""
+"""Dynamic loss scaling, which keeps float16 gradients from underflow and overflow."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ class ScalingConfig(Section):
 
 
 class LossScale:
-    """The scale of the loss, and so of the gradients, from step to step.
+    """Scales the loss, and so the gradients, and adapts the scale from step to step.
 
     P. Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740, section 3.2: multiply the loss, divide
     the gradients once they are added up in float32. A step whose gradients overflowed is left out and the scale backs
@@ -33,16 +33,16 @@ class LossScale:
         self._good = 0  # steps since the scale last changed
 
     def overflowed(self, loss: float, norm: float) -> bool:
-        """Whether the gradients of a step overflowed where its loss did not.
+        """Whether the gradients of a step overflowed and its loss did not.
 
         Args:
-            loss: the step's loss; where that is no number itself, a smaller scale would not help.
+            loss: the step's loss; if that is NaN or infinite itself, a smaller scale does not help.
             norm: of the float32 sums of its gradients.
         """
         return math.isfinite(loss) and not math.isfinite(norm)
 
     def after(self, *, overflowed: bool) -> None:
-        """Note how a step went, and set the scale of the next.
+        """Adapt the scale to the outcome of a step.
 
         Raises:
             WorkError: the scale cannot back off any further.
@@ -60,9 +60,9 @@ class LossScale:
             self.value, self._good = self.value * self.config.growth, 0
 
     def state(self) -> dict[str, Any]:
-        """What the next steps depend on, as JSON."""
+        """Return the state as JSON."""
         return {"value": self.value, "good": self._good}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Restore what `state` returned."""
         self.value, self._good = float(state["value"]), int(state["good"])

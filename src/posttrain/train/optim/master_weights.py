@@ -18,11 +18,10 @@ _SAMPLE_EVERY = 64
 
 
 class MasterWeights:
-    """The trained weights of a model of any precision.
+    """Float32 copies of a model's trained weights, which the optimiser steps and rounds back.
 
-    The optimiser steps float32 copies of the weights and rounds them back, so that updates smaller than a bfloat16
-    step are not lost. Each micro-batch's gradient is added to a float32 sum as soon as it is ready, and its low
-    precision original freed. Embeddings give the gradients of the rows that they read, not of their whole vocabulary.
+    Owns the gradient: the float32 sums over micro-batches, their norm, and the step. Float32 weights are their own
+    masters.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
@@ -31,12 +30,14 @@ class MasterWeights:
         self._offload = Offload.of(self.weights) if config.offload else None
         self.masters = self._offload.masters if self._offload else [_float32_master(weight) for weight in self.weights]
         self._embeddings = [module for module in model.modules() if type(module) is nn.Embedding and not module.sparse]
+        # Sparse gradients hold the rows that were read, not the whole vocabulary.
         for embedding in self._embeddings:
             embedding.sparse = True
         self._hooks = []
         for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
             master.grad = torch.zeros_like(master)
             if weight is not master:
+                # Each gradient joins its float32 sum as soon as it is ready, so that only one is in memory at a time.
                 self._hooks.append(weight.register_post_accumulate_grad_hook(self._add_to(master, index)))  # type: ignore[no-untyped-call]
         self._stale: set[Tensor] = set()  # sums that still hold the last step's gradient
         self.update_ratio: float | None = None
@@ -55,12 +56,12 @@ class MasterWeights:
 
     @property
     def sums(self) -> list[Tensor]:
-        """The float32 gradients; after a step they hold what is no longer wanted until `gradient_norms` is asked."""
+        """The float32 gradients; stale after a step, until `gradient_norms` is called."""
         return [_gradient_sum(master) for master in self.masters]
 
     @torch.no_grad()
     def gradient_norms(self) -> dict[str, float]:
-        """The gradient's L2 norm by layer group, once all micro-batches of a step are added up.
+        """Return the gradient's L2 norm by layer group, once all micro-batches of a step are summed.
 
         Groups are ``embeddings``, ``layers.N`` and ``head``; the whole norm is the root of the sum of their squares.
         """
@@ -77,14 +78,14 @@ class MasterWeights:
 
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> None:
-        """Step at the given rate, with the gradients multiplied by ``scale``, round back, and forget the gradients."""
+        """Step at a learning rate, with the gradients multiplied by ``scale``; round back, and clear the gradients."""
         if scale != 1 and not self._adamw:
             torch._foreach_mul_(self.sums, scale)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
         samples = [_sample_rows(master) for master in self.masters]
         before = [sample.clone() for sample in samples]
-        if self._adamw:  # divides by it as it reads the gradients
+        if self._adamw:  # fused AdamW divides by it while it reads the gradients, which saves a pass over memory
             self._adamw.grad_scale = torch.tensor(1 / scale) if scale != 1 else None
         self.optimizer.step()
         weights = _total_norm(before)
@@ -95,18 +96,19 @@ class MasterWeights:
 
     @torch.no_grad()
     def zero_grad(self) -> None:
-        """Drop the gradients."""
+        """Clear the gradients."""
         if self._offload:
             self._offload.finish()
         for weight, master in zip(self.weights, self.masters, strict=True):
             if weight is master:  # autograd adds to it by itself
                 _gradient_sum(master).zero_()
             else:
-                weight.grad = None  # where memory ran out before it was added
+                weight.grad = None  # left where memory ran out before the hook
+                # Zeroed lazily: the first gradient of the next step overwrites the sum, which saves a pass.
                 self._stale.add(master)
 
     def close(self) -> None:
-        """Leave the model as it was, but for its weights."""
+        """Restore the model, but for its weights."""
         for hook in self._hooks:
             hook.remove()
         for embedding in self._embeddings:
@@ -114,10 +116,8 @@ class MasterWeights:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Have embeddings give the rows of their masters, where what the layers add to is float32.
-
-        An embedding in 16 bits would not show an update before it has grown to half the distance of two such numbers.
-        """
+        """Have embeddings return the rows of their masters, if their output is float32."""
+        # A 16-bit embedding would not show an update before it has grown to half the distance of two such numbers.
         masters: dict[Tensor, Tensor] = dict(zip(self.weights, self.masters, strict=True))
         hooks = [
             embedding.register_forward_hook(_use_master_rows(masters[embedding.weight]))
@@ -131,16 +131,16 @@ class MasterWeights:
                 hook.remove()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Master weights and what the optimiser remembers, by name, as they are (no copy)."""
+        """Return master weights and optimiser state by name, without a copy."""
         masters = {f"master.{name}": tensor.detach() for name, tensor in zip(self.names, self.masters, strict=True)}
         return masters | {f"optimizer.{name}": tensor for name, tensor in self._state.tensors().items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what ``tensors`` gave.
+        """Restore what `tensors` returned.
 
         Raises:
-            UserError: it is of another model or optimiser; then nothing is changed.
+            UserError: it is of another model or optimiser; nothing is changed.
         """
         self._check(tensors)
         own = "optimizer."
@@ -150,7 +150,7 @@ class MasterWeights:
         self._round_back()
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise a UserError unless the weights are those that are trained here."""
+        """Raise a UserError unless the saved weights fit the trained ones."""
         own = {f"master.{name}": master.shape for name, master in zip(self.names, self.masters, strict=True)}
         saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("master.")}
         for full in [*own, *saved]:
@@ -192,29 +192,30 @@ class MasterWeights:
 
 
 def _use_master_rows(master: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]:
-    def rows(embedding: nn.Module, given: tuple[Tensor, ...], embedded: Tensor) -> Tensor | None:
+    def rows(embedding: nn.Module, inputs: tuple[Tensor, ...], embedded: Tensor) -> Tensor | None:
         if embedded.dtype != torch.float32 or master.device != embedded.device:
             return None
-        exact = nn.functional.embedding(given[0], master.detach())
-        return exact + (embedded - embedded.detach())  # the second is 0, and leads the gradient to the embedding
+        exact = nn.functional.embedding(inputs[0], master.detach())
+        # The second term is 0: it carries the gradient to the embedding.
+        return exact + (embedded - embedded.detach())
 
     return rows
 
 
 def _float32_master(weight: Tensor) -> Tensor:
-    """A weight in float32: itself, or a copy."""
+    """Return a float32 weight itself, else a float32 copy."""
     return weight if weight.dtype == torch.float32 else weight.detach().float()
 
 
 def _layer_group(location: ParameterLocation) -> str:
-    """The layer group that a parameter is reported with."""
+    """Return the layer group that a parameter's gradient norm is reported under."""
     if location.depth is None:
         return "head"
     return "embeddings" if location.depth < 0 else f"layers.{location.depth}"
 
 
 def _sample_rows(master: Tensor) -> Tensor:
-    """Every 64th row: enough to know norms by, at a 64th of the cost."""
+    """Return every 64th row: the ratio of norms needs no more, and costs a 64th."""
     return master.detach()[::_SAMPLE_EVERY] if master.ndim > 1 else master.detach()
 
 
@@ -229,18 +230,18 @@ def _gradient_sum(master: Tensor) -> Tensor:
 
 @torch.no_grad()
 def clip_gradients(gradients: list[Tensor], norm: float, limit: float | None, value: float | None = None) -> float:
-    """Clip elements to [-value, value] in place, and say what to multiply all gradients by so that their norm fits.
+    """Clip gradient elements to [-value, value] in place, and return the factor that clips the norm.
 
     The two together are torch's ``clip_grad_value_`` and then ``clip_grad_norm_`` (R. Pascanu et al., 2013,
-    arXiv:1211.5063, algorithm 1). Where nothing is beyond ``value``, no time is spent on it.
+    arXiv:1211.5063, algorithm 1).
 
     Args:
         gradients: float32, of the whole model.
         norm: their L2 norm.
-        limit: the largest norm wanted; none: any.
-        value: the largest element wanted; none: as they are.
+        limit: the largest norm; None for no limit.
+        value: the largest element; None for no limit.
     """
-    if value is not None and norm > value:  # no element is larger than the norm
+    if value is not None and norm > value:  # no element is larger than the norm: mostly nothing is to do
         torch._foreach_clamp_max_(gradients, value)
         torch._foreach_clamp_min_(gradients, -value)
         norm = math.hypot(*torch.stack(torch._foreach_norm(gradients)).tolist())

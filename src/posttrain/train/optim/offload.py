@@ -12,10 +12,9 @@ from posttrain.store.errors import UserError
 
 
 class Offload:
-    """The host's side of weights on an accelerator.
+    """Keeps masters, gradient sums and optimiser state of an accelerator's weights in the host's memory.
 
-    Copies from and to an accelerator go through pinned memory. A gradient is copied while the backward pass goes on,
-    and added to its sum when the next one comes, so that the device waits for the CPU no more than it has to.
+    Copies go through pinned memory, during the backward pass.
 
     Args:
         weights: the trained weights, of any floating-point dtype.
@@ -23,10 +22,10 @@ class Offload:
 
     @classmethod
     def of(cls, weights: Sequence[Tensor]) -> Self:
-        """For weights that are on an accelerator.
+        """Offload weights that are on an accelerator.
 
         Raises:
-            UserError: they are not: there is nothing to move out of the host's memory.
+            UserError: they are on the CPU already.
         """
         if all(weight.device.type == "cpu" for weight in weights):
             raise UserError(
@@ -48,10 +47,8 @@ class Offload:
 
     @torch.no_grad()
     def add(self, index: int, gradient: Tensor) -> None:
-        """Add a gradient to the sum of weight number ``index``; the gradient may be freed as soon as this returns.
-
-        A sparse gradient (of an embedding's rows) is made dense on its way.
-        """
+        """Add a gradient to the sum of weight number ``index``; the gradient may be freed as soon as this returns."""
+        # One gradient stays in flight: it is added when the next arrives, so that the device does not wait for the CPU.
         self._add_landed(keep=0 if any(index == waiting for waiting, _ in self._landing) else 1)
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         if self._stream is None:
@@ -67,16 +64,16 @@ class Offload:
         self._landing.append((index, event))
 
     def finish(self) -> None:
-        """Wait for the gradients that are on their way; then the sums are whole."""
+        """Wait for the gradients in flight, and add them."""
         self._add_landed(keep=0)
 
     @torch.no_grad()
     def round_back(self) -> None:
-        """Write the masters into the weights, rounded to their dtype on the host."""
+        """Copy the masters into the weights, rounded to their dtype on the host."""
         for weight, master, low in zip(self.weights, self.masters, self._low, strict=True):
             weight.copy_(low.copy_(master), non_blocking=True)
         if self._stream is not None:
-            torch.cuda.current_stream().synchronize()  # the buffers are written to again
+            torch.cuda.current_stream().synchronize()  # before the buffers are overwritten
 
     def _add_landed(self, keep: int) -> None:
         while len(self._landing) > keep:

@@ -22,7 +22,7 @@ _ADAM8BIT_DEVICES = ("cuda", "xpu", "cpu")
 
 _ADAM_KEYS = {"step", "exp_avg", "exp_avg_sq"}
 
-# What each optimiser remembers: another's state must not be taken for its own.
+# The state of each optimiser: that of another must not be taken for its own.
 _STATE_KEYS = {
     "AdamW": _ADAM_KEYS,
     "AdamW8bit": _ADAM_KEYS,
@@ -33,10 +33,10 @@ _STATE_KEYS = {
 
 
 def build_optimizer(masters: Sequence[NamedParameter], config: OptimizerConfig) -> Optimizer:
-    """The optimiser of ``masters``, its rate still at zero.
+    """Build the optimiser of some parameters, with a learning rate of zero.
 
-    Before each step, set each group's ``lr`` to the rate times its ``lr_scale``. ``OptimizerState`` saves and loads
-    what it remembers. Gradients must be dense.
+    Before each step, set each group's ``lr`` to the learning rate times its ``lr_scale``. Gradients must be dense.
+    To add an optimiser, name it in ``optim/config.py`` and build it here.
 
     Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) takes the rate as the limit of its relative step, of which a
     hundredth is usual.
@@ -67,7 +67,7 @@ def _combined(
     config: OptimizerConfig,
     rate_scale: float = 1.0,
 ) -> Optimizer:
-    """One optimiser for the chosen matrices, AdamW for the rest."""
+    """Combine an optimiser for the chosen matrices with AdamW for the rest."""
     matrices = [master for master, is_chosen in zip(masters, chosen, strict=True) if is_chosen]
     rest = [master for master, is_chosen in zip(masters, chosen, strict=True) if not is_chosen]
     if not matrices:
@@ -114,10 +114,7 @@ def _sgd(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
 
 
 class CombinedOptimizer(Optimizer):
-    """Optimisers of different parameters as one: one list of groups, one state, one step.
-
-    The parts look at this object's own groups and state, so that a rate set here, or a state loaded here, is theirs.
-    """
+    """Combines optimisers of different parameters: one list of groups, one state, one step."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
@@ -140,6 +137,7 @@ class CombinedOptimizer(Optimizer):
         self._share()
 
     def _share(self) -> None:
+        # The parts get this object's own groups and state: a rate set here, or a state loaded here, is theirs.
         groups = iter(self.param_groups)
         for part in self.parts:
             part.param_groups = list(islice(groups, len(part.param_groups)))
@@ -147,7 +145,9 @@ class CombinedOptimizer(Optimizer):
 
 
 def adam8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
-    """torchao's AdamW with block-wise 8-bit moments; tensors under 4,096 values keep theirs in 32 bits.
+    """Build torchao's AdamW with block-wise 8-bit moments (Dettmers et al. 2021, arXiv:2110.02861).
+
+    Tensors under 4,096 values keep 32 bits.
 
     Raises:
         UserError: if torchao is not installed, or cannot compile for the tensors' device.
@@ -173,13 +173,13 @@ def adam8bit(groups: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer
 
 
 def flatten_8bit_moment(moment: Tensor) -> dict[str, Tensor]:
-    """The plain tensors that an 8-bit moment consists of."""
+    """Split an 8-bit moment into plain tensors."""
     names, _ = moment.__tensor_flatten__()  # type: ignore[attr-defined]
     return {name: getattr(moment, name) for name in names}
 
 
 def unflatten_8bit_moment(parts: dict[str, Tensor]) -> Tensor:
-    """The 8-bit moment of a float32 master that consists of ``parts``."""
+    """Rebuild the 8-bit moment of a float32 master from its parts."""
     from torchao.optim.subclass_8bit import OptimState8bit
 
     # Only the table of a signed moment starts below zero.
@@ -188,13 +188,13 @@ def unflatten_8bit_moment(parts: dict[str, Tensor]) -> Tensor:
 
 
 def _lr_as_tensor(optimizer: Optimizer, *_: Any) -> None:
-    """torchao takes the rate as a tensor only, lest every new rate be compiled anew."""
+    """Convert the learning rate to a tensor: torchao would compile its step again for every new number."""
     for group in optimizer.param_groups:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)
 
 
 class OptimizerState:
-    """The state of an optimiser with named parameters, such as ``build`` makes, as a flat ``dict[str, Tensor]``.
+    """Saves and loads the state of an optimiser of `build_optimizer` as a flat ``dict[str, Tensor]``.
 
     Tensors are named ``<key>.<parameter name>`` (``exp_avg.model.norm.weight``), and the tensors inside an 8-bit moment
     ``<key>:<part>.<parameter name>``. Python's numbers become 0-d tensors of 64 bits, which torch's optimisers do not
@@ -212,7 +212,7 @@ class OptimizerState:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as it is (no copy); parameters that had no gradient yet have none."""
+        """Return the state without a copy; parameters without a gradient so far have none."""
         tensors: dict[str, Tensor] = {}
         for name, (tensor, _, _) in self._owners.items():
             for key, value in self.optimizer.state.get(tensor, {}).items():
@@ -225,10 +225,10 @@ class OptimizerState:
         return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over exactly what ``tensors`` gave, by copy, in place of all that the optimiser remembers.
+        """Replace the optimiser's state by a copy of what `tensors` returned.
 
         Raises:
-            UserError: if it is the state of another model or optimiser; then nothing is changed.
+            UserError: it is the state of another model or optimiser; nothing is changed.
         """
         loaded: dict[Tensor, dict[str, Any]] = {}
         for full, value in tensors.items():
@@ -257,12 +257,12 @@ class OptimizerState:
 def _state_mismatch(full: str, why: str) -> UserError:
     return UserError(
         f"the saved optimiser state `{full}` is not this optimiser's: {why}",
-        fix="go on with the model and optimiser that saved it, or start afresh",
+        fix="resume with the model and optimiser that saved it, or start afresh",
     )
 
 
 def _fits_parameter(value: Tensor, tensor: Tensor) -> bool:
-    """Whether a state has the parameter's shape, or one number for all of a row, a column or the whole."""
+    """Whether a state has the parameter's shape, or a single number for each row, each column or all."""
     return value.ndim == 0 or (
         value.ndim == tensor.ndim
         and all(size in (1, whole) for size, whole in zip(value.shape, tensor.shape, strict=True))

@@ -1,4 +1,4 @@
-"""Parameter groups: what decays, and at which rate each layer learns."""
+"""Parameter groups: the weight decay and learning rate of each layer."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 
 
 class ParameterLocation(NamedTuple):
-    """Where in a model a parameter is.
+    """The location of a parameter in a model.
 
     kind: matrices are all weights of two or more dimensions that are neither embeddings nor heads.
     depth: number of its layer; -1 below the first layer, None above the last.
@@ -28,7 +28,7 @@ class ParameterLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class NamedParameter:
-    """A tensor to optimise (float32 master), with its parameter's name and place."""
+    """A tensor to optimise (a float32 master), with the name and location of its parameter."""
 
     name: str
     tensor: Tensor
@@ -37,10 +37,10 @@ class NamedParameter:
 
 
 def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
-    """The place of every parameter of a transformers model (bare, or with a peft adapter), by name.
+    """Locate every parameter of a transformers model (bare, or with a peft adapter), by name.
 
-    Tied weights are one parameter, and an embedding if one of their modules is one. A head is what stands outside the
-    base model: ``lm_head``, ``score``, ``classifier``.
+    Tied weights are one parameter, and an embedding if one of their modules is one. A head is a matrix outside
+    the base model: ``lm_head``, ``score``, ``classifier``.
     """
     modules = dict(model.named_modules())
     embeddings = {
@@ -68,14 +68,14 @@ def parameter_locations(model: nn.Module) -> dict[str, ParameterLocation]:
 
 
 def layer_count(named: Sequence[NamedParameter]) -> int:
-    """Number of layers: one more than the greatest depth among the tensors."""
+    """Count the layers: one more than the greatest depth among the parameters."""
     return max((parameter.depth + 1 for parameter in named if parameter.depth is not None), default=0)
 
 
 def parameter_groups(
     named: Sequence[NamedParameter], config: OptimizerConfig, layers: int, rate_scale: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Tensors with the same decay and rate, as torch's optimisers take them, names included.
+    """Group parameters by weight decay and learning rate, as torch's optimisers take them, names included.
 
     Only matrices and heads decay, unless the config says otherwise. With ``layer_decay`` d, the rate of layer l of n is
     multiplied by d ** (n - l), that of embeddings and all else below the first layer by d ** (n + 1), and the head and
@@ -109,7 +109,7 @@ def parameter_groups(
 
 
 def _layers_below_head(parameter: NamedParameter, layers: int) -> int:
-    """How far below the head a tensor is, in layers."""
+    """Count the layers between a parameter and the head."""
     if parameter.depth is not None:
         return layers - parameter.depth
     return layers + 1 if parameter.kind == "embedding" else 0
@@ -133,14 +133,14 @@ def _parameter_kind(name: str, parameter: Tensor, owner: nn.Module, embedding: b
         return "norm"
     if name.endswith("bias"):
         return "bias"
-    # Of state-space models' 2-D parameters those are no matrices that they mark, or that hold the state's decay rates.
+    # State-space models mark 2-D parameters that are no matrices, or name them: they hold the state's decay rates.
     if parameter.ndim < 2 or getattr(parameter, "_no_weight_decay", False) or name.endswith("A_log"):
         return "other"
     return "matrix"
 
 
 def _base_prefix(modules: dict[str, nn.Module]) -> str:
-    """What the names of the base model's parameters start with; empty if there is no head around it."""
+    """Return the prefix of the base model's parameter names; empty if there is no head around it."""
     from transformers import PreTrainedModel
 
     for name, module in modules.items():

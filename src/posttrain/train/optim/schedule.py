@@ -1,4 +1,4 @@
-"""Learning-rate schedules: their config section, and the rate of each step."""
+"""Learning-rate schedules and their config section."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _CYCLICAL = ("triangular", "triangular2", "exp_range")
 
 
 class ScheduleConfig(Section):
-    """How the learning rate moves over a training."""
+    """The learning-rate schedule of a training."""
 
     name: Literal[
         "constant",
@@ -45,7 +45,7 @@ class ScheduleConfig(Section):
         return self
 
     def warmup_length(self, steps: int) -> int:
-        """Number of warm-up steps of a training of ``steps``."""
+        """Return the number of warm-up steps of a training of ``steps``."""
         if self.name in _CYCLICAL:
             return 0
         return math.ceil(self.warmup * steps) if self.warmup_steps is None else self.warmup_steps
@@ -80,7 +80,7 @@ class ScheduleConfig(Section):
 
 
 def scheduled_lr(config: ScheduleConfig, learning_rate: float, step: int, steps: int) -> float:
-    """Learning rate of optimiser step ``step`` (from 0) of ``steps``.
+    """Return the learning rate of optimiser step ``step`` (from 0) of ``steps``.
 
     The warm-up climbs in equal steps, the first already above zero, to the peak at its last step; the schedule starts
     with the step after it. Never negative, never above ``learning_rate``.
@@ -151,7 +151,8 @@ def _exp_range(config: ScheduleConfig, done: int, total: int, warmup: int) -> fl
 
 
 def _cycle(config: ScheduleConfig, done: int, total: int) -> tuple[int, float]:
-    """Smith's ``cycle`` (from 1) and ``max(0, 1 - x)``, in whole numbers as far as they go."""
+    """Return Smith's ``cycle`` (from 1) and ``max(0, 1 - x)``."""
+    # In whole numbers as far as possible: a rounded cycle would start a step early or late.
     cycle, rest = divmod(done * config.cycles, total)
     return cycle + 1, 1 - abs(2 * rest / total - 1)
 
