@@ -114,7 +114,7 @@ def test_looking_changes_nothing(
 
     config = config.model_copy(update={"initialization": GPT2})
     trained(tiny_model, records, config, tmp_path / "seen")
-    monkeypatch.setattr(trainer, "first_look", lambda *arguments, **options: [])
+    monkeypatch.setattr(trainer, "activation_stats", lambda *arguments, **options: [])
     assert "initialization" not in trained(tiny_model, records, config, tmp_path / "unseen")
     seen, unseen = (tmp_path / name / "out" / "model.safetensors" for name in ("seen", "unseen"))
     assert seen.read_bytes() == unseen.read_bytes()

@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_named_and_stepped_over(
     assert name in said
     assert "put aside as damaged-000000004" in said
     assert "\n" not in said
-    assert going_back == "going back to the checkpoint of step 3"
+    assert going_back == "using the checkpoint of step 3 instead"
     assert two.steps() == [3]
     # What was damaged does not push a good checkpoint out.
     two.save(5, make(5))

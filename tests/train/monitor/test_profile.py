@@ -66,6 +66,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
 
 def profile(lm: LanguageModel, folder: Path, steps: int = 1, wait: float = 0.0) -> str:
     with profile_steps(lm, ProfileConfig(steps=steps, after=1), folder, steps + 2) as step_done:
+        assert step_done is not None
         for _ in range(steps + 2):
             step(lm, wait)
             step_done()
@@ -170,6 +171,7 @@ def test_a_training_shorter_than_what_was_asked_for_is_profiled_all_the_same(
     lm: LanguageModel, tmp_path: Path, steps: int, done: str
 ) -> None:
     with profile_steps(lm, ProfileConfig(steps=3, after=2), tmp_path, steps) as step_done:
+        assert step_done is not None
         for _ in range(steps):
             step(lm)
             step_done()
@@ -179,6 +181,7 @@ def test_a_training_shorter_than_what_was_asked_for_is_profiled_all_the_same(
 def test_a_training_that_fails_amid_leaves_what_was_seen(lm: LanguageModel, tmp_path: Path) -> None:
     def fail() -> None:
         with profile_steps(lm, ProfileConfig(steps=5, after=0), tmp_path, 9) as step_done:
+            assert step_done is not None
             step(lm)
             step_done()
             raise ValueError("planted")
@@ -190,6 +193,6 @@ def test_a_training_that_fails_amid_leaves_what_was_seen(lm: LanguageModel, tmp_
 
 def test_nothing_is_written_unless_asked_for(lm: LanguageModel, tmp_path: Path) -> None:
     with profile_steps(lm, ProfileConfig(), tmp_path / "profile", 3) as step_done:
+        assert step_done is None
         step(lm)
-        step_done()
     assert not (tmp_path / "profile").exists()

@@ -1,4 +1,4 @@
-"""Save, keep and find checkpoints while training goes on."""
+"""Save, prune and find checkpoints while training goes on."""
 
 import logging
 import math
@@ -26,20 +26,20 @@ log = logging.getLogger("posttrain")
 
 
 class Checkpoints:
-    """The checkpoints of one training, in one folder.
+    """Manages the checkpoints of one training in one folder.
 
-    Used by one thread. Leaving its context, or ``close``, waits for the checkpoint that is still being written.
-    A kill at any instant, a full disk or another process in the same folder leave the checkpoints before it whole.
+    For one thread. ``close``, or the end of its ``with`` block, waits for the checkpoint that is still being written.
+    A kill at any instant, a full disk or another process in the same folder leave the earlier checkpoints whole.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig | None = None) -> None:
         self.folder = folder
-        self.config = config or CheckpointConfig(background=False)  # who gives none does not close either
+        self.config = config or CheckpointConfig(background=False)  # without a config nobody closes it
         self._folder = CheckpointFolder(folder)
         self._snapshots = Snapshots()
         self._writing: Future[None] | None = None
         self._last = time.monotonic()
-        # Two that take turns: damage of the one leaves the checkpoint before whole.
+        # Two files that grow in turns: damage to one leaves the checkpoint in the other whole.
         self._steps_files: deque[StepsFile] = deque(maxlen=min(2, self.config.keep_last))
 
     def __enter__(self) -> Self:
@@ -49,40 +49,35 @@ class Checkpoints:
         self.close()
 
     def due(self, step: int) -> bool:
-        """Whether the config asks for a checkpoint after this many steps, now."""
+        """Whether a checkpoint is due after this many steps, by steps or by the clock."""
         if self.config.every_steps and step % self.config.every_steps == 0:
             return True
         return self.config.every_seconds is not None and time.monotonic() - self._last >= self.config.every_seconds
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Find the memory that saving such tensors in the background takes, while training goes on.
-
-        Without it the first save has to, and takes a few times as long as the later ones; call it once, before that.
-        """
+        """Allocate the snapshot buffers in the background, so that the first save takes no longer than the others."""
         if self.config.background and self.config.wanted and self._writing is None:
             self._snapshots.prepare(dict(tensors))
 
     def save(self, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
-        """Save what the checkpoint holds now; it may be changed as soon as this returns.
+        """Save a checkpoint; its tensors may change as soon as this returns.
 
-        The checkpoints that the config does not keep are removed once the new one is on the disk.
+        Afterwards the checkpoints that the config does not keep are removed. A full disk in the background is logged, and
+        costs checkpoints, not the training.
 
         Args:
-            step: optimiser steps done so far; a checkpoint of the same step is replaced.
+            step: number of optimiser steps so far; a checkpoint of the same step is replaced.
             checkpoint: tensors on any device, contiguous or not, JSON, and all steps so far.
-            metric: what the best checkpoint is chosen by; NaN and infinities count as none.
+            metric: chooses the best checkpoint; NaN and infinities count as none.
 
         Returns:
-            Whether it is being saved, rather than skipped because the one before is still being written.
-
-        What the disk refuses in the background is said in the log, and the next checkpoint is tried as usual: a disk
-        that is full for a while costs checkpoints, not the training.
+            False if it was skipped because the one before is still being written.
 
         Raises:
-            UserError: the folder cannot be made; or the disk refused, and not in the background.
-            WorkError: what was read back is not what was written, now or in the background before.
-            TypeError: the state is no JSON.
-            ValueError: a tensor is sparse or of a dtype that cannot be stored, or the step negative.
+            UserError: the folder cannot be created, or the disk is full and the config not ``background``.
+            WorkError: the data read back differ from the data written, now or in the background before.
+            TypeError: the state is not JSON.
+            ValueError: a tensor is sparse or of a dtype that cannot be stored, or the step is negative.
         """
         if step < 0:
             raise ValueError(f"step {step} is negative")
@@ -102,10 +97,10 @@ class Checkpoints:
         return True
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, and give back the memory.
+        """Wait for the checkpoint that is being written, and free the buffers.
 
         Raises:
-            WorkError: what was read back is not what was written.
+            WorkError: the data read back differ from the data written.
         """
         try:
             self._finish()
@@ -113,35 +108,30 @@ class Checkpoints:
             self._snapshots = Snapshots()
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None.
-
-        Damaged ones are named in the log, with what is wrong with them, and put aside.
-        """
-        with self._settled() as folder:
-            return folder.first_good(reversed(folder.steps()))
+        """Return the newest whole checkpoint, or None; damaged ones are logged and put aside."""
+        with self._idle_folder() as folder:
+            return folder.first_valid(reversed(folder.steps()))
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the best metric among those that are there and whole, or None."""
-        with self._settled() as folder:
-            return folder.first_good(rank_by_metric(folder.saved(), self.config))
+        """Return the whole checkpoint with the best metric, or None."""
+        with self._idle_folder() as folder:
+            return folder.first_valid(rank_by_metric(folder.saved(), self.config))
 
     def at(self, step: int) -> Checkpoint | None:
-        """The checkpoint of this step, or None if there is none or it is damaged."""
-        with self._settled() as folder:
-            return folder.first_good(existing for existing in folder.steps() if existing == step)
+        """Return the checkpoint of this step, or None if it is missing or damaged."""
+        with self._idle_folder() as folder:
+            return folder.first_valid(existing for existing in folder.steps() if existing == step)
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are there, the newest last; damage shows when they are read."""
-        with self._settled() as folder:
+        """Return the steps of all checkpoints, the newest last; they may be damaged."""
+        with self._idle_folder() as folder:
             return folder.steps()
 
     def rewind(self, step: int) -> Checkpoint | None:
-        """Go back to the newest whole checkpoint of at most this step, and remove the later ones.
-
-        What follows takes another course, so nothing of the one that was given up may be found after a kill.
-        """
-        with self._settled() as folder:
-            checkpoint = folder.first_good(existing for existing in reversed(folder.steps()) if existing <= step)
+        """Return the newest whole checkpoint of at most this step, and remove all later ones."""
+        # Training takes another course from here: a kill must not resume from the one that was given up.
+        with self._idle_folder() as folder:
+            checkpoint = folder.first_valid(existing for existing in reversed(folder.steps()) if existing <= step)
             for later in reversed(folder.steps()):
                 if checkpoint is not None and later > step:
                     folder.remove(later)
@@ -157,7 +147,7 @@ class Checkpoints:
             why = f"{refusal.where}: {refusal.what}" if refusal.where else refusal.what
             log.warning("no checkpoint of step %d (%s): training goes on without it", step, why)
         except Exception as error:
-            # Said at once, as the training may end before it asks for the outcome.
+            # Logged at once, as the training may end before it waits for the outcome.
             log.warning("saving the checkpoint of step %d failed: %s", step, error)
             raise
 
@@ -172,20 +162,20 @@ class Checkpoints:
                 self._folder.prune(self.config, step)
 
     def _free_steps_file(self) -> StepsFile | None:
-        """A steps file that may grow, as the newest checkpoint does not need it."""
+        """Return a steps file that may grow, because the newest checkpoint does not need it."""
         files = self._steps_files
         return files[0] if len(files) == files.maxlen and files[-1].folder.exists() else None
 
     def _finish(self) -> None:
-        """Wait for the checkpoint in flight, and raise what went wrong with it."""
+        """Wait for the checkpoint in flight, and raise its error."""
         if self._writing is not None:
             wait([self._writing])  # an interrupt leaves it in flight
             done, self._writing = self._writing, None
             done.result()
 
     @contextmanager
-    def _settled(self) -> Iterator[CheckpointFolder]:
-        """The folder, once nothing is being written into it; the next save or close tells what went wrong."""
+    def _idle_folder(self) -> Iterator[CheckpointFolder]:
+        """Yield the locked folder, once nothing is written into it; the next save or close raises that error."""
         if self._writing is not None:
             wait([self._writing])
         with self._folder.locked():

@@ -24,21 +24,21 @@ _REPLACED = ".replaced"
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that is there; metric: what it was saved with, finite, or None."""
+    """A checkpoint in the folder, and the metric that it was saved with: finite or None."""
 
     step: int
     metric: float | None
 
 
 class CheckpointFolder:
-    """Checkpoints by step. Every call but ``fresh`` is for those who hold ``locked``."""
+    """Stores checkpoints by step. Every method but `fresh` needs the lock of `locked`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._temporary = path / "tmp"
 
     def make(self) -> None:
-        """Make the folder, and have its name on the disk.
+        """Create the folder, and sync its name to disk.
 
         Raises:
             UserError: the disk refused.
@@ -49,7 +49,7 @@ class CheckpointFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other threads and processes from changing the folder; what a kill interrupted is put right first.
+        """Lock the folder against other threads and processes, and complete what a kill interrupted.
 
         Raises:
             UserError: the disk refused.
@@ -68,20 +68,20 @@ class CheckpointFolder:
 
     @contextmanager
     def fresh(self) -> Iterator[Path]:
-        """An empty folder to write a checkpoint into; gone afterwards unless it was committed."""
+        """Yield an empty folder to write a checkpoint into; removed afterwards unless it was committed."""
         remove_abandoned_folders(self._temporary)
         with temporary_folder(self._temporary) as folder:
             yield folder
 
     def steps(self) -> list[int]:
-        """The steps whose checkpoints are there, the newest last; whether they are whole is not looked at."""
+        """Return the steps of all checkpoints, whole or not, the newest last."""
         if not self.path.is_dir():
             return []
         names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
         return sorted(int(name[1]) for name in names if name)
 
     def commit(self, fresh: Path, step: int) -> Path:
-        """Give a finished folder its name, and return it; an older checkpoint of the same step is there until then."""
+        """Rename a finished folder to its final name, in place of an older checkpoint of the same step."""
         folder = self._place(step)
         if folder.exists():
             folder.rename(self._replaced(folder))
@@ -90,8 +90,8 @@ class CheckpointFolder:
         self._finish_replacing()
         return folder
 
-    def first_good(self, steps: Iterable[int]) -> Checkpoint | None:
-        """The first of these checkpoints that is whole; damaged ones before it are named in the log and put aside."""
+    def first_valid(self, steps: Iterable[int]) -> Checkpoint | None:
+        """Return the first whole checkpoint of these steps; damaged ones before it are logged and put aside."""
         damaged = False
         for step in steps:
             try:
@@ -101,14 +101,14 @@ class CheckpointFolder:
                 damaged = True
                 continue
             if damaged:
-                log.warning("going back to the checkpoint of step %d", step)
+                log.warning("using the checkpoint of step %d instead", step)
             return checkpoint
         if damaged:
             log.warning("no other checkpoint to go back to")
         return None
 
     def saved(self) -> list[SavedCheckpoint]:
-        """Step and metric of the checkpoints whose manifests hold; the others are put aside."""
+        """Return step and metric of all checkpoints with a valid manifest; the others are put aside."""
         checkpoints = []
         for step in self.steps():
             try:
@@ -118,13 +118,13 @@ class CheckpointFolder:
         return checkpoints
 
     def prune(self, config: CheckpointConfig, committed: int) -> None:
-        """Remove what is not to be kept; ``committed`` is, as it is known to be good."""
+        """Remove all checkpoints but those to keep; ``committed``, just verified, always stays."""
         saved = self.saved()
         keep = steps_to_keep(saved, config) | {committed}
         for checkpoint in saved:
             if checkpoint.step not in keep:
                 self.remove(checkpoint.step)
-        for old in sorted(self.path.glob("damaged-*"))[:-1]:  # the last one stays for whoever wants to look at it
+        for old in sorted(self.path.glob("damaged-*"))[:-1]:  # the last one stays for inspection
             self._discard(old)
 
     def remove(self, step: int) -> None:
@@ -135,9 +135,9 @@ class CheckpointFolder:
         return self.path / f"step-{step:09d}"
 
     def _put_aside(self, step: int, damage: DamagedCheckpoint) -> None:
-        """Rename a checkpoint that cannot be used, so that it takes no good one's place among those kept."""
+        """Rename an unusable checkpoint, so that it does not count among those to keep."""
         folder = self._place(step)
-        # What another version wrote is not pruned: only this version cannot read it.
+        # A checkpoint of another version is never pruned: that version can still read it.
         name = f"{'other-format' if isinstance(damage, UnsupportedFormat) else 'damaged'}-{step:09d}"
         names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
         aside = next(self.path / free for free in names if not (self.path / free).exists())
@@ -150,7 +150,8 @@ class CheckpointFolder:
         return folder.with_name(f"{folder.name}{_REPLACED}")
 
     def _finish_replacing(self) -> None:
-        """Between the two renames of ``commit`` the older checkpoint of the step is the one that counts."""
+        """Complete a replacement that a kill interrupted between the two renames of `commit`."""
+        # The older checkpoint counts until the new one has its name.
         for old in self.path.glob(f"step-*{_REPLACED}"):
             folder = old.with_name(old.name.removesuffix(_REPLACED))
             if folder.exists():
@@ -160,14 +161,15 @@ class CheckpointFolder:
                 sync_folder(self.path)
 
     def _discard(self, folder: Path) -> None:
-        """Take a folder out of sight by one rename, then remove it: a kill leaves it whole or gone."""
+        """Remove a folder."""
+        # Renamed away first: a kill leaves it whole or gone, never half.
         with temporary_folder(self._temporary) as trash:
             folder.rename(trash / folder.name)
             sync_folder(self.path)
 
 
 def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> set[int]:
-    """The steps that are kept: the newest, the best and every K-th, as the config asks."""
+    """Select the steps to keep: the newest, the best and every K-th, as the config asks."""
     saved = list(saved)
     steps = sorted(checkpoint.step for checkpoint in saved)
     keep = set(steps[-config.keep_last :])
@@ -179,7 +181,7 @@ def steps_to_keep(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) ->
 
 
 def rank_by_metric(saved: Iterable[SavedCheckpoint], config: CheckpointConfig) -> list[int]:
-    """The steps of those that have a metric, the best first; of equals the earlier first."""
+    """Sort the steps with a metric, the best first; of equals the earlier first."""
     sign = 1 if config.mode == "min" else -1
     return [
         step

@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a training goes on from.
+    """Everything that a training resumes from.
 
     Args:
         tensors: what the optimiser and the random generators hold, by name.
@@ -36,10 +36,10 @@ class Checkpoint:
 
 
 def encode_state(state: dict[str, Any]) -> bytes:
-    """The JSON text of the state as it is now. Tuples become lists; NaN and infinities are kept.
+    """Encode the state as JSON. Tuples become lists; NaN and infinities are kept.
 
     Raises:
-        TypeError: something in it has no JSON form, or a key is no string and would come back as one.
+        TypeError: a value has no JSON form, or a key is not a string and would come back as one.
     """
     _check_string_keys(state, "state")
     return json.dumps(state).encode()
@@ -57,11 +57,11 @@ def _check_string_keys(value: Any, path: str) -> None:
 
 
 class DamagedCheckpoint(Exception):
-    """What is wrong with a checkpoint, in a few words."""
+    """Raised for a damaged checkpoint; the message names the damage."""
 
 
 class UnsupportedFormat(DamagedCheckpoint):
-    """The checkpoint was written by an older or newer version of this program, and only that one can read it."""
+    """Raised for a checkpoint of an older or newer version of this program."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,17 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The file's content, with the format and the manifest's own checksum."""
+    """Encode a manifest, with the format and its own checksum."""
     own = checksum(_to_json(vars(manifest)))
     return _to_json({"format": FORMAT, "checksum": own, **vars(manifest)})
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """The manifest in a file's content.
+    """Decode a manifest.
 
     Raises:
-        OtherFormat: this version cannot read it.
-        Damaged: it is no manifest, or not a byte is as it was written.
+        UnsupportedFormat: this version cannot read it.
+        DamagedCheckpoint: it is no manifest, or not a byte is as it was written.
     """
     try:
         values = json.loads(content)
@@ -132,15 +132,16 @@ def _to_json(values: Mapping[str, Any]) -> bytes:
 
 
 def checksum(content: bytes | memoryview) -> str:
-    """XXH3 of 128 bits, 32 hex characters: against damage, not malice, and ten times as fast as SHA-256."""
+    """Return the 128-bit XXH3 of some bytes, 32 hex characters."""
+    # Against damage, not malice; ten times as fast as SHA-256.
     return xxh3_128_hexdigest(content)
 
 
 def byte_view(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor in host memory, of any dtype and shape, without a copy; writable."""
+    """View a contiguous tensor in host memory, of any dtype and shape, as writable bytes."""
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of the bytes of a contiguous tensor in host memory, 64 hex characters; lets other threads run."""
+    """Return the SHA-256 of a contiguous tensor in host memory, 64 hex characters; releases the GIL."""
     return hashlib.sha256(byte_view(tensor)).hexdigest()

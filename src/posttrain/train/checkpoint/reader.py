@@ -29,7 +29,7 @@ from posttrain.train.monitor.metrics import StepValues
 
 
 def read_checkpoint(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint in a folder, which must be of this step; its tensors are in memory of their own.
+    """Read and verify the checkpoint of a step; its tensors share no memory.
 
     Raises:
         Damaged: names the file, and the tensor, that is not as it was written.
@@ -44,7 +44,7 @@ def read_checkpoint(folder: Path, step: int) -> Checkpoint:
 
 
 def verify_checkpoint(folder: Path, manifest: Manifest) -> None:
-    """Read all of a folder, without keeping it, and compare it with what was to be written.
+    """Read a whole folder back and compare it with its manifest.
 
     Raises:
         Damaged: something differs.
@@ -58,7 +58,7 @@ def verify_checkpoint(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path, step: int) -> Manifest:
-    """The manifest of this step, after a look at the sizes of the files that it speaks of.
+    """Read the manifest of a step, and check the sizes of its files.
 
     Raises:
         Damaged: it does not hold, or a file is missing or has another size.
@@ -98,7 +98,7 @@ def _read_steps(folder: Path, manifest: Manifest) -> bytes:
 
 
 def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryview]) -> None:
-    """Check the header and every tensor; the bytes of a tensor named in ``into`` are left there."""
+    """Verify the header and every tensor; tensors named in ``into`` are read into it."""
     wrong = set()
     with _as_damage(TENSORS), (folder / TENSORS).open("rb", buffering=0) as file:
         if checksum(file.read(manifest.header_size)) != manifest.header_checksum:
@@ -112,14 +112,14 @@ def _read_tensors(folder: Path, manifest: Manifest, into: Mapping[str, memoryvie
 
 
 def _read_tensor(file: FileIO, entry: TensorEntry, into: memoryview | None) -> str:
-    """The checksum of a tensor's bytes as they are in the file."""
+    """Return the checksum of a tensor's bytes in the file."""
     digest = xxh3_128()
     scratch = memoryview(bytearray(min(CHUNK, entry.size))) if into is None else into
     file.seek(entry.start)
     for position in range(0, entry.size, CHUNK):
         size = min(CHUNK, entry.size - position)
         part = scratch[:size] if into is None else into[position : position + size]
-        count = file.readinto(part) or 0  # a file that was cut off since gives less, and another checksum
+        count = file.readinto(part) or 0  # a file truncated since gives fewer bytes, and so another checksum
         digest.update(part[:count])
     return digest.hexdigest()
 
@@ -131,7 +131,7 @@ def _read_file(folder: Path, name: str) -> bytes:
 
 @contextmanager
 def _as_damage(name: str) -> Iterator[None]:
-    """Tell damage from other reasons why a file cannot be read."""
+    """Turn missing files and I/O errors into `DamagedCheckpoint`; other errors, such as permissions, are no damage."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -143,7 +143,7 @@ def _as_damage(name: str) -> Iterator[None]:
 
 
 def _quote_names(tensors: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Join the first few names, and count the rest."""
     names = ", ".join(f"`{name}`" for name in tensors[:3])
     return f"{names} and {len(tensors) - 3} more" if len(tensors) > 3 else names
 

@@ -23,14 +23,14 @@ Result = TypeVar("Result")
 
 
 class Snapshots:
-    """Copies of tensors in buffers that the next copy uses again, so that only the first one has to find memory."""
+    """Copies tensors into host buffers that are used again, so that only the first copy allocates memory."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
         self._ready: Future[None] | None = None
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Find the memory for copies of such tensors, in a thread; the next copy waits for it."""
+        """Allocate buffers for such tensors in a thread; the next copy waits for it."""
 
         def find() -> None:
             self._buffers = {name: self._buffer(name, tensor).zero_() for name, tensor in tensors.items()}
@@ -39,7 +39,7 @@ class Snapshots:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Contiguous copies in host memory, each its own; valid until the next call.
+        """Copy tensors to contiguous host memory; the copies are valid until the next call.
 
         Raises:
             ValueError: a tensor is sparse, or of a dtype that the file cannot hold.
@@ -53,7 +53,7 @@ class Snapshots:
         plain = [name for name, tensor in tensors.items() if _is_plain(tensor)]
         for name in tensors.keys() - plain:
             buffers[name].copy_(tensors[name].detach(), non_blocking=tensors[name].is_cuda)
-        # Threads that do not wait for one another: torch's do, and on busy cores that costs ten times the copying.
+        # Our own threads, which do not wait for one another: torch's do, and on busy cores that costs ten times the copying.
         map_in_threads(
             lambda name: np.copyto(np.asarray(byte_view(buffers[name])), byte_view(tensors[name].detach())), plain
         )
@@ -64,18 +64,18 @@ class Snapshots:
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            # Only from pinned memory can an accelerator copy at full speed.
+            # An accelerator copies at full speed only to pinned memory.
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         return buffer
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its bytes are the tensor: in host memory, one after another, not conjugated."""
+    """Whether the tensor is contiguous in host memory, and no lazy conjugate or negative."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors themselves where they are contiguous in host memory that no other of them uses, else copies.
+    """Return tensors that are contiguous in host memory and share none as they are, and copies of the others.
 
     Raises:
         ValueError: a tensor is sparse, or of a dtype that the file cannot hold.
@@ -93,13 +93,14 @@ def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def run_in_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Start ``work`` in a thread; the future gives what it returns or raises."""
+    """Start ``work`` in a thread and return its future."""
+    # No executor: it refuses work while the interpreter exits, and a thread is waited for.
     future: Future[Result] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+        except BaseException as error:  # noqa: BLE001 - raised by ``future.result()``
             future.set_exception(error)
 
     Thread(target=run, name="checkpoint").start()
@@ -107,16 +108,14 @@ def run_in_thread(work: Callable[[], Result]) -> Future[Result]:
 
 
 def lower_priority() -> None:
-    """Let this thread, and those that it starts, have a core only when no other work wants it.
-
-    On Linux; elsewhere a priority is the whole process's.
-    """
+    """Lower the priority of this thread and of those that it starts, so that training keeps its cores."""
+    # Elsewhere a priority belongs to the whole process.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, get_native_id(), 10)
 
 
 def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """``work`` on every item, a few at a time; results in the order of the items. The first error is raised."""
+    """Map ``work`` over items in a few threads; results in the order of the items. The first error is raised."""
     waiting = deque(enumerate(items))
 
     def drain() -> list[tuple[int, Result]]:

@@ -58,7 +58,7 @@ if sys.platform == "linux":
 
 @dataclass(frozen=True)
 class StepsFile:
-    """What this process wrote into an earlier checkpoint's folder, and its checksum."""
+    """The steps that this process wrote into an earlier checkpoint's folder, and their checksum."""
 
     folder: Path
     steps: Sequence[StepValues]
@@ -74,18 +74,18 @@ def write_checkpoint(
     steps: Sequence[StepValues],
     earlier: StepsFile | None,
 ) -> Manifest:
-    """Write one checkpoint, the manifest last.
+    """Write one checkpoint, sync it to disk, and verify it by reading it back.
 
     Args:
         folder: an empty folder.
-        tensors: contiguous, in host memory, none sharing it with another; nobody changes them meanwhile.
+        tensors: contiguous, in host memory that they do not share, unchanged until this returns.
         state: JSON.
-        steps: what each step so far has measured.
-        earlier: a file that steps may be added to.
+        steps: the metrics of each step so far.
+        earlier: a steps file that may grow.
 
     Raises:
-        WorkError: what is read back is not what was written.
-        OSError: the disk refused; `posttrain.store.files.disk_errors` says it in words.
+        WorkError: the data read back differ from the data written.
+        OSError: such as a full disk; see `posttrain.store.files.disk_errors`.
     """
     header, entries = write_tensors(folder / TENSORS, tensors)
     (folder / STATE).write_bytes(state)
@@ -104,6 +104,7 @@ def write_checkpoint(
     )
     for name in (TENSORS, STATE, STEPS):
         sync_file(folder / name)
+    # The manifest last: without it a folder is no checkpoint.
     (folder / MANIFEST).write_bytes(encode_manifest(manifest))
     sync_file(folder / MANIFEST)
     sync_folder(folder)
@@ -117,7 +118,8 @@ def write_checkpoint(
 
 
 def _drop_page_cache(path: Path) -> None:
-    """Have the system drop its copy of a file's content, so that reading it back asks the disk."""
+    """Drop a file from the page cache."""
+    # Otherwise reading back would verify memory, not the disk.
     if sys.platform == "linux":
         with path.open("rb") as file:
             posix_fadvise(file.fileno(), 0, 0, POSIX_FADV_DONTNEED)
@@ -128,7 +130,7 @@ if sys.platform == "linux":
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Write tensors in the safetensors format, at a quarter of the processor time that its library takes.
+    """Write tensors in the safetensors format, and checksum them in the same pass over memory.
 
     Args:
         tensors: contiguous, in host memory, of dtypes that `check_storable` lets pass.
@@ -139,7 +141,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[bytes, dic
     Raises:
         OSError: the disk refused.
     """
-    order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # so that each starts at a whole element
+    order = sorted(
+        tensors, key=lambda name: -tensors[name].element_size()
+    )  # largest elements first, so that all are aligned
     header, starts = _build_header({name: tensors[name] for name in order})
     checksums = {}
     with path.open("wb") as file:
@@ -155,7 +159,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[bytes, dic
 
 
 def check_storable(tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ``ValueError`` that names the first tensor which the file has no form for."""
+    """Raise a ``ValueError`` that names the first tensor which cannot be stored."""
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided:
             raise ValueError(f"tensor `{name}` is sparse; a checkpoint holds dense ones")
@@ -164,7 +168,7 @@ def check_storable(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
-    """The format's header, and where each tensor starts in the file."""
+    """Build the safetensors header, and the start of each tensor in the file."""
     fields, starts, end = {}, {}, 0
     for name, tensor in tensors.items():
         starts[name], end = end, end + tensor.nbytes
@@ -180,20 +184,20 @@ def _build_header(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]
 
 
 def _write_tensor(file: BinaryIO, content: memoryview) -> str:
-    """Append to a file; returns the checksum."""
+    """Append to a file and return the checksum."""
     checksum = xxh3_128()
     for position in range(0, len(content), CHUNK):
         chunk = content[position : position + CHUNK]
         checksum.update(chunk)
         file.write(chunk)
         if file.tell() % _WRITEBACK < len(chunk) and sys.platform == "linux":
-            # Has the system begin with the writing, so that less of it is left for the sync.
+            # Starts the write-back now, so that less of it is left for the sync.
             posix_fadvise(file.fileno(), max(0, file.tell() - 2 * _WRITEBACK), 2 * _WRITEBACK, POSIX_FADV_DONTNEED)
     return checksum.hexdigest()
 
 
 def write_steps(folder: Path, steps: Sequence[StepValues], earlier: StepsFile | None) -> bytes:
-    """Write the steps into a fresh folder: a second name of the earlier file, with the lines that it does not have yet.
+    """Write the steps into a fresh folder, as a hard link to the earlier file with new lines appended.
 
     What another checkpoint's manifest covers is never touched: a kill leaves behind it, at most, lines that nobody
     reads.
@@ -212,13 +216,13 @@ def write_steps(folder: Path, steps: Sequence[StepValues], earlier: StepsFile | 
 
 
 def append(path: Path, lines: bytes) -> None:
-    """Add to the end of a file; make it if it is missing."""
+    """Append to a file; create it if it is missing."""
     with path.open("ab") as file:
         file.write(lines)
 
 
 def _link_earlier(path: Path, steps: Sequence[StepValues], earlier: StepsFile | None) -> tuple[bytes, int]:
-    """Give the earlier file a second name; returns its content and how many of the steps stand in it.
+    """Hard-link the earlier file; return its content and how many of the steps it holds.
 
     Nothing and 0 where it was removed, holds other steps, or the file system has no second names: all is written anew.
     """

@@ -10,8 +10,8 @@ keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token c
 - attention: scaled queries, keys and values, w(q + 2k); of short sequences w a score and head, while the scores of long
   ones are computed again (``models/attention.py``; none are counted where a micro-batch has both); and its output,
   which the output projection reads, wq. Rotation keeps sine and cosine, which all layers share. With dropout of
-  attention weights (on a CPU, torch's written-out attention in float32) queries, and keys and values for each query head,
-  12q, and of each score and head the weight, the mask and their product, 12;
+  attention weights (on a CPU, torch's written-out attention in float32) queries, and keys and values for each query
+  head, 12q, and of each score and head the weight, the mask and their product, 12;
 - a gated feed-forward block: gate, its activation, what that is multiplied with, and the product, which the last layer
   reads, 4wf; without a gate 2wf.
 
