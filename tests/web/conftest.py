@@ -204,7 +204,7 @@ def _selection(number: int, gain: RoundGain | None = None) -> Selection:
         scores=scores,
         scored_since=np.zeros(0) if cold else rng.gamma(2.0, 0.5, 40),
         gain=gain,
-        enough="the last 3 champions answer the pool alike (kappa 0.992)" if number == 4 else "",
+        stop_reason="the last 3 champions answer the pool alike (kappa 0.992)" if number == 4 else "",
         calibration={} if cold else {"temperature": 1.31, "ece_before": 0.112, "ece_after": 0.034},
         missing=("There are no scores: no model had been trained yet.",) if cold else (),
     )

@@ -1,4 +1,4 @@
-"""``posttrain config``: show it with its defaults, check it."""
+"""``posttrain config``: shows, searches and checks posttrain.yaml."""
 
 from contextlib import nullcontext
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 import yaml
 
-from posttrain.cli.output import JsonOption, console, print_json
+from posttrain.cli.output import JsonOption, print_json, print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.data.sets.pool_and_test import input_digests
 from posttrain.data.versions.named_versions import resolve_versions
@@ -26,7 +26,7 @@ def show(
     defaults: Annotated[bool, typer.Option("--defaults", help="Every key with its default and what it means.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the config: what the file says, or every key with its default."""
+    """Print the config as the file has it, or every key with its default."""
     if defaults:
         typer.echo(reference(Config))
         return
@@ -40,7 +40,7 @@ def show(
 
 @app.command()
 def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
-    """Check the config, and the files and versions that it names."""
+    """Check the config, and the files and versions it names."""
     config = load_config(workspace)
     data = with_added_files(config.data, workspace)
     stored = (workspace / ".posttrain" / "format.json").is_file()
@@ -48,4 +48,4 @@ def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
         input_digests(data, workspace, resolve_versions(data.files, workspace, store))
     check_answers(config, workspace)
     check_suites(config, workspace)
-    console.print("the config is right")
+    print_line("the config is right")

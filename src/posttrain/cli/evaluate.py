@@ -1,4 +1,4 @@
-"""``posttrain eval``: measure a model on the config's suites."""
+"""``posttrain eval``: measures a model on the config's suites."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from posttrain.store.errors import UserError
 def evaluate(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     model: Annotated[str | None, typer.Option(help="A model's id; the champion by default.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="All test records, not the sample.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Measure on all test records instead of the sample.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Measure a model on the suites of the config."""

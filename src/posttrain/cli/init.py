@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import console
+from posttrain.cli.output import print_line
 from posttrain.cli.run import print_rounds
 from posttrain.cli.workspace import open_workspace
 from posttrain.loop.config import Config, read_yaml
@@ -18,7 +18,7 @@ from posttrain.store.workspace import Workspace
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="Where the workspace is made.")],
+    directory: Annotated[Path, typer.Argument(help="Folder of the new workspace.")],
     template: Annotated[
         str, typer.Option(help="classify (a closed set of labels) or answer (free text).")
     ] = "classify",
@@ -35,11 +35,9 @@ def init(
     make_folder(directory)
     Workspace.create(directory).close()
     write_atomically(config, source.read_bytes())
-    console.print(
+    print_line(
         f"made {directory}; put {', '.join(_required_files(config))} in it as {CONFIG_FILE} says, "
         f"then: posttrain run -w {directory}",
-        markup=False,
-        soft_wrap=True,
     )
 
 
@@ -75,4 +73,4 @@ def demo(
         f"champion: {dir}/.posttrain/champion (Hugging Face layout)",
         f"next: posttrain show champion -w {dir}   posttrain status -w {dir}   posttrain data list -w {dir}",
     ]
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    print_line("\n".join(lines))

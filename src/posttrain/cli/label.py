@@ -1,11 +1,11 @@
-"""``posttrain label``: batches out, labels in, and what is known about them."""
+"""``posttrain label``: exports batches to label, imports the labels, and reports on them."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.loop.label_batches import export_batch, import_batch, label_reports
 
@@ -17,13 +17,10 @@ def export(
     file: Annotated[Path, typer.Argument(help="CSV file to write.")],
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Write the batch that the loop waits for, to be filled in elsewhere."""
+    """Write the pending batch to a CSV file, to be filled in elsewhere."""
     with open_workspace(workspace) as (store, config):
         count = export_batch(store, config, file)
-    console.print(
-        f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}",
-        markup=False,
-    )
+    print_line(f"wrote {count} records to {file}; fill the label column, then: posttrain label import {file}")
 
 
 @app.command(name="import")
@@ -31,18 +28,15 @@ def import_(
     file: Annotated[Path, typer.Argument(help="The filled CSV file.")],
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Take a filled batch in; the next run goes on with it."""
+    """Import a filled batch; the next `posttrain run` resumes with it."""
     with open_workspace(workspace, write=True) as (store, config):
         filled, asked = import_batch(store, config, file)
-    console.print(
-        f"{filled} of {asked} labels are in" + ("; now: posttrain run" if filled == asked else ""),
-        markup=False,
-    )
+    print_line(f"{filled} of {asked} labels are in" + ("; now: posttrain run" if filled == asked else ""))
 
 
 @app.command()
 def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """Counts, annotators and agreement with the model, by round."""
+    """Show label counts, annotators and agreement with the model, by round."""
     with open_workspace(workspace, checked=False) as (store, _):
         reports = label_reports(store)
     if json:
@@ -57,6 +51,6 @@ def report(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
 
 
 def _on_pool(report: dict[str, Any]) -> str:
-    """The estimate from the records that were drawn at random."""
-    found = report["pool_agreement"]
-    return f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})" if found else ""
+    """Formats the agreement estimated from the randomly drawn records."""
+    estimate = report["pool_agreement"]
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})" if estimate else ""

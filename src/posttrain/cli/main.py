@@ -1,4 +1,4 @@
-"""The command ``posttrain``: its verbs, and what errors mean for the exit code."""
+"""The command ``posttrain``: lists its verbs, and turns errors into exit codes."""
 
 import os
 import sys
@@ -62,7 +62,7 @@ _INTERRUPTED = 130
 
 @app.callback(invoke_without_command=True)
 def _options(
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks and debug lines."),
 ) -> None:
     setup_logging(debug)
@@ -72,7 +72,7 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave with 0 (done), 1 (the work failed) or 2 (call or input was wrong)."""
+    """Runs the command line and exits with 0 (done), 1 (the work failed) or 2 (the call or input was wrong)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # Nothing that the user did not ask for leaves the machine.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -1,4 +1,4 @@
-"""``posttrain models``: list, show, promote, roll back, export."""
+"""``posttrain models``: lists, shows, promotes, rolls back and exports models."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.show import show as show_anything
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.loop.registry import Registry
@@ -21,21 +21,21 @@ Model = Annotated[str, typer.Argument(help="A model's id or the beginning of one
 
 @app.command(name="list")
 def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """All models, with the round that made them and where they were deployed."""
+    """List all models with their round, decision and main metric."""
     with open_workspace(workspace, checked=False) as (store, _):
         champion = Registry(store).champion
         candidates = {entry.candidate: entry for entry in store.metadata.rounds() if entry.candidate}
         rows: list[dict[str, Any]] = []
         for artifact in store.metadata.artifacts("model"):
-            made = candidates.get(artifact.id)
+            round_ = candidates.get(artifact.id)
             rows.append(
                 {
                     "id": artifact.id,
-                    "round": made.number if made else None,
-                    "decision": made.decision["action"] if made and made.decision else None,
+                    "round": round_.number if round_ else None,
+                    "decision": round_.decision["action"] if round_ and round_.decision else None,
                     "champion": bool(champion and champion.model_id == artifact.id),
                     "megabytes": round(artifact.size / 1e6, 1),
-                    "metrics": made.detail.get("metrics", {}) if made else {},
+                    "metrics": round_.detail.get("metrics", {}) if round_ else {},
                 }
             )
     if json:
@@ -57,7 +57,7 @@ def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = 
 
 @app.command()
 def show(model: Model, workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
-    """A model and its lineage down to its training records."""
+    """Show a model and its lineage down to its training records."""
     show_anything(model, workspace, json)
 
 
@@ -65,23 +65,23 @@ def show(model: Model, workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOp
 def promote(
     model: Model,
     workspace: WorkspaceOption = CURRENT_FOLDER,
-    reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
+    reason: Annotated[str, typer.Option(help="Reason, kept in the registry.")] = "by hand",
 ) -> None:
-    """Make a model the champion, past the gate."""
+    """Make a model the champion, bypassing the gate."""
     with open_workspace(workspace, write=True, checked=False) as (store, config):
         deployment = Registry(store, config.deploy).promote(_resolve(store, model), round=None, reason=reason)
-        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
+        print_line(f"champion: {deployment.model_id}, at {store.champion_path}")
 
 
 @app.command()
 def rollback(
     workspace: WorkspaceOption = CURRENT_FOLDER,
-    reason: Annotated[str, typer.Option(help="Why; kept in the registry.")] = "by hand",
+    reason: Annotated[str, typer.Option(help="Reason, kept in the registry.")] = "by hand",
 ) -> None:
-    """Put the champion before the present one back in service, at once."""
+    """Put the previous champion back in service at once."""
     with open_workspace(workspace, write=True, checked=False) as (store, config):
         deployment = Registry(store, config.deploy).rollback(reason)
-        console.print(f"champion: {deployment.model_id}, at {store.champion_path}", markup=False, soft_wrap=True)
+        print_line(f"champion: {deployment.model_id}, at {store.champion_path}")
 
 
 @app.command()
@@ -90,7 +90,7 @@ def export(
     directory: Annotated[Path, typer.Argument(help="A new folder.")],
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Copy a model, in Hugging Face layout, into a new folder."""
+    """Copy a model in Hugging Face layout into a new folder."""
     with open_workspace(workspace, checked=False) as (store, _):
         source = store.artifacts.path(_resolve(store, model))
         if directory.exists():
@@ -100,7 +100,7 @@ def export(
             remove_tree(partial)
             shutil.copytree(source, partial, ignore=shutil.ignore_patterns("manifest.json"))
             partial.rename(directory)
-    console.print(f"wrote {directory}", markup=False)
+    print_line(f"wrote {directory}")
 
 
 def _resolve(store: Workspace, text: str) -> str:

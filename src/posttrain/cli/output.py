@@ -26,8 +26,13 @@ _LINE_WIDTH = 60
 _PREVIEW_WIDTH = 60
 
 
+def print_line(text: str) -> None:
+    """Prints a text as it is: brackets are no markup, and long lines are not broken, so that paths can be copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
-    """JSON on standard output, and nothing else; numbers that JSON has no word for (NaN, infinity) are null."""
+    """Prints JSON and nothing else; NaN and infinity become null, because JSON has no word for them."""
     typer.echo(json.dumps(_json_safe(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
 
 
@@ -40,7 +45,7 @@ def _json_safe(value: Any) -> Any:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """A table on standard output; numbers to the right. Only for a terminal are long words broken."""
+    """Prints a table with numbers to the right; folds long cells only on a terminal."""
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
     numeric = [
         bool(rows) and all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(columns))
@@ -58,7 +63,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def setup_logging(debug: bool) -> None:
-    """Log lines of the program on standard error; other libraries speak up only when something is wrong."""
+    """Sends the program's log lines to standard error, and silences other libraries unless something is wrong."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -79,30 +84,35 @@ def setup_logging(debug: bool) -> None:
 
 
 def record_cells(record: dict[str, Any]) -> list[Any]:
-    """What stands under `NAMES`, of ``label, input, id, source, line``."""
+    """Returns a labelled record's cells under `RECORD_COLUMNS`."""
     return [record["label"], one_line(record["input"]), record["id"], f"{record['source']}:{record['line']}"]
 
 
 def one_line(text: str) -> str:
-    """The text on one line, cut where it is long."""
-    words = " ".join(text.split())
-    return words if len(words) <= _LINE_WIDTH else words[: _LINE_WIDTH - 1] + "…"
+    """Puts a text on one line, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LINE_WIDTH else line[: _LINE_WIDTH - 1] + "…"
 
 
 def print_records(title: str, records: list[dict[str, Any]]) -> None:
-    """A table of rows of RECORD."""
-    rows = [[one["id"], input_preview(one), one["completion"], one["source"], one["line"]] for one in records]
+    """Prints a table of RECORD rows."""
+    rows = [
+        [record["id"], input_preview(record), record["completion"], record["source"], record["line"]]
+        for record in records
+    ]
     print_table(title, ["id", "input", "answer", "file", "line"], rows)
 
 
 def print_rejections(title: str, records: list[dict[str, Any]]) -> None:
-    """A table of rows of REJECTED."""
-    rows = [[one["id"], input_preview(one), one["step"], one["reason"], one["detail"]] for one in records]
+    """Prints a table of REJECTED rows."""
+    rows = [
+        [record["id"], input_preview(record), record["step"], record["reason"], record["detail"]] for record in records
+    ]
     print_table(title, ["id", "input", "step", "reason", "detail"], rows)
 
 
 def input_preview(record: dict[str, Any]) -> str:
-    """The record's input on one line of at most 60 characters."""
-    words = record["text"] or " / ".join(turn["content"] for turn in record["prompt"] or [])
-    words = " ".join(words[: 4 * _PREVIEW_WIDTH].split())
-    return words if len(words) <= _PREVIEW_WIDTH else words[: _PREVIEW_WIDTH - 1] + "…"
+    """Returns the record's input on one line of at most 60 characters."""
+    preview = record["text"] or " / ".join(turn["content"] for turn in record["prompt"] or [])
+    preview = " ".join(preview[: 4 * _PREVIEW_WIDTH].split())
+    return preview if len(preview) <= _PREVIEW_WIDTH else preview[: _PREVIEW_WIDTH - 1] + "…"

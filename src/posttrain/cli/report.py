@@ -1,19 +1,19 @@
-"""``posttrain report``: one self-contained page."""
+"""``posttrain report``: writes one self-contained page."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import console
+from posttrain.cli.output import print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
 
 
 def report(
-    out: Annotated[Path, typer.Argument(help="The page; with .svg: the learning curve alone.")] = Path("report.html"),
+    out: Annotated[Path, typer.Argument(help="The page; with .svg only the learning curve.")] = Path("report.html"),
     training: Annotated[
-        Path | None, typer.Option(help="A folder that `posttrain train --out` wrote: the page of that training.")
+        Path | None, typer.Option(help="Report on a training instead: a folder of `posttrain train --out`.")
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
@@ -26,7 +26,7 @@ def report(
         _of_training(training, out)
     else:
         _of_workspace(workspace, out)
-    console.print(f"wrote {out}", markup=False, soft_wrap=True)
+    print_line(f"wrote {out}")
 
 
 def _of_training(folder: Path, out: Path) -> None:

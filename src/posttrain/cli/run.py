@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.inspect.status import status as loop_status
 from posttrain.loop.config import Config
@@ -16,12 +16,12 @@ _MAIN_METRICS = ("accuracy", "macro_f1", "token_f1", "score", "perplexity", "lat
 def run(
     workspace: WorkspaceOption = CURRENT_FOLDER,
     rounds: Annotated[
-        int | None, typer.Option(min=0, help="Number of the last round; the config's by default.")
+        int | None, typer.Option(min=0, help="Number of the last round; `rounds` of the config by default.")
     ] = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage of the round in progress.")] = None,
-    urgent: Annotated[bool, typer.Option("--urgent", help="Tell the triggers that this is urgent.")] = False,
+    urgent: Annotated[bool, typer.Option("--urgent", help="Set `urgent` to 1 in the triggers.")] = False,
     baseline: Annotated[
-        str | None, typer.Option(help="random: the same loop beside it with records drawn at random, to compare.")
+        str | None, typer.Option(help="random: also run the same loop with randomly drawn records, to compare.")
     ] = None,
 ) -> None:
     """Run the loop; resume where it stopped."""
@@ -32,12 +32,12 @@ def run(
         if baseline:
             check_baseline(config, baseline)
         waiting = Loop(store, config).run(rounds, until, urgent)
-        found = run_baseline(store, config) if baseline else None
+        comparison = run_baseline(store, config) if baseline else None
         print_rounds(store, config)
-    if found:
-        console.print(found.conclusion, markup=False, soft_wrap=True)
+    if comparison:
+        print_line(comparison.conclusion)
     if waiting:
-        console.print(f"waiting for {waiting}", markup=False, soft_wrap=True)
+        print_line(f"waiting for {waiting}")
 
 
 def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False) -> None:
@@ -49,19 +49,17 @@ def status(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = False
             return
         print_rounds(store, config)
         champion = state["champion"]
-        console.print(
+        print_line(
             f"champion: {champion['id']} of round {champion['round']}, at {champion['path']}"
             if champion
             else "no champion yet",
-            markup=False,
-            soft_wrap=True,
         )
         if state["waiting"]:
-            console.print(f"waiting for {state['waiting']}", markup=False, soft_wrap=True)
+            print_line(f"waiting for {state['waiting']}")
 
 
 def print_rounds(store: Workspace, config: Config) -> None:
-    """The table of rounds, and the champion's figures on all test records."""
+    """Prints the table of rounds, and the champion's metrics on all test records."""
     state = loop_status(store, config)
     rounds = state["rounds"]
     names = list(next((entry["metrics"] for entry in rounds if entry["metrics"]), {}))
@@ -72,7 +70,7 @@ def print_rounds(store: Workspace, config: Config) -> None:
         figures = ", ".join(
             f"{name} {state['final']['metrics'][name]:.3f}" for name in shown if name in state["final"]["metrics"]
         )
-        console.print(f"champion on all test records: {figures}", markup=False)
+        print_line(f"champion on all test records: {figures}")
 
 
 def _round_row(entry: dict[str, Any], shown: list[str]) -> list[Any]:

@@ -1,11 +1,11 @@
-"""``posttrain serve``: collect feedback over HTTP."""
+"""``posttrain serve``: collects feedback over HTTP."""
 
 import os
 from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import console
+from posttrain.cli.output import print_line
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.loop.config import read_config
 from posttrain.store.config import CONFIG_FILE
@@ -49,4 +49,4 @@ def serve(
 
 
 def _announce(address: str) -> None:
-    console.print(f"listening on {address}", markup=False, highlight=False, soft_wrap=True)
+    print_line(f"listening on {address}")

@@ -1,10 +1,10 @@
-"""``posttrain show``: anything by its id, with its lineage."""
+"""``posttrain show``: shows anything by its id, with its lineage."""
 
 from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.inspect.show import show as find
 
@@ -16,26 +16,26 @@ def show(
 ) -> None:
     """Show any artifact, run, round or record with its lineage."""
     with open_workspace(workspace, checked=False) as (store, _):
-        found = find(store, id)
+        result = find(store, id)
     if json:
-        print_json(found)
+        print_json(result)
     else:
-        _PRINT[found["type"]](found)
+        _PRINT[result["type"]](result)
 
 
-def _artifact(found: dict[str, Any]) -> None:
-    _line(f"{found['id']}  {found['kind']}  {found['size'] / 1e6:.1f} MB  {' '.join(found['names'])}")
-    for run in found["runs"][:1]:
-        _line(
+def _artifact(artifact: dict[str, Any]) -> None:
+    print_line(f"{artifact['id']}  {artifact['kind']}  {artifact['size'] / 1e6:.1f} MB  {' '.join(artifact['names'])}")
+    for run in artifact["runs"][:1]:
+        print_line(
             f"made by {run['stage']} ({run['id']}) in round {run['round']}, seed {run['seed']},"
             f" version {run['code_version']}"
         )
-    for deployment in found.get("deployments", []):
-        _line(f"{deployment['action']} in round {deployment['round']}: {deployment['reason']}")
-    print_table("made from", ["depth", "artifact", "by"], _relatives(found["ancestors"]))
-    if len(found["descendants"]) > 1:
-        print_table("led to", ["depth", "artifact", "by"], _relatives(found["descendants"]))
-    if trained := found.get("trained_on"):
+    for deployment in artifact.get("deployments", []):
+        print_line(f"{deployment['action']} in round {deployment['round']}: {deployment['reason']}")
+    print_table("made from", ["depth", "artifact", "by"], _relatives(artifact["ancestors"]))
+    if len(artifact["descendants"]) > 1:
+        print_table("led to", ["depth", "artifact", "by"], _relatives(artifact["descendants"]))
+    if trained := artifact.get("trained_on"):
         records = trained["records"]
         rows = [[record["id"], record["source"], record["line"], record["completion"]] for record in records[:_ROWS]]
         print_table(
@@ -44,7 +44,7 @@ def _artifact(found: dict[str, Any]) -> None:
             rows,
         )
         if len(records) > _ROWS:
-            _line(f"… and {len(records) - _ROWS} more (--json lists all)")
+            print_line(f"… and {len(records) - _ROWS} more (--json lists all)")
 
 
 _ROWS = 20
@@ -58,49 +58,45 @@ def _relatives(relatives: list[dict[str, Any]]) -> list[list[Any]]:
     ]
 
 
-def _record(found: dict[str, Any]) -> None:
-    record = found["record"]
-    _line(f"{record['id']}  {record['source']}:{record['line']}")
+def _record(result: dict[str, Any]) -> None:
+    record = result["record"]
+    print_line(f"{record['id']}  {record['source']}:{record['line']}")
     for turn in record["prompt"] or []:
-        _line(f"{turn['role']}: {turn['content']}")
-    _line(f"answer: {record['completion']}" if record["completion"] else record["text"] or "no answer yet")
-    for place in found["in"]:
-        _line(f"in {place['name']} {place['dataset']}")
-    for place in found["rejected_from"]:
-        _line(
-            f"rejected from {place['name']} {place['dataset']} by {place['step']}:"
-            f" {place['reason']} {place['detail'] or ''}"
+        print_line(f"{turn['role']}: {turn['content']}")
+    print_line(f"answer: {record['completion']}" if record["completion"] else record["text"] or "no answer yet")
+    for dataset in result["in"]:
+        print_line(f"in {dataset['name']} {dataset['dataset']}")
+    for dataset in result["rejected_from"]:
+        print_line(
+            f"rejected from {dataset['name']} {dataset['dataset']} by {dataset['step']}:"
+            f" {dataset['reason']} {dataset['detail'] or ''}"
         )
-    for model in found["models"]:
-        _line(f"trained {model}")
+    for model in result["models"]:
+        print_line(f"trained {model}")
 
 
-def _round(found: dict[str, Any]) -> None:
-    decision = (found["decision"] or {}).get("action", found["status"])
-    _line(
-        f"round {found['number']}: {decision}; candidate {found['candidate']},"
-        f" champion before {found['champion_before']}"
+def _round(entry: dict[str, Any]) -> None:
+    decision = (entry["decision"] or {}).get("action", entry["status"])
+    print_line(
+        f"round {entry['number']}: {decision}; candidate {entry['candidate']},"
+        f" champion before {entry['champion_before']}"
     )
-    for rule in (found["decision"] or {}).get("rules", []):
+    for rule in (entry["decision"] or {}).get("rules", []):
         found_to = "holds" if rule["holds"] else "fails"
-        _line(f"  {found_to}: {rule['section']}: {rule['rule']}  ({rule['values']})")
-    for name, interval in (found["decision"] or {}).get("intervals", {}).items():
-        _line(
+        print_line(f"  {found_to}: {rule['section']}: {rule['rule']}  ({rule['values']})")
+    for name, interval in (entry["decision"] or {}).get("intervals", {}).items():
+        print_line(
             f"  gain in {name}: {interval['difference']:+.4f},"
             f" interval {interval['low']:+.4f} to {interval['high']:+.4f}, n = {interval['n']}"
         )
-    rows = [[run["stage"], run["status"], run["seconds"], run["output"], run["id"]] for run in found["runs"]]
+    rows = [[run["stage"], run["status"], run["seconds"], run["output"], run["id"]] for run in entry["runs"]]
     print_table("", ["stage", "status", "seconds", "artifact", "run"], rows)
 
 
-def _run(found: dict[str, Any]) -> None:
-    for key, value in found.items():
+def _run(run: dict[str, Any]) -> None:
+    for key, value in run.items():
         if key != "type":
-            _line(f"{key}: {value}")
-
-
-def _line(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_line(f"{key}: {value}")
 
 
 _PRINT = {"artifact": _artifact, "record": _record, "round": _round, "run": _run}

@@ -1,4 +1,4 @@
-"""``posttrain train``: train a model on a file or a dataset version, outside of a workspace's loop."""
+"""``posttrain train``: trains a model on a file or a dataset version, outside of a workspace's loop."""
 
 import itertools
 import logging
@@ -13,7 +13,7 @@ import pyarrow as pa
 import typer
 from rich.text import Text
 
-from posttrain.cli.output import console
+from posttrain.cli.output import console, print_line
 from posttrain.cli.train_options import (
     ConfigOption,
     DataOption,
@@ -48,20 +48,23 @@ _READ_FOR = {"reward": "read to its end for one reward", "classes": "read to its
 def train(
     model: ModelOption = None,
     data: DataOption = None,
-    out: Annotated[Path | None, typer.Option(help="Where the trained model is written.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the trained model.")] = None,
     objective: ObjectiveOption = None,
     config: ConfigOption = None,
     set: SetOption = None,
-    fork: Annotated[bool, typer.Option("--fork", help="Go on although config or data have changed.")] = False,
-    inspect: Annotated[int | None, typer.Option(min=1, help="Print so many examples as the model sees them.")] = None,
+    fork: Annotated[bool, typer.Option("--fork", help="Resume although config or data have changed.")] = False,
+    inspect: Annotated[
+        int | None, typer.Option(min=1, help="Print this many examples as the model sees them, and exit.")
+    ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Look closely at three steps: OUT/profile has a trace and a table.")
+        bool, typer.Option("--profile", help="Profile three steps; OUT/profile gets a trace and a table.")
     ] = False,
     autotune: Annotated[
-        bool, typer.Option("--autotune", help="Do not train: find the fastest settings and write OUT/config.yaml.")
+        bool,
+        typer.Option("--autotune", help="Find the fastest settings instead of training, and write OUT/config.yaml."),
     ] = False,
     autotune_seconds: Annotated[
-        float | None, typer.Option(min=10, help="What --autotune may take, 300 unless given.")
+        float | None, typer.Option(min=10, help="Time limit of --autotune; 300 by default.")
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
@@ -88,23 +91,20 @@ def train(
     with _track_run(workspace, given_records.version, settings, out):
         summary = train_standalone(out, settings, records, partial(fetch_once, source), fork=fork)
     first, last = ("no number" if loss is None else f"{loss:.4f}" for loss in map(summary.get, _LOSSES))
-    console.print(
+    print_line(
         f"{summary['steps']} steps, loss {first} to {last}\nmodel: {out}   steps: {out / METRICS}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
 
 
 @contextmanager
 def _track_run(workspace: Path, version: str | None, settings: TrainJobConfig, out: Path) -> Iterator[None]:
-    """Record that a model learns from a dataset version, which `posttrain data gc` keeps from then on."""
+    """Records the run in the workspace, so that `posttrain data gc` keeps the version it learned from."""
     if version is None:
         yield
         return
-    place = str(out.resolve())
-    key = digest({"stage": _STAGE, "dataset": version, "out": place})
-    config = {**settings.model_dump(mode="json"), "out": place}
+    folder = str(out.resolve())
+    key = digest({"stage": _STAGE, "dataset": version, "out": folder})
+    config = {**settings.model_dump(mode="json"), "out": folder}
     try:
         with open_store(workspace, write=True) as store:
             run = store.metadata.start_run(_STAGE, key, seed=settings.seed, config=config, inputs={"dataset": version})
@@ -134,11 +134,11 @@ def _tune(
         *(f"  --set {change}" for change in as_overrides(tuned)),
         shlex.join(["posttrain", "train", "--config", str(out / CONFIG), "--out", str(out)]),
     ]
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    print_line("\n".join(lines))
 
 
 def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> None:
-    """Print every record's sequences: what is trained, what is context, and what is cut off.
+    """Prints every record's sequences: trained tokens, context, and tokens that are cut off.
 
     Where a whole text has one result, such as a reward, no token is trained, and the title says what it is read for.
     """
@@ -163,9 +163,9 @@ def _coloured_tokens(tokenizer: Any, sequence: TokenizedExample, cut: int) -> Te
     kinds = ["cut off" if at < cut else "trained" if on else "context" for at, on in enumerate(sequence.supervised)]
     text = Text()
     for kind, run in itertools.groupby(zip(kinds, sequence.ids, strict=True), key=lambda pair: pair[0]):
-        words = tokenizer.decode([token for _, token in run])
+        decoded = tokenizer.decode([token for _, token in run])
         if not console.is_terminal:
             text.append(f"[{kind}] ")
-            words += "\n"
-        text.append(words, _TOKEN_STYLES[kind])
+            decoded += "\n"
+        text.append(decoded, _TOKEN_STYLES[kind])
     return text

@@ -1,4 +1,4 @@
-"""The options that ``posttrain train`` and ``posttrain plan`` share: settings from a file and flags, and records."""
+"""Options that ``posttrain train`` and ``posttrain plan`` share: settings from a file and flags, and records."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ DataOption = Annotated[
     list[str] | None,
     typer.Option(help="A file of records, which may be repeated, or a dataset version such as train@v2."),
 ]
-ObjectiveOption = Annotated[str | None, typer.Option(help="What is learned: sft, dpo and others.")]
+ObjectiveOption = Annotated[str | None, typer.Option(help="Objective: sft, dpo and others.")]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(help="YAML with `task`, `train`, `seed`; a posttrain.yaml will do. Paths are relative to it."),
@@ -36,13 +36,13 @@ SetOption = Annotated[list[str] | None, typer.Option(help="A setting, such as tr
 def read_settings(
     file: Path | None, given: dict[str, Any], changes: list[str], *, plan: bool = False
 ) -> TrainJobConfig:
-    """The config file's values, then the options', then those that ``--set`` names; paths are given in full.
+    """Merges the config file, then the options, then ``--set``; makes paths absolute.
 
     Args:
         file: YAML, or None.
-        given: options by key; those that are None were not given.
+        given: options by key; None for options not given.
         changes: ``key=value``.
-        plan: whether nothing is trained, so that the data may be left open; then they are "".
+        plan: allow a missing ``data``, which becomes "".
 
     Raises:
         UserError: one cannot be read, does not fit, or names what is not there.
@@ -77,19 +77,21 @@ def read_settings(
     named = [*(key for key, value in given.items() if value is not None), *(text.partition("=")[0] for text in changes)]
 
     def root(key: str) -> Path:
-        """What a path is relative to: the folder of the file that names it, or the current one."""
-        return CURRENT_FOLDER if file is None or any(f"{key}.".startswith(f"{one}.") for one in named) else file.parent
+        """Returns the folder that a path is relative to: the config file's, or the current one for options."""
+        return (
+            CURRENT_FOLDER if file is None or any(f"{key}.".startswith(f"{name}.") for name in named) else file.parent
+        )
 
     return config.with_paths_from(root)
 
 
 @dataclass(frozen=True)
 class TrainingRecords:
-    """What is trained on.
+    """The records to train on.
 
     Attributes:
         records: RECORD table.
-        version: id of the dataset version that they are of; None: they are of files.
+        version: id of their dataset version; None for files.
     """
 
     records: pa.Table
@@ -97,7 +99,7 @@ class TrainingRecords:
 
 
 def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
-    """The records of the file, or of the workspace's dataset version, that the settings name.
+    """Reads the records of the file, or of the workspace's dataset version, that the settings name.
 
     Raises:
         UserError: one is bad, or gives away what models are measured on.

@@ -33,10 +33,10 @@ ColumnOption = Annotated[
 
 @contextmanager
 def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> Iterator["tuple[Workspace, Config]"]:
-    """The workspace in ``root`` and its config; closed at the end.
+    """Opens the workspace in ``root`` with its config, and closes it at the end.
 
     Args:
-        checked: False for verbs that need nothing of what the config names: they work where that is gone.
+        checked: False for verbs that work even if files that the config names are missing.
     """
     from posttrain.loop.config import load_config, read_config
     from posttrain.store.workspace import Workspace
@@ -52,25 +52,25 @@ def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> 
 
 
 def merge_columns(columns: Mapping[str, str] | None, given: Sequence[str] | None) -> dict[str, str] | None:
-    """``data.columns`` of the config with what ``--column`` says over it.
+    """Merges ``--column`` options over ``data.columns`` of the config.
 
     Raises:
         UserError: an option is not ``NAME=COLUMN``, or its name is none that a column can have.
     """
     from posttrain.data.reading.shapes import TARGETS
 
-    found = dict(columns or {})
-    for one in given or ():
-        target, equals, column = one.partition("=")
+    merged = dict(columns or {})
+    for option in given or ():
+        target, equals, column = option.partition("=")
         if not equals or not column or target not in TARGETS:
             fix = f"NAME=COLUMN, where NAME is one of {', '.join(TARGETS)}"
-            raise UserError(f"`{one}` names no column", where="--column", fix=fix)
-        found[target] = column
-    return found or None
+            raise UserError(f"`{option}` names no column", where="--column", fix=fix)
+        merged[target] = column
+    return merged or None
 
 
 def report_unused_columns(files: "Sequence[DataPath]", root: Path, columns: Mapping[str, str] | None) -> None:
-    """One line on standard error for each set of columns that files have and records are not made of."""
+    """Prints a line for each set of columns in the files that no record uses."""
     from posttrain.data.reading.data_files import display_path
     from posttrain.data.reading.reader import unused_columns, unused_columns_note
 
@@ -79,19 +79,15 @@ def report_unused_columns(files: "Sequence[DataPath]", root: Path, columns: Mapp
         name = display_path(file, root)
         if unused := unused_columns(file, name, columns):
             names.setdefault(tuple(unused), []).append(name)
-    for columns_of, found in names.items():
-        more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-        error_console.print(
-            unused_columns_note(found[0] + more, list(columns_of), columns),
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+    for columns_of, file_names in names.items():
+        more = f" and {len(file_names) - 1:,} more" if len(file_names) > 1 else ""
+        note = unused_columns_note(file_names[0] + more, list(columns_of), columns)
+        error_console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
-    """The workspace in ``root``, which needs no ``posttrain.yaml`` for its datasets; closed at the end."""
+    """Opens the store in ``root``, which needs no ``posttrain.yaml`` for its datasets, and closes it at the end."""
     config = StoreConfig()
     if (root / CONFIG_FILE).is_file():
         from posttrain.loop.config import read_config
@@ -104,7 +100,7 @@ def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
 
 
 def open_version(store: Workspace, text: str) -> "Version":
-    """The version that a name, ``name@vN`` or an id says.
+    """Opens the version named by a name, ``name@vN`` or an id.
 
     Raises:
         UserError: there is none.

@@ -1,4 +1,4 @@
-"""The demo task: messages to an online shop's support desk, with the faults of real data, each counted."""
+"""Generates the demo task: messages to a shop's support desk, with planted faults of real data, each counted."""
 
 import csv
 from collections import Counter, defaultdict
@@ -19,9 +19,9 @@ NEAR_DUPLICATES = 0.04
 LEAKED_EXACT = 0.015
 LEAKED_NEAR = 0.015
 WRONG_LABELS = 0.02
-"""Shares of the pool that are planted."""
+"""Planted shares of the pool."""
 TYPOS = 0.2
-"""Chance that a message has a typing mistake."""
+"""Probability of a typing mistake in a message."""
 
 DISTINCT_BELOW = 0.6
 """Two messages that were not planted as duplicates are less similar than this (see `similarity`)."""
@@ -45,34 +45,34 @@ class DemoData:
 
     @property
     def planted(self) -> dict[str, int]:
-        """How many rows of the pool have each fault."""
+        """Counts the pool's rows with each fault."""
         return {fault: len(rows) for fault, rows in self.planted_rows.items()}
 
     @property
     def labels(self) -> list[str]:
-        """All intents, sorted."""
+        """Returns all intents, sorted."""
         return intents()
 
 
 def intents() -> list[str]:
-    """All intents, sorted."""
+    """Returns all intents, sorted."""
     return sorted(load_phrases().intents)
 
 
 def shingles(text: str) -> frozenset[str]:
-    """The runs of five characters of the text, case-folded, all but letters and digits as one space."""
+    """Returns the text's runs of five characters, case-folded, other than letters and digits as one space."""
     plain = " ".join("".join(c if c.isalnum() else " " for c in text.casefold()).split())
     return frozenset(plain[at : at + 5] for at in range(max(len(plain) - 4, 1)))
 
 
 def similarity(left: str, right: str) -> float:
-    """The Jaccard similarity of two texts' `shingles`."""
+    """Computes the Jaccard similarity of two texts' `shingles`."""
     a, b = shingles(left), shingles(right)
     return len(a & b) / len(a | b)
 
 
 def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
-    """Make a pool of ``pool`` rows and a test split of ``test`` rows; the same arguments give the same rows.
+    """Generates a pool and a test split of these sizes; the same arguments give the same rows.
 
     Intents follow a Zipf-like law. Pool and test share no customer and no message, planted leaks aside.
 
@@ -92,9 +92,9 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
     originals = pool - sum(counts.values())
     maker = _MessageGenerator(rng)
     wanted = [*_intent_sequence(test, rng), *_intent_sequence(originals, rng)]
-    made = [{"text": maker.message(intent), "intent": intent} for intent in wanted]
-    _add_customers(made[:test], made[test:], rng)
-    test_rows, rows = made[:test], made[test:]
+    messages = [{"text": maker.message(intent), "intent": intent} for intent in wanted]
+    _add_customers(messages[:test], messages[test:], rng)
+    test_rows, rows = messages[:test], messages[test:]
 
     faults = ["original"] * originals
     twice = rng.permutation(originals)
@@ -140,7 +140,7 @@ def write_demo_data(folder: Path, generated: DemoData) -> None:
 
 
 def write_csv(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """A CSV file with these columns of the rows."""
+    """Writes these columns of the rows as CSV."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -148,7 +148,7 @@ def write_csv(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) ->
 
 
 class _MessageGenerator:
-    """Makes messages, none of which is like another."""
+    """Generates messages that are not similar to each other."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -160,7 +160,7 @@ class _MessageGenerator:
         self._numbers: dict[str, int] = {}
 
     def message(self, intent: str) -> str:
-        """A new message, less similar than `DISTINCT_BELOW` to any made before."""
+        """Generates a message less similar than `DISTINCT_BELOW` to all earlier ones."""
         for _ in range(_ATTEMPTS):
             text = compose(self.phrases, intent, self.rng)
             wrong = self.rng.random() < TYPOS
@@ -173,7 +173,7 @@ class _MessageGenerator:
         raise UserError(f"no more messages of {intent} can be made", where="pool", fix="ask for fewer rows")
 
     def near_copy(self, text: str) -> str:
-        """The message once more with small changes; similar to its original alone."""
+        """Copies a message with small changes, similar to its original alone."""
         while True:
             copy = add_typo(text, self.rng, self.vocabulary)
             change = self.rng.integers(3)
@@ -186,7 +186,7 @@ class _MessageGenerator:
                 return self._keep(copy)
 
     def _closest(self, text: str, besides: int | None = None) -> float:
-        """The greatest similarity to a message made before."""
+        """Returns the greatest similarity to an earlier message."""
         pieces = shingles(text)
         shared: Counter[int] = Counter()
         for piece in pieces:
@@ -205,7 +205,7 @@ class _MessageGenerator:
 
 
 def _intent_sequence(total: int, rng: np.random.Generator) -> list[str]:
-    """``total`` intents in random order, that of rank r (from 1) in proportion to 1 / (r + 4), rounded."""
+    """Draws intents in random order, rank r (from 1) in proportion to 1 / (r + 4), rounded."""
     ranked = list(load_phrases().intents)
     weights = 1 / (np.arange(len(ranked)) + 5)
     exact = total * weights / weights.sum()
@@ -216,7 +216,7 @@ def _intent_sequence(total: int, rng: np.random.Generator) -> list[str]:
 
 
 def _add_customers(test: list[dict[str, str]], pool: list[dict[str, str]], rng: np.random.Generator) -> None:
-    """Give each message a customer; some write twice or more, and nobody is in both splits."""
+    """Assigns customers; some write several messages, and none is in both splits."""
     numbers = rng.permutation(np.arange(10_000, 10_000 + 10 * (len(test) + len(pool))))
     for rows, ours in ((test, numbers[: len(test)]), (pool, numbers[len(test) :])):
         few = ours[: max(int(0.8 * len(rows)), 1)]

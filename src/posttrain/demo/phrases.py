@@ -1,4 +1,4 @@
-"""Phrases with alternatives, ``phrases.yaml`` that holds them, and a message made of them."""
+"""Composes messages from phrases with alternatives, which ``phrases.yaml`` lists."""
 
 import math
 import re
@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 SHORTEST, LONGEST = 8, 25
-"""Words in a message."""
+"""Length of a message in words."""
 
 _SLOT = re.compile(r"\{(\w+)\}")
 
@@ -19,20 +19,20 @@ _TOKEN = re.compile(r"[\[\]|]|[^\[\]|]+")
 
 @dataclass(frozen=True)
 class Phrase:
-    """One alternative: text and choices, one after another."""
+    """A phrase: text and choices, one after another."""
 
     parts: tuple["str | Choice", ...]
 
     def expand(self, rng: np.random.Generator) -> str:
-        """One of the phrase's texts; each choice is uniform. Slots stay as they are."""
+        """Returns one of the phrase's texts; choices are uniform, slots stay."""
         return "".join(part if isinstance(part, str) else part.expand(rng) for part in self.parts)
 
     def count(self) -> int:
-        """How many ways there are to expand the phrase, slots left alone."""
+        """Counts the expansions of the phrase, slots aside."""
         return math.prod(1 if isinstance(part, str) else part.count() for part in self.parts)
 
     def texts(self) -> list[str]:
-        """Every literal piece of text in the phrase, slots included."""
+        """Returns every literal piece of text in the phrase, slots included."""
         pieces = []
         for part in self.parts:
             pieces += [part] if isinstance(part, str) else [t for o in part.options for t in o.texts()]
@@ -49,7 +49,7 @@ class Phrases:
     slots: dict[str, list[str]]
 
     def vocabulary(self) -> set[str]:
-        """Every word that a message without typos can hold, case-folded; what has digits aside."""
+        """Returns every case-folded word of messages without typos, except words with digits."""
         groups = [self.openings, self.closings, self.contexts, *self.intents.values()]
         pieces = [piece for group in groups for phrase in group for piece in phrase.texts()]
         values = [value for values in self.slots.values() for value in values]
@@ -58,13 +58,13 @@ class Phrases:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, case-folded, without punctuation, numbers and mail addresses."""
+    """Splits a text into case-folded words, without punctuation, numbers and mail addresses."""
     return re.findall(r"[a-z]+", re.sub(r"\S*[\d@]\S*", " ", text.casefold()))
 
 
 @cache
 def load_phrases() -> Phrases:
-    """The packaged phrases."""
+    """Loads the packaged phrases."""
     document = yaml.safe_load(files("posttrain.demo").joinpath("phrases.yaml").read_text("utf-8"))
     return Phrases(
         openings=_lines(document["openings"]),
@@ -80,7 +80,7 @@ def _lines(text: str) -> list[Phrase]:
 
 
 def compose(phrases: Phrases, intent: str, rng: np.random.Generator) -> str:
-    """A message of 8 to 25 words with this intent, without typos."""
+    """Composes a message of 8 to 25 words with this intent, without typos."""
     while True:
         cores = phrases.intents[intent]
         core = cores[rng.choice(len(cores), p=_phrase_weights(len(cores)))].expand(rng).strip()
@@ -96,7 +96,7 @@ def compose(phrases: Phrases, intent: str, rng: np.random.Generator) -> str:
 
 
 def _phrase_weights(count: int) -> np.ndarray:
-    """Chances of an intent's phrases, float64 [count]: the first are what most people say."""
+    """Returns sampling probabilities of an intent's phrases, float64 [count], the common ones first."""
     weights: np.ndarray = (np.arange(count) + 1.0) ** -1.5
     return np.asarray(weights / weights.sum())
 
@@ -106,7 +106,7 @@ def _draw(group: list[Phrase], rng: np.random.Generator) -> str:
 
 
 def _fill_slots(text: str, slots: dict[str, list[str]], rng: np.random.Generator) -> str:
-    """Put values into the slots; a slot named twice has one value throughout the message."""
+    """Fills the slots; a slot named twice gets one value throughout the message."""
     values = {name: str(rng.choice(choices)) for name, choices in slots.items()}
     values |= {
         "items": _plural(values["item"]),
@@ -128,7 +128,7 @@ def _plural(item: str) -> str:
 
 
 def _vary_style(text: str, rng: np.random.Generator) -> str:
-    """How people type: with capitals or all in lower case, with a full stop at the end or without."""
+    """Varies capitals and the final full stop, as people type."""
     if rng.random() < 0.2:
         text = text.casefold()
     else:
@@ -150,7 +150,7 @@ class Choice:
 
 
 def parse_phrase(line: str) -> Phrase:
-    """Read one phrase.
+    """Parses one phrase.
 
     Raises:
         ValueError: a bracket that is not closed, or a ``|`` or ``]`` outside brackets.

@@ -1,4 +1,4 @@
-"""The demo's workspace: the bundled task or the user's own labelled file, and a config that shows every stage."""
+"""Creates the demo's workspace: the bundled task or the user's labelled file, and a config that uses every stage."""
 
 import hashlib
 from pathlib import Path
@@ -76,7 +76,7 @@ _QUICK = _FULL | {
 
 
 def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
-    """Make the demo's workspace, or leave the one that is there, so that a killed demo goes on.
+    """Creates the demo's workspace, or keeps an equal one, so that a killed demo resumes.
 
     Raises:
         UserError: if another workspace is there, or the user's file holds no texts with two different labels.
@@ -105,7 +105,7 @@ def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
 
 
 def _read_own_rows(file: Path) -> list[dict[str, str]]:
-    """The user's records as text and intent."""
+    """Reads the user's records as text and intent."""
     built = build_pool_and_test(
         DataConfig(labelled=[str(file.absolute())], test=0.25, columns=_columns(file)), Path("/")
     )
@@ -120,7 +120,7 @@ def _read_own_rows(file: Path) -> list[dict[str, str]]:
 
 
 def _columns(file: Path) -> dict[str, str] | None:
-    """Which columns hold the text and the label; None for shapes whose answers the reader finds by itself."""
+    """Detects the text and label columns; None for shapes whose answers the reader recognises."""
     first = next(read_rows(file, str(file)), None)
     if first is None:
         return None  # the reader says that the file is empty
@@ -143,7 +143,7 @@ def _columns(file: Path) -> dict[str, str] | None:
 
 
 def _write_own(folder: Path, own: list[dict[str, str]]) -> None:
-    """Hold a quarter out for the test by the text's hash, and hide the others' labels from the pool."""
+    """Holds out a quarter as the test split by the text's hash, and hides the other labels from the pool."""
     labels = sorted({row["intent"] for row in own})
     test = [row for row in own if _held_out(row["text"])]
     pool = [row for row in own if not _held_out(row["text"])]

@@ -30,7 +30,7 @@ from posttrain.train.standalone import TrainJobConfig
 
 @dataclass(frozen=True)
 class Machine:
-    """Where training is to run.
+    """The machine to plan for.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -46,7 +46,7 @@ class Machine:
 
     @classmethod
     def of(cls, device: str | None, memory: int | None, peak: float | None, mfu: float) -> "Machine":
-        """This machine, but for what is given.
+        """Describes this machine, with the given values instead of measured ones.
 
         Args:
             memory: bytes.
@@ -69,7 +69,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class _StepWork:
-    """A training's work on average.
+    """Average work of a training step.
 
     Args:
         tokens: a step, without padding.
@@ -85,7 +85,7 @@ class _StepWork:
 
 
 def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | None, machine: Machine) -> dict[str, Any]:
-    """What a training takes.
+    """Estimates memory, micro-batch and time of a training.
 
     Args:
         settings: of the training.
@@ -111,22 +111,22 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
     batches = [stage.batch(tokens) for stage in stages]
     each = [estimate_memory(blueprint, train, batch, device=machine.device, process=process) for batch in batches]
     most = max(range(len(each)), key=lambda number: each[number].total)
-    found, batch = each[most], batches[most]
+    peak_estimate, batch = each[most], batches[most]
     return {
         "model": settings.model,
         "family": blueprint.shape.family,
         "device": machine.device,
         "parameters": {"all": blueprint.count()} | blueprint.table(),
         "memory": {
-            "total": found.total,
-            "phase": found.peak,
+            "total": peak_estimate.total,
+            "phase": peak_estimate.peak,
             "stage": most if train.stages else None,
-            "stages": [one.total for one in each],
-            "parts": {name: bytes for name, bytes in found.parts.items() if bytes},
-            "phases": found.phases,
-            "host": found.host,
+            "stages": [item.total for item in each],
+            "parts": {name: bytes for name, bytes in peak_estimate.parts.items() if bytes},
+            "phases": peak_estimate.phases,
+            "host": peak_estimate.host,
             "available": machine.memory,
-            "fits": fits(found, machine.memory),
+            "fits": fits(peak_estimate, machine.memory),
         },
         "micro_batch": {
             "budget": tokens,
@@ -136,14 +136,14 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         },
         "mixes": mixes,
         "work": _work_report(
-            _mean_work([_step_work(config, train, stage, tokens) for stage in stages]), found, train, machine
+            _mean_work([_step_work(config, train, stage, tokens) for stage in stages]), peak_estimate, train, machine
         ),
     }
 
 
 @dataclass(frozen=True)
 class _PhasePlan:
-    """A part of a training, by its data or by what its config allows.
+    """One phase of a training, by its data or by the limits in its config.
 
     Args:
         train: the whole training.
@@ -158,28 +158,28 @@ class _PhasePlan:
     batches: Sequence[Sequence[Unit]] = ()
 
     def batch(self, budget: int) -> MicroBatch:
-        """The largest micro-batch under a token budget."""
+        """Returns the largest micro-batch under a token budget."""
         if not self.batches:
             return MicroBatch.full(budget, self.train, self.longest)
         return elementwise_max(MicroBatch.of(packed) for packed in self.packed(budget))
 
     def packed(self, budget: int) -> Iterator[Packed]:
-        """The micro-batches under a token budget; none where the data are not known."""
+        """Yields the micro-batches under a token budget; none if the data are unknown."""
         return (pack(part) for step in self.batches for part in micro_batches(step, budget))
 
 
 def _plan_phases(
     settings: TrainJobConfig, source: str, records: pa.Table | None
 ) -> tuple[list[_PhasePlan], list[dict[str, Any]]]:
-    """What a training meets one after the other, and how often the kinds of its mixes.
+    """Plans the phases of a training, and counts the categories of their mixes.
 
     Of a curriculum's records, all of them from the start.
     """
     train = settings.train
     configs = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in training_phases(train)]
     if records is None:
-        longest_ones = [min(one.max_length or train.max_length, train.max_length) for one in configs]
-        return [_PhasePlan(train, most, one.steps) for most, one in zip(longest_ones, configs, strict=True)], []
+        longest_ones = [min(phase.max_length or train.max_length, train.max_length) for phase in configs]
+        return [_PhasePlan(train, most, phase.steps) for most, phase in zip(longest_ones, configs, strict=True)], []
     shape = record_shape(train, records)
     encoded, _ = encode(load_encoder(source, settings.task), records, train.max_length, shape)
     apart = shape == "pair" and OBJECTIVES[train.objective].shape == "labelled"  # as training takes them
@@ -194,22 +194,24 @@ def _plan_phases(
         kinds=kinds,
         lengths=lengths,
     )
-    found: list[_PhasePlan] = []
+    plans: list[_PhasePlan] = []
     start = 0
-    for place in order.stages:
-        steps = range(start, start + place.steps)
-        met = [order.rows(step) for step in steps if order.place(step).epoch == place.epoch]
+    for position in order.stages:
+        steps = range(start, start + position.steps)
+        met = [order.rows(step) for step in steps if order.place(step).epoch == position.epoch]
         batches = [[units[row] for row in rows] for rows in met]
-        found.append(_PhasePlan(train, int(lengths.max()), place.steps, batches))
+        plans.append(_PhasePlan(train, int(lengths.max()), position.steps, batches))
         start = steps.stop
-    return found, mix_counts(order, kinds)
+    return plans, mix_counts(order, kinds)
 
 
 def _step_work(config: Any, train: TrainConfig, stage: _PhasePlan, budget: int) -> _StepWork:
     classifier = OBJECTIVES[train.objective].output in ("reward", "classes")
     decoder = DecoderSize.of(config.get_text_config(), classifier=classifier)
     if stage.batches:
-        sizes = [(one.tokens, one.ids.shape[1], one.pairs, len(one.targets)) for one in stage.packed(budget)]
+        sizes = [
+            (packed.tokens, packed.ids.shape[1], packed.pairs, len(packed.targets)) for packed in stage.packed(budget)
+        ]
         (tokens, computed, pairs, supervised), passes = np.sum(sizes, axis=0).tolist(), len(stage.batches)
         parts = len(sizes)
     else:
@@ -223,29 +225,31 @@ def _step_work(config: Any, train: TrainConfig, stage: _PhasePlan, budget: int) 
 
 
 def _mean_work(stages: Sequence[_StepWork]) -> _StepWork:
-    """The average step of all stages; where the steps of one are not known, all count alike."""
-    steps = [one.steps for one in stages if one.steps is not None]
+    """Averages the steps of all phases; weighs phases equally if the steps of one are unknown."""
+    steps = [work.steps for work in stages if work.steps is not None]
     weights = steps if len(steps) == len(stages) else [1] * len(stages)
 
     def mean(values: Iterable[float]) -> float:
         return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
     return _StepWork(
-        mean(one.tokens for one in stages),
-        mean(one.flops for one in stages),
-        mean(one.parts for one in stages),
+        mean(work.tokens for work in stages),
+        mean(work.flops for work in stages),
+        mean(work.parts for work in stages),
         sum(steps) if len(steps) == len(stages) else None,
     )
 
 
-def _work_report(work: _StepWork, found: MemoryEstimate, train: TrainConfig, machine: Machine) -> dict[str, Any]:
+def _work_report(
+    work: _StepWork, peak_estimate: MemoryEstimate, train: TrainConfig, machine: Machine
+) -> dict[str, Any]:
     dtype = torch.float32 if train.precision == "float32" else torch.bfloat16
     peak = machine.peak or matmul_peak(machine.device, dtype)
-    flops = work.flops + work.parts * found.recomputed
+    flops = work.flops + work.parts * peak_estimate.recomputed
     return {
         "tokens": work.tokens,
         "flops": flops,
-        "recomputed_flops": work.parts * found.recomputed,
+        "recomputed_flops": work.parts * peak_estimate.recomputed,
         "micro_batches": work.parts,
         "steps": work.steps,
         "peak": peak,

@@ -1,4 +1,4 @@
-"""The page of a dataset version: its quality report, and what changed since another version."""
+"""The page of a dataset version: its quality report, and the drift since another version."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ _BARS, _LABELS, _NGRAMS = 20, 30, 12
 def render_dataset_report(
     profile: Profile, drift: Drift | None = None, heading: str = "Dataset", since: str = "", created: str = ""
 ) -> str:
-    """The page as HTML; it loads nothing.
+    """Renders the page as HTML; it loads nothing.
 
     Args:
-        profile: of the version that the page is about, the newer one where there are two.
-        drift: what changed from an older version to this one.
+        profile: profile of the (newer) version.
+        drift: changes from an older version to this one.
         heading: name of the version.
         since: name of the older version.
-        created: when the page was made, in the caller's words.
+        created: time of creation, as text.
     """
     return render_page(
         "data_report.html",
@@ -46,7 +46,7 @@ def render_dataset_report(
 def write_dataset_report(
     path: Path, profile: Profile, drift: Drift | None = None, heading: str = "Dataset", since: str = ""
 ) -> None:
-    """Write the page to ``path``, whose folder exists: whole or not at all. The arguments of `render_dataset_report`.
+    """Writes the page atomically to ``path``, whose folder exists. Takes the arguments of `render_dataset_report`.
 
     Raises:
         UserError: the disk refused.
@@ -56,7 +56,7 @@ def write_dataset_report(
 
 @dataclass(frozen=True)
 class ProfileView:
-    """A profile as markup and words; what has nothing to show is empty.
+    """A quality profile as charts, tables and sentences; empty fields are not shown.
 
     Args:
         funnels: name of the set and chart.
@@ -92,14 +92,14 @@ class ProfileView:
 
 
 def profile_view(profile: Profile) -> ProfileView:
-    """Everything about a version."""
+    """Builds the charts, tables and sentences about a version."""
     lengths = {
-        name: one for name, one in profile.lengths.items() if profile.open_ended or not name.startswith("answer")
+        name: item for name, item in profile.lengths.items() if profile.open_ended or not name.startswith("answer")
     }
     between, labels = _label_bars(profile.labels)
     by_step: dict[str, tuple[RejectionSummary, ...]] = {}
-    for one in profile.rejected:
-        by_step[one.step] = (*by_step.get(one.step, ()), one)
+    for item in profile.rejected:
+        by_step[item.step] = (*by_step.get(item.step, ()), item)
     return ProfileView(
         profile=profile,
         headline=tuple(_headline(profile)),
@@ -112,7 +112,7 @@ def profile_view(profile: Profile) -> ProfileView:
         length_charts=_histograms(lengths),
         lengths=_quantiles(lengths, profile.totals),
         languages=_count_bars(profile.languages, "records in each language"),
-        score_charts=_histograms({name: one for name, one in profile.scores.items() if not _is_constant(one)}),
+        score_charts=_histograms({name: item for name, item in profile.scores.items() if not _is_constant(item)}),
         scores=_quantiles(profile.scores),
         categories=tuple((name, _count_bars(counts, name)) for name, counts in profile.categories.items()),
         clusters=tuple(_clusters(profile.clusters)),
@@ -120,7 +120,9 @@ def profile_view(profile: Profile) -> ProfileView:
         rejected=by_step,
         ngrams=tuple((part, tuple(_ngrams(lists))) for part, lists in profile.ngrams.items()),
         constant=tuple(
-            f"{reason_text(name)} ({number_text(one.low)})" for name, one in profile.scores.items() if _is_constant(one)
+            f"{reason_text(name)} ({number_text(item.low)})"
+            for name, item in profile.scores.items()
+            if _is_constant(item)
         ),
     )
 
@@ -129,8 +131,8 @@ def _headline(profile: Profile) -> Iterable[Tile]:
     came = sum(row["count"] for row in profile.funnel if row["reason"] == "in")
     splits = f"in {len(profile.splits)} splits" if len(profile.splits) > 1 else ""
     yield f"{profile.records:,}", "records", splits
-    gone = sum(one.count for one in profile.rejected)
-    yield f"{gone:,}", "rejected", f"of {came:,} that came in" if came else ""
+    rejected = sum(item.count for item in profile.rejected)
+    yield f"{rejected:,}", "rejected", f"of {came:,} that came in" if came else ""
     if profile.labels:
         evenness = next(iter(profile.balances.values())).evenness
         yield f"{len(profile.labels):,}", "labels", f"{100 * evenness:.0f}% even"
@@ -140,19 +142,19 @@ def _headline(profile: Profile) -> Iterable[Tile]:
     total = sum(count for name, count in profile.totals.items() if name.endswith(unit))
     yield _short_count(total), unit, "answers included" if profile.answered else "in all records"
     if profile.clusters:
-        removed = sum(one.removed for one in profile.clusters.values())
+        removed = sum(item.removed for item in profile.clusters.values())
         yield (
             f"{removed:,}",
             "duplicates removed",
-            f"of {sum(one.number for one in profile.clusters.values()):,} clusters",
+            f"of {sum(item.number for item in profile.clusters.values()):,} clusters",
         )
     if profile.pii:
-        found = max(one.records for one in profile.pii.values())
-        yield f"{found:,}", "with personal data", "records, as they came in"
+        matched = max(item.records for item in profile.pii.values())
+        yield f"{matched:,}", "with personal data", "records, as they came in"
 
 
 def _short_count(count: int) -> str:
-    """``119,530``, ``12.3 M``."""
+    """Formats ``119,530`` and ``12.3 M``."""
     for size, letter in ((1e9, "G"), (1e6, "M")):
         if count >= size:
             return f"{count / size:.3g} {letter}"
@@ -171,13 +173,13 @@ def _reason(step: str, reason: str) -> str | None:
 
 
 def _count_bars(counts: Mapping[str, int], title: str) -> Markup:
-    """A bar for each of the most common, and one for all others."""
+    """Draws a bar for each of the most common names, and one for all others."""
     total = sum(counts.values())
     rows = [(name, float(count), count) for name, count in list(counts.items())[:_BARS]]
     if others := total - sum(count for _, _, count in rows):
         rows.append((f"{len(counts) - _BARS:,} others", float(others), others))
-    told = [(name, value, f"{count:,} ({percent_text(count / total)})") for name, value, count in rows]
-    return responsive(bars, told, title)
+    labelled = [(name, value, f"{count:,} ({percent_text(count / total)})") for name, value, count in rows]
+    return responsive(bars, labelled, title)
 
 
 def _label_bars(counts: Mapping[str, int]) -> tuple[int, Markup]:
@@ -192,56 +194,68 @@ def _balance(balances: Mapping[str, LabelBalance]) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             side,
-            f"{sum(one.counts.values()):,}",
-            f"{len(one.counts):,}",
-            f"{one.entropy:.2f} bits",
-            f"{100 * one.evenness:.1f}%",
-            f"{one.imbalance:.3g} to 1",
+            f"{sum(balance.counts.values()):,}",
+            f"{len(balance.counts):,}",
+            f"{balance.entropy:.2f} bits",
+            f"{100 * balance.evenness:.1f}%",
+            f"{balance.imbalance:.3g} to 1",
         )
-        for side, one in balances.items()
+        for side, balance in balances.items()
     ]
     return ("split", "records", "labels", "entropy", "evenness", "most to least common"), rows
 
 
 def _histograms(distributions: Mapping[str, Distribution]) -> tuple[Markup, ...]:
     charts = []
-    for name, one in distributions.items():
-        edges, (counts,), (above,) = histograms([one])
+    for name, distribution in distributions.items():
+        edges, (counts,), (above,) = histograms([distribution])
         drawn = histogram(edges.tolist(), counts.tolist(), reason_text(name), number_text, above=above, width=NARROW)
         charts.append(Markup(drawn))
     return tuple(chart for chart in charts if chart)
 
 
-def _is_constant(one: Distribution) -> bool:
-    return one.count > 0 and one.low == one.high
+def _is_constant(distribution: Distribution) -> bool:
+    return distribution.count > 0 and distribution.low == distribution.high
 
 
 def _quantiles(distributions: Mapping[str, Distribution], totals: Mapping[str, int] | None = None) -> Table:
     rows = []
-    for name, one in distributions.items():
-        if not one.count:
+    for name, distribution in distributions.items():
+        if not distribution.count:
             continue
-        numbers = (one.mean, one.low, one.quantile(0.05), one.quantile(0.5), one.quantile(0.95), one.high)
-        total = (f"{totals[name]:,}",) if totals is not None else (f"{one.count:,}",)
+        numbers = (
+            distribution.mean,
+            distribution.low,
+            distribution.quantile(0.05),
+            distribution.quantile(0.5),
+            distribution.quantile(0.95),
+            distribution.high,
+        )
+        total = (f"{totals[name]:,}",) if totals is not None else (f"{distribution.count:,}",)
         rows.append((reason_text(name), *total, *(number_text(number) for number in numbers)))
     first = "all together" if totals is not None else "records"
     return ("", first, "mean", "smallest", "5%", "median", "95%", "greatest"), rows
 
 
 def _clusters(clusters: Mapping[str, DuplicateClusters]) -> Iterable[tuple[str, str, Markup, DuplicateClusters]]:
-    for step, one in clusters.items():
-        sentence = f"{one.number:,} clusters, from which {one.removed:,} records were removed"
-        sizes = sorted(one.sizes.items())
+    for step, found_clusters in clusters.items():
+        sentence = f"{found_clusters.number:,} clusters, from which {found_clusters.removed:,} records were removed"
+        sizes = sorted(found_clusters.sizes.items())
         bins = [(f"of {size:,}", number) for size, number in sizes[: _BARS - 1]]
         if larger := sum(number for _, number in sizes[_BARS - 1 :]):
             bins.append((f"of {sizes[_BARS - 1][0]:,} or more", larger))
-        yield step, sentence, responsive(bars, count_rows(bins), "clusters by how many records they held"), one
+        yield (
+            step,
+            sentence,
+            responsive(bars, count_rows(bins), "clusters by how many records they held"),
+            found_clusters,
+        )
 
 
 def _pii(profile: Profile) -> Markup:
     rows = [
-        (reason_text(kind), float(one.hits), f"{one.hits:,} in {one.records:,} records")
-        for kind, one in profile.pii.items()
+        (reason_text(kind), float(matches.hits), f"{matches.hits:,} in {matches.records:,} records")
+        for kind, matches in profile.pii.items()
     ]
     return responsive(bars, rows, "personal data found, by kind")
 

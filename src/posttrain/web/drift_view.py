@@ -28,7 +28,7 @@ _NAMES = ("older version", "newer version")
 
 @dataclass(frozen=True)
 class DriftView:
-    """What changed as markup and words; what has nothing to show is empty.
+    """The drift between two versions as charts, tables and sentences; empty fields are not shown.
 
     Args:
         stability: bars of the greatest indices, ``others`` how many are not drawn, and ``moved`` the bins of those
@@ -49,16 +49,22 @@ class DriftView:
 
 
 def drift_view(drift: Drift) -> DriftView:
-    """Everything about a change."""
-    numbers = sorted(drift.numbers, key=lambda one: (-one.index, one.name))
+    """Builds the charts, tables and sentences about a drift."""
+    numbers = sorted(drift.numbers, key=lambda statistic: (-statistic.index, statistic.name))
     return DriftView(
         drift=drift,
         stability=_stability_bars(numbers),
         others=max(len(numbers) - _NUMBERS, 0),
-        moved=tuple((reason_text(one.name), _bin_bars(one)) for one in numbers[:4] if one.index >= MODERATE),
+        moved=tuple(
+            (reason_text(statistic.name), _bin_bars(statistic))
+            for statistic in numbers[:4]
+            if statistic.index >= MODERATE
+        ),
         divergence=_divergence_bars(drift.shares),
         shares=tuple(
-            (one.name, _divergence_sentence(one), _share_bars(one)) for one in drift.shares if one.name != WORDS
+            (statistic.name, _divergence_sentence(statistic), _share_bars(statistic))
+            for statistic in drift.shares
+            if statistic.name != WORDS
         ),
         ngrams=tuple(_ngrams(drift)),
         inputs=(_permutation_sentence(drift.inputs), _permutation_chart(drift.inputs)) if drift.inputs else None,
@@ -66,50 +72,62 @@ def drift_view(drift: Drift) -> DriftView:
 
 
 def _stability_bars(numbers: Sequence[PopulationStability]) -> Markup:
-    rows = [(reason_text(one.name), one.index, f"{one.index:.3f} {one.level}") for one in numbers[:_NUMBERS]]
-    most = max([2 * LARGE, *(one.index for one in numbers)])
+    rows = [
+        (reason_text(stability.name), stability.index, f"{stability.index:.3f} {stability.level}")
+        for stability in numbers[:_NUMBERS]
+    ]
+    most = max([2 * LARGE, *(stability.index for stability in numbers)])
     marks = ((MODERATE, f"{MODERATE:g}"), (LARGE, f"{LARGE:g}"))
 
     def draw(width: int) -> str:
-        fitted = [(without_step(name, width), value, words) for name, value, words in rows]
+        fitted = [(without_step(name, width), value, label) for name, value, label in rows]
         return bars(fitted, "population stability index of each number", width=width, full=most, marks=marks)
 
     return responsive(draw)
 
 
-def _bin_bars(one: PopulationStability) -> Markup:
-    ends = [number_text(edge) for edge in one.edges]
+def _bin_bars(stability: PopulationStability) -> Markup:
+    ends = [number_text(edge) for edge in stability.edges]
     names = [f"to {ends[0]}", *(f"to {end}" for end in ends[1:]), f"above {ends[-1]}"]
     rows = [
-        (name, before, after) for name, before, after in zip(names, one.old, one.new, strict=True) if before or after
+        (name, before, after)
+        for name, before, after in zip(names, stability.old, stability.new, strict=True)
+        if before or after
     ]
-    title = f"shares of records by {reason_text(one.name)}, in the older version's tenths"
+    title = f"shares of records by {reason_text(stability.name)}, in the older version's tenths"
     return responsive(paired_bars, rows, title, percent_text, names=_NAMES)
 
 
 def _divergence_bars(shares: Sequence[Divergence]) -> Markup:
-    ordered = sorted(shares, key=lambda one: (-one.divergence, one.name))
+    ordered = sorted(shares, key=lambda divergence: (-divergence.divergence, divergence.name))
     rows = [
-        (reason_text(one.name), one.divergence, f"{one.divergence:.3f} {'shifted' if one.shifted else 'stable'}")
-        for one in ordered
+        (
+            reason_text(divergence.name),
+            divergence.divergence,
+            f"{divergence.divergence:.3f} {'shifted' if divergence.shifted else 'stable'}",
+        )
+        for divergence in ordered
     ]
-    full = max([0.1, *(one.divergence for one in ordered)])
+    full = max([0.1, *(divergence.divergence for divergence in ordered)])
     marks = ((MIN_DIVERGENCE, f"{MIN_DIVERGENCE:g}"),)
     return responsive(bars, rows, "Jensen–Shannon divergence in bits", full=full, kind="b", marks=marks)
 
 
-def _divergence_sentence(one: Divergence) -> str:
-    test = "" if one.p_value is None else f"; chi-square test p {p_text(one.p_value)}"
+def _divergence_sentence(divergence: Divergence) -> str:
+    test = "" if divergence.p_value is None else f"; chi-square test p {p_text(divergence.p_value)}"
     return (
-        f"Jensen–Shannon divergence {one.divergence:.3f} bits (distance {one.distance:.2f}), "
-        f"by chance about {number_text(one.by_chance)}{test}"
+        f"Jensen–Shannon divergence {divergence.divergence:.3f} bits (distance {divergence.distance:.2f}), "
+        f"by chance about {number_text(divergence.by_chance)}{test}"
     )
 
 
-def _share_bars(one: Divergence) -> Markup:
-    totals = sum(one.old.values()), sum(one.new.values())
-    rows = [(name, one.old[name] / totals[0], one.new[name] / totals[1]) for name in list(one.old)[:_CHANGED]]
-    title = f"shares of {reason_text(one.name)}, those that changed most first"
+def _share_bars(divergence: Divergence) -> Markup:
+    totals = sum(divergence.old.values()), sum(divergence.new.values())
+    rows = [
+        (name, divergence.old[name] / totals[0], divergence.new[name] / totals[1])
+        for name in list(divergence.old)[:_CHANGED]
+    ]
+    title = f"shares of {reason_text(divergence.name)}, those that changed most first"
     return responsive(paired_bars, rows, title, percent_text, names=_NAMES)
 
 
@@ -121,37 +139,45 @@ def _ngrams(drift: Drift) -> Iterable[tuple[str, Table]]:
             (f"More common in the {part}", changes.more),
             (f"Less common in the {part}", changes.less),
         )
-        for title, found in kinds:
-            if found:
+        for title, ngram_changes in kinds:
+            if ngram_changes:
                 head = ("words", "older", "newer", "ratio", "log-odds", "z")
-                yield title, (head, [_ngram_row(one) for one in found[:_NGRAMS]])
+                yield title, (head, [_ngram_row(change) for change in ngram_changes[:_NGRAMS]])
 
 
-def _ngram_row(one: NgramChange) -> tuple[str, ...]:
-    ratio = "new" if one.ratio is None else "gone" if not one.new else f"{one.ratio:.2g}×"
-    return one.ngram, f"{one.old:,}", f"{one.new:,}", ratio, signed_text(one.log_odds), signed_text(one.z)
+def _ngram_row(change: NgramChange) -> tuple[str, ...]:
+    ratio = "new" if change.ratio is None else "gone" if not change.new else f"{change.ratio:.2g}×"
+    return (
+        change.ngram,
+        f"{change.old:,}",
+        f"{change.new:,}",
+        ratio,
+        signed_text(change.log_odds),
+        signed_text(change.z),
+    )
 
 
 def p_text(p_value: float) -> str:
     return "< 0.0001" if p_value < 1e-4 else f"= {p_value:.2g}"
 
 
-def _permutation_sentence(one: MeanDiscrepancy) -> str:
-    verdict = "chance hardly explains the difference" if one.shifted else "chance may explain the difference"
+def _permutation_sentence(discrepancy: MeanDiscrepancy) -> str:
+    verdict = "chance hardly explains the difference" if discrepancy.shifted else "chance may explain the difference"
+    rows = f"{discrepancy.rows[0]:,} and {discrepancy.rows[1]:,} records"
     return (
-        f"MMD² = {number_text(one.squared)}, p {p_text(one.p_value)}: {verdict}. Compared were the inputs of "
-        f"{one.rows[0]:,} and {one.rows[1]:,} records, by {one.embedder or 'their embeddings'}."
+        f"MMD² = {number_text(discrepancy.squared)}, p {p_text(discrepancy.p_value)}: {verdict}. Inputs of"
+        f" {rows} were compared by {discrepancy.embedder or 'their embeddings'}."
     )
 
 
-def _permutation_chart(one: MeanDiscrepancy) -> Markup:
-    counts, edges = np.histogram(one.permuted, bins=_PERMUTATION_BINS)
+def _permutation_chart(discrepancy: MeanDiscrepancy) -> Markup:
+    counts, edges = np.histogram(discrepancy.permuted, bins=_PERMUTATION_BINS)
     return responsive(
         histogram,
         edges.tolist(),
         counts.tolist(),
-        f"MMD² of {len(one.permuted):,} random splits",
+        f"MMD² of {len(discrepancy.permuted):,} random splits",
         number_text,
         of="permutations",
-        mark=(one.squared, f"measured: {number_text(one.squared)}"),
+        mark=(discrepancy.squared, f"measured: {number_text(discrepancy.squared)}"),
     )

@@ -1,4 +1,4 @@
-"""The HTTP face of the inbox: ``POST /v1/feedback`` answers once what was posted is on the disk."""
+"""HTTP server of the feedback inbox: ``POST /v1/feedback`` answers once the entry is on disk."""
 
 import asyncio
 import hmac
@@ -24,7 +24,7 @@ _DRAIN_SECONDS = 10.0
 
 
 class RequestRejected(Exception):
-    """A request that ends in a status and one line."""
+    """Ends a request with a status and a one-line error."""
 
     def __init__(self, status: int, line: str) -> None:
         super().__init__(line)
@@ -34,7 +34,7 @@ class RequestRejected(Exception):
 def feedback_app(
     inbox: Inbox, *, token: str | None = None, labels: Collection[str] = (), limit_bytes: int = LIMIT_BYTES
 ) -> FastAPI:
-    """An app that collects into ``inbox``; whoever opened the inbox closes it.
+    """Builds the app that collects feedback into ``inbox``; the caller closes the inbox.
 
     ``POST /v1/feedback`` takes a `Feedback` as JSON and answers 201 ``{"id", "repeated"}``; 400 for no JSON, 401 for a
     wrong token, 409 for an id of other content, 413 for too long a body, 415 for another type, 422 for fields that do
@@ -42,7 +42,7 @@ def feedback_app(
     ``GET /v1/status`` counts. A refusal's body is ``{"error": "one line"}``.
 
     Args:
-        token: what must stand behind ``Authorization: Bearer``; None for nothing.
+        token: expected after ``Authorization: Bearer``; None to accept every request.
         labels: the closed label set, outside which a right answer is 422; empty for open-ended answers.
         limit_bytes: of a body.
     """
@@ -120,7 +120,8 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 
 async def _drain_body(stream: AsyncIterator[bytes]) -> None:
-    """Read on for a while: closed while the other side sends, the connection would be reset and the answer lost."""
+    """Discards the rest of a body that is too long, for a limited time and size."""
+    # Closing while the client still sends would reset the connection, and the client would never see the 413.
     left = _DRAIN_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
@@ -154,7 +155,7 @@ def _reject_constant(constant: str) -> NoReturn:
 
 
 def serve(app: Any, host: str, port: int, announce: Any) -> None:
-    """Serve an app until SIGTERM or Ctrl-C; requests under way are answered first.
+    """Serves an app until SIGTERM or Ctrl-C; finishes requests in progress first.
 
     Args:
         port: 0 for any that is free.

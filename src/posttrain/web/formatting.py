@@ -1,4 +1,4 @@
-"""Numbers, metrics, reasons and decisions as the pages write them."""
+"""Formats numbers, metrics, reasons and decisions for the pages."""
 
 from posttrain.web.charts.bars import format_seconds
 from posttrain.web.report_data import Interval
@@ -29,7 +29,7 @@ _SHARES = ("accuracy", "f1", "rate", "precision", "recall")
 
 
 def metric_text(name: str, value: float) -> str:
-    """A metric's value in the unit that readers expect: percent for shares, milliseconds for latencies."""
+    """Formats a metric in its usual unit: percent for shares, milliseconds for latencies."""
     last = name.rsplit(".", 1)[-1]
     if last.startswith("latency"):
         return f"{1000 * value:,.0f} ms"
@@ -41,7 +41,7 @@ def metric_text(name: str, value: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number of any size: ``12,000``, ``1.034``, ``7.5e-5``."""
+    """Formats a number of any size: ``12,000``, ``1.034``, ``7.5e-5``."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if 0 < abs(value) < 1e-3:
@@ -51,33 +51,33 @@ def number_text(value: float) -> str:
 
 
 def is_share(name: str, value: float = 0.0) -> bool:
-    """Whether the metric is a share of the whole, by its name and value."""
+    """Returns whether the metric is a share of the whole, by its name and value."""
     last = name.rsplit(".", 1)[-1]
     return last.endswith(_SHARES) and 0 <= value <= 1
 
 
 def metric_name(name: str) -> str:
-    """``macro_f1`` as ``macro F1``, ``latency_p50`` as ``latency p50``."""
+    """Formats ``macro_f1`` as ``macro F1``, ``latency_p50`` as ``latency p50``."""
     return name.replace("_", " ").replace("f1", "F1")
 
 
 def points_text(difference: float) -> str:
-    """A difference of shares in percentage points, with its sign: ``+5.3``."""
+    """Formats a difference of shares in percentage points, with its sign: ``+5.3``."""
     return signed_text(100 * difference)
 
 
 def signed_text(value: float) -> str:
-    """``+5.3``, ``−0.7``."""
+    """Formats a number with its sign: ``+5.3``, ``−0.7``."""
     return f"{value:+.1f}".replace("-", "−")
 
 
 def percent_text(share: float) -> str:
-    """A share of records: ``12.5%``."""
+    """Formats a share of records: ``12.5%``."""
     return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
 
 
 def gain_text(gain: Interval) -> str:
-    """A gain with its interval: points for shares, for other metrics their own unit."""
+    """Formats a gain with its interval: points for shares, other metrics in their own unit."""
     share = is_share(gain.metric)
     difference, low, high = (
         points_text(value) if share else f"{value:+.3g}".replace("-", "−")
@@ -90,7 +90,7 @@ def gain_text(gain: Interval) -> str:
 
 
 def level_text(level: float) -> str:
-    """An interval's coverage: ``95%``."""
+    """Formats an interval's coverage: ``95%``."""
     return f"{100 * level:g}%"
 
 
@@ -103,22 +103,22 @@ def duration_text(value: float) -> str:
 
 
 def bytes_text(value: float) -> str:
-    """Memory in the units that people buy it in: ``640 MB``, ``2.9 GB``."""
+    """Formats memory in decimal units: ``640 MB``, ``2.9 GB``."""
     return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
 
 
 def kind_text(kind: str) -> str:
-    """What the watch found."""
+    """Describes a problem that the monitor detected."""
     return _KINDS.get(kind, reason_text(kind))
 
 
 def action_text(action: str) -> str:
-    """What was done about it."""
+    """Describes the monitor's action."""
     return _ACTIONS.get(action, reason_text(action))
 
 
 def selection_text(reason: str, strategy: str) -> str:
-    """Why a record was chosen, in a sentence; empty for a reason that is not known here."""
+    """Explains a selection reason in a sentence; "" for an unknown reason."""
     if (reason, strategy) == ("cold_start", "random"):
         return _RANDOM_COLD_START
     return _SELECTION_REASONS.get(reason, "").format(strategy)

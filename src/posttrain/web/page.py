@@ -1,4 +1,4 @@
-"""What all pages share: templates that escape what users wrote, one style sheet, and files written whole."""
+"""Renders pages from templates that escape user text, with one style sheet, and writes them atomically."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,14 +9,14 @@ from posttrain.store.files import write_atomically
 from posttrain.web import formatting
 
 Tile = tuple[str, str, str]
-"""One of the numbers on top of a page: value, what it is, and a remark."""
+"""A headline number: value, name and remark."""
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""Column names, and rows of words."""
+"""Column names, and rows of cells."""
 
 
 def render_page(template: str, **content: object) -> str:
-    """A page as HTML; it loads nothing.
+    """Renders a page as HTML; it loads nothing.
 
     Args:
         template: one that extends ``page.html``.
@@ -39,19 +39,20 @@ def render_page(template: str, **content: object) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page to ``path``, whose folder exists: whole or not at all. What UTF-8 cannot hold becomes ``?``.
+    """Writes a page atomically to ``path``, whose folder exists.
 
     Raises:
         UserError: the disk refused.
     """
+    # Records may hold lone surrogates, which UTF-8 cannot encode: a "?" beats a page that is never written.
     write_atomically(path, page.encode("utf-8", "replace"))
 
 
 def now_text() -> str:
-    """This moment as pages tell when they were made: ``2026-03-14 09:26 UTC``."""
+    """Formats the current time: ``2026-03-14 09:26 UTC``."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _section_id(name: str) -> str:
-    """``Personal data`` as ``personal-data``."""
+    """Turns ``Personal data`` into ``personal-data``."""
     return name.lower().replace(" ", "-")

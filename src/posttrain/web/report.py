@@ -1,4 +1,4 @@
-"""The report: one HTML page with everything about a workspace, or about one training. It loads nothing."""
+"""Renders the report: one HTML page about a workspace or about one training, which loads nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from posttrain.web.training_view import training_view
 __all__ = ["Report", "learning_curve_svg", "render_report", "render_training", "write_report", "write_training"]
 
 _TRAININGS = 20
-"""The latest are drawn; what came before is counted."""
+"""Number of trainings drawn, the latest; earlier ones are only counted."""
 
 _CLASSES = 20
 
@@ -29,7 +29,7 @@ _CONFUSED_ROWS, _CONFUSED_COLUMNS = 8, 8
 
 
 def render_report(report: Report) -> str:
-    """The page as HTML."""
+    """Renders the report as HTML."""
     charts = {
         "learning_curve": learning_curve,
         "label_counts": label_counts,
@@ -52,7 +52,7 @@ def render_report(report: Report) -> str:
         ],
         headline=_headline_tiles(report),
         selections=selections_view(report.selections),
-        trainings=[training_view(one, len(latest)) for one in latest],
+        trainings=[training_view(training, len(latest)) for training in latest],
         undrawn=len(report.trainings) - len(latest),
         levels_of_bars=interval_levels(report),
         metric_text=formatting.metric_text,
@@ -63,7 +63,7 @@ def render_report(report: Report) -> str:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write the page to ``path``, whose folder exists: whole or not at all.
+    """Writes the report atomically to ``path``, whose folder exists.
 
     Raises:
         UserError: the disk refused.
@@ -72,23 +72,23 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def render_training(training: Training, sentence: str = "", created: str = "") -> str:
-    """The page of one training as HTML.
+    """Renders the page of one training as HTML.
 
     Args:
-        sentence: what was trained on what.
-        created: when the page was made, in the caller's words.
+        sentence: names the model and its data.
+        created: time of creation, as text.
     """
     return render_page("training_page.html", one=training_view(training), sentence=sentence, created=created)
 
 
 def write_training(training: Training, path: Path) -> None:
-    """Write the page of one training to ``path``: whole or not at all.
+    """Writes the page of one training atomically to ``path``.
 
     Raises:
         UserError: the disk refused.
     """
-    told = training.settings
-    sentence = f"{told['model']} on {told['data']}" if {"model", "data"} <= told.keys() else ""
+    settings = training.settings
+    sentence = f"{settings['model']} on {settings['data']}" if {"model", "data"} <= settings.keys() else ""
     write_page(path, render_training(training, sentence, now_text()))
 
 
@@ -98,8 +98,8 @@ def _headline_tiles(report: Report) -> list[Tile]:
     if report.champion and report.metric in report.champion.metrics:
         now = report.champion.metrics[report.metric]
         name = formatting.metric_name(report.metric)
-        told = formatting.metric_text(report.metric, now)
-        tiles.append((told, name, f"since round {report.champion.round}"))
+        value = formatting.metric_text(report.metric, now)
+        tiles.append((value, name, f"since round {report.champion.round}"))
         if rounds and formatting.is_share(report.metric, now):
             first = rounds[0].metrics[report.metric]
             start, gain = formatting.metric_text(report.metric, first), formatting.points_text(now - first)
@@ -116,7 +116,7 @@ def _headline_tiles(report: Report) -> list[Tile]:
 
 
 def _table_metrics(report: Report) -> list[str]:
-    """The metrics that the table of rounds has columns for: the main one and up to three more."""
+    """Returns the metrics in the table of rounds: the main one and up to three more."""
     names = dict.fromkeys(name for row in report.rounds for name in row.metrics)
     preferred = [name for name in ("macro_f1", "invalid_rate", "latency_p50", "latency_p99") if name in names]
     others = [name for name in names if name not in (report.metric, *preferred) and "." not in name]
@@ -124,7 +124,7 @@ def _table_metrics(report: Report) -> list[str]:
 
 
 def learning_curve_svg(report: Report) -> str:
-    """The learning curve as an SVG file of its own; empty while no round is evaluated."""
+    """Draws the learning curve as a standalone SVG; "" while no round is evaluated."""
     chart = learning_curve(report, WIDE)
     return standalone(chart) if chart else ""
 
@@ -133,7 +133,7 @@ def learning_curve(report: Report, width: int) -> str:
     rounds = evaluated_rounds(report)
     values = {row.number: row.metrics[report.metric] for row in rounds}
     compared = report.baseline if report.baseline and report.baseline.metric == report.metric else None
-    drawn = {one.round: one.value for one in compared.random} if compared else {}
+    drawn = {point.round: point.value for point in compared.random} if compared else {}
     points = [
         CurvePoint(
             name=f"round {row.number}" if width >= 500 else f"r{row.number}",
@@ -143,7 +143,7 @@ def learning_curve(report: Report, width: int) -> str:
             decision=row.decision or "open",
             gain=gain_text(row.interval) if row.interval else "",
             bar=_gain_bar(report, row),
-            beside=drawn.get(row.number),
+            random_baseline=drawn.get(row.number),
         )
         for row in rounds
     ]
@@ -154,7 +154,7 @@ def learning_curve(report: Report, width: int) -> str:
 
 
 def _gain_bar(report: Report, row: RoundRow) -> tuple[float, float] | None:
-    """The interval of the gain, laid onto the champion's value; None where it is in another metric's unit."""
+    """Returns the gain's interval laid onto the champion's value; None if it has another metric's unit."""
     gain = _main_gain(report, row)
     if gain is None:
         return None
@@ -167,13 +167,13 @@ def _main_gain(report: Report, row: RoundRow) -> Interval | None:
 
 
 def interval_levels(report: Report) -> str:
-    """The coverage of the learning curve's bars, such as ``95%`` or ``90% or 95%``; empty without bars."""
+    """Returns the coverage of the learning curve's bars, such as ``95%`` or ``90% or 95%``; "" without bars."""
     gains = [_main_gain(report, row) for row in evaluated_rounds(report)]
     return " or ".join(level_text(level) for level in sorted({gain.level for gain in gains if gain}))
 
 
 def evaluated_rounds(report: Report) -> list[RoundRow]:
-    """The rounds that have the main metric."""
+    """Returns the rounds that have the main metric."""
     return [row for row in report.rounds if report.metric in row.metrics]
 
 
@@ -189,7 +189,7 @@ def recall(report: Report, width: int) -> str:
 
 
 def confusion(report: Report, width: int) -> str:
-    """The most frequent confusions: rows and columns are taken in until the map is full."""
+    """Draws the most frequent confusions: adds rows and columns until the map is full."""
     pairs = [pair for pair in report.confusion if pair.expected != pair.predicted and pair.count]
     rows: list[str] = []
     columns: list[str] = []
@@ -206,7 +206,7 @@ def confusion(report: Report, width: int) -> str:
 
 
 def funnels(report: Report) -> Iterator[tuple[str, Markup]]:
-    """Each set's name and funnel."""
+    """Yields each set's name and funnel."""
     rows = [row for row in report.funnel if row.step != "kept"]
     return funnel_charts(
         [(row.set, None if row.step == "in" else reason_text(row.reason or row.step), row.count) for row in rows]

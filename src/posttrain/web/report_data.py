@@ -1,4 +1,4 @@
-"""What the report shows, gathered by the caller from the loop's history; nothing here reads a store."""
+"""The data that the report shows; `posttrain.web.report_reader` reads it from a workspace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from posttrain.web.training import Training
 
 @dataclass(frozen=True)
 class Champion:
-    """The model now deployed; ``round`` is the one that produced it."""
+    """The deployed model; ``round`` produced it."""
 
     id: str
     round: int
@@ -20,7 +20,7 @@ class Champion:
 
 @dataclass(frozen=True)
 class Interval:
-    """The candidate's gain over the champion in ``metric`` with its interval, all in the metric's own unit.
+    """The candidate's gain over the champion in ``metric`` with its interval, in the metric's own unit.
 
     ``metric`` is the mean of the scores of ``n`` records, and need not be the report's main one: models that are
     judged by perplexity are compared by log likelihood. ``level`` is the interval's coverage, between 0 and 1.
@@ -36,7 +36,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of the gate, as written and with its values put in."""
+    """A rule of the gate, as written and with its values filled in."""
 
     text: str
     values: str
@@ -45,7 +45,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One round. ``decision`` is baseline, deploy, refuse or rollback; None while it is open.
+    """A round. ``decision`` is baseline, deploy, refuse or rollback; None while it is open.
 
     ``champions`` is the main metric, as measured in their own rounds, of the models in use from this round's
     decision to the next one's: first the one that the decision left in service, then those put there by hand; None
@@ -68,7 +68,7 @@ class RoundRow:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """How the champion does on one label; ``n`` is how often it is the expected answer."""
+    """The champion's metrics on one label; ``n`` counts the records with that expected answer."""
 
     label: str
     n: int
@@ -79,7 +79,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often ``predicted`` was answered where ``expected`` was right."""
+    """Counts answers ``predicted`` where ``expected`` was correct."""
 
     expected: str
     predicted: str
@@ -88,7 +88,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class FunnelRow:
-    """Records of a set that passed through the data stage.
+    """Counts a set's records read, or rejected by one step for one reason.
 
     ``step`` is ``in`` for the records that came in and otherwise the step that rejected ``count`` of them for
     ``reason``. What is left is kept, so a row with the step ``kept`` is not needed.
@@ -102,7 +102,7 @@ class FunnelRow:
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One dataset version; ``parent`` is the id of the version before it."""
+    """A dataset version; ``parent`` is the id of the version before it."""
 
     name: str
     version: int
@@ -118,14 +118,14 @@ class Report:
     Args:
         title: heading of the page.
         workspace: name of the workspace that the report was made for.
-        task: what the model is asked to do, in a sentence.
+        task: the model's task, in a sentence.
         metric: the main metric, which every round's ``metrics`` holds once it is evaluated.
         final: metrics of the champion on the whole test split, where that was evaluated.
-        baseline: the loop against one that draws its records at random, where that was run beside it.
+        baseline: comparison with random selection, if `run --baseline random` ran.
         selections: the rounds' batches, oldest first.
         trainings: the rounds' trainings, oldest first.
         timings: anything else that was timed, in seconds, such as the time outside model compute.
-        created: when the report was made, in the caller's words.
+        created: time of creation, as text.
     """
 
     title: str

@@ -25,7 +25,7 @@ _SETS = ("pool", "labelled", "test")
 
 
 def read_report(workspace: Workspace, config: Config) -> page.Report:
-    """The report's content, from the rounds so far."""
+    """Reads the report's content from the rounds so far."""
     state = status(workspace, config)
     rounds = finished_rounds(workspace)
     nodes, edges = _lineage(workspace, rounds)
@@ -36,7 +36,7 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
     metric = judged.main if judged else "accuracy"
     champions = _champion_metrics(workspace, rounds, metric)
     trainings = _trainings(workspace, rounds)
-    lost = {number for number, one in trainings.items() if one is None}
+    lost = {number for number, training in trainings.items() if training is None}
     return page.Report(
         title=f"{workspace.root.name}: {len(rounds)} rounds",
         workspace=workspace.root.name,
@@ -60,7 +60,7 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
         lineage_edges=tuple(edges),
         baseline=_comparison(workspace, config),
         selections=read_selections(workspace),
-        trainings=tuple(one for one in trainings.values() if one is not None),
+        trainings=tuple(training for training in trainings.values() if training is not None),
         final=state["final"]["metrics"] if state["final"] else {},
         timings=_timings(workspace, rounds),
         created=now_text(),
@@ -100,7 +100,7 @@ def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ..
 
 
 def _interval(workspace: Workspace, decision: dict[str, Any]) -> page.Interval | None:
-    """The gain by the main suite's scores, with the level that the config had when it was computed."""
+    """Reads the gain by the main suite's scores, with the confidence level in force when it was computed."""
     if not decision.get("intervals"):
         return None
     metric, interval = next(iter(decision["intervals"].items()))
@@ -109,25 +109,25 @@ def _interval(workspace: Workspace, decision: dict[str, Any]) -> page.Interval |
 
 
 def _champion_metrics(workspace: Workspace, rounds: list[Round], metric: str) -> dict[int, tuple[float | None, ...]]:
-    """By round, the metric of the models in use from its decision to the next one's; see `RoundRow.champions`."""
+    """Returns by round the metric of the models in use until the next decision; see `RoundRow.champions`."""
     values = {entry.candidate: entry.detail["metrics"].get(metric) for entry in rounds}
     deployed: dict[int, list[Deployment]] = {}
-    place = 0
+    number = 0
     for row in workspace.metadata.deployments():
-        place = row.round if row.round is not None else max(place, _last_finished_round(rounds, row.created_at))
-        deployed.setdefault(place, []).append(row)
-    found = {}
+        number = row.round if row.round is not None else max(number, _last_finished_round(rounds, row.created_at))
+        deployed.setdefault(number, []).append(row)
+    metrics = {}
     in_use: list[str] = []
     for entry in rounds:
         changes = deployed.get(entry.number, [])
         decided = bool(changes) and changes[0].round == entry.number
         in_use = [*([] if decided else in_use[-1:]), *(row.model_id for row in changes)]
-        found[entry.number] = tuple(values.get(model) for model in in_use)
-    return found
+        metrics[entry.number] = tuple(values.get(model) for model in in_use)
+    return metrics
 
 
 def _last_finished_round(rounds: list[Round], moment: datetime) -> int:
-    """Number of the last round that was done at a moment; 0 before the first."""
+    """Returns the last round finished at a moment; 0 before the first."""
     return max((entry.number for entry in rounds if entry.finished_at and entry.finished_at <= moment), default=0)
 
 
@@ -146,7 +146,7 @@ def _note(workspace: Workspace, entry: Round) -> str:
 
 
 def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None) -> SuiteResult | None:
-    """What the main suite found of a model in its own round; None if it had none."""
+    """Reads a model's results on the main suite in its own round; None if it had none."""
     for entry in reversed(rounds):
         if entry.candidate == model:
             return next(iter(read_evaluation(workspace.artifacts.path(entry.detail["evaluation"])).values()))
@@ -187,7 +187,7 @@ def _datasets(workspace: Workspace) -> tuple[page.DatasetRow, ...]:
 
 
 def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNode], list[tuple[str, str]]]:
-    """Files → training sets → models → deployments; what led to the champion is marked."""
+    """Builds the lineage files → training sets → models → deployments, and marks the path to the champion."""
     deployments = workspace.metadata.deployments()
     champion = deployments[-1].model_id if deployments else None
     nodes: dict[str, LineageNode] = {}
@@ -219,10 +219,12 @@ def _files_of(workspace: Workspace, entry: Round) -> list[str]:
 
 
 def _trainings(workspace: Workspace, rounds: list[Round]) -> dict[int, Training | None]:
-    """The training of each round that has one; None where its record is no longer at hand."""
+    """Reads the training of each round; None if its record is missing."""
     runs = {run.output: run for run in workspace.metadata.runs(stage="train", status="done")}
-    found = [(entry.number, runs.get(entry.candidate)) for entry in rounds]
-    return {number: read_round_training(workspace, run, f"round {number}") for number, run in found if run is not None}
+    candidates = [(entry.number, runs.get(entry.candidate)) for entry in rounds]
+    return {
+        number: read_round_training(workspace, run, f"round {number}") for number, run in candidates if run is not None
+    }
 
 
 def _timings(workspace: Workspace, rounds: list[Round]) -> dict[str, float]:

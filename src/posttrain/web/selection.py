@@ -1,4 +1,4 @@
-"""A round's batch: the data that the report shows of it, and how it is read from the artifacts."""
+"""A round's selected batch as the report shows it, and how it is read from the artifacts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,14 +21,14 @@ from posttrain.web.charts.curve import FloatArray
 from posttrain.web.charts.scatter import Points
 
 SELECTIONS_SHOWN = 20
-"""Rounds whose batch the page shows in full, the latest; what came before is counted."""
+"""Number of rounds whose batch is shown in full, the latest; earlier ones are only counted."""
 
 _CALIBRATION = ("temperature", "ece_before", "ece_after")
 
 
 @dataclass(frozen=True)
 class ChosenRecord:
-    """A record that was chosen to be labelled.
+    """A record selected for labelling.
 
     ``score`` is None where the model said nothing yet, ``label`` while nobody has answered; ``why`` is more than the
     reason says, and ``inclusion`` the probability with which it was drawn, where the batch has them.
@@ -47,7 +47,7 @@ class ChosenRecord:
 
 @dataclass(frozen=True)
 class PoolMap:
-    """Where records lie: ``chosen`` by id, the others as they are, each float [N, 2]."""
+    """A 2-D map of the records: ``chosen`` by id, the others as float [N, 2]."""
 
     chosen: Mapping[str, tuple[float, float]]
     pool: Points = field(default_factory=lambda: np.zeros((0, 2)))
@@ -56,7 +56,7 @@ class PoolMap:
 
 @dataclass(frozen=True)
 class RoundGain:
-    """What a round's labels were expected to bring, and what they brought, in the metric's own unit.
+    """The expected and achieved gain of a round, in the metric's own unit.
 
     ``achieved`` is the candidate's value less that of the champion that it had to beat, on the same records; None
     while the round is open.
@@ -89,10 +89,10 @@ class Selection:
         scores: float64 [N] of what was scored before it was chosen, NaN where the model says nothing.
         scored_since: float64 [M] of those that were chosen without that.
         gain: expected and achieved; None without an expectation.
-        enough: why labelling more has stopped to pay; empty where it may still.
+        stop_reason: why more labels have stopped to improve the model; "" if they may still.
         calibration: ``temperature`` that the scores were divided by, with ``ece_before`` and ``ece_after``; empty where
             they are as the model gave them.
-        unshared: kappa of neighbours' labels where it was too small for `auto` to cover the pool; None otherwise.
+        neighbour_kappa: agreement of neighbours' labels where it was too low for `auto` to cover the pool; else None.
         missing: sentences on what cannot be shown, and why.
     """
 
@@ -110,14 +110,14 @@ class Selection:
     scores: FloatArray = field(default_factory=lambda: np.zeros(0))
     scored_since: FloatArray = field(default_factory=lambda: np.zeros(0))
     gain: RoundGain | None = None
-    enough: str = ""
+    stop_reason: str = ""
     calibration: Mapping[str, float] = field(default_factory=dict)
-    unshared: float | None = None
+    neighbour_kappa: float | None = None
     missing: tuple[str, ...] = ()
 
 
 def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
-    """The batch of each round that has chosen one, oldest first; of the latest all that is kept of it.
+    """Reads each round's batch, oldest first; of the latest also records, scores and map.
 
     What is lost or damaged is said in `Selection.missing`, not raised.
     """
@@ -136,7 +136,7 @@ def _read_selection(
 ) -> Selection:
     settings = workspace.metadata.producers(row.id)[-1].config["select"]
     cold = bool(scores.meta["cold"])
-    found = Selection(
+    selection = Selection(
         round=entry.number,
         strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
         records=row.meta["records"],
@@ -146,29 +146,29 @@ def _read_selection(
         reasons=row.meta["reasons"],
         worst_classes=tuple(row.meta.get("worst_classes", ())),
         gain=_read_gain(entry),
-        enough=entry.detail.get("outlook", {}).get("why_stop") or "",
+        stop_reason=entry.detail.get("outlook", {}).get("why_stop") or "",
         calibration={name: scores.meta[name] for name in _CALIBRATION if scores.meta.get(name) is not None},
-        unshared=row.meta.get("unshared"),
+        neighbour_kappa=row.meta.get("unshared"),
     )
     if not detailed:
-        return found
+        return selection
     missing = []
     values: dict[str, float] = {}
     try:
         table = parquet.read_table(workspace.artifacts.path(scores.id) / SCORES)
-        name = _score_column(found.strategy, settings.get("options") or {}, table)
+        name = _score_column(selection.strategy, settings.get("options") or {}, table)
         values = _column_by_id(table, name)
-        found = replace(found, score=name, scores=_as_array(values))
+        selection = replace(selection, score=name, scores=_as_array(values))
         if cold:
             missing.append("There are no scores: no model had been trained yet, so what it is unsure of says nothing.")
-        elif np.isnan(found.scores).all():
+        elif np.isnan(selection.scores).all():
             missing.append(f"There are no scores: {name} is no number for answers of this kind.")
     except DamagedArtifactError as error:
         missing.append(f"The scores cannot be read: {error}.")
     try:
         folder = workspace.artifacts.path(row.id)
     except DamagedArtifactError as error:
-        return replace(found, missing=(*missing, f"The batch cannot be read: {error}."))
+        return replace(selection, missing=(*missing, f"The batch cannot be read: {error}."))
     batch = parquet.read_table(folder / BATCH).sort_by("rank")
     places = _read_map(folder / MAP)
     missing += [] if places else ["No map was kept of this round: it was chosen by an earlier version."]
@@ -181,25 +181,25 @@ def _read_selection(
     if not values:  # of the scores the batch has the entropy, whatever became of the rest
         values = _column_by_id(batch, "uncertainty")
     elif (folder / SCORED_LATER).exists():
-        since = _column_by_id(parquet.read_table(folder / SCORED_LATER), found.score)
-        found = replace(found, scored_since=_as_array(since))
+        since = _column_by_id(parquet.read_table(folder / SCORED_LATER), selection.score)
+        selection = replace(selection, scored_since=_as_array(since))
         values |= since
-    chosen = tuple(_chosen_record(one, values, inputs, answers) for one in batch.to_pylist())
-    return replace(found, map=places, chosen=chosen, missing=tuple(missing))
+    chosen = tuple(_chosen_record(record, values, inputs, answers) for record in batch.to_pylist())
+    return replace(selection, map=places, chosen=chosen, missing=tuple(missing))
 
 
 def _read_gain(entry: Round) -> RoundGain | None:
-    """What the round noted of its expectations before it asked, with what came of it."""
-    said = entry.detail.get("outlook", {}).get("expected_gain")
-    if not said:
+    """Reads the gain expected before labelling, and the gain achieved."""
+    expected = entry.detail.get("outlook", {}).get("expected_gain")
+    if not expected:
         return None
-    paired = (entry.decision or {}).get("intervals", {}).get(said["metric"])
+    paired = (entry.decision or {}).get("intervals", {}).get(expected["metric"])
     achieved = paired["difference"] if paired else None
-    return RoundGain(entry.number, said["metric"], said["gain"], said["low"], said["high"], achieved)
+    return RoundGain(entry.number, expected["metric"], expected["gain"], expected["low"], expected["high"], achieved)
 
 
 def _score_column(strategy: str, options: Mapping[str, Any], scores: pa.Table) -> str:
-    """The column of numbers that a strategy goes by; entropy for those that go by none."""
+    """Returns the score column that a strategy ranks by; entropy for strategies without one."""
     numbers = [field.name for field in scores.schema if pa.types.is_floating(field.type)]
     return next((name for name in (str(options.get("by")), strategy) if name in numbers), "entropy")
 
@@ -218,8 +218,8 @@ def _read_map(path: Path) -> PoolMap | None:
     table = parquet.read_table(path)
 
     def points(kind: str) -> Points:
-        some = table.filter(compute.equal(table["kind"], kind))
-        return np.column_stack([some["x"].to_numpy(), some["y"].to_numpy()])
+        rows = table.filter(compute.equal(table["kind"], kind))
+        return np.column_stack([rows["x"].to_numpy(), rows["y"].to_numpy()])
 
     chosen = table.filter(compute.equal(table["kind"], "chosen"))
     places = zip(chosen["x"].to_pylist(), chosen["y"].to_pylist(), strict=True)
@@ -227,7 +227,7 @@ def _read_map(path: Path) -> PoolMap | None:
 
 
 def _read_inputs(workspace: Workspace, entry: Round, ids: pa.ChunkedArray) -> dict[str, tuple[str, str]]:
-    """By the id of a chosen record the id of its input, and what was asked."""
+    """Maps a chosen record's id to the id of its input and to its prompt."""
     version = Version.open(workspace.artifacts, entry.detail["asked"])
     wanted = pa.array(ids.to_pylist(), pa.string())
     return {
@@ -242,7 +242,7 @@ def _request_text(record: Mapping[str, Any]) -> str:
 
 
 def _read_answers(workspace: Workspace, entry: Round) -> dict[str, str]:
-    """By the id of the input the label that was given; none while the round waits for them."""
+    """Maps an input's id to its label; empty while the round waits for labels."""
     if "labelled" not in entry.detail:
         return {}
     columns = ["input_id", "completion"]

@@ -1,4 +1,4 @@
-"""One training, step by step: the data that the report shows of it, and how it is read from its files."""
+"""A training step by step as the report shows it, and how it is read from its files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class TrainingDecision:
-    """What the watch found at a step, and what was done about it; ``why`` where it was not the configured action.
+    """A problem that the monitor detected at a step and its action; ``why`` explains an unconfigured action.
 
     ``kind`` and ``action`` are the watch's own words, such as ``no_supervised`` and ``lower_rate``.
     """
@@ -74,7 +74,7 @@ class Training:
 
 
 def read_training_folder(folder: Path) -> Training:
-    """What ``posttrain train --out`` has left in a folder, done or not.
+    """Reads a folder of ``posttrain train --out``, finished or not.
 
     Raises:
         UserError: there is no record of a training in it.
@@ -91,7 +91,7 @@ def read_training_folder(folder: Path) -> Training:
 
 
 def read_round_training(workspace: Workspace, run: Run, name: str) -> Training | None:
-    """What a round's training measured: with its times where the workspace has them, None where it has nothing.
+    """Reads a round's training, with times if the workspace has them; None if nothing was kept.
 
     The model's files are not verified or downloaded for it.
     """
@@ -100,8 +100,8 @@ def read_round_training(workspace: Workspace, run: Run, name: str) -> Training |
     kept = [folder / output / "training.json" for folder in (home / "artifacts", home / "cache")]
     if timed.is_file():
         lines = read_steps(timed)
-    elif found := [file for file in kept if file.is_file()]:
-        lines = json.loads(found[0].read_bytes())
+    elif files := [file for file in kept if file.is_file()]:
+        lines = json.loads(files[0].read_bytes())
     else:
         return None
     row = workspace.metadata.artifact(output)
@@ -114,13 +114,13 @@ def training_from_steps(
     decided: Iterable[Mapping[str, Any]] = (),
     settings: Mapping[str, str] | None = None,
 ) -> Training:
-    """A training from its lines, one a step, as the metrics file has them.
+    """Builds a training from the lines of its metrics file, one a step.
 
     Args:
         decided: decisions as JSON; those that training went back from stand in no line that is left.
     """
     ordered = sorted(lines, key=lambda line: int(line["step"]))
-    written = [one for line in ordered for one in line.get("decisions", [])]
+    written = [decision for line in ordered for decision in line.get("decisions", [])]
     return Training(
         name=name,
         steps=np.array([line["step"] for line in ordered], dtype=np.float64),
@@ -133,18 +133,20 @@ def training_from_steps(
     )
 
 
-def _decisions(found: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision, ...]:
-    once = {json.dumps(one, sort_keys=True): Decision.from_json(dict(one)) for one in found}
+def _decisions(decisions: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision, ...]:
+    once = {json.dumps(decision, sort_keys=True): Decision.from_json(dict(decision)) for decision in decisions}
     rows = [
-        TrainingDecision(one.finding.step, one.finding.kind, one.finding.what, one.action, one.why)
-        for one in once.values()
+        TrainingDecision(
+            decision.finding.step, decision.finding.kind, decision.finding.what, decision.action, decision.why
+        )
+        for decision in once.values()
     ]
     return tuple(sorted(rows, key=lambda row: row.step))
 
 
 def _column(lines: Sequence[Mapping[str, Any]], key: str) -> FloatArray:
-    found = (line.get(key) for line in lines)
-    return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
+    values = (line.get(key) for line in lines)
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _columns(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, FloatArray]:
@@ -154,30 +156,30 @@ def _columns(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, FloatArr
 
 
 def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds of all steps by phase, in words, and what lies between."""
-    found = dict.fromkeys(PHASES.values(), 0.0)
+    """Sums the seconds of all steps by phase, plus the time between phases."""
+    totals = dict.fromkeys(PHASES.values(), 0.0)
     timed = [line for line in lines if line.get("phases")]
     for line in timed:
         for name, seconds in line["phases"].items():
-            words = PHASES.get(name, name)
-            found[words] = found.get(words, 0.0) + seconds
-    rest = sum(line.get("seconds") or 0.0 for line in timed) - sum(found.values())
-    return {name: seconds for name, seconds in (found | {"everything else": rest}).items() if seconds > 0}
+            title = PHASES.get(name, name)
+            totals[title] = totals.get(title, 0.0) + seconds
+    rest = sum(line.get("seconds") or 0.0 for line in timed) - sum(totals.values())
+    return {name: seconds for name, seconds in (totals | {"everything else": rest}).items() if seconds > 0}
 
 
 def _read_decisions(file: Path) -> list[dict[str, Any]]:
-    """The list ``decisions`` of a JSON file; empty where there is none."""
+    """Reads the list ``decisions`` of a JSON file; empty without a file."""
     if not file.is_file():
         return []
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except ValueError:
         raise UserError("damaged: it is no JSON", where=str(file), fix="remove it") from None
-    return list(found.get("ended") or found.get("decisions", []))
+    return list(content.get("ended") or content.get("decisions", []))
 
 
 def _read_settings(file: Path) -> dict[str, str]:
-    """The settings that a reader asks for first, from ``config.yaml``; empty where there is none."""
+    """Reads the main settings from ``config.yaml``; empty without a file."""
     if not file.is_file():
         return {}
     config = read_yaml(file)

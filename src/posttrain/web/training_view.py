@@ -1,4 +1,4 @@
-"""Charts, tables and headline numbers of a training."""
+"""Builds the charts, tables and headline numbers of a training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from posttrain.web.page import Table, Tile
 from posttrain.web.training import Training
 
 _CURVE_BYTES = 600_000
-"""Bytes that the curves of all trainings on a page may take together, about."""
+"""Approximate budget in bytes for the curves of all trainings on a page."""
 _TABLE_STEPS = 14
 """Rows of a table of steps."""
 _MAX_DECISIONS = 200
-"""Rows of the table of decisions; what is more is counted."""
+"""Rows of the table of decisions; the rest is only counted."""
 
 
 def _percent(value: float) -> str:
@@ -37,12 +37,12 @@ _MEASURES: tuple[tuple[str, str, CurveStyle], ...] = (
     ("data_wait", "time spent waiting for data", CurveStyle(_percent)),
     ("loss_scale", "loss scale", CurveStyle(number_text, mean=False)),
 )
-"""By the metrics file's name: the words for it, and how it is drawn."""
+"""Name in the metrics file, title on the page, and style of each curve."""
 
 
 @dataclass(frozen=True)
 class TrainingView:
-    """A training as markup and words.
+    """A training as charts, tables and headline numbers.
 
     Args:
         loss, groups, time: a chart for the desk and one for the phone; empty where nothing was measured.
@@ -64,10 +64,13 @@ class TrainingView:
 
 
 def training_view(training: Training, among: int = 1) -> TrainingView:
-    """Everything about a training; its curves are the coarser, the more trainings the page shows."""
+    """Builds the view of a training; the more trainings a page shows, the coarser the curves."""
     buckets = _bucket_count(training, among)
-    told = enumerate(training.decisions, 1)
-    marks = [Annotation(one.step, number, f"{one.what}: {action_text(one.action)}") for number, one in told]
+    decisions = enumerate(training.decisions, 1)
+    marks = [
+        Annotation(decision.step, number, f"{decision.what}: {action_text(decision.action)}")
+        for number, decision in decisions
+    ]
 
     def draw(name: str, values: FloatArray, style: CurveStyle, width: int) -> str:
         return curve(training.steps, values, name, style, marks=marks, width=width, buckets=buckets)
@@ -92,7 +95,7 @@ def training_view(training: Training, among: int = 1) -> TrainingView:
 
 
 def _bucket_count(training: Training, among: int) -> int:
-    """About three points a stretch and curve, of twelve bytes; the loss is drawn twice."""
+    """Returns the number of stretches a curve is downsampled to, to stay within the page's budget."""
     curves = len(_MEASURES) + 1 + len(training.objective)
     return int(np.clip(_CURVE_BYTES / (among * curves * 36), 16, 320))
 
@@ -105,17 +108,17 @@ def _time(training: Training, width: int) -> str:
 def _headline(training: Training) -> list[Tile]:
     values = training.values
     tokens, seconds = (float(np.nansum(values[key])) for key in ("tokens", "seconds"))
-    found = [(number_text(_last(values["loss"])), "loss", f"at first {number_text(_first(values['loss']))}")]
-    found.append((f"{len(training.steps):,}", "steps", f"{tokens:,.0f} tokens" if tokens else ""))
+    tiles = [(number_text(_last(values["loss"])), "loss", f"at first {number_text(_first(values['loss']))}")]
+    tiles.append((f"{len(training.steps):,}", "steps", f"{tokens:,.0f} tokens" if tokens else ""))
     if seconds and not np.isnan(values["tokens_per_second"]).all():
-        found.append((duration_text(seconds), "time", "all steps together"))
+        tiles.append((duration_text(seconds), "time", "all steps together"))
         usual = float(np.nanmedian(values["tokens_per_second"]))  # the first step may have compiled for a minute
-        found.append((number_text(usual), "tokens a second", _median_mfu(values["mfu"])))
+        tiles.append((number_text(usual), "tokens a second", _median_mfu(values["mfu"])))
     if not np.isnan(values["memory_bytes"]).all():
-        found.append((bytes_text(float(np.nanmax(values["memory_bytes"]))), "memory", "at most"))
+        tiles.append((bytes_text(float(np.nanmax(values["memory_bytes"]))), "memory", "at most"))
     count = len(training.decisions)
-    found.append((f"{count}", "decisions" if count != 1 else "decision", "of the watch"))
-    return found
+    tiles.append((f"{count}", "decisions" if count != 1 else "decision", "of the watch"))
+    return tiles
 
 
 def _median_mfu(values: FloatArray) -> str:
@@ -128,15 +131,21 @@ def _first(values: FloatArray) -> float:
 
 
 def _last(values: FloatArray) -> float:
-    """The mean over the last steps, as many as the curve's mean takes."""
+    """Averages the last steps, as many as the curve's moving average."""
     known = values[~np.isnan(values)]
     return float(known[-smoothing_window(len(known)) :].mean()) if known.size else float("nan")
 
 
 def _decisions(training: Training) -> Table:
     rows: list[tuple[str, ...]] = [
-        (str(number), f"{one.step:,}", kind_text(one.kind), one.what, _action_words(one.action, one.why))
-        for number, one in enumerate(training.decisions[:_MAX_DECISIONS], 1)
+        (
+            str(number),
+            f"{decision.step:,}",
+            kind_text(decision.kind),
+            decision.what,
+            _action_words(decision.action, decision.why),
+        )
+        for number, decision in enumerate(training.decisions[:_MAX_DECISIONS], 1)
     ]
     if more := len(training.decisions) - len(rows):
         rows.append(("…", "", f"{more:,} more", "", "see metrics.jsonl"))
@@ -148,7 +157,7 @@ def _action_words(action: str, why: str) -> str:
 
 
 def _numbers(training: Training) -> Table:
-    """Some steps, evenly spaced, the first and the last among them."""
+    """Builds a table of evenly spaced steps, including the first and the last."""
     columns: list[tuple[str, FloatArray, Callable[[float], str]]] = [
         (title, training.values[key], style.show)
         for key, title, style in _MEASURES
@@ -169,8 +178,8 @@ def _norms(training: Training) -> Table:
     for name, values in training.groups.items():
         known = values[~np.isnan(values)]
         if known.size:
-            told: Sequence[float] = (known[0], np.median(known), known[-1], known.max())
-            rows.append((name, *(number_text(float(one)) for one in told)))
+            numbers: Sequence[float] = (known[0], np.median(known), known[-1], known.max())
+            rows.append((name, *(number_text(float(number)) for number in numbers)))
     return ("layers", "first", "median", "last", "largest"), rows
 
 

@@ -210,8 +210,8 @@ def test_metrics_are_written_in_their_units() -> None:
 
 def test_the_random_loop_is_a_line_of_its_own(shapes: Shapes) -> None:
     points = [
-        CurvePoint(f"round {number}", "", value, (value,), "deploy", beside=beside)
-        for number, (value, beside) in enumerate([(0.2, 0.2), (0.6, 0.4), (0.8, None)])
+        CurvePoint(f"round {number}", "", value, (value,), "deploy", random_baseline=random)
+        for number, (value, random) in enumerate([(0.2, 0.2), (0.6, 0.4), (0.8, None)])
     ]
     svg = learning_curve_chart(points, "accuracy")
     (line,) = shapes(svg, "path", "beside")

@@ -1,4 +1,4 @@
-"""``posttrain data add`` and ``posttrain data check``: adds files to a version or the loop, and reports their problems."""
+"""``posttrain data add`` and ``data check``: adds files to a version or the loop, and lists the problems of files."""
 
 import os
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import (
     CURRENT_FOLDER,
     ColumnOption,
@@ -45,12 +45,16 @@ def add(
     ] = None,
     column: ColumnOption = None,
     version: Annotated[str | None, typer.Option(help="Semantic version, such as 2.3.1.")] = None,
-    note: Annotated[str | None, typer.Option(help="What is to be remembered of the version.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A word that leads to it from now on; repeatable.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Of these files alone, not grown from the last one.")] = False,
-    inbox: Annotated[bool, typer.Option("--inbox", help="Also what `posttrain serve` has gathered.")] = False,
+    note: Annotated[str | None, typer.Option(help="A note kept with the version.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag that refers to it from now on; repeatable.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Build from these files alone, not on top of the last version.")
+    ] = False,
+    inbox: Annotated[
+        bool, typer.Option("--inbox", help="Also add the feedback collected by `posttrain serve`.")
+    ] = False,
     engine: Annotated[str, typer.Option(help="auto, inline, processes or ray.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="How many work at a time.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of parallel workers.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -86,44 +90,44 @@ def add(
         home = export_batch(batch, dict.fromkeys(KINDS, gathered), values["columns"], values.get("labels", ()))
         values["files"] += [_relative_to_root(str(path), workspace) for path in home]
     if step:
-        values["steps"] = [parse_step_option(one) for one in step]
+        values["steps"] = [parse_step_option(item) for item in step]
     config = BuildConfig.read(values, "posttrain data add")
     with open_store(workspace, write=True) as store:
         built = build(config, store)
         for batch in batches:
             batch.done()
         report_unused_columns(places, workspace.absolute(), config.columns)
-        named = next(one for one in reversed(store.metadata.names(name)) if one.artifact_id == built.id)
+        named = next(item for item in reversed(store.metadata.names(name)) if item.artifact_id == built.id)
         if json:
             print_json({"version": named.text, "id": built.id, **built.meta})
             return
         rows = [[entry["step"], entry["reason"], entry["count"]] for entry in built.meta["funnel"]]
         print_table("", ["step", "reason", "records"], rows)
         parts = ", ".join(f"{count:,} {split}" for split, count in built.meta["counts"]["splits"].items() if count)
-        console.print(f"{named.text}  {built.id}  {parts}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"{named.text}  {built.id}  {parts}")
 
 
 def _config_values(root: Path, name: str) -> dict[str, Any]:
-    """What ``posttrain.yaml`` says of recipes; the defaults where there is none.
+    """Reads the recipe from ``posttrain.yaml``; the defaults without one.
 
     Args:
-        name: of the dataset that is built. What its own versions hold out is kept apart by its split, not as a suite.
+        name: dataset that is built. Its own held-out records are kept apart by its split, not as a suite.
     """
     if not (root / CONFIG_FILE).is_file():
         return {"steps": DataConfig().steps}
     config = read_config(root)
-    found = {"columns": config.data.columns, "steps": config.data.steps, "splits": config.data.splits}
+    recipe = {"columns": config.data.columns, "steps": config.data.steps, "splits": config.data.splits}
     tests = config.data.test if isinstance(config.data.test, list) else []
     tests = [test for test in tests if test.partition("@")[0] != name or (root / test).exists()]
     suites: list[dict[str, Any]] = []
     for suite in config.evaluate.suites.values():
         files = tests if suite.data == "test" else [suite.data]
         suites += [{"file": file, "columns": None if suite.data == "test" else suite.columns} for file in files]
-    return {**found, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
+    return {**recipe, "labels": config.task.with_labels_from(root).label_set, "suites": suites}
 
 
 def parse_step_option(text: str) -> Any:
-    """A step as YAML writes it: its name, or `minhash: {threshold: 0.8}`."""
+    """Parses a step written as YAML: its name, or `minhash: {threshold: 0.8}`."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -131,7 +135,7 @@ def parse_step_option(text: str) -> Any:
 
 
 def _relative_to_root(file: str, root: Path) -> str:
-    """A file that was named from the current folder, named from the workspace's if it lies there."""
+    """Makes a path relative to the workspace if the file lies in it."""
     if "://" in file:
         return file
     path = Path(os.path.abspath(Path(file).expanduser()))
@@ -140,7 +144,7 @@ def _relative_to_root(file: str, root: Path) -> str:
 
 
 def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
-    """Copy files into the workspace; the next round takes them in."""
+    """Copies files into the workspace; the next round reads them."""
     if to not in ("pool", "labelled"):
         raise UserError(f"no set `{to}`", where="--to", fix="pool or labelled")
     if not files:
@@ -167,11 +171,11 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         for target, content in contents.items():
             write_atomically(target, content)
-            console.print(f"added {target}", markup=False, soft_wrap=True)
+            print_line(f"added {target}")
 
 
 def _add_feedback_to_loop(batches: list[FeedbackBatch], workspace: Path) -> None:
-    """Rated and corrected answers become labelled records, other prompts the pool's."""
+    """Adds rated and corrected answers to the labelled records, and other prompts to the pool."""
     if not batches:
         return
     config = read_config(workspace)
@@ -180,7 +184,7 @@ def _add_feedback_to_loop(batches: list[FeedbackBatch], workspace: Path) -> None
     for batch in batches:
         folders = {kind: data / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
         for path in export_batch(batch, folders, config.data.columns, labels):
-            console.print(f"added {path}", markup=False, soft_wrap=True)
+            print_line(f"added {path}")
         batch.done()
 
 
@@ -205,37 +209,33 @@ def check(
         print_json({"counts": dict(counts), "problems": [_problem_json(problem) for problem in problems]})
     else:
         for problem in group_problems(problems):
-            _print_check(str(problem.error()))
-        _print_check(", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found")
+            print_line(str(problem.error()))
+        print_line(", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found")
         if problems and not blocking:
-            _print_check("`data add` takes the files: these records are left out, or taken out by steps, and counted")
+            print_line("`data add` takes the files: these records are left out, or taken out by steps, and counted")
     report_unused_columns([file for file in places if not isinstance(file, Path) or file.exists()], Path(), columns)
     if blocking:
         raise typer.Exit(2)
 
 
 def _expand_names(names: Sequence[str]) -> tuple[list[DataPath], list[Problem]]:
-    """The files that the names stand for, each once, and a problem for each name that stands for none."""
-    found: dict[DataPath, None] = {}
+    """Expands globs and URLs, each file once, and reports names that match nothing."""
+    files: dict[DataPath, None] = {}
     problems = []
     for name in names:
         try:
-            found.update(dict.fromkeys(expand_paths([name], Path())))
+            files.update(dict.fromkeys(expand_paths([name], Path())))
         except UserError as error:
             problems.append(Problem(error.where or name, None, "missing file", error.what, error.fix))
-    return list(found), problems
+    return list(files), problems
 
 
 def _problem_json(problem: Problem) -> dict[str, Any]:
     return {name: getattr(problem, name) for name in ("file", "line", "kind", "message", "fix", "blocking")}
 
 
-def _print_check(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _pool_files(config: Config, root: Path) -> set[Path]:
-    """The files that are in the pool alone: the loop hides whatever answers they hold."""
+    """Returns the files used only as pool; the loop hides any answers in them."""
     data = with_added_files(config.data, root)
     pool, answered = (
         {(root / Path(name).expanduser()).resolve() for name in names} for names in (data.pool, data.answered_files)

@@ -9,9 +9,9 @@ import typer
 
 from posttrain.cli.output import (
     JsonOption,
-    console,
     input_preview,
     print_json,
+    print_line,
     print_records,
     print_rejections,
     print_table,
@@ -30,28 +30,30 @@ from posttrain.store.workspace import Workspace
 def show(
     version: VersionArgument,
     workspace: WorkspaceOption = CURRENT_FOLDER,
-    rejected: Annotated[bool, typer.Option("--rejected", help="What its making took out, and why.")] = False,
-    step: Annotated[str | None, typer.Option(help="With --rejected: by this step alone.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of this side alone.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many rows.", min=0)] = 20,
+    rejected: Annotated[bool, typer.Option("--rejected", help="Show rejected records and their reasons.")] = False,
+    step: Annotated[str | None, typer.Option(help="With --rejected: only this step.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
+    limit: Annotated[int, typer.Option(help="Most rows to show.", min=0)] = 20,
     json: JsonOption = False,
 ) -> None:
     """Show a version's funnel and records, or the records that were rejected."""
     if step is not None and not rejected:
         raise UserError("only what was rejected has a step", where="--step", fix="add --rejected")
     with open_store(workspace) as store:
-        found = open_version(store, version)
-        if split is not None and split not in found.splits:
-            raise UserError(f"there is no split `{split}`", where="--split", fix=f"one of {', '.join(found.splits)}")
-        if step is not None and step not in (steps := {entry["step"] for entry in found.meta["funnel"]}):
+        stored = open_version(store, version)
+        if split is not None and split not in stored.splits:
+            raise UserError(f"there is no split `{split}`", where="--split", fix=f"one of {', '.join(stored.splits)}")
+        if step is not None and step not in (steps := {entry["step"] for entry in stored.meta["funnel"]}):
             known = ", ".join(sorted(steps - {"read", "kept"})) or "none"
             raise UserError(f"no step `{step}` rejected anything", where="--step", fix=f"those that did: {known}")
-        tables = _rejected_tables(found, step) if rejected else found.tables(split)
+        tables = _rejected_tables(stored, step) if rejected else stored.tables(split)
         rows, count = _first_rows(tables, limit)
     if json:
-        print_json({**found.meta, "rejected" if rejected else "records": rows})
+        print_json({**stored.meta, "rejected" if rejected else "records": rows})
         return
-    print_table("", ["step", "reason", "records"], [[e["step"], e["reason"], e["count"]] for e in found.meta["funnel"]])
+    print_table(
+        "", ["step", "reason", "records"], [[e["step"], e["reason"], e["count"]] for e in stored.meta["funnel"]]
+    )
     show_rows = print_rejections if rejected else print_records
     show_rows(f"{len(rows)} of {count} records", rows)
 
@@ -62,7 +64,7 @@ def _rejected_tables(version: Version, step: str | None) -> Iterator[pa.Table]:
 
 
 def _first_rows(tables: Iterator[pa.Table], limit: int) -> tuple[list[dict[str, Any]], int]:
-    """The first rows, and how many there are."""
+    """Returns the first rows, and the number of all rows."""
     rows: list[dict[str, Any]] = []
     count = 0
     for table in tables:
@@ -73,7 +75,9 @@ def _first_rows(tables: Iterator[pa.Table], limit: int) -> tuple[list[dict[str, 
 
 def why(
     record: Annotated[str, typer.Argument(help="A record's id, or its beginning.")],
-    version: Annotated[str | None, typer.Option(help="In this version alone; without it in the last of each.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Only in this version; by default the latest of each dataset.")
+    ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -82,29 +86,29 @@ def why(
         raise UserError(f"`{record}` is too short", fix="give at least four characters of the id")
     with open_store(workspace) as store:
         versions = {version: open_version(store, version)} if version else _last_versions(store)
-        found: list[dict[str, Any]] = [
+        entries: list[dict[str, Any]] = [
             {"version": name, "record": story.record, "split": story.split, "events": story.events}
-            for name, one in versions.items()
-            for story in record_histories(one, record)
+            for name, stored in versions.items()
+            for story in record_histories(stored, record)
         ]
-    if not found:
+    if not entries:
         where = version or "the last version of any dataset"
         raise UserError(f"no record of {where} is called `{record}`", fix="posttrain data show VERSION lists them")
     if json:
-        print_json(found)
+        print_json(entries)
         return
-    for number, (versions_of, story) in enumerate(_merge_versions(found)):
+    for number, (versions_of, story) in enumerate(_merge_versions(entries)):
         if number:
-            console.print()
-        _print_why(f"{story['record']['id']} in {', '.join(versions_of)}: {input_preview(story['record'])}")
+            print_line("")
+        print_line(f"{story['record']['id']} in {', '.join(versions_of)}: {input_preview(story['record'])}")
         for event in story["events"]:
-            _print_why(f"  {event['step']:<14}{event['what']}")
+            print_line(f"  {event['step']:<14}{event['what']}")
 
 
-def _merge_versions(found: list[dict[str, Any]]) -> list[tuple[list[str], dict[str, Any]]]:
-    """The stories, those that are the same in several versions once, with the versions' names."""
+def _merge_versions(entries: list[dict[str, Any]]) -> list[tuple[list[str], dict[str, Any]]]:
+    """Merges equal histories of several versions, with the versions' names."""
     once: list[tuple[list[str], dict[str, Any]]] = []
-    for story in found:
+    for story in entries:
         rest = {name: value for name, value in story.items() if name != "version"}
         for versions, other in once:
             if rest == other:
@@ -120,37 +124,33 @@ def _last_versions(store: Workspace) -> dict[str, Version]:
     return {named.text: Version.open(store.artifacts, named.artifact_id) for named in last.values()}
 
 
-def _print_why(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def export(
     version: VersionArgument,
     file: Annotated[Path, typer.Argument(help=".jsonl, .csv, .tsv or .parquet; a folder for Hugging Face datasets.")],
-    split: Annotated[str | None, typer.Option(help="This side alone.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Write a version's records to a new file, or to a folder that `datasets.load_from_disk` reads."""
     with open_store(workspace) as store:
-        found = open_version(store, version)
-        if split is not None and split not in found.splits:
-            raise UserError(f"there is no split `{split}`", where="--split", fix=f"one of {', '.join(found.splits)}")
+        stored = open_version(store, version)
+        if split is not None and split not in stored.splits:
+            raise UserError(f"there is no split `{split}`", where="--split", fix=f"one of {', '.join(stored.splits)}")
         if file.suffix:
-            records = found.records(split)
+            records = stored.records(split)
             export_records(records, file)
             count = records.num_rows
         else:
-            names = [split] if split else [name for name in found.splits if found.count(name)]
-            count = export_folder({name: found.records(name) for name in names}, file)
-    console.print(f"wrote {count} records to {file}", markup=False, soft_wrap=True)
+            names = [split] if split else [name for name in stored.splits if stored.count(name)]
+            count = export_folder({name: stored.records(name) for name in names}, file)
+    print_line(f"wrote {count} records to {file}")
 
 
 def report(
     version: VersionArgument,
     out: Annotated[Path, typer.Argument(help="The page to write.")] = Path("data-report.html"),
-    since: Annotated[str | None, typer.Option(help="An older version: what drifted from it.")] = None,
+    since: Annotated[str | None, typer.Option(help="An older version to measure the drift from.")] = None,
     embedder: Annotated[
-        str | None, typer.Option(help="Compare inputs by a sentence model, such as minilm, not by n-grams.")
+        str | None, typer.Option(help="Compare inputs by a sentence model such as minilm instead of n-grams.")
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
@@ -173,4 +173,4 @@ def report(
     from posttrain.web.dataset_report import write_dataset_report
 
     write_dataset_report(out, profile, change, heading=version, since=since or "")
-    console.print(f"wrote {out}", markup=False, soft_wrap=True)
+    print_line(f"wrote {out}")

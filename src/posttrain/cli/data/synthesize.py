@@ -1,4 +1,4 @@
-"""``posttrain data synthesize``: new records from seed records."""
+"""``posttrain data synthesize``: has a model write new records from seed records."""
 
 from json import dumps, loads
 from pathlib import Path
@@ -8,7 +8,7 @@ import pyarrow as pa
 import typer
 
 from posttrain.cli.data.add import parse_step_option
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store, open_version
 from posttrain.data.reading.reader import read
 from posttrain.data.records.schema import concat
@@ -30,29 +30,31 @@ _LOCAL_TOKENS = 256
 
 def synthesize(
     seeds: Annotated[str, typer.Argument(help="A file of records, or a dataset version such as support@v1.0.0.")],
-    out: Annotated[Path, typer.Argument(help="The new .jsonl file; raw replies are kept beside it.")],
-    records: Annotated[int, typer.Option(help="How many are wanted.", min=1)] = 100,
+    out: Annotated[Path, typer.Argument(help="The new .jsonl file; raw replies are kept next to it.")],
+    records: Annotated[int, typer.Option(help="Number of records to write.", min=1)] = 100,
     method: Annotated[str, typer.Option(help="instructions, label_inputs or paraphrases.")] = "instructions",
-    endpoint: Annotated[str | None, typer.Option(help="An OpenAI-compatible one, up to /v1.")] = None,
-    model: Annotated[str, typer.Option(help="The endpoint's model; without one a folder, Hub id or smollm2-135m.")] = (
-        "smollm2-135m"
-    ),
-    key_variable: Annotated[str | None, typer.Option(help="The environment variable with the endpoint's key.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="URL of an OpenAI-compatible endpoint, up to /v1.")] = None,
+    model: Annotated[
+        str, typer.Option(help="The endpoint's model; without --endpoint a folder, Hub id or smollm2-135m.")
+    ] = ("smollm2-135m"),
+    key_variable: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the endpoint's key.")
+    ] = None,
     form: Annotated[
-        str | None, typer.Option(help="json or lines: what is asked for; json of endpoints, lines of local models.")
+        str | None, typer.Option(help="Reply format: json (default for endpoints) or lines (for local models).")
     ] = None,
     step: Annotated[
         list[str] | None,
         typer.Option(
-            help="What new records go through: minhash, or 'length: {input: {min_words: 3}}'; repeatable, in order. "
-            "Without: length, gopher_repetition, exact, minhash."
+            help="Step applied to new records: minhash, or 'length: {input: {min_words: 3}}'; repeatable, in order. "
+            "Default: length, gopher_repetition, exact, minhash."
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Of the longest reply; 1024, of local models 256.", min=1)
+        int | None, typer.Option(help="Longest reply in tokens; 1024 by default, 256 for local models.", min=1)
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the sampling; 0 for the likeliest reply.", min=0)] = 0.7,
-    seed: Annotated[int, typer.Option(help="Of the choice of examples, and of a local model.", min=0)] = 0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 for greedy decoding.", min=0)] = 0.7,
+    seed: Annotated[int, typer.Option(help="Seeds the choice of examples and a local model's sampling.", min=0)] = 0,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
@@ -73,24 +75,24 @@ def synthesize(
     config = SynthesisConfig.read(
         {**values, "form": form or ("json" if endpoint else "lines")}, "posttrain data synthesize"
     )
-    steps = None if step is None else [_parse_step(one, workspace) for one in step]
+    steps = None if step is None else [_parse_step(text, workspace) for text in step]
     given = _read_seeds(seeds, workspace)
     local = None if endpoint else _load_local_model(model, max_tokens or _LOCAL_TOKENS, temperature, seed)
     replies, rejected = out.with_suffix(".replies"), out.with_suffix(".rejected.jsonl")
     settings = local.settings if local else None
-    made = write_records(given, config, local, replies, model=model, settings=settings, steps=steps)
-    _write_rejected(made.rejected, rejected)
-    if not made.records.num_rows:
-        why = ", ".join(f"{what} {count}" for what, count in made.counts.items() if count)
+    result = write_records(given, config, local, replies, model=model, settings=settings, steps=steps)
+    _write_rejected(result.rejected, rejected)
+    if not result.records.num_rows:
+        why = ", ".join(f"{what} {count}" for what, count in result.counts.items() if count)
         raise WorkError(f"{model} wrote no record that could be used ({why}); see {rejected}")
-    export_file(made.records, out)
+    export_file(result.records, out)
     if json:
-        print_json({"counts": dict(made.counts), "usage": vars(made.usage)})
+        print_json({"counts": dict(result.counts), "usage": vars(result.usage)})
         return
-    print_table("", ["what", "count"], [[what, count] for what, count in made.counts.items()])
-    console.print(f"wrote {made.records.num_rows} records to {out}", markup=False, soft_wrap=True)
-    if made.rejected.num_rows:
-        console.print(f"what was rejected, {made.rejected.num_rows}, is in {rejected}", markup=False, soft_wrap=True)
+    print_table("", ["what", "count"], [[what, count] for what, count in result.counts.items()])
+    print_line(f"wrote {result.records.num_rows} records to {out}")
+    if result.rejected.num_rows:
+        print_line(f"what was rejected, {result.rejected.num_rows}, is in {rejected}")
 
 
 def _read_seeds(text: str, workspace: Path) -> pa.Table:
@@ -103,7 +105,7 @@ def _read_seeds(text: str, workspace: Path) -> pa.Table:
 
 
 def _parse_step(text: str, workspace: Path) -> Step:
-    """A step as YAML writes it, ready for work."""
+    """Parses a step and checks its settings."""
     try:
         step = parse_step(parse_step_option(text)).located(workspace)
     except ValueError as error:
@@ -113,7 +115,7 @@ def _parse_step(text: str, workspace: Path) -> Step:
 
 
 def _write_rejected(rejected: pa.Table, path: Path) -> None:
-    """Write what was rejected, a line each with step, reason and what else is known; nothing where nothing was."""
+    """Writes rejected records, one a line, with step, reason and other details; writes nothing without any."""
     rows = [{name: value for name, value in row.items() if value is not None} for row in rejected.to_pylist()]
     if rows:
         text = "".join(dumps({**row, "meta": loads(row["meta"])}, ensure_ascii=False) + "\n" for row in rows)
@@ -121,7 +123,7 @@ def _write_rejected(rejected: pa.Table, path: Path) -> None:
 
 
 def _load_local_model(name: str, max_tokens: int, temperature: float, seed: int) -> "LocalModel":
-    """A model on this machine."""
+    """Loads a model on this machine."""
     from tempfile import TemporaryDirectory
 
     from torch import cuda

@@ -4,7 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.output import JsonOption, console, print_json, print_records, print_rejections, print_table
+from posttrain.cli.output import (
+    JsonOption,
+    print_json,
+    print_line,
+    print_records,
+    print_rejections,
+    print_table,
+)
 from posttrain.cli.workspace import CURRENT_FOLDER, VersionArgument, WorkspaceOption, open_store, open_version
 from posttrain.data.versions.diff import diff_versions
 from posttrain.data.versions.garbage import find_garbage, remove_garbage
@@ -42,13 +49,13 @@ def log(
         return
     for entry in entries:
         tags = f"  ({', '.join(entry['tags'])})" if entry["tags"] else ""
-        _print_log(f"{entry['version']}{tags}  {entry['id']}  {entry['created']}")
+        print_line(f"{entry['version']}{tags}  {entry['id']}  {entry['created']}")
         if entry["note"]:
-            _print_log(f"  {entry['note']}")
-        _print_log(f"  {entry['records']:,} records" + _growth_text(entry))
+            print_line(f"  {entry['note']}")
+        print_line(f"  {entry['records']:,} records" + _growth_text(entry))
         for source in entry["came"]:
-            _print_log(f"  + {source['records']:,} read from {source['name']}")
-        _print_log(f"  steps: {', '.join(entry['steps']) or 'none'}")
+            print_line(f"  + {source['records']:,} read from {source['name']}")
+        print_line(f"  steps: {', '.join(entry['steps']) or 'none'}")
 
 
 def tag(
@@ -63,12 +70,14 @@ def tag(
     with open_store(workspace, write=True) as store:
         id = store.metadata.named(version) or store.metadata.resolve(version)
         name = version.partition("@")[0]
-        found = [one for one in store.metadata.names() if one.artifact_id == id]
-        named = next((one for one in found if one.name == name), found[0] if found else None)
+        names = [named_version for named_version in store.metadata.names() if named_version.artifact_id == id]
+        named = next(
+            (named_version for named_version in names if named_version.name == name), names[0] if names else None
+        )
         if named is None:
             raise UserError(f"`{version}` has no name", fix="posttrain data list")
         store.metadata.tag(named.name, named.version, word)
-    console.print(f"{named.name}@{word} is {named.text}", markup=False)
+    print_line(f"{named.name}@{word} is {named.text}")
 
 
 def _version_row(store: Workspace, named: NamedVersion) -> dict[str, Any]:
@@ -112,10 +121,6 @@ def _growth_text(entry: dict[str, Any]) -> str:
     return f", {entry['records'] - entry['parent_records']:+,} on {entry['parent']}"
 
 
-def _print_log(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def diff(
     older: VersionArgument,
     newer: VersionArgument,
@@ -124,21 +129,21 @@ def diff(
 ) -> None:
     """Show the records added and removed between two versions, and why."""
     with open_store(workspace) as store:
-        found = diff_versions(open_version(store, older), open_version(store, newer))
+        changes = diff_versions(open_version(store, older), open_version(store, newer))
     if json:
-        print_json({name: getattr(found, name).to_pylist() for name in ("came", "went", "changed")})
+        print_json({name: getattr(changes, name).to_pylist() for name in ("came", "went", "changed")})
         return
-    if not (found.came.num_rows or found.went.num_rows or found.changed.num_rows):
-        console.print("no difference")
+    if not (changes.came.num_rows or changes.went.num_rows or changes.changed.num_rows):
+        print_line("no difference")
         return
-    console.print(f"{found.came.num_rows} came, {found.went.num_rows} went, {found.changed.num_rows} changed")
-    if found.came.num_rows:
-        print_records("came", found.came.slice(0, _DIFF_ROWS).to_pylist())
-    if found.went.num_rows:
-        print_rejections("went", found.went.slice(0, _DIFF_ROWS).to_pylist())
+    print_line(f"{changes.came.num_rows} came, {changes.went.num_rows} went, {changes.changed.num_rows} changed")
+    if changes.came.num_rows:
+        print_records("came", changes.came.slice(0, _DIFF_ROWS).to_pylist())
+    if changes.went.num_rows:
+        print_rejections("went", changes.went.slice(0, _DIFF_ROWS).to_pylist())
     changed = [
         [row["input_id"], row["before"], row["after"], f"{row['source']}:{row['line']}"]
-        for row in found.changed.slice(0, _DIFF_ROWS).to_pylist()
+        for row in changes.changed.slice(0, _DIFF_ROWS).to_pylist()
     ]
     if changed:
         print_table("changed", ["input", "before", "after", "where"], changed)
@@ -163,7 +168,5 @@ def gc(
         return
     verb = "would remove" if dry_run else "removed"
     if versions:
-        console.print(f"{verb} {', '.join(versions)}", markup=False, soft_wrap=True)
-    console.print(
-        f"{verb} {len(garbage.artifacts)} artifacts, {garbage.size / 1e6:.1f} MB", markup=False, soft_wrap=True
-    )
+        print_line(f"{verb} {', '.join(versions)}")
+    print_line(f"{verb} {len(garbage.artifacts)} artifacts, {garbage.size / 1e6:.1f} MB")

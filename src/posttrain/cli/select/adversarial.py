@@ -1,4 +1,4 @@
-"""``posttrain select adversarial``: prompts a few tokens away from right answers that fool the champion."""
+"""``posttrain select adversarial``: finds prompts a few tokens from correctly answered ones that fool the champion."""
 
 import json as to_json
 from dataclasses import asdict
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.store.errors import UserError
 from posttrain.store.files import check_new_file, write_atomically
 
 
 def adversarial(
-    n: Annotated[int, typer.Option("--n", min=1, help="At most so many examples.")] = 20,
+    n: Annotated[int, typer.Option("--n", min=1, help="Most examples to keep.")] = 20,
     method: Annotated[str, typer.Option(help="gcg, hotflip or fgsm.")] = "gcg",
     suite: Annotated[
         str | None, typer.Option(help="Start from this suite's records, which must not be trained on.")
@@ -23,11 +23,12 @@ def adversarial(
         Path | None, typer.Option(help="Start from this file's labelled records; the loop's own by default.")
     ] = None,
     similarity: Annotated[
-        float, typer.Option(min=0, max=1, help="Cosine of the old and new words' sentence embeddings, at least.")
+        float,
+        typer.Option(min=0, max=1, help="Least cosine between the sentence embeddings of the old and the new text."),
     ] = 0.8,
-    swaps: Annotated[int, typer.Option(min=1, help="Tokens that may differ.")] = 3,
-    budget: Annotated[int, typer.Option(min=1, help="Prompts that the champion reads at most.")] = 10_000,
-    seed: Annotated[int | None, typer.Option(min=0, help="The config's by default.")] = None,
+    swaps: Annotated[int, typer.Option(min=1, help="Most tokens that may differ.")] = 3,
+    budget: Annotated[int, typer.Option(min=1, help="Most prompts that the champion reads.")] = 10_000,
+    seed: Annotated[int | None, typer.Option(min=0, help="`seed` of the config by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new .jsonl file for the examples.")] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
@@ -42,25 +43,24 @@ def adversarial(
         check_new_file(out, (".jsonl",))
     with open_workspace(workspace, write=True) as (store, config):
         settings = SearchSettings(n, method, similarity, swaps, budget, config.seed if seed is None else seed)
-        found = search_adversarial(store, config, settings, suite=suite, file=records)
-    outcome = found.outcome
+        result = search_adversarial(store, config, settings, suite=suite, file=records)
+    outcome = result.outcome
     if out is not None and outcome.examples:
-        rows = [to_json_row(example, method, found.columns) for example in outcome.examples]
+        rows = [to_json_row(example, method, result.columns) for example in outcome.examples]
         write_atomically(out, "".join(to_json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-    closing = _closing(outcome.counts["kept"], outcome.passes, found.measured, suite, out)
+    closing = _closing(outcome.counts["kept"], outcome.passes, result.measured, suite, out)
     if json:
-        report = {"champion": found.champion, "left_out": found.measured, "passes": outcome.passes, "advice": closing}
-        print_json({**report, "counts": outcome.counts, "examples": [asdict(one) for one in outcome.examples]})
+        report = {"champion": result.champion, "left_out": result.measured, "passes": outcome.passes, "advice": closing}
+        print_json({**report, "counts": outcome.counts, "examples": [asdict(example) for example in outcome.examples]})
         return
-    for one in outcome.examples:
-        change = f"{one.answer_before} -> {one.answer}"
-        numbers = (
-            f"similarity {one.similarity:.2f}, loss {one.loss_before:.3f} -> {one.loss:.3f}, record {one.original}"
-        )
-        lines = [change, f"  before  {one.text_before}", f"  now     {one.text}", f"  {numbers}"]
-        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    for example in outcome.examples:
+        change = f"{example.answer_before} -> {example.answer}"
+        losses = f"loss {example.loss_before:.3f} -> {example.loss:.3f}"
+        numbers = f"similarity {example.similarity:.2f}, {losses}, record {example.original}"
+        lines = [change, f"  before  {example.text_before}", f"  now     {example.text}", f"  {numbers}"]
+        print_line("\n".join(lines))
     print_table("", ["what", "records"], [[name.replace("_", " "), count] for name, count in outcome.counts.items()])
-    console.print(closing, markup=False, soft_wrap=True)
+    print_line(closing)
 
 
 def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path | None) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from posttrain.cli.output import JsonOption, console, print_json, print_table
+from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.verbs import LazyGroup, LazyVerb
 from posttrain.cli.workspace import CURRENT_FOLDER, ColumnOption, WorkspaceOption, merge_columns, open_workspace
 from posttrain.select.strategy import AUTO
@@ -44,7 +44,7 @@ app = typer.Typer(name="select", cls=_Verbs)
 def select(
     context: typer.Context,
     workspace: WorkspaceOption = CURRENT_FOLDER,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="Records wanted; label.per_round by default.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Batch size; label.per_round by default.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Strategy; select.strategy by default.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -57,29 +57,29 @@ def select(
 
     with open_workspace(workspace, write=True) as (store, config):
         label = config.label.model_copy(update={"per_round": n} if n else {})
-        found = preview_selection(store, config.model_copy(update={"label": label}), strategy)
-    chosen = found.records
+        preview = preview_selection(store, config.model_copy(update={"label": label}), strategy)
+    chosen = preview.records
     if not chosen:
         raise UserError("every record of the pool is labelled", fix="posttrain data add FILE")
     if json:
-        outlook = None if found.outlook is None else gain_detail(found.outlook)
-        print_json({"records": chosen, "strategy": found.strategy, "outlook": outlook, "labels_left": found.left})
+        outlook = None if preview.outlook is None else gain_detail(preview.outlook)
+        print_json({"records": chosen, "strategy": preview.strategy, "outlook": outlook, "labels_left": preview.left})
         return
     rows = [[r["rank"], r["reason"], r["predicted"], r["id"], r["input"][:70], r["why"]] for r in chosen]
     print_table("", ["rank", "reason", "predicted", "record", "input", "why"], rows)
     counts = Counter(record["reason"] for record in chosen)
     parts = ", ".join(f"{reason}: {count}" for reason, count in counts.items())
-    console.print(f"{parts}; by {found.strategy}", markup=False)
-    if found.left is not None:
-        console.print(f"label.budget leaves {found.left} of them", markup=False)
-    if found.outlook:
-        console.print(found.outlook.sentence, markup=False, soft_wrap=True)
-        if found.outlook.why:
-            console.print(f"labelling more has stopped to pay: {found.outlook.why}", markup=False, soft_wrap=True)
+    print_line(f"{parts}; by {preview.strategy}")
+    if preview.left is not None:
+        print_line(f"label.budget leaves {preview.left} of them")
+    if preview.outlook:
+        print_line(preview.outlook.sentence)
+        if preview.outlook.why:
+            print_line(f"labelling more has stopped to pay: {preview.outlook.why}")
 
 
 def _reject_misplaced_options(context: typer.Context) -> None:
-    """Raise a UserError if options stand before a verb that would not see them."""
+    """Raises a UserError if options stand before a verb that would not see them."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -88,17 +88,15 @@ def _reject_misplaced_options(context: typer.Context) -> None:
 
 
 def compare(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Labelled records; those that the loop has labels of by default.")
-    ] = None,
-    strategies: Annotated[str, typer.Option(help="Names, with commas between them.")] = _DEFAULT_STRATEGIES,
+    files: Annotated[list[Path] | None, typer.Argument(help="Labelled records; those of the loop by default.")] = None,
+    strategies: Annotated[str, typer.Option(help="Comma-separated names.")] = _DEFAULT_STRATEGIES,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Learning curves of each strategy; fewer than 6 can be sure of nothing.")
+        int, typer.Option(min=1, help="Learning curves per strategy; fewer than 6 cannot be significant.")
     ] = 6,
-    batch: Annotated[int, typer.Option(min=1, help="Labels asked for at a time.")] = 50,
-    labels: Annotated[int, typer.Option(min=1, help="Labels in the end.")] = 500,
+    batch: Annotated[int, typer.Option(min=1, help="Labels a batch.")] = 50,
+    labels: Annotated[int, typer.Option(min=1, help="Labels at the end of a curve.")] = 500,
     cold_start: Annotated[
-        str, typer.Option(help="For the first labels of a strategy that goes by what a model predicts.")
+        str, typer.Option(help="Strategy for the first labels, where the strategy itself needs a model's predictions.")
     ] = AUTO,
     embedder: Annotated[
         str | None,
@@ -134,13 +132,16 @@ def compare(
     else:
         with open_workspace(workspace) as (store, config):
             features, answers = labelled_so_far(store, config, embedder)
-    found = compared(features, answers, names, seeds=seeds, batch=batch, most=labels, cold_start=cold_start)
-    line = recommendation(found.summaries, BASELINE)
+    result = compared(features, answers, names, seeds=seeds, batch=batch, most=labels, cold_start=cold_start)
+    line = recommendation(result.summaries, BASELINE)
     if json:
-        print_json({**asdict(found), "advice": line})
+        print_json({**asdict(result), "advice": line})
         return
-    columns = ["strategy", "area", f"labels to {TARGET:.0%} of {found.full_accuracy:.3f}", "gain", "p"]
-    columns += [str(count) for count in found.counts]
-    rows = [[one.strategy, one.area, one.labels, one.gain, one.p_value, *one.accuracy] for one in found.summaries]
+    columns = ["strategy", "area", f"labels to {TARGET:.0%} of {result.full_accuracy:.3f}", "gain", "p"]
+    columns += [str(count) for count in result.counts]
+    rows = [
+        [summary.strategy, summary.area, summary.labels, summary.gain, summary.p_value, *summary.accuracy]
+        for summary in result.summaries
+    ]
     print_table("", columns, rows)
-    console.print(line, markup=False, soft_wrap=True)
+    print_line(line)

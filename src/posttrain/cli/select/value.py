@@ -1,4 +1,4 @@
-"""``posttrain select value``: what labelled records are worth."""
+"""``posttrain select value``: estimates what labelled records are worth."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from posttrain.cli.output import RECORD_COLUMNS, JsonOption, console, print_json, print_table, record_cells
+from posttrain.cli.output import RECORD_COLUMNS, JsonOption, print_json, print_line, print_table, record_cells
 from posttrain.cli.workspace import CURRENT_FOLDER, ColumnOption, WorkspaceOption, merge_columns, open_workspace
 from posttrain.store.errors import UserError
 from posttrain.store.files import check_new_file, remove_tree, write_atomically
@@ -25,21 +25,17 @@ _FOLDS = 10
 
 
 def value(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Labelled records; those that the loop has labels of by default.")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Labelled records; those of the loop by default.")] = None,
     method: Annotated[
         str, typer.Option(help="knn_shapley, tmc_shapley, beta_shapley, banzhaf, leave_one_out or data_oob.")
     ] = "knn_shapley",
-    by: Annotated[str, typer.Option(help="What is valued: record, source (a file) or label.")] = "record",
-    worst: Annotated[int, typer.Option(min=1, help="Rows that are shown.")] = 20,
+    by: Annotated[str, typer.Option(help="Unit to value: record, source (a file) or label.")] = "record",
+    worst: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
     out: Annotated[Path | None, typer.Option(help="All values as a new .csv, .jsonl or .parquet file.")] = None,
-    folds: Annotated[
-        int | None, typer.Option(min=2, help="Parts of the records, each held out in turn; 10 by default.")
-    ] = None,
+    folds: Annotated[int | None, typer.Option(min=2, help="Cross-validation folds; 10 by default.")] = None,
     learner: Annotated[
         str | None,
-        typer.Option(help="What learns in a game of random sets: neighbours (by default), centroids or ridge."),
+        typer.Option(help="Model trained on random subsets: neighbours (default), centroids or ridge."),
     ] = None,
     draws: Annotated[
         int | None, typer.Option(min=1, help="Permutations, sets or bags; 100, 2,000 or 400 by default.")
@@ -48,8 +44,8 @@ def value(
         str | None,
         typer.Option(help="champion (in a workspace), minilm (of files), a folder or a Hub id in that layout."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the parts and of what is drawn.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds folds and sampling.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     column: ColumnOption = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
@@ -76,26 +72,26 @@ def value(
 
         records = labelled_records(files, merge_columns(None, column))
         kept = replace(how, folder=None if out is None else _partial_folder(out))
-        found = value_records(records, by_sentences(records, embedder or "minilm"), kept, what, parts, seed)
+        report = value_records(records, by_sentences(records, embedder or "minilm"), kept, what, parts, seed)
     else:
         with open_workspace(workspace, write=True) as (store, config):
-            found = value_labelled(store, config, how, what, parts, embedder or "champion", seed)
+            report = value_labelled(store, config, how, what, parts, embedder or "champion", seed)
     if out is not None:
-        write_atomically(out, _WRITERS[out.suffix.lower()](found.table))
+        write_atomically(out, _WRITERS[out.suffix.lower()](report.table))
     if files and out is not None:
         remove_tree(_partial_folder(out))
-    _show(found, how, by, worst, out, json)
+    _show(report, how, by, worst, out, json)
 
 
 def _partial_folder(out: Path) -> Path:
-    """Where finished parts of the work on files lie until their values are written, for a killed run to go on with."""
+    """Returns the folder of finished parts, from which a killed run over files resumes."""
     return out.with_name(f"{out.name}.unfinished")
 
 
-def _show(found: "Valued", how: "ValuationMethod", by: str, worst: int, out: Path | None, json: bool) -> None:
-    shown = found.table.slice(0, worst).to_pylist()
-    harmful = found.harmful.num_rows
-    lines = _summary_lines(found, how, by, out)
+def _show(report: "Valued", how: "ValuationMethod", by: str, worst: int, out: Path | None, json: bool) -> None:
+    shown = report.table.slice(0, worst).to_pylist()
+    harmful = report.harmful.num_rows
+    lines = _summary_lines(report, how, by, out)
     if json:
         print_json(
             {
@@ -103,13 +99,13 @@ def _show(found: "Valued", how: "ValuationMethod", by: str, worst: int, out: Pat
                 "learner": how.learner,
                 "draws": how.draws,
                 "seed": how.seed,
-                "folds": found.folds,
+                "folds": report.folds,
                 "by": by,
-                "valued": found.table.num_rows - found.unknown,
-                "without_value": found.unknown,
+                "valued": report.table.num_rows - report.unknown,
+                "without_value": report.unknown,
                 "harmful": harmful,
-                "harmless": found.harmless,
-                "evaluations": found.evaluations,
+                "harmless": report.harmless,
+                "evaluations": report.evaluations,
                 "worst": shown,
                 "advice": lines,
             }
@@ -126,27 +122,27 @@ def _show(found: "Valued", how: "ValuationMethod", by: str, worst: int, out: Pat
         ]
     print_table("", names, rows)
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(line)
 
 
-def _summary_lines(found: "Valued", how: "ValuationMethod", by: str, out: Path | None) -> list[str]:
-    """What was measured by what, how many do harm, and what to do about them."""
+def _summary_lines(report: "Valued", how: "ValuationMethod", by: str, out: Path | None) -> list[str]:
+    """Summarises method, counts of harmful records, and what to do about them."""
     many = {"record": "records", "source": "sources", "label": "labels"}[by]
     against = (
         "records that a model did not learn from"
-        if found.folds is None
-        else f"each of {found.folds} parts of the records in turn"
+        if report.folds is None
+        else f"each of {report.folds} parts of the records in turn"
     )
-    lines = [f"{how.name} of {found.table.num_rows} {many}, measured on {against}; no test record was asked"]
-    if found.unknown:
+    lines = [f"{how.name} of {report.table.num_rows} {many}, measured on {against}; no test record was asked"]
+    if report.unknown:
         reason = (
-            "every bag drew them" if found.folds is None else "nothing else has their label, or too little was drawn"
+            "every bag drew them" if report.folds is None else "nothing else has their label, or too little was drawn"
         )
-        lines.append(f"{found.unknown} have no value: {reason}")
-    harmful = found.harmful.num_rows
-    limit = f"{found.harmless:.3g}"
+        lines.append(f"{report.unknown} have no value: {reason}")
+    harmful = report.harmful.num_rows
+    limit = f"{report.harmless:.3g}"
     judged = "predicted worse than by guessing" if how.name == "data_oob" else "surely harmful"
-    lines.append(f"{judged} (value + 2 standard errors < {limit}): {harmful} of {found.table.num_rows} {many}")
+    lines.append(f"{judged} (value + 2 standard errors < {limit}): {harmful} of {report.table.num_rows} {many}")
     if harmful and by == "record":
         look = "look at them, and correct the labels that are wrong"
         if out is None:

@@ -34,54 +34,54 @@ def bars(
     classes: Sequence[str] = (),
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """One bar a row, in the order given.
+    """Draws one horizontal bar a row, in the order given.
 
     Args:
-        rows: name, length and the words beside the bar.
+        rows: name, length and the label beside the bar.
         full: the value of a bar that fills its track; the greatest value if left out.
         kind: colour of the bars, ``a`` or ``b``.
         classes: of each bar, where they do not all have one colour.
-        marks: one or two values, rising, with words for them, drawn as lines across all bars.
+        marks: one or two values, rising, with their labels, drawn as lines across all bars.
     """
     if not rows:
         return ""
     names = min(max(len(name) for name, _, _ in rows) * LETTER + 14, 0.46 * width)
-    numbers = max(len(words) for _, _, words in rows) * LETTER + 14
+    numbers = max(len(label) for _, _, label in rows) * LETTER + 14
     room, step = width - names - numbers, 24 if len(rows) <= 32 else 18
     most = full or max(value for _, value, _ in rows) or 1.0
     top = 22 if marks else 0
     colours = classes or [f"bar-{kind}"] * len(rows)
     drawn = []
-    for at, (name, value, words) in enumerate(rows):
+    for at, (name, value, label) in enumerate(rows):
         y, length = top + at * step + 4, room * min(value / most, 1.0)
         drawn += [
             element(
                 "g",
-                tooltip(f"{name}: {words}"),
+                tooltip(f"{name}: {label}"),
                 text(truncate(name, names - 12), names - 8, y + 13, "", "end"),
                 element("rect", x=names, y=y + 2, width=room, height=14, rx=3, class_="track"),
                 element("rect", x=names, y=y + 2, width=length, height=14, rx=3, class_=colours[at]),
-                text(words, names + room + 8, y + 13, "strong"),
+                text(label, names + room + 8, y + 13, "strong"),
             )
         ]
     bottom = top + len(rows) * step + 4
-    for at, (value, words) in enumerate(marks):
+    for at, (value, label) in enumerate(marks):
         x = names + room * min(value / most, 1.0)
         anchor = "middle" if len(marks) == 1 else "start" if at else "end"  # so that two do not touch
         drawn.append(element("line", x1=x, x2=x, y1=top - 2, y2=bottom, class_="mark-line"))
-        drawn.append(text(words, x, 12, "soft small", anchor))
+        drawn.append(text(label, x, 12, "soft small", anchor))
     return figure(width, bottom, title, *drawn)
 
 
 def count_rows(counts: Iterable[tuple[str, int]]) -> list[tuple[str, float, str]]:
-    """Rows of `bars` for names and counts."""
+    """Turns names and counts into rows for `bars`."""
     return [(name, float(count), f"{count:,}") for name, count in counts]
 
 
 def stacked_bars(
     rows: Sequence[tuple[str, Mapping[str, float]]], series: Sequence[str], title: str, *, width: int = 760
 ) -> str:
-    """One bar a row, divided into the series' seconds, with the row's total beside it.
+    """Draws one bar a row, divided into the series' seconds, with the row's total beside it.
 
     Args:
         rows: name and seconds by series; a series that is missing counts as none.
@@ -100,8 +100,8 @@ def stacked_bars(
         drawn.append(text(name, names - 8, y + 16, "strong", "end"))
         for number, stage in enumerate(series):
             length = parts.get(stage, 0.0) * scale
-            told = tooltip(f"{name}, {stage}: {format_seconds(parts.get(stage, 0.0))}")
-            part = element("rect", told, x=x, y=y, width=length, height=22, class_=series_class(number))
+            title_element = tooltip(f"{name}, {stage}: {format_seconds(parts.get(stage, 0.0))}")
+            part = element("rect", title_element, x=x, y=y, width=length, height=22, class_=series_class(number))
             drawn += [part] if length > 0 else []
             x += length
         drawn.append(text(format_seconds(total), x + 8, y + 16, "strong"))
@@ -111,12 +111,12 @@ def stacked_bars(
 
 
 def series_class(number: int) -> str:
-    """The class that gives a series its colour."""
+    """Returns the CSS class that gives a series its colour."""
     return f"series-{min(number, SERIES - 1)}"
 
 
 def format_seconds(value: float) -> str:
-    """A duration as people say it: ``0.4 s``, ``37 s``, ``1 min 12 s``, ``2 h 03 min``."""
+    """Formats a duration: ``0.4 s``, ``37 s``, ``1 min 12 s``, ``2 h 03 min``."""
     if 0 < value < 9.95:
         return f"{value:.1f} s"
     whole = round(value)
@@ -135,42 +135,44 @@ def paired_bars(
     names: tuple[str, str] = ("before", "after"),
     width: int = 760,
 ) -> str:
-    """Both values of each row on one scale, with their words beside them.
+    """Draws two thin bars a row on one scale, with their values beside them.
 
     Args:
-        rows: name, what was and what is, both at least 0.
-        show: a value in words.
-        names: what the first and the second bar are, for the legend.
+        rows: name, value before and value after, both at least 0.
+        show: formats a value.
+        names: legend entries of the first and the second bar.
     """
     if not rows:
         return ""
-    words = [(show(before), show(after)) for _, before, after in rows]
+    value_labels = [(show(before), show(after)) for _, before, after in rows]
     labels = min(max(len(name) for name, _, _ in rows) * LETTER + 14, 0.46 * width)
-    numbers = max(len(one) for pair in words for one in pair) * LETTER + 10
+    numbers = max(len(label) for pair in value_labels for label in pair) * LETTER + 10
     room, step, top = width - labels - numbers, 34, 26
     scale = room / (max(max(before, after) for _, before, after in rows) or 1.0)
     drawn = []
     for at, (name, *values) in enumerate(rows):
         y = top + at * step
         row = [
-            tooltip(f"{name}: {names[0]} {words[at][0]}, {names[1]} {words[at][1]}"),
+            tooltip(f"{name}: {names[0]} {value_labels[at][0]}, {names[1]} {value_labels[at][1]}"),
             text(truncate(name, labels - 12), labels - 8, y + 18, "", "end"),
         ]
-        for second, (value, told, class_) in enumerate(zip(values, words[at], ("bar-old", "bar-a"), strict=True)):
+        for second, (value, label, class_) in enumerate(
+            zip(values, value_labels[at], ("bar-old", "bar-a"), strict=True)
+        ):
             line = y + 2 + 13 * second
             row.append(element("rect", x=labels, y=line, width=room, height=11, rx=2, class_="track"))
             row.append(element("rect", x=labels, y=line, width=value * scale, height=11, rx=2, class_=class_))
-            row.append(text(told, labels + room + 8, line + 10, "small" if second else "soft small"))
+            row.append(text(label, labels + room + 8, line + 10, "small" if second else "soft small"))
         drawn.append(element("g", *row))
     legend = Legend([(name, swatch(class_)) for name, class_ in zip(names, ("bar-old", "bar-a"), strict=True)], width)
     return figure(width, top + len(rows) * step + 2, title, legend.at(0, 8), *drawn)
 
 
 def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width: int = 760) -> str:
-    """A bar for what came in, a piece cut off for each reason, and a bar for what is left.
+    """Draws a bar for the records read, a segment cut off for each rejection reason, and a bar for those kept.
 
     Args:
-        start: records that came in.
+        start: number of records read.
         rejected: reason and records, in the order of the steps; below zero for records that a step added.
     """
     kept = start - sum(count for _, count in rejected)
@@ -186,7 +188,7 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width
         left -= count if is_cut else 0
         length = max(abs(count) * scale, 2.0 if count else 0.0)
         share = f"{100 * abs(count) / start:.1f}%" if start else "none"
-        words = f"{-count:+,}".replace("-", "−") if is_cut and count else f"{count:,}"
+        label = f"{-count:+,}".replace("-", "−") if is_cut and count else f"{count:,}"
         class_ = "bar-a" if count < 0 else class_
         drawn.append(
             element(
@@ -195,17 +197,17 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width
                 text(truncate(name, names - 4), names - 8, y + 15, "" if is_cut else "strong", "end"),
                 element("rect", x=names, y=y + 3, width=room, height=16, rx=3, class_="track"),
                 element("rect", x=x, y=y + 3, width=length, height=16, rx=3, class_=class_),
-                text(words, names + room + 8, y + 15, "strong"),
+                text(label, names + room + 8, y + 15, "strong"),
             )
         )
     return figure(width, (len(rows) + 1) * step + 4, title, *drawn)
 
 
 def funnel_charts(counts: Sequence[tuple[str, str | None, int]]) -> Iterator[tuple[str, Markup]]:
-    """Each set's name and funnel.
+    """Yields each set's name and funnel.
 
     Args:
-        counts: set, why records were turned away, in words, or None for those that came in, and how many; in the order
+        counts: set, rejection reason (None for the records read) and number of records; in the order
             of the steps.
     """
     for name in dict.fromkeys(of for of, _, _ in counts):

@@ -1,4 +1,4 @@
-"""A value over the steps of a training: downsampled without losing a spike, smoothed, and annotated."""
+"""Line charts over the steps of a training: downsampled without losing a spike, smoothed, and annotated."""
 
 import math
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Annotation:
-    """Something that happened at a step: its number in the list of them, and what it was."""
+    """An event at a step: its number in the table of events, and its label."""
 
     step: int
     number: int
-    words: str
+    label: str
 
 
 @dataclass(frozen=True)
 class CurveStyle:
-    """How a curve is drawn.
+    """Controls how a curve is drawn.
 
     Args:
-        show: a value in words.
+        show: formats a value.
         zero: whether the axis begins at zero.
-        mean: whether the steps are noisy, so that their mean is drawn too.
+        mean: also draw a moving average, for noisy steps.
     """
 
     show: Formatter
@@ -46,14 +46,14 @@ def curve(
     width: int = 760,
     buckets: int = 320,
 ) -> str:
-    """One measure of a training; empty where nothing was measured.
+    """Draws one measure of a training; returns "" if nothing was measured.
 
     Values far above all others are cut off at the top, and said so, or a single spike would flatten all else.
 
     Args:
         steps: float64 [N], rising.
         values: float64 [N]; NaN where nothing was measured.
-        name: what the values are.
+        name: name of the measure.
         buckets: stretches that a long training is thinned to, each with its lowest and highest.
     """
     known = ~np.isnan(values)
@@ -96,11 +96,11 @@ def curve(
 
 
 def _axis_limits(values: FloatArray, zero: bool) -> tuple[float, float]:
-    """Of the axis: all values, unless a few are several times as far up as nearly all."""
-    lowest, most, highest = (float(one) for one in np.quantile(values, (0, 0.98, 1)))
+    """Returns the axis limits: all values, or fewer if a few outliers would flatten the rest."""
+    lowest, high, highest = (float(quantile) for quantile in np.quantile(values, (0, 0.98, 1)))
     base = min(0.0, lowest) if zero else lowest
-    if highest - base > 3 * (most - base) > 0:
-        highest = base + 1.2 * (most - base)
+    if highest - base > 3 * (high - base) > 0:
+        highest = base + 1.2 * (high - base)
     if base == highest:
         base, highest = (min(0.0, base), max(0.0, highest)) if base else (0.0, 1.0)
     return base, highest
@@ -120,16 +120,16 @@ def _path(steps: FloatArray, values: FloatArray, x: Scale, y: Scale, kind: str) 
 
 
 def step_axis(first: float, last: float, left: float, right: float, y: float) -> list[str]:
-    """Round step numbers from ``left`` to ``right``, their baseline at ``y``."""
+    """Draws round step numbers from ``left`` to ``right``, their baseline at ``y``."""
     room = (right - left) / ((last - first) or 1)
     whole = [step for step in ticks(first, last, 4) if first <= step <= last and step == int(step)] or [first]
-    places = [(left + (step - first) * room, f"{int(step):,}") for step in whole]
-    drawn = [text(words, x, y, "soft", "middle") for x, words in places if x < right - 46]
+    labels = [(left + (step - first) * room, f"{int(step):,}") for step in whole]
+    drawn = [text(label, x, y, "soft", "middle") for x, label in labels if x < right - 46]
     return [*drawn, text("step", right, y, "soft", "end")]
 
 
 def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom: float) -> list[str]:
-    """A line for each, those that would touch as one, and a number where there is room."""
+    """Draws a line for each event, merges lines that would touch, and numbers them where there is room."""
     groups: list[list[Annotation]] = []
     for mark in sorted(marks, key=lambda mark: (mark.step, mark.number)):
         if groups and x(mark.step) - x(groups[-1][0].step) < 5:
@@ -139,9 +139,9 @@ def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom:
     drawn, free = [], -math.inf
     for group in groups:
         at = x(group[0].step)
-        told = [f"{mark.number}: {truncate(mark.words, 120, 1)}" for mark in group[:3]]
-        told += [f"and {len(group) - 3} more"] if len(group) > 3 else []
-        content = [tooltip("; ".join(told)), element("line", x1=at, x2=at, y1=top - 6, y2=bottom, class_="mark-line")]
+        labels = [f"{mark.number}: {truncate(mark.label, 120, 1)}" for mark in group[:3]]
+        labels += [f"and {len(group) - 3} more"] if len(group) > 3 else []
+        content = [tooltip("; ".join(labels)), element("line", x1=at, x2=at, y1=top - 6, y2=bottom, class_="mark-line")]
         if at >= free:
             free = at + 18
             content.append(element("circle", cx=at, cy=top - 13, r=8.5, class_="mark"))
@@ -153,7 +153,7 @@ def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom:
 def _hover_boxes(
     steps: FloatArray, values: FloatArray, show: Formatter, x: Scale, top: float, bottom: float, count: int
 ) -> list[str]:
-    """Unseen boxes over stretches of the curve that tell what is in them."""
+    """Draws invisible boxes over stretches of the curve whose tooltips summarise them."""
     drawn = []
     for stretch in np.array_split(np.arange(len(values)), min(count, len(values))):
         part = values[stretch]
@@ -161,17 +161,17 @@ def _hover_boxes(
             continue
         start, end = steps[stretch[0]], steps[stretch[-1]]
         left, right = x(float(start)), x(float(steps[min(int(stretch[-1]) + 1, len(steps) - 1)]))
-        told = f"step {int(start):,}: {show(float(part[0]))}"
+        label = f"step {int(start):,}: {show(float(part[0]))}"
         if len(stretch) > 1:
-            low, mean, high = (show(float(one)) for one in (np.nanmin(part), np.nanmean(part), np.nanmax(part)))
-            told = f"steps {int(start):,} to {int(end):,}: {mean} ({low} to {high})"
+            low, mean, high = (show(float(value)) for value in (np.nanmin(part), np.nanmean(part), np.nanmax(part)))
+            label = f"steps {int(start):,} to {int(end):,}: {mean} ({low} to {high})"
         box = {"x": left, "y": top, "width": max(right - left, 4.0), "height": bottom - top}
-        drawn.append(element("rect", tooltip(told), **box, class_="hover"))
+        drawn.append(element("rect", tooltip(label), **box, class_="hover"))
     return drawn
 
 
 def _aria_label(steps: FloatArray, values: FloatArray, name: str, show: Formatter) -> str:
-    """What the curve shows, for who cannot see it."""
+    """Describes the curve for screen readers."""
     lowest, highest = int(values.argmin()), int(values.argmax())
     return (
         f"{name} by step: {show(float(values[0]))} at step {int(steps[0]):,}, {show(float(values[-1]))} at step "
@@ -181,7 +181,7 @@ def _aria_label(steps: FloatArray, values: FloatArray, name: str, show: Formatte
 
 
 def downsample(steps: FloatArray, values: FloatArray, buckets: int) -> tuple[FloatArray, FloatArray]:
-    """At most two points of each of so many stretches: its lowest and its highest, in their order.
+    """Keeps the lowest and the highest point of each of ``buckets`` stretches, in their order.
 
     Args:
         steps, values: float64 [N]; NaN where nothing was measured.
@@ -203,7 +203,7 @@ def downsample(steps: FloatArray, values: FloatArray, buckets: int) -> tuple[Flo
 
 
 def smooth(values: FloatArray, window: int) -> FloatArray:
-    """The mean over ``window`` values around each, fewer at both ends; NaN counts for nothing and stays NaN."""
+    """Computes a centred moving average, with a smaller window at both ends; NaN is ignored and stays NaN."""
     known = ~np.isnan(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
     count = np.concatenate([[0], np.cumsum(known)])
@@ -218,5 +218,5 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
 
 
 def smoothing_window(count: int) -> int:
-    """How many of ``count`` values are smoothed together; 1 where they are too few."""
+    """Returns the moving average's window for ``count`` values; 1 if there are too few."""
     return 1 if count < 30 else max(5, count // 30) | 1

@@ -17,7 +17,7 @@ def heat_map(
     *,
     width: int = 760,
 ) -> str:
-    """A cell for each row and column, darker the greater its count; where both are the same, outlined.
+    """Draws a cell for each row and column, darker for greater counts; outlines cells whose row is their column.
 
     Args:
         counts: by row and column; a pair that is missing counts as 0.
@@ -47,13 +47,13 @@ def heat_map(
 def _cell(row: str, column: str, count: int, most: int, x: float, y: float, size: float, tall: float) -> str:
     same = row == column
     share = 0.0 if same else count / most
-    words = f"{row}: answered correctly {count} times" if same else f"{row} answered as {column}: {count}"
+    label = f"{row}: answered correctly {count} times" if same else f"{row} answered as {column}: {count}"
     box = {"x": x + 1, "y": y + 1, "width": size - 2, "height": tall - 2, "rx": 3}
     heat = element("rect", **box, class_="heat", fill_opacity=f"{share:.2f}") if share else ""
     number_class = "cell-strong" if share > 0.65 else "soft" if same else "cell"
     number = text(str(count), x + size / 2, y + tall / 2 + 4, number_class, "middle") if count else ""
     back = element("rect", **box, class_="same" if same else "track")
-    return element("g", tooltip(words), back, heat, number)
+    return element("g", tooltip(label), back, heat, number)
 
 
 _SHADES = 6
@@ -61,12 +61,12 @@ _BINS = 48
 
 
 def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, width: int = 760) -> str:
-    """A strip a series over the steps, by the logarithm of its median in each of at most 48 stretches.
+    """Draws one strip a series over the steps, shaded by the log median of each of at most 48 stretches.
 
     Args:
         steps: float64 [N], rising.
         series: float64 [N] by name, in the order in which they are drawn; NaN and zero stay empty.
-        name: what the values are.
+        name: name of the measure.
     """
     stretches = np.array_split(np.arange(len(steps)), min(_BINS, len(steps)))
     levels = np.array([[_log_median(values[stretch]) for stretch in stretches] for values in series.values()])
@@ -80,14 +80,14 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, wi
     tall = 18 if len(series) <= 16 else 12 if len(series) <= 48 else 7
     every = math.ceil(13 / tall)
     top, cell = 28.0, (width - names - 12) / len(stretches)
-    words, boxes = [], []
+    name_labels, boxes = [], []
     for row, (group, values) in enumerate(series.items()):
         y = top + row * tall
         if row % every == 0:
             size = "soft" if tall >= 18 else "soft small"
-            words.append(text(truncate(group, names - 8), names - 8, y + tall / 2 + 4, size, "end"))
-        told = tooltip(_strip_label(group, values))
-        boxes.append(element("rect", told, x=names, y=y, width=width - names - 12, height=tall, class_="hover"))
+            name_labels.append(text(truncate(group, names - 8), names - 8, y + tall / 2 + 4, size, "end"))
+        label = tooltip(_strip_label(group, values))
+        boxes.append(element("rect", label, x=names, y=y, width=width - names - 12, height=tall, class_="hover"))
     fills = [
         element(
             "path",
@@ -103,7 +103,7 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, wi
         bottom + 46,
         f"{name} of {len(series)} groups by step, {10**low:.2g} to {10**high:.2g}; the table below has the numbers",
         text(name, 4, 14, "strong"),
-        *words,
+        *name_labels,
         *fills,
         *boxes,
         *step_axis(float(steps[0]), float(steps[-1]), names, width - 12.0, bottom + 16),
@@ -112,13 +112,13 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, wi
 
 
 def _log_median(values: FloatArray) -> float:
-    """The logarithm of the median of what is above zero; NaN where nothing is."""
+    """Returns the log10 of the median of the positive values; NaN without any."""
     positive = values[values > 0]
     return float(np.log10(np.median(positive))) if positive.size else math.nan
 
 
 def _cell_path(cells: np.ndarray, left: float, top: float, cell: float, tall: float) -> str:
-    """A path around the true cells [rows, columns], neighbours in a row as one."""
+    """Builds a path around the true cells [rows, columns], merging neighbours in a row."""
     path = []
     for row, line in enumerate(cells):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], line.astype(int), [0]])))

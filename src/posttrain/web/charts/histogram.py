@@ -1,4 +1,4 @@
-"""A histogram: how many there are of each size."""
+"""A histogram of values, optionally with a highlighted subset and a marked value."""
 
 from collections.abc import Sequence
 
@@ -32,18 +32,18 @@ def histogram(
     names: tuple[str, str] = ("all", "part"),
     width: int = 760,
 ) -> str:
-    """A bar for each bin on an axis of values; empty where there is nothing to count.
+    """Draws a bar for each bin; returns "" if there is nothing to count.
 
     Args:
         edges: [B + 1], rising.
         counts: [B].
-        name: what is measured.
-        show: a value in words.
-        of: what is counted.
+        name: name of the measure.
+        show: formats a value.
+        of: the unit of the counts.
         above: how many lie above the last edge.
-        mark: a value with words for it, drawn as a line; the axis reaches it.
-        part: [B], how many of each bin are of some part of the whole, drawn before it.
-        names: what the whole and the part are, for the legend.
+        mark: a value and its label, drawn as a line; the axis reaches it.
+        part: [B], counts of a subset, drawn in front.
+        names: legend entries of the whole and the subset.
     """
     if not any(counts):
         return ""
@@ -69,11 +69,11 @@ def histogram(
     for layer, what, class_ in layers:
         for low, high, count in zip(edges[:-1], edges[1:], layer, strict=True):
             if count:
-                told = tooltip(f"{show(low)} to {show(high)}: {count:,} {what}")
+                label = tooltip(f"{show(low)} to {show(high)}: {count:,} {what}")
                 tall = max(bottom - y(count), 1.0)
                 wide = max(x(high) - x(low) - 1, 1.0)
                 at = {"x": x(low) + 0.5, "y": bottom - tall, "width": wide, "height": tall}
-                drawn.append(element("rect", told, **at, class_=class_))
+                drawn.append(element("rect", label, **at, class_=class_))
     beyond = f"{above:,} above {show(float(edges[-1]))}" if above else ""
     room = right - 4 - len(beyond) * LETTER
     return figure(
@@ -93,9 +93,9 @@ def histogram(
     )
 
 
-def _mark(value: float, words: str, x: Scale, top: float, bottom: float, width: float) -> list[str]:
-    at, room = x(value), len(words) * LETTER / 2
+def _mark(value: float, label: str, x: Scale, top: float, bottom: float, width: float) -> list[str]:
+    at, room = x(value), len(label) * LETTER / 2
     return [
         element("line", x1=at, x2=at, y1=top - 10, y2=bottom, class_="mark-line"),
-        text(words, min(max(at, room + 4), width - room - 4), top - 15, "strong", "middle"),
+        text(label, min(max(at, room + 4), width - room - 4), top - 15, "strong", "middle"),
     ]

@@ -1,4 +1,4 @@
-"""Where a model comes from: files, dataset versions, models and deployments in columns, joined by lines."""
+"""Lineage diagram: files, dataset versions, models and deployments in columns, joined by lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ COLUMNS = {
     "model": ("models", "models"),
     "deployment": ("deployments", "deployed"),
 }
-"""The kinds of things in the diagram, with the titles of their columns in a wide and in a narrow one."""
+"""Kinds of nodes, with the titles of their columns in a wide and in a narrow diagram."""
 
 
 @dataclass(frozen=True)
 class LineageNode:
-    """A thing with parents or children; ``mark_phases`` if it is, or belongs to, the present champion."""
+    """A node of the diagram; ``marked`` if it is, or leads to, the present champion."""
 
     id: str
     label: str
@@ -25,7 +25,7 @@ class LineageNode:
 
 
 def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], title: str, *, width: int = 760) -> str:
-    """Boxes in the columns of their kinds, and a line from each parent to its child.
+    """Draws boxes in the columns of their kinds, and a line from each parent to its child.
 
     Raises:
         ValueError: an edge names no node, or a node is of no known kind.
@@ -43,26 +43,26 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
     wide = width >= 500
     gap, high, step = (54.0, 40, 54) if wide else (14.0, 30, 38)
     box = (width - 14 - gap * (len(columns) - 1)) / len(columns)
-    places: dict[str, tuple[float, float]] = {}
+    positions: dict[str, tuple[float, float]] = {}
     drawn = []
     for at, kind in enumerate(columns):
         x = 8 + at * (box + gap)
         drawn.append(text(COLUMNS[kind][0 if wide else 1], x, 14, "soft"))
-        for down, node in enumerate(_sorted_by_parents([n for n in nodes if n.kind == kind], edges, places)):
-            places[node.id] = (x, 28.0 + down * step)
-    lines = [_edge(places[parent], places[child], box, high, known[child].marked) for parent, child in edges]
-    boxes = [_box(known[id_], *place, box, high, wide) for id_, place in places.items()]
-    tall = max(y for _, y in places.values()) + high + 6
+        for down, node in enumerate(_sorted_by_parents([n for n in nodes if n.kind == kind], edges, positions)):
+            positions[node.id] = (x, 28.0 + down * step)
+    lines = [_edge(positions[parent], positions[child], box, high, known[child].marked) for parent, child in edges]
+    boxes = [_box(known[id_], *position, box, high, wide) for id_, position in positions.items()]
+    tall = max(y for _, y in positions.values()) + high + 6
     return figure(width, tall, title, *drawn, *lines, *boxes)
 
 
 def _sorted_by_parents(
-    nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], places: dict[str, tuple[float, float]]
+    nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], positions: dict[str, tuple[float, float]]
 ) -> list[LineageNode]:
-    """The nodes of a column by the mean height of their parents, so that few lines cross."""
+    """Sorts a column's nodes by the mean height of their parents, so that few lines cross."""
 
     def height(node: LineageNode) -> float:
-        above = [places[parent][1] for parent, child in edges if child == node.id and parent in places]
+        above = [positions[parent][1] for parent, child in edges if child == node.id and parent in positions]
         return sum(above) / len(above) if above else 0.0
 
     return sorted(nodes, key=height)

@@ -24,16 +24,16 @@ DECISION_NAMES = {
     "refuse": "refused",
     "rollback": "rolled back",
 }
-"""What the gate can say, in the reader's words."""
+"""The gate's decisions, in the reader's words."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One round, in the chart's unit.
+    """One round of the learning curve, in the chart's unit.
 
-    ``value`` is the candidate's; ``champions`` are those of the models in use from this round's decision to the
-    next one's, None where it is not known; ``gain`` tells the gain over the champion in words, and ``bar`` is its
-    interval (low, high) laid onto the champion's value; ``beside`` is what the loop that draws at random had by then.
+    ``value`` is the candidate's; ``champions`` are those of the models in use from this round's decision to the next
+    one's, None if unknown; ``gain`` describes the gain over the champion, and ``bar`` is its interval (low, high) laid
+    onto the champion's value; ``random_baseline`` is the value of the random-selection loop in this round.
     """
 
     name: str
@@ -43,16 +43,16 @@ class CurvePoint:
     decision: str
     gain: str = ""
     bar: tuple[float, float] | None = None
-    beside: float | None = None
+    random_baseline: float | None = None
 
 
 def learning_curve_chart(
     points: Sequence[CurvePoint], title: str, *, measure: str = "", percent: bool = True, width: int = 760
 ) -> str:
-    """Rounds from left to right; a mark a candidate, a step line for the champion, bars for the gain over it.
+    """Draws a mark for each candidate, a step line for the champion, and bars for the gain over it.
 
     Args:
-        measure: what the values are, written at the top of their axis.
+        measure: name of the values, written at the top of their axis.
         percent: show the values, which are shares, as percentages from zero.
         width: of the chart in pixels; the text keeps its size.
     """
@@ -62,7 +62,12 @@ def learning_curve_chart(
     height = (346 if width >= 500 else 286) + legend.height
     left, right, top = (56 if width >= 500 else 50), width - 28, 34
     bottom = height - 62 - legend.height
-    known = [value for p in points for value in (p.value, *p.champions, *(p.bar or ()), p.beside) if value is not None]
+    known = [
+        value
+        for p in points
+        for value in (p.value, *p.champions, *(p.bar or ()), p.random_baseline)
+        if value is not None
+    ]
     marks = ticks(0 if percent else min(known), max(known), 5)
     low, high = marks[0], marks[-1]
 
@@ -85,8 +90,8 @@ def learning_curve_chart(
     marks_drawn = [_candidate_mark(p, x(at), y, percent) for at, p in enumerate(points)]
     steps = _champion_steps(points, x, y, right)
     axis = text(measure, 4, 14, "soft")
-    beside = _random_baseline(points, x, y, percent)
-    content = [axis, *grid, *names, steps, beside, line, *marks_drawn, legend.at(left, bottom + 64)]
+    baseline = _random_baseline(points, x, y, percent)
+    content = [axis, *grid, *names, steps, baseline, line, *marks_drawn, legend.at(left, bottom + 64)]
     return figure(width, height, title, *content)
 
 
@@ -103,14 +108,18 @@ def _champion_steps(points: Sequence[CurvePoint], x: Scale, y: Scale, right: flo
 
 
 def _random_baseline(points: Sequence[CurvePoint], x: Scale, y: Scale, percent: bool) -> str:
-    """The loop that draws at random: a line with small marks."""
-    places = [(x(at), y(p.beside), p.beside, p.name) for at, p in enumerate(points) if p.beside is not None]
-    line = " ".join(f"{'L' if at else 'M'}{left:.1f} {top:.1f}" for at, (left, top, *_) in enumerate(places))
+    """Draws the random-selection baseline: a dashed line with small marks."""
+    marked = [
+        (x(at), y(p.random_baseline), p.random_baseline, p.name)
+        for at, p in enumerate(points)
+        if p.random_baseline is not None
+    ]
+    line = " ".join(f"{'L' if at else 'M'}{left:.1f} {top:.1f}" for at, (left, top, *_) in enumerate(marked))
     marks = [
         element("g", tooltip(f"{name}, drawn at random: {_value_text(value, percent, 1)}"), _diamond(left, top))
-        for left, top, value, name in places
+        for left, top, value, name in marked
     ]
-    return element("path", d=line, class_="beside") + "".join(marks) if places else ""
+    return element("path", d=line, class_="beside") + "".join(marks) if marked else ""
 
 
 def _diamond(x: float, y: float) -> str:
@@ -119,9 +128,9 @@ def _diamond(x: float, y: float) -> str:
 
 def _candidate_mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str:
     value = _value_text(point.value, percent, 1)
-    told = f"{point.name}: {value}, {DECISION_NAMES.get(point.decision, point.decision)}"
+    label = f"{point.name}: {value}, {DECISION_NAMES.get(point.decision, point.decision)}"
     bar, above, lowest = "", y(point.value), y(point.value)
-    told += f", {point.gain}" if point.gain else ""
+    label += f", {point.gain}" if point.gain else ""
     if point.bar is not None:
         ends = y(point.bar[0]), y(point.bar[1])
         above, lowest = min(above, ends[1]), max(lowest, ends[0])
@@ -131,11 +140,11 @@ def _candidate_mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str
     # A label that would run into the names below the axis goes above its mark.
     below = below and lowest + 24 < y(0) - 4
     number = text(value, x, lowest + 24 if below else above - 12, "value", "middle")
-    return element("g", tooltip(told), bar, _decision_symbol(point.decision, x, y(point.value)), number)
+    return element("g", tooltip(label), bar, _decision_symbol(point.decision, x, y(point.value)), number)
 
 
 def _decision_symbol(decision: str, x: float, y: float) -> str:
-    """A mark that tells the decision by its shape as well as by its colour."""
+    """Draws a mark that shows the decision by its shape as well as by its colour."""
     if decision == "deploy":
         return element("circle", cx=x, cy=y, r=6.5, class_="deploy")
     if decision == "refuse":
@@ -148,7 +157,7 @@ def _decision_symbol(decision: str, x: float, y: float) -> str:
 
 def _curve_legend(points: Sequence[CurvePoint], width: float) -> Legend:
     used = [decision for decision in DECISION_NAMES if any(point.decision == decision for point in points)]
-    drawn = [("drawn at random", _diamond)] if any(point.beside is not None for point in points) else []
+    drawn = [("drawn at random", _diamond)] if any(point.random_baseline is not None for point in points) else []
     decided = [(DECISION_NAMES[name], partial(_decision_symbol, name)) for name in used]
     return Legend([*decided, ("champion in use", _champion_symbol), *drawn], width)
 
@@ -166,7 +175,7 @@ _EXPECTATION_ROW = 34
 
 @dataclass(frozen=True)
 class Expectation:
-    """A value that was expected between ``low`` and ``high``; ``achieved`` is None where nothing is known yet."""
+    """An expected value with its interval ``low`` to ``high``; ``achieved`` is None while it is unknown."""
 
     name: str
     expected: float
@@ -176,19 +185,19 @@ class Expectation:
 
 
 def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, width: int = 760) -> str:
-    """An interval and a mark a row on one scale, with zero on it; empty without rows.
+    """Draws an interval and a mark a row on one scale that includes zero; returns "" without rows.
 
     Args:
-        show: a value in words.
+        show: formats a value.
     """
     if not rows:
         return ""
-    words = [show(row.expected) + (f" → {show(row.achieved)}" if row.achieved is not None else "") for row in rows]
+    labels = [show(row.expected) + (f" → {show(row.achieved)}" if row.achieved is not None else "") for row in rows]
     known = [value for row in rows for value in (row.low, row.high, row.expected, row.achieved) if value is not None]
     levels = ticks(min(0.0, *known), max(0.0, *known), 5 if width >= 500 else 3)
     levels = levels if len(levels) > 1 else [levels[0], levels[0] + 1.0]
     left = max(len(row.name) for row in rows) * LETTER + 22
-    right, bottom = width - max(map(len, words)) * LETTER - 22, len(rows) * _EXPECTATION_ROW + 8.0
+    right, bottom = width - max(map(len, labels)) * LETTER - 22, len(rows) * _EXPECTATION_ROW + 8.0
 
     def x(value: float) -> float:
         return left + (right - left) * (value - levels[0]) / (levels[-1] - levels[0])
@@ -198,7 +207,7 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
         drawn.append(element("line", x1=x(level), x2=x(level), y1=2, y2=bottom, class_="grid" if level else "zero"))
     half = max(len(show(level)) for level in levels) * LETTER / 2  # below the names and the words there is room
     drawn += level_words(levels, x, show, left - half + 12, right + half - 14, bottom + 16)
-    for at, (row, told) in enumerate(zip(rows, words, strict=True)):
+    for at, (row, label) in enumerate(zip(rows, labels, strict=True)):
         y = at * _EXPECTATION_ROW + 22.0
         came = f"achieved {show(row.achieved)}" if row.achieved is not None else "not achieved yet"
         sentence = f"{row.name}: expected {show(row.expected)}, {show(row.low)} to {show(row.high)}; {came}"
@@ -210,7 +219,7 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
             _expected_symbol(x(row.expected), y),
         ]
         parts += [_achieved_symbol(x(row.achieved), y)] if row.achieved is not None else []
-        drawn.append(element("g", *parts, text(told, width - 4, y + 4, "", "end")))
+        drawn.append(element("g", *parts, text(label, width - 4, y + 4, "", "end")))
     legend = Legend([("expected, with its interval", _expected_symbol), ("achieved", _achieved_symbol)], width)
     return figure(width, bottom + 36 + legend.height, title, *drawn, legend.at(2, bottom + 42))
 

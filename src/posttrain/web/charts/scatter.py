@@ -1,4 +1,4 @@
-"""Points of a plane, in layers."""
+"""Scatter plots of points in layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ class ScatterLayer:
     """Points that look alike.
 
     Args:
-        name: what they are.
+        name: legend entry.
         points: float [N, 2].
-        class_: of their colour.
+        class_: CSS class that sets their colour.
         shape: a name in `SHAPES`.
-        told: words for each of the first points; later ones have none.
+        labels: tooltips of the first points; later ones have none.
     """
 
     name: str
     points: Points
     class_: str
     shape: str
-    told: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
 
 def _dot(x: float, y: float) -> str:
@@ -65,11 +65,11 @@ SHAPES: dict[str, Callable[[float, float], str]] = {
     "square": _square,
     "triangle": _triangle,
 }
-"""A path by the name of its shape, around a place."""
+"""Draws a shape's path around a point, by the shape's name."""
 
 
 def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440, width: int = 760) -> str:
-    """All points on one scale, the same for both directions, without axes; empty where there are none.
+    """Draws all points on one scale, equal in both directions, without axes; returns "" without points.
 
     Args:
         layers: drawn one over the other, the first at the bottom.
@@ -85,9 +85,9 @@ def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440, wi
     legend = Legend([(layer.name, partial(_path, layer, "")) for layer in shown], width)
     drawn = []
     for layer in shown:
-        places = (size / 2 + (layer.points - (low + high) / 2) * scale * (1, -1)).tolist()
-        drawn += [_path(layer, told, *place) for told, place in zip(layer.told, places, strict=False)]
-        if rest := places[len(layer.told) :]:
+        positions = (size / 2 + (layer.points - (low + high) / 2) * scale * (1, -1)).tolist()
+        drawn += [_path(layer, label, *position) for label, position in zip(layer.labels, positions, strict=False)]
+        if rest := positions[len(layer.labels) :]:
             path = "".join(SHAPES[layer.shape](x, y) for x, y in rest)
             drawn.append(element("path", d=path, class_=layer.class_))
     frame = element("rect", x=0.5, y=0.5, width=width - 1, height=size[1] - 1, rx=8, class_="frame")
@@ -95,6 +95,6 @@ def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440, wi
     return figure(width, top + legend.height - 8, title, frame, *drawn, legend.at(2, top))
 
 
-def _path(layer: ScatterLayer, told: str, x: float, y: float) -> str:
-    words = [tooltip(told)] if told else []
-    return element("path", *words, d=SHAPES[layer.shape](x, y), class_=layer.class_)
+def _path(layer: ScatterLayer, label: str, x: float, y: float) -> str:
+    titles = [tooltip(label)] if label else []
+    return element("path", *titles, d=SHAPES[layer.shape](x, y), class_=layer.class_)

@@ -10,16 +10,16 @@ from markupsafe import Markup
 FONT_SIZE = 13
 
 LETTER = 8.0
-"""Width that one letter of chart text needs, in pixels; generous, so that text never runs over."""
+"""Pixels reserved for one letter; generous, because the browser's font is unknown and text must never run over."""
 
 Formatter = Callable[[float], str]
-"""A value in words."""
+"""Formats a value for people."""
 
 Scale = Callable[[float], float]
-"""A value's place in pixels."""
+"""Maps a value to pixels."""
 
 Symbol = Callable[[float, float], str]
-"""A sign of about 12 pixels around a place."""
+"""Draws a symbol of about 12 pixels around a point."""
 
 _LEGEND_ROW = 22
 
@@ -28,7 +28,7 @@ WIDE, NARROW = 760, 340
 
 
 def element(tag: str, *content: str, **attributes: object) -> str:
-    """One SVG element. Content is markup, attributes are escaped: ``class_="a"``, ``text_anchor="end"``."""
+    """Builds one SVG element. Content is markup, attributes are escaped: ``class_="a"``, ``text_anchor="end"``."""
     written = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
         for name, value in attributes.items()
@@ -37,17 +37,17 @@ def element(tag: str, *content: str, **attributes: object) -> str:
     return f"<{tag}{written}>{''.join(content)}</{tag}>"
 
 
-def text(words: str, x: float, y: float, class_: str = "", anchor: str = "start", **attributes: object) -> str:
-    """Text with its baseline at ``y``."""
-    return element("text", escape(words), x=x, y=y, class_=class_ or None, text_anchor=anchor, **attributes)
+def text(label: str, x: float, y: float, class_: str = "", anchor: str = "start", **attributes: object) -> str:
+    """Draws text with its baseline at ``y``."""
+    return element("text", escape(label), x=x, y=y, class_=class_ or None, text_anchor=anchor, **attributes)
 
 
-def tooltip(words: str) -> str:
-    return element("title", escape(words))
+def tooltip(label: str) -> str:
+    return element("title", escape(label))
 
 
 def figure(width: float, height: float, title: str, *content: str) -> str:
-    """A whole chart, named for screen readers, that is never wider than its place."""
+    """Builds a whole chart with a title for screen readers."""
     return element(
         "svg",
         tooltip(title),
@@ -62,21 +62,21 @@ def figure(width: float, height: float, title: str, *content: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """A chart as a file of its own, with its colours and a background."""
+    """Turns a chart into a file of its own, with its colours and a background."""
     start = svg.index(">") + 1
     background = element("rect", width="100%", height="100%", rx=8, class_="paper")
     return f"{svg[:start]}<style>{chart_style()}</style>{background}{svg[start:]}\n"
 
 
 def chart_style() -> str:
-    """The style sheet of all charts, for light and dark."""
+    """Reads the style sheet of all charts, for light and dark."""
     return files("posttrain.web").joinpath("templates", "charts.css").read_text("utf-8")
 
 
 def level_lines(
     levels: Iterable[float], left: float, right: float, y: Scale, show: Formatter, *, gap: float = 7
 ) -> list[str]:
-    """A line from ``left`` to ``right`` at each level of a vertical axis, with the level's words ``gap`` before it."""
+    """Draws a line at each level of a vertical axis, with the level's label ``gap`` pixels to the left."""
     return [
         element("line", x1=left, x2=right, y1=y(level), y2=y(level), class_="grid")
         + text(show(level), left - gap, y(level) + 4, "soft", "end")
@@ -85,25 +85,25 @@ def level_lines(
 
 
 def level_words(values: Iterable[float], x: Scale, show: Formatter, left: float, right: float, y: float) -> list[str]:
-    """The words of values on a horizontal axis, at most 14 over its ends; those that would touch are left out."""
+    """Draws labels on a horizontal axis, at most 14 pixels over its ends; drops those that would overlap."""
     drawn, free = [], left - 12.0
     for value in values:
-        words, at = show(value), x(value)
-        half = len(words) * LETTER / 2
+        label, at = show(value), x(value)
+        half = len(label) * LETTER / 2
         if at - half >= free and at + half <= right + 14:
-            drawn.append(text(words, at, y, "soft", "middle"))
+            drawn.append(text(label, at, y, "soft", "middle"))
             free = at + half + 6
     return drawn
 
 
-def truncate(words: str, width: float, letter: float = LETTER) -> str:
-    """The words, cut with an ellipsis where they need more than ``width`` pixels."""
+def truncate(label: str, width: float, letter: float = LETTER) -> str:
+    """Cuts a label with an ellipsis if it needs more than ``width`` pixels."""
     room = max(int(width / letter), 2)
-    return words if len(words) <= room else words[: room - 1] + "…"
+    return label if len(label) <= room else label[: room - 1] + "…"
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About ``count`` round numbers from at or below ``low`` to at or above ``high``."""
+    """Returns about ``count`` round numbers from at or below ``low`` to at or above ``high``."""
     step = (high - low) / max(count, 1) or 1.0
     size = 10 ** math.floor(math.log10(step))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * (1 - 1e-9))
@@ -116,7 +116,7 @@ def _number(value: object) -> str:
 
 
 class Legend:
-    """Signs with their names side by side.
+    """Lays symbols and their names out side by side, in as many rows as they need.
 
     Args:
         entries: name and sign.
@@ -139,7 +139,7 @@ class Legend:
         self.height = _LEGEND_ROW * len(self._rows)
 
     def at(self, left: float, top: float) -> str:
-        """The legend with the middle of its first row at ``top``."""
+        """Draws the legend with the middle of its first row at ``top``."""
         return "".join(
             sign(left + x + 6, top + _LEGEND_ROW * row) + text(name, left + x + 20, top + _LEGEND_ROW * row + 4, "soft")
             for row, entries in enumerate(self._rows)
@@ -148,12 +148,12 @@ class Legend:
 
 
 def swatch(class_: str) -> Symbol:
-    """A small box in the colour of a class."""
+    """Draws a small box in the colour of a class."""
     return lambda x, y: element("rect", x=x - 6, y=y - 6, width=12, height=12, rx=2, class_=class_)
 
 
 def responsive(draw: Callable[..., str], *arguments: object, **options: object) -> Markup:
-    """The chart that ``draw(*arguments, width=..., **options)`` makes, once at each width.
+    """Draws the chart ``draw(*arguments, width=..., **options)`` once at each width.
 
     The style sheet shows the one that fits; an empty chart stays empty.
     """
@@ -162,5 +162,5 @@ def responsive(draw: Callable[..., str], *arguments: object, **options: object) 
 
 
 def without_step(name: str, width: int) -> str:
-    """A name such as ``gopher: word count`` without the step, where a chart is narrow."""
+    """Shortens ``gopher: word count`` to ``word count`` in a narrow chart."""
     return name if width >= 500 else name.split(": ", 1)[-1]
