@@ -1,4 +1,4 @@
-"""Write the generated parts of the pages anew: python docs/update.py."""
+"""Writes the generated parts of the pages anew: python docs/update.py."""
 
 import inspect
 import json
@@ -12,52 +12,100 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from posttrain.data.steps.registry import STEPS
-from posttrain.inspect.config_reference import reference
+from posttrain.inspect.config_reference import config_keys, reference
 from posttrain.loop.config import Config
 
 FOLDER = Path(__file__).parent
-_BEGIN, _END = "<!-- steps: written by docs/update.py -->\n", "<!-- end of steps -->\n"
+
+COMMON_KEYS = [
+    *("model", "rounds", "seed", "task.system", "task.labels", "task.max_new_tokens"),
+    *("data.pool", "data.labelled", "data.test", "data.columns", "data.steps"),
+    *("select.strategy", "select.pool_sample", "select.explore", "select.focus"),
+    *("label.annotator", "label.per_round", "label.budget"),
+    *("train.method", "train.start", "train.epochs", "train.learning_rate", "train.batch_size", "train.max_length"),
+    *("train.precision", "evaluate.suites", "gate.deploy", "gate.rollback", "triggers.any", "deploy.command"),
+]
+"""The keys that people set, in the order of the page's first table."""
+
+GUIDES = {
+    "data": "[data.md](data.md) describes every step with its settings.",
+    "select": "[select.md](select.md) describes the strategies, the scores and when to stop.",
+    "train": "[training.md](training.md) shows objectives, curricula, checkpoints and monitors at work.",
+    "evaluate": "[Suites](#suites) above lists the keys of a suite.",
+    "gate": "[Rules](#rules) above lists the names that rules can use.",
+    "triggers": "[Rules](#rules) above lists the names that rules can use.",
+}
+"""Where a section of the config is explained."""
 
 
 def pages() -> dict[Path, str]:
-    """What every page with a generated part should say."""
+    """Render every page with a generated part."""
     configuration, data = FOLDER / "configuration.md", FOLDER / "data.md"
-    block = f"```yaml\n{reference(Config)}\n```\n"
-    before, rest = data.read_text("utf-8").split(_BEGIN)
-    after = rest.split(_END)[1]
+    page = _replace_part(configuration.read_text("utf-8"), "common keys", common_keys())
     return {
-        configuration: re.sub(
-            r"```yaml\n# Fixes.*?^```\n",
-            lambda _: block,
-            configuration.read_text("utf-8"),
-            flags=re.DOTALL | re.MULTILINE,
-        ),
-        data: before + _BEGIN + steps_reference() + _END + after,
+        configuration: _replace_part(page, "sections", sections_reference()),
+        data: _replace_part(data.read_text("utf-8"), "steps", steps_reference()),
     }
 
 
+def _replace_part(page: str, name: str, content: str) -> str:
+    begin, end = f"<!-- {name}: written by docs/update.py -->\n", f"<!-- end of {name} -->\n"
+    before, rest = page.split(begin)
+    return before + begin + content + end + rest.split(end)[1]
+
+
+def common_keys() -> str:
+    """Render the table of the keys that people set."""
+    keys = {entry.key: entry for entry in config_keys(Config)}
+    rows = []
+    for name in COMMON_KEYS:
+        entry = keys[name]
+        default = "required" if entry.default is None else f"`{entry.default}`"
+        rows.append(f"| `{name}` | {default if len(default) <= 40 else 'see below'} | {_cell(entry.meaning)} |")
+    return "\n".join(["", "| key | default | meaning |", "| --- | --- | --- |", *rows, "", ""])
+
+
+def sections_reference() -> str:
+    """Render every key as YAML, one part a section; joined they are what `config show --defaults` prints."""
+    parts = re.split(r"(?m)^(?=# .*\n\w+:)", reference(Config))[1:]
+    scalars = [part for part in parts if re.search(r"(?m)^\w+: +\S", part)]
+    rendered = [("The top level", "", "".join(scalars))]
+    for part in parts[len(scalars) :]:
+        name = part.splitlines()[1].partition(":")[0]
+        rendered.append((f"`{name}`", GUIDES.get(name, ""), part))
+    texts = []
+    for title, guide, yaml in rendered:
+        texts += [f"\n### {title}\n\n", f"{guide}\n\n" if guide else "", f"```yaml\n{yaml.rstrip()}\n```\n"]
+    return "".join(texts) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Escape what Markdown would take for a table's border or a tag."""
+    return text.replace("|", r"\|").replace("<", r"\<")
+
+
 def steps_reference() -> str:
-    """Every step of the registry: what its docstring says, and a table of its settings."""
-    return "\n".join(part for name, step in STEPS.items() for part in (f"### {name}\n", _told(step)))
+    """Render every step of the registry: its docstring, and a table of its settings."""
+    return "\n".join(part for name, step in STEPS.items() for part in (f"### {name}\n", _step_text(step)))
 
 
-def _told(section: type[BaseModel]) -> str:
+def _step_text(section: type[BaseModel]) -> str:
     text = inspect.cleandoc(section.__doc__ or "").replace("``", "`")
     # Markdown would take placeholders such as <EMAIL> for tags.
-    text = re.sub(r"(`[^`]*`)|<", lambda found: found[1] or r"\<", text)
+    text = re.sub(r"(`[^`]*`)|<", lambda match: match[1] or r"\<", text)
     rows, methods = [], []
     for name, default, meaning, others in _settings(section):
         rows.append(f"| `{name}` | {default} | {meaning} |")
         methods += others
     table = ["| setting | default | meaning |", "| --- | --- | --- |", *rows] if rows else ["No settings."]
-    told = [text, "\n".join(table)]
+    parts = [text, "\n".join(table)]
     for method in methods:
-        told.append(f"`method: {method.model_fields['method'].default}`. {_told(method)}".rstrip())
-    return "\n\n".join(told) + "\n"
+        parts.append(f"`method: {method.model_fields['method'].default}`. {_step_text(method)}".rstrip())
+    return "\n\n".join(parts) + "\n"
 
 
 def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str, list[type[BaseModel]]]]:
-    """Name, default, meaning and, for a list of things that are told apart by ``method``, the sections of these."""
+    """Yield name, default, meaning and, for a list of sections distinguished by ``method``, those sections."""
     for name, field in section.model_fields.items():
         if name == "method" and field.description is None:
             continue
@@ -67,7 +115,7 @@ def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
             continue
         value = field.get_default(call_default_factory=True)
         default = "required" if value is PydanticUndefined else f"`{_json(value)}`"
-        meaning = (field.description or "").replace("|", r"\|").replace("<", r"\<")
+        meaning = _cell(field.description or "")
         choices = [f"`{_json(choice).strip(chr(34))}`" for choice in _choices(field.annotation)]
         if not all(choice.strip("`") in meaning for choice in choices):
             meaning += f" ({', '.join(choices)})"
@@ -77,7 +125,7 @@ def _settings(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 def _sections(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in _sections(part)]
+    return [section for part in get_args(annotation) for section in _sections(part)]
 
 
 def _choices(annotation: Any) -> list[Any]:

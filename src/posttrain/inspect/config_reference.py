@@ -1,8 +1,10 @@
-"""Every config key with its default and its description, read from the sections themselves."""
+"""Lists every config key with its type, default and meaning, as the sections themselves define them."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -11,8 +13,60 @@ from posttrain.data.steps.step import Step
 from posttrain.data.versions.recipe import step_values
 
 
+@dataclass(frozen=True)
+class ConfigKey:
+    """A key of the config: its dotted name, type, default as JSON (None if it is required) and meaning.
+
+    ``N`` in a name stands for a position in a list, ``NAME`` for a name of the user's own.
+    """
+
+    key: str
+    type: str
+    default: str | None
+    meaning: str
+
+
+def config_keys(section: type[BaseModel], prefix: str = "") -> Iterator[ConfigKey]:
+    """Yield every key of a section and of the sections in it, in the order of their definition."""
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{name}"
+        inner = _section(field.annotation)
+        if inner is None or field.default is None:
+            default = None if field.is_required() else _shown(field.get_default(call_default_factory=True))
+            yield ConfigKey(key, _type_text(field.annotation), default, field.description or "")
+        if inner is not None:
+            yield from config_keys(inner, f"{key}.")
+        elif entry := _section_of_list(field.annotation):
+            yield from config_keys(entry, f"{key}.N.")
+        elif get_origin(field.annotation) is dict and (entry := _section(get_args(field.annotation)[1])):
+            yield from config_keys(entry, f"{key}.NAME.")
+
+
+_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}
+
+
+def _type_text(annotation: Any) -> str:
+    """Describes a type as readers of YAML know it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(arguments[0])
+    if origin is Literal:
+        return ", ".join(json.dumps(choice).strip('"') for choice in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_type_text(part) for part in arguments))
+    if origin in (list, tuple):
+        return f"list of {_type_text(arguments[0])}" if arguments else "list"
+    if origin is dict or annotation is dict:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, Step):
+        return "step"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return _TYPES.get(annotation) or str(getattr(annotation, "__name__", annotation))
+
+
 def reference(section: type[BaseModel], indent: int = 0) -> str:
-    """Commented YAML of a section: each key with its default, what it means above it."""
+    """Write a section as commented YAML: each key with its default, and its meaning above it."""
     lines: list[str] = []
     pad = " " * indent
     for name, field in section.model_fields.items():
@@ -23,10 +77,10 @@ def reference(section: type[BaseModel], indent: int = 0) -> str:
             lines += [f"{pad}{name}: null", *(f"{pad}# {line}" for line in reference(inner, 2).splitlines())]
         elif inner is not None:
             lines += [f"{pad}{name}:", reference(inner, indent + 2)]
-        elif (one := _section_of_list(field.annotation)) and not field.default:
+        elif (entry := _section_of_list(field.annotation)) and not field.default:
             # Empty as it is: what stands in it is there as a comment.
             lines += [f"{pad}{name}: []", f"{pad}# - each with"]
-            lines += [f"{pad}#   {line}" for line in reference(one).splitlines()]
+            lines += [f"{pad}#   {line}" for line in reference(entry).splitlines()]
         elif field.is_required():
             lines.append(f"{pad}{name}:  # required")
         else:
@@ -38,7 +92,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, UnionType):
-        return next((found for part in get_args(annotation) if (found := _section(part))), None)
+        return next((inner for part in get_args(annotation) if (inner := _section(part))), None)
     return None
 
 
@@ -56,5 +110,5 @@ def _shown(value: Any) -> str:
             for key, inner in value.items()
         }
     if isinstance(value, list):
-        value = [step_values(one) if isinstance(one, Step) else one for one in value]
+        value = [step_values(item) if isinstance(item, Step) else item for item in value]
     return json.dumps(value, ensure_ascii=False)

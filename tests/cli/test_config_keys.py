@@ -1,0 +1,39 @@
+"""``posttrain config keys`` lists keys with default, type and meaning."""
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from posttrain.inspect.config_reference import config_keys, reference
+from posttrain.loop.config import Config
+
+
+def test_a_prefix_selects_keys(posttrain: Callable[..., Any]) -> None:
+    lora = posttrain("config", "keys", "train.lora", "--json").json
+    assert {entry["key"] for entry in lora} == {
+        f"train.lora.{name}" for name in ("rank", "alpha", "dropout", "targets")
+    }
+    assert lora[0]["default"] == "16"
+    assert lora[0]["type"] == "integer"
+    assert "train.lora.rank" in posttrain("config", "keys", "train.lora").out
+
+
+def test_an_unknown_prefix_gets_the_nearest_key(posttrain: Callable[..., Any]) -> None:
+    assert "train.epochs" in posttrain("config", "keys", "train.epoch_").mistake
+
+
+def test_every_key_of_the_reference_is_listed() -> None:
+    keys = {entry.key for entry in config_keys(Config)}
+    assert {"model", "evaluate.suites.NAME.sample", "train.stages.N.epochs", "data.splits.test"} <= keys
+    assert all(entry.meaning and entry.type for entry in config_keys(Config))
+
+    def leaves(values: dict[str, Any], prefix: str = "") -> set[str]:
+        return {
+            leaf
+            for name, value in values.items()
+            for leaf in (leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}"})
+        }
+
+    written = {leaf for leaf in leaves(yaml.safe_load(reference(Config))) if not leaf.startswith("evaluate.suites.")}
+    assert written <= keys
