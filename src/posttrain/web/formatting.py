@@ -4,17 +4,17 @@ from posttrain.web.charts.bars import format_seconds
 from posttrain.web.report_data import Interval
 
 _KINDS = {
-    "nan": "a number that is none",
-    "explosion": "a gradient far too large",
-    "divergence": "a loss that rose again",
-    "plateau": "no more progress",
-    "dead_layers": "layers that learn nothing",
-    "no_supervised": "a batch with nothing to learn",
+    "nan": "NaN or infinity",
+    "explosion": "exploding gradient",
+    "divergence": "diverging loss",
+    "plateau": "loss plateau",
+    "dead_layers": "dead layers",
+    "no_supervised": "no supervised token",
 }
 _ACTIONS = {
-    "warn": "said so and went on",
-    "skip": "left this batch out",
-    "rollback": "went back to the last good checkpoint, and past this data",
+    "warn": "logged a warning",
+    "skip": "skipped this batch",
+    "rollback": "rolled back to the last good checkpoint and skipped this data",
     "lower_rate": "lowered the learning rate",
     "stop": "stopped the training",
 }

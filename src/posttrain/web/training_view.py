@@ -117,7 +117,7 @@ def _headline(training: Training) -> list[Tile]:
     if not np.isnan(values["memory_bytes"]).all():
         tiles.append((bytes_text(float(np.nanmax(values["memory_bytes"]))), "memory", "at most"))
     count = len(training.decisions)
-    tiles.append((f"{count}", "decisions" if count != 1 else "decision", "of the watch"))
+    tiles.append((f"{count}", "decisions" if count != 1 else "decision", "by the monitor"))
     return tiles
 
 
