@@ -39,6 +39,9 @@ class Config(Section):
     gate: GateConfig = Field(GateConfig(), description="When a candidate becomes the champion.")
     triggers: TriggerConfig = Field(TriggerConfig(), description="When a new round starts.")
     deploy: DeployConfig = Field(DeployConfig(), description="What happens when the champion changes.")
+    stages: list[str] = Field(
+        [], description="Stages of your own, each as `package.module:Class`; see docs/extending.md."
+    )
     store: StoreConfig = Field(StoreConfig(), description="Where metadata and artifacts lie.")
 
 

@@ -1,68 +1,77 @@
-"""What finished rounds left behind for the next one."""
+"""Everything the stages of one round share: workspace, config, round number, seeds and the state so far."""
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from posttrain.data.versions.version import Dataset, read_dataset
 from posttrain.loop.config import Config
+from posttrain.loop.state import RoundState
 from posttrain.store.artifacts import Artifact
 from posttrain.store.stage_runner import run_stage
 from posttrain.store.workspace import Workspace
 
 if TYPE_CHECKING:
+    from posttrain.loop.stage import Stage
     from posttrain.models.language_model import LanguageModel
-
-Work = Callable[[Path, Path], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class RoundContext:
-    """One round: its number, and the workspace and config that it runs in.
+    """One round of a workspace.
 
     Args:
-        in_round: False for work beside the rounds, which is none of a round's time.
+        number: of the round; 0 measures the base model.
+        in_round: False for work beside the rounds, which counts as no round's time.
+        state: what the stages before have produced.
     """
 
     workspace: Workspace
     config: Config
     number: int
     in_round: bool = True
+    state: RoundState = field(default_factory=RoundState)
 
-    def stage(
-        self,
-        name: str,
-        kind: str,
-        inputs: Mapping[str, str],
-        config: Mapping[str, Any],
-        work: Work,
-        *,
-        version: int = 1,
-        seeded: bool = True,
-    ) -> Artifact:
-        """Run one stage of this round, or find its finished artifact.
+    def run(self, stage: "Stage") -> Artifact:
+        """The artifact of a stage: the finished one where it was run before, else a new one.
 
-        Args:
-            name: of the stage; also decides its seed.
-            seeded: False for stages without a random choice, whose work is then shared between rounds.
+        Raises:
+            Waiting: the stage waits for somebody.
         """
         return run_stage(
             self.workspace,
-            name,
-            version,
-            kind=kind,
-            inputs=inputs,
-            config=config,
-            seed=self.seed(name) if seeded else 0,
+            stage.name,
+            stage.version,
+            kind=stage.kind,
+            inputs=stage.inputs(self),
+            config=stage.settings(self),
+            # Without a random choice the work has the same key in all rounds, which share it.
+            seed=self.seed(stage.name) if stage.seeded else 0,
             round=self.number if self.in_round else None,
-            work=work,
+            work=lambda out, scratch: stage.run(self, out, scratch),
         )
+
+    def after(self, stage: "type[Stage]") -> Self:
+        """The context after one more stage."""
+        return replace(self, state=stage.execute(self))
+
+    def with_state(self, **fields: Any) -> Self:
+        """The context with some fields of the state set."""
+        return replace(self, state=self.update(**fields))
+
+    def update(self, **fields: Any) -> RoundState:
+        """The state with some fields set."""
+        return replace(self.state, **fields)
 
     def seed(self, name: str) -> int:
         """The seed of a stage of this round."""
         return int.from_bytes(hashlib.sha256(f"{self.config.seed}/{self.number}/{name}".encode()).digest()[:4], "big")
+
+    def artifact(self, id: str | None) -> Artifact:
+        """An artifact that an earlier stage produced."""
+        assert id is not None, "the stage before sets it"
+        return self.workspace.artifacts.get(id)
 
     def path(self, id: str) -> Path:
         """The folder of an artifact."""
@@ -79,11 +88,11 @@ class RoundContext:
         return load_language_model(self.path(id), self.config.task)
 
 
-def known_inputs(turn: RoundContext, dataset: str) -> set[str]:
+def known_inputs(context: RoundContext, dataset: str) -> set[str]:
     """Input ids of a dataset version."""
-    return set(turn.dataset(dataset).records["input_id"].to_pylist())
+    return set(context.dataset(dataset).records["input_id"].to_pylist())
 
 
 def task_key(config: Config) -> dict[str, Any]:
-    """What the task contributes to a stage's key."""
+    """The part of a stage's key that the task decides."""
     return {"task": config.task.model_dump(mode="json")}

@@ -6,18 +6,19 @@ from datetime import UTC, datetime
 import numpy as np
 
 from posttrain.evaluate.suite import read_evaluation
+from posttrain.loop.state import RoundState
 from posttrain.store.rows import Round
 from posttrain.store.workspace import Workspace
 
 
 def finished_rounds(workspace: Workspace) -> list[Round]:
     """Rounds that are done, in order."""
-    return [entry for entry in workspace.metadata.rounds() if entry.status == "done"]
+    return [row for row in workspace.metadata.rounds() if row.status == "done"]
 
 
 def carried_dataset(workspace: Workspace) -> str:
     """The training set that the next round builds on; labels that were set aside are not in it."""
-    return str(finished_rounds(workspace)[-1].detail["carry"])
+    return str(RoundState.of(finished_rounds(workspace)[-1]).carry)
 
 
 def days_since_training(workspace: Workspace) -> float:
@@ -46,39 +47,41 @@ class CandidateResult:
 
 def champion_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
     """The model in service after each finished round."""
-    found = []
-    measured: dict[str | None, str] = {}
-    back = {one.round: one.model_id for one in workspace.metadata.deployments() if one.action == "rollback"}
-    for entry in finished_rounds(workspace):
-        measured[entry.candidate] = entry.detail["evaluation"]
-        action = entry.decision["action"] if entry.decision else None
-        before = entry.detail.get("champion_evaluation", "")
+    evaluations: list[str] = []
+    evaluation_of: dict[str | None, str] = {}
+    restored = {row.round: row.model_id for row in workspace.metadata.deployments() if row.action == "rollback"}
+    for row in finished_rounds(workspace):
+        state = RoundState.of(row)
+        evaluation_of[state.candidate] = str(state.evaluation)
+        action = state.decision["action"] if state.decision else None
+        champion = state.champion_evaluation or ""
         if action == "rollback":
-            found.append(measured.get(back.get(entry.number), before))
+            evaluations.append(evaluation_of.get(restored.get(row.number), champion))
         else:
-            found.append(before if action == "refuse" else entry.detail["evaluation"])
-    return _results(workspace, found, labels_given(workspace))
+            evaluations.append(champion if action == "refuse" else str(state.evaluation))
+    return _results(workspace, evaluations, labels_given(workspace))
 
 
 def candidate_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
     """The model that each finished round trained, refused ones too, and the labels that it learned from."""
-    rounds = finished_rounds(workspace)
-    learned = [entry.detail["labels"] for entry in rounds]
-    return _results(workspace, [entry.detail["evaluation"] for entry in rounds], learned)
+    states = [RoundState.of(row) for row in finished_rounds(workspace)]
+    labels = [state.labels or 0 for state in states]
+    return _results(workspace, [str(state.evaluation) for state in states], labels)
 
 
 def labels_given(workspace: Workspace) -> list[int]:
-    """Labels that had been given until the end of each finished round, those that were set aside too."""
-    found, aside = [], 0
-    for entry in finished_rounds(workspace):
-        found.append(entry.detail["labels"] + aside)
-        aside += entry.detail["labels_new"] if entry.detail.get("set_aside") else 0
-    return found
+    """Labels given until the end of each finished round, those that were set aside too."""
+    given, aside = [], 0
+    for row in finished_rounds(workspace):
+        state = RoundState.of(row)
+        given.append((state.labels or 0) + aside)
+        aside += (state.labels_new or 0) if state.set_aside else 0
+    return given
 
 
 def _results(workspace: Workspace, evaluations: list[str], labels: list[int]) -> tuple[CandidateResult, ...]:
-    found = []
-    for entry, count, id in zip(finished_rounds(workspace), labels, evaluations, strict=True):
+    results = []
+    for row, count, id in zip(finished_rounds(workspace), labels, evaluations, strict=True):
         predictions = next(iter(read_evaluation(workspace.artifacts.path(id)).values())).predictions
-        found.append(CandidateResult(entry.number, count, float(np.mean(predictions["score"].to_numpy())), id))
-    return tuple(found)
+        results.append(CandidateResult(row.number, count, float(np.mean(predictions["score"].to_numpy())), id))
+    return tuple(results)

@@ -11,6 +11,7 @@ from posttrain.label.file_annotator import export_labels, import_labels
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.score_files import chosen_records
+from posttrain.loop.state import RoundState
 from posttrain.loop.stages.label import pool_agreement
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.files import check_new_file, disk_errors, write_atomically
@@ -41,11 +42,11 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
     Raises:
         UserError: if no round waits for labels, or the file does not fit its batch.
     """
-    turn, batch, _ = _open_batch(workspace, config)
+    context, batch, _ = _open_batch(workspace, config)
     if not file.is_file():
         raise UserError("there is no such file", where=str(file))
     answers = import_labels(file, batch, config.task.label_set or None)
-    target = workspace.root / "labels" / f"round-{turn.number}.csv"
+    target = workspace.root / "labels" / f"round-{context.number}.csv"
     if file.resolve() != target.resolve():
         with disk_errors(target):
             target.parent.mkdir(exist_ok=True)
@@ -78,9 +79,8 @@ def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
 
 def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, list[str] | None]:
     waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
-    asked = waiting[-1].detail if waiting else {}
-    if "selection" not in asked:
+    state = RoundState.of(waiting[-1]) if waiting else RoundState()
+    if state.batch is None:
         raise UserError("no round waits for labels", fix="posttrain status")
-    turn = RoundContext(workspace, config, waiting[-1].number)
-    get = workspace.artifacts.get
-    return turn, *chosen_records(turn, get(asked["selection"]), get(asked["asked"]))
+    context = RoundContext(workspace, config, waiting[-1].number, state=state)
+    return context, *chosen_records(context, context.artifact(state.selection), context.artifact(state.asked))

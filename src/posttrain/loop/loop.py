@@ -3,15 +3,17 @@
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, known_inputs
 from posttrain.loop.history import days_since_training, finished_rounds
 from posttrain.loop.registry import Registry
-from posttrain.loop.round import STAGES, NothingToAsk, RoundRunner, Stopped, format_metrics
+from posttrain.loop.round import RoundRunner, Stopped, stages_of
 from posttrain.loop.stages.collect import collect
-from posttrain.loop.stages.evaluate import evaluate
+from posttrain.loop.stages.dataset import NothingToLabel
+from posttrain.loop.stages.evaluate import Evaluate, format_metrics
+from posttrain.loop.state import RoundState
 from posttrain.loop.suites import check_suites
 from posttrain.loop.triggers import judge
 from posttrain.store.errors import UserError, Waiting
@@ -50,16 +52,18 @@ class Loop:
         Raises:
             UserError: another process turns this loop, or the config or the data are wrong.
         """
-        if until is not None and until not in STAGES:
-            raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(STAGES)}")
-        round = RoundRunner(self.workspace, self.config, self.registry, until)
+        # Fetching is quick and changes nothing that a user would look at.
+        names = [stage.name for stage in stages_of(self.config) if stage.name != "fetch"]
+        if until is not None and until not in names:
+            raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(names)}")
+        runner = RoundRunner(self.workspace, self.config, until)
         last = rounds if rounds is not None else self.config.rounds
         check_suites(self.config, self.workspace.root)
         with self.workspace.lock():
             self.registry.settle()
             try:
                 if not finished_rounds(self.workspace):
-                    round.baseline()
+                    runner.run_baseline()
                 if len(finished_rounds(self.workspace)) > last:
                     log.info("%d of %d rounds are done; raise `rounds` for more", last, last)
                 while (number := len(finished_rounds(self.workspace))) <= last:
@@ -68,10 +72,10 @@ class Loop:
                         break
                     if waiting := self._untriggered(number, urgent):
                         return waiting
-                    round.turn(number)
+                    runner.run_round(number)
                     urgent = False  # one round is asked for
                 self._final()
-            except NothingToAsk as waiting:
+            except NothingToLabel as waiting:
                 self._final()
                 return str(waiting)
             except Waiting as waiting:
@@ -95,12 +99,13 @@ class Loop:
         triggers = self.config.triggers
         if self.workspace.metadata.round(number) or not (triggers.any or triggers.all):
             return None
-        turn = RoundContext(self.workspace, self.config, number, in_round=False)
+        context = RoundContext(self.workspace, self.config, number, in_round=False)
         rounds = finished_rounds(self.workspace)
-        values = trigger_values(turn, self.registry.in_service, urgent)
+        values = trigger_values(context, self.registry.in_service, urgent)
         verdict = judge(triggers, values)
         waits = None if verdict.starts else f"a trigger for round {number}: {verdict.why}"
-        self.workspace.metadata.update_round(number - 1, detail={**rounds[-1].detail, "waits": waits})
+        state = replace(RoundState.of(rounds[-1]), waits=waits)
+        self.workspace.metadata.update_round(number - 1, detail=state.detail())
         if verdict.starts:
             log.info("round %d starts: %s", number, verdict.why)
         return waits
@@ -112,12 +117,13 @@ class Loop:
             return
         rounds = finished_rounds(self.workspace)
         champion = self.registry.in_service
-        if rounds[-1].detail.get("final", {}).get("model") == champion:
+        state = RoundState.of(rounds[-1])
+        if state.final and state.final["model"] == champion:
             return
-        turn = RoundContext(self.workspace, self.config, rounds[-1].number, in_round=False)
-        test = self.workspace.artifacts.get(rounds[-1].detail["test"])
+        context = RoundContext(self.workspace, self.config, rounds[-1].number, in_round=False)
+        test = context.artifact(state.test)
         start = time.monotonic()
-        evaluation = evaluate(turn, champion, test, full=True)
+        evaluation = context.run(Evaluate(champion, test.id, full=True))
         log.info(
             "champion on all %d test records: %s",
             test.meta["counts"]["records"],
@@ -129,14 +135,14 @@ class Loop:
             "metrics": evaluation.meta["metrics"],
             "seconds": time.monotonic() - start,
         }
-        self.workspace.metadata.update_round(rounds[-1].number, detail={**rounds[-1].detail, "final": final})
+        self.workspace.metadata.update_round(rounds[-1].number, detail=replace(state, final=final).detail())
 
 
-def trigger_values(turn: RoundContext, champion: str, urgent: bool) -> dict[str, float]:
+def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[str, float]:
     """The values of the triggers' metrics.
 
     Args:
-        turn: the round that may start.
+        context: the round that may start.
         champion: id of the model in service.
         urgent: whether the user asked for a round.
 
@@ -145,17 +151,18 @@ def trigger_values(turn: RoundContext, champion: str, urgent: bool) -> dict[str,
         training set does not hold; ``days_since_training``; ``degradation``: how much the champion's main metric has
         fallen since its round, on the test set of today; ``urgent``: 1 or 0.
     """
-    workspace = turn.workspace
-    collected = collect(turn)
+    workspace = context.workspace
+    collected = collect(context)
     rounds = finished_rounds(workspace)
-    now = evaluate(turn, champion, collected.test).meta["metrics"]
+    now = context.run(Evaluate(champion, collected.test.id)).meta["metrics"]
     # A model that was promoted by hand out of an unfinished round has no figures of that time.
-    then = next((entry.detail["metrics"] for entry in rounds if entry.candidate == champion), now)
-    main = next(iter(rounds[0].detail["metrics"]))
-    last = rounds[-1].detail
+    states = [RoundState.of(row) for row in rounds]
+    then = next((state.metrics for state in states if state.candidate == champion and state.metrics), now)
+    main = next(iter(states[0].metrics or now))
+    assert states[-1].pool and states[-1].carry, "a finished round has both"
     return {
-        "new_records": float(len(known_inputs(turn, collected.pool.id) - known_inputs(turn, last["pool"]))),
-        "new_labels": float(len(known_inputs(turn, collected.labelled.id) - known_inputs(turn, last["carry"]))),
+        "new_records": float(len(known_inputs(context, collected.pool.id) - known_inputs(context, states[-1].pool))),
+        "new_labels": float(len(known_inputs(context, collected.labelled.id) - known_inputs(context, states[-1].carry))),
         "days_since_training": days_since_training(workspace),
         "degradation": then.get(main, math.nan) - now.get(main, math.nan),
         "urgent": float(urgent),

@@ -97,3 +97,8 @@ class Registry:
         if champion.hook in ("pending", "failed") and self.hooks.wanted:
             done = call(self.hooks, champion, path, self.workspace.root)
             self.workspace.metadata.set_hook(champion.id, "done" if done else "failed")
+
+
+def champion_besides(workspace: Workspace, round: int) -> str:
+    """The model that a round's candidate has to beat: the champion, leaving out what the round itself deployed."""
+    return [entry for entry in workspace.metadata.deployments() if entry.round != round][-1].model_id

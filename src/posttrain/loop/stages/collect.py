@@ -1,81 +1,137 @@
-"""Collect: read, check and clean files and versions; one dataset version each for pool, test and labelled records."""
+"""Collect: reads, checks and cleans files and versions into one dataset each for pool, test and labelled records."""
 
+import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from posttrain.data.config import DataConfig
 from posttrain.data.sets.pool_and_test import LoopData, build_pool_and_test, input_digests
-from posttrain.data.versions.named_versions import resolve_versions
 from posttrain.data.versions.version import write_dataset
+from posttrain.data.versions.named_versions import resolve_versions
 from posttrain.loop.context import RoundContext
+from posttrain.loop.scoring import check_costs
+from posttrain.loop.stage import Stage
+from posttrain.loop.stages.label import check_answers
+from posttrain.loop.difficulty import check_columns
+from posttrain.loop.state import RoundState
 from posttrain.loop.suites import suite_digests, suite_settings, suites_beside_test
 from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
+
+log = logging.getLogger("posttrain")
 
 SETS = ("pool", "test", "labelled")
 
 
 @dataclass(frozen=True)
 class RoundData:
-    """Dataset artifacts."""
+    """The dataset artifacts that a round works with."""
 
     pool: Artifact
     test: Artifact
     labelled: Artifact
 
 
+class Collect(Stage):
+    """Builds one of the three sets; all three come from one pass over the files.
+
+    Args:
+        set: ``pool``, ``test`` or ``labelled``.
+        sources: what the sets are built from, shared by the three.
+    """
+
+    name = "collect"
+    kind = "dataset"
+    seeded = False
+
+    def __init__(self, set: str, sources: "_Sources") -> None:
+        self.set, self.sources = set, sources
+        self.name = f"collect {set}"
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Collect the records, and check before any model is loaded that later stages can use them."""
+        check_answers(context.config, context.workspace.root)
+        data = collect(context)
+        check_columns(context, data.pool.id, data.labelled.id)
+        check_costs(context, data.pool.id)
+        if context.number == 0:
+            for artifact in (data.pool, data.test):
+                counts = artifact.meta["counts"]
+                log.info(
+                    "  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"]
+                )
+        return context.update(pool=data.pool.id, test=data.test.id, files=data.labelled.id)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Digests of the files, and of the suites that training records must not repeat."""
+        # The test set is what the suites measure on: nothing is taken out of it.
+        beside = {} if self.set == "test" else suite_digests(context.config, context.workspace.root)
+        return self.sources.digests | beside
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The data section, with the content of the files that its steps name."""
+        beside = {} if self.set == "test" else suite_settings(context.config, context.workspace.root)
+        return self.sources.settings | beside
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write the set with its rejections."""
+        built = self.sources.built
+        funnel = [entry for entry in built.funnel if entry["set"] == self.set]
+        return write_dataset(out, getattr(built, self.set), built.rejected[self.set], {"name": self.set, "funnel": funnel})
+
+
+class _Sources:
+    """The files and versions of the config, read at most once."""
+
+    def __init__(self, context: RoundContext) -> None:
+        self.root, self.labels = context.workspace.root, context.config.task.label_set
+        self.config = with_added_files(context.config.data, self.root)
+        self.versions = resolve_versions(self.config.files, self.root, context.workspace)
+        self.suites = suites_beside_test(context.config)
+        self.digests = input_digests(self.config, self.root, self.versions)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"data": self.config.model_dump(mode="json"), "labels": self.labels}
+        # A step that drops records by a file depends on the content of that file too.
+        if self.config.drops:
+            values["drop"] = [step.located(self.root).key() for step in self.config.drops]
+        return values
+
+    @cached_property
+    def built(self) -> LoopData:
+        data = build_pool_and_test(self.config, self.root, self.labels or None, self.versions, self.suites)
+        if not data.test.num_rows:
+            raise UserError(
+                "there is no record to test on",
+                where="data.test",
+                fix="name a file or a dataset version, or a share of `labelled`",
+            )
+        return data
+
+
+def collect(context: RoundContext) -> RoundData:
+    """The three dataset versions that this round works with.
+
+    Raises:
+        UserError: if a file or version is missing or a record is bad, or nothing is left to test on.
+    """
+    sources, metadata = _Sources(context), context.workspace.metadata
+    artifacts = {}
+    for name in SETS:
+        artifacts[name] = context.run(Collect(name, sources))
+        metadata.name_artifact(name, artifacts[name].id, metadata.named(name))
+    return RoundData(**artifacts)
+
+
 def with_added_files(config: DataConfig, root: Path) -> DataConfig:
-    """The data section with what ``posttrain data add`` put into ``data/pool`` and ``data/labelled``."""
+    """The data section with the files that ``posttrain data add`` put into ``data/pool`` and ``data/labelled``."""
     added = {}
     for name in ("pool", "labelled"):
         files = sorted(path.relative_to(root).as_posix() for path in (root / "data" / name).glob("[!.]*"))
         named = getattr(config, name)
         added[name] = [*named, *[file for file in files if file not in named]]
     return config.model_copy(update=added)
-
-
-def collect(turn: RoundContext) -> RoundData:
-    """The three dataset versions that this round works with.
-
-    Raises:
-        UserError: if a file or version is missing or a record is bad, or nothing is left to test on.
-    """
-    root = turn.workspace.root
-    config = with_added_files(turn.config.data, root)
-    labels = turn.config.task.label_set
-    versions = resolve_versions(config.files, root, turn.workspace)
-    suites = suites_beside_test(turn.config)
-
-    @cache
-    def built() -> LoopData:
-        result = build_pool_and_test(config, root, labels or None, versions, suites)
-        if not result.test.num_rows:
-            raise UserError(
-                "there is no record to test on",
-                where="data.test",
-                fix="name a file or a dataset version, or a share of `labelled`",
-            )
-        return result
-
-    settings: dict[str, Any] = {"data": config.model_dump(mode="json"), "labels": labels}
-    # Of the files that these steps name the content counts as well.
-    if config.drops:
-        settings["drop"] = [step.located(root).key() for step in config.drops]
-    digests = input_digests(config, root, versions)
-    for_training = suite_settings(turn.config, root), suite_digests(turn.config, root)
-    artifacts = {}
-    for name in SETS:
-
-        def work(out: Path, scratch: Path, name: str = name) -> dict[str, Any]:
-            funnel = [entry for entry in built().funnel if entry["set"] == name]
-            meta = {"name": name, "funnel": funnel}
-            return write_dataset(out, getattr(built(), name), built().rejected[name], meta)
-
-        suite_config, suite_inputs = ({}, {}) if name == "test" else for_training
-        inputs, said = digests | suite_inputs, settings | suite_config
-        artifact = turn.stage(f"collect {name}", "dataset", inputs, said, work, seeded=False)
-        turn.workspace.metadata.name_artifact(name, artifact.id, turn.workspace.metadata.named(name))
-        artifacts[name] = artifact
-    return RoundData(**artifacts)

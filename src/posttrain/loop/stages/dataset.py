@@ -1,72 +1,123 @@
 """Dataset: the training set of a round, from its parent, the labelled files and the new labels."""
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.records.schema import concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import Dataset, write_dataset
 from posttrain.loop.context import RoundContext
-from posttrain.loop.stages.collect import RoundData
+from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.stage import Stage
 from posttrain.loop.stages.label import LABELS
+from posttrain.loop.state import RoundState
 from posttrain.loop.suites import measured_on, suite_digests, suite_settings
-from posttrain.store.artifacts import Artifact
+from posttrain.store.errors import Waiting
+
+log = logging.getLogger("posttrain")
 
 
-def build_training_set(
-    turn: RoundContext, parent: str | None, collected: RoundData, labels: Artifact | None
-) -> Artifact:
-    """The training set: its parent, the labelled files' records as they are now and this round's labels.
+class NothingToLabel(Waiting):
+    """There is nothing to label, and nothing new to train on."""
 
-    What gives away what is measured on at present is taken out, of the parent's records too.
+
+@dataclass(frozen=True)
+class ExtendDataset(Stage):
+    """Adds the records of the labelled files, as they are now, and this round's labels to the parent.
+
+    Records that repeat what models are measured on at present are removed, the parent's too.
 
     Args:
-        turn: the round.
-        parent: the dataset artifact to build on.
-        collected: the labelled files' records and the test set.
-        labels: this round's labels; None where nothing was asked for.
+        parent: id of the dataset to build on; None for the first.
+        labelled: id of the labelled files' records.
+        test: id of the test set.
+        labels: id of this round's labels; None where there was no batch.
     """
-    decontaminate = turn.config.data.decontamination
-    drops = [step.located(turn.workspace.root) for step in turn.config.data.drops]
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        before = turn.dataset(parent) if parent else None
-        labelled = turn.dataset(collected.labelled.id).records
-        measured = measured_on(turn.config, turn.dataset(collected.test.id).records, turn.workspace.root)
+    parent: str | None
+    labelled: str
+    test: str
+    labels: str | None
+    name = "dataset"
+    kind = "dataset"
+    seeded = False
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Build the training set.
+
+        Raises:
+            NothingToLabel: there was no batch, and an earlier round trained on the same records.
+        """
+        state, workspace = context.state, context.workspace
+        assert state.files and state.test
+        parent = carried_dataset(workspace) if context.number else None
+        artifact = context.run(cls(parent, state.files, state.test, state.labelled))
+        records = artifact.meta["counts"]["records"]
+        if context.number == 0:
+            # The labelled files' records, which round 1 builds on; the base model was not trained on them.
+            return context.update(labels=records, carry=artifact.id)
+        if not workspace.metadata.arm:
+            workspace.metadata.name_artifact("train", artifact.id, parent)
+        if state.labelled is None:
+            if _was_trained_on(context, artifact.id):
+                raise NothingToLabel(str(state.nothing_to_label))
+            workspace.metadata.update_round(context.number, status="open")
+        log.info("  training set: %d records", records)
+        new = context.artifact(state.labelled).meta["labels"] if state.labelled else 0
+        return context.update(dataset=artifact.id, labels=records, labels_new=new)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The labelled files, the test set, the other suites' content, the labels and the parent."""
+        inputs = {"labelled": self.labelled, "test": self.test}
+        inputs |= suite_digests(context.config, context.workspace.root)
+        inputs |= {"labels": self.labels} if self.labels else {}
+        return inputs | ({"parent": self.parent} if self.parent else {})
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The label set, and the steps that remove training records."""
+        root, data = context.workspace.root, context.config.data
+        settings: dict[str, Any] = {"labels": context.config.task.label_set}
+        settings["decontaminate"] = data.decontamination.key() if data.decontamination else None
+        if data.drops:
+            settings["drop"] = [step.located(root).key() for step in data.drops]
+        return settings | suite_settings(context.config, root)
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write the set with its rejections."""
+        root, data = context.workspace.root, context.config.data
+        before = context.dataset(self.parent) if self.parent else None
+        labelled = context.dataset(self.labelled).records
+        measured = measured_on(context.config, context.dataset(self.test).records, root)
         version = next_training_set(
             before,
-            _new_records(turn, before, labelled, labels),
-            parent_id=parent,
-            labels=turn.config.task.label_set or None,
+            self._new_records(context, before, labelled),
+            parent_id=self.parent,
+            labels=context.config.task.label_set or None,
             labelled=labelled,
-            decontaminate=decontaminate,
+            decontaminate=data.decontamination,
             measured=concat(list(measured.values())),
-            drops=drops,
+            drops=[step.located(root) for step in data.drops],
         )
         return write_dataset(out, version.records, version.rejected, version.meta)
 
-    inputs = {"labelled": collected.labelled.id, "test": collected.test.id}
-    inputs |= suite_digests(turn.config, turn.workspace.root)
-    inputs |= {"labels": labels.id} if labels else {}
-    inputs |= {"parent": parent} if parent else {}
-    settings: dict[str, Any] = {"labels": turn.config.task.label_set}
-    settings["decontaminate"] = decontaminate.key() if decontaminate else None
-    if drops:
-        settings["drop"] = [step.key() for step in drops]
-    settings |= suite_settings(turn.config, turn.workspace.root)
-    artifact = turn.stage("dataset", "dataset", inputs, settings, work, seeded=False)
-    if turn.number and not turn.workspace.metadata.arm:
-        turn.workspace.metadata.name_artifact("train", artifact.id, parent)
-    return artifact
+    def _new_records(self, context: RoundContext, before: Dataset | None, labelled: pa.Table) -> pa.Table:
+        """Records that the parent does not hold: of the labelled files, and of this round's batch."""
+        known = pa.array(before.records["id"].to_pylist() if before else [], pa.string())
+        added = labelled.filter(compute.invert(compute.is_in(labelled["id"], value_set=known)))
+        if self.labels is None:
+            return added
+        return pa.concat_tables([added, parquet.read_table(context.path(self.labels) / LABELS, schema=added.schema)])
 
 
-def _new_records(turn: RoundContext, before: Dataset | None, labelled: pa.Table, labels: Artifact | None) -> pa.Table:
-    """Records that the parent does not hold: of the labelled files, and of this round's batch."""
-    known = pa.array(before.records["id"].to_pylist() if before else [], pa.string())
-    came = labelled.filter(pa.compute.invert(pa.compute.is_in(labelled["id"], value_set=known)))
-    if labels is None:
-        return came
-    return pa.concat_tables([came, parquet.read_table(turn.path(labels.id) / LABELS, schema=came.schema)])
+def _was_trained_on(context: RoundContext, dataset: str) -> bool:
+    """True if an earlier round trained on the same records, or there are none to train on."""
+    records = set(context.dataset(dataset).records["id"].to_pylist())
+    earlier = [RoundState.of(row).dataset for row in finished_rounds(context.workspace)]
+    return not records or any(set(context.dataset(id).records["id"].to_pylist()) == records for id in earlier if id)

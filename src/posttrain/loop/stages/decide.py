@@ -1,8 +1,9 @@
-"""Decide: the gate's rules over what was measured, and what follows from them."""
+"""Decide: applies the gate's rules to the measurements of candidate, champion and base model."""
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,59 +11,113 @@ from posttrain.evaluate.metric_names import flat_gains, paired_gains
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.gate import decide
-from posttrain.store.artifacts import Artifact
+from posttrain.loop.history import finished_rounds
+from posttrain.loop.registry import champion_besides
+from posttrain.loop.stage import Stage
+from posttrain.loop.stages.evaluate import Evaluate, metrics_of
+from posttrain.loop.state import RoundState
+
+log = logging.getLogger("posttrain")
 
 DECISION = "decision.json"
 
 
-def decision(
-    turn: RoundContext,
-    candidate: Mapping[str, Any],
-    champion: Mapping[str, Any],
-    baseline: Mapping[str, Any],
-    latency: Artifact | None,
-) -> dict[str, Any]:
-    """The gate's decision.
+@dataclass(frozen=True)
+class Measurement:
+    """An evaluation of one model, and its metrics by bare name."""
+
+    evaluation: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Decide(Stage):
+    """Decides whether the candidate is deployed, refused, or the champion rolled back.
 
     Args:
-        turn: the round.
-        candidate: its ``evaluation`` (artifact id) and ``metrics`` (by bare name); ``champion`` and
-            ``baseline`` likewise.
-        latency: the timing that the metrics come from.
-
-    Returns:
-        ``action``, ``collect_more``, ``rules``, ``intervals`` (by metric: difference, low, high, n) and the
-        ``metrics`` of candidate, champion and baseline.
+        candidate: its measurement; ``champion`` and ``baseline`` likewise.
+        latency: id of the timing that the metrics come from.
     """
-    sides = {"candidate": candidate, "champion": champion, "baseline": baseline}
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        ours, theirs = (read_evaluation(turn.path(side["evaluation"])) for side in (candidate, champion))
-        intervals = paired_gains(ours, theirs, turn.config.evaluate.bootstrap, turn.seed("decide"))
-        found = decide(
-            turn.config.gate,
-            candidate["metrics"],
-            champion["metrics"],
-            baseline["metrics"],
-            flat_gains(intervals),
+    candidate: Measurement
+    champion: Measurement
+    baseline: Measurement
+    latency: str | None
+    name = "decide"
+    kind = "decision"
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Judge the candidate against the champion of this moment.
+
+        If the champion changes while the candidate is judged, it is judged again.
+        """
+        while True:
+            stage = cls.of(context)
+            artifact = context.run(stage)
+            champion = champion_besides(context.workspace, context.number)
+            if champion == context.state.champion:
+                record = json.loads((context.path(artifact.id) / DECISION).read_text(encoding="utf-8"))
+                return context.update(decision={**record, "id": artifact.id})
+            log.info("  another champion is in service now: judging again")
+            context = context.with_state(champion=champion).after(Evaluate)
+
+    @classmethod
+    def of(cls, context: RoundContext) -> "Decide":
+        """The decision that the state's evaluations lead to."""
+        state = context.state
+        assert state.evaluation and state.champion_evaluation and state.base_evaluation and state.metrics is not None
+        first = RoundState.of(finished_rounds(context.workspace)[0]).metrics or {}
+        theirs = metrics_of(context, state.champion_evaluation, state.latency, "champion")
+        # The base model is not timed again: its latency is that of round 0.
+        base = {**first, **metrics_of(context, state.base_evaluation, None, "")}
+        return cls(
+            Measurement(state.evaluation, state.metrics),
+            Measurement(state.champion_evaluation, theirs),
+            Measurement(state.base_evaluation, base),
+            state.latency,
         )
+
+    @property
+    def measurements(self) -> dict[str, Measurement]:
+        """The three models by their role."""
+        return {"candidate": self.candidate, "champion": self.champion, "baseline": self.baseline}
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The evaluations and the latency measurement."""
+        inputs = {role: measured.evaluation for role, measured in self.measurements.items()}
+        return inputs | ({"latency": self.latency} if self.latency else {})
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The gate, the bootstrap and the metrics."""
+        return {
+            "gate": context.config.gate.model_dump(mode="json"),
+            "bootstrap": context.config.evaluate.bootstrap.model_dump(mode="json"),
+            "metrics": {role: dict(measured.metrics) for role, measured in self.measurements.items()},
+        }
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write ``decision.json``: action, collect_more, rules, metrics and intervals by metric (difference, low, high, n)."""
+        ours, theirs = (read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion))
+        intervals = paired_gains(ours, theirs, context.config.evaluate.bootstrap, context.seed("decide"))
+        metrics = {role: dict(measured.metrics) for role, measured in self.measurements.items()}
+        decision = decide(context.config.gate, *metrics.values(), flat_gains(intervals))
         record = {
-            "action": found.action,
-            "collect_more": found.collect_more,
-            "rules": [verdict.as_dict() for verdict in found.verdicts],
+            "action": decision.action,
+            "collect_more": decision.collect_more,
+            "rules": [verdict.as_dict() for verdict in decision.verdicts],
             "intervals": {name: asdict(interval) for name, interval in intervals.items()},
-            "metrics": {name: dict(side["metrics"]) for name, side in sides.items()},
+            "metrics": metrics,
         }
         (out / DECISION).write_text(json.dumps(record, indent=1), encoding="utf-8")
-        return {"action": found.action}
+        return {"action": decision.action}
 
-    inputs = {name: str(side["evaluation"]) for name, side in sides.items()}
-    inputs |= {"latency": latency.id} if latency else {}
-    config = {
-        "gate": turn.config.gate.model_dump(mode="json"),
-        "bootstrap": turn.config.evaluate.bootstrap.model_dump(mode="json"),
-        "metrics": {name: dict(side["metrics"]) for name, side in sides.items()},
-    }
-    artifact = turn.stage("decide", "decision", inputs, config, work)
-    record = json.loads((turn.path(artifact.id) / DECISION).read_text(encoding="utf-8"))
-    return {**record, "id": artifact.id}
+
+def decision_reason(decision: Mapping[str, Any]) -> str:
+    """The rules that decided, in one line."""
+    deploys = decision["action"] == "deploy"
+    sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[decision["action"]]
+    rules = [rule for rule in decision["rules"] if rule["section"] in sections]
+    # A refusal is due to the rules of deployment that do not hold, or to one of roll-back that does.
+    decisive = [rule for rule in rules if rule["holds"] == (deploys or rule["section"] == "rollback")]
+    return "; ".join(f"{rule['rule']} ({rule['values']})" for rule in decisive)

@@ -1,7 +1,10 @@
-"""Evaluate models on the suites, and time candidate and champion side by side."""
+"""Evaluate: measures models on the suites, and times candidate and champion side by side."""
 
 import json
+import logging
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,83 +19,158 @@ from posttrain.evaluate.metric_names import flat_metrics
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.suite import read_evaluation, run_suite, write_evaluation
 from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.stage import Stage
+from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
 from posttrain.store.artifacts import Artifact
 from posttrain.store.extensions import load_function
 from posttrain.store.hashing import file_digest
 
+log = logging.getLogger("posttrain")
+
 LATENCY = "latency.json"
 
+_HEADLINES = ("accuracy", "macro_f1", "token_f1", "score", "perplexity", "invalid_rate", "latency_p99")
 
-def evaluate(turn: RoundContext, model: str, test: Artifact, *, full: bool = False) -> Artifact:
-    """Score a model on every suite; ``full`` takes all records where a suite names a sample."""
-    suites = turn.config.evaluate.suites
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        lm = turn.model(model)
+@dataclass(frozen=True)
+class Evaluate(Stage):
+    """Scores one model on every suite.
+
+    Args:
+        model: its id.
+        test: id of the test set.
+        full: take all records where a suite names a sample.
+    """
+
+    model: str
+    test: str
+    full: bool = False
+    name = "evaluate"
+    kind = "evaluation"
+    version = 2
+    seeded = False
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Evaluate the champion, the candidate and the base model, and time the first two.
+
+        In round 0 all three are the base model, which is measured once.
+        """
+        state = context.state
+        champion, candidate = state.champion or state.base, state.candidate or state.base
+        assert champion and candidate and state.base and state.test
+        theirs, ours, base = (context.run(cls(model, state.test)) for model in (champion, candidate, state.base))
+        latency = measure_latencies(context, candidate, champion, state.test)
+        metrics = metrics_of(context, ours.id, latency, "candidate")
+        log.info("  %s%s", "candidate " if context.number else "", format_metrics(metrics))
+        return context.update(
+            evaluation=ours.id,
+            champion_evaluation=theirs.id if context.number else None,
+            base_evaluation=base.id,
+            latency=latency,
+            metrics=metrics,
+        )
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The model, the test set, and digests of the other suites' files and functions."""
+        return {"model": self.model, "test": self.test, **_suite_digests(context)}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The suites and the task."""
+        # A list keeps their order, which a mapping in a key does not: the first suite's metrics need no prefix.
+        suites = [[name, suite.model_dump(mode="json")] for name, suite in context.config.evaluate.suites.items()]
+        columns = {"columns": context.config.data.columns} if _suite_digests(context) else {}
+        return {"suites": suites, "full": self.full, **task_key(context.config), **columns}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Load the model and run the suites."""
+        lm, test = context.model(self.model), context.artifact(self.test)
         results = {
-            name: run_suite(lm, suite_records(turn, suite, test), suite, name, full=full)
-            for name, suite in suites.items()
+            name: run_suite(lm, suite_records(context, suite, test), suite, name, full=self.full)
+            for name, suite in context.config.evaluate.suites.items()
         }
         write_evaluation(out, results)
-        return {"metrics": flat_metrics(results), "full": full}
-
-    # In their order: the first suite's metrics need no prefix.
-    settings = [[name, suite.model_dump(mode="json")] for name, suite in suites.items()]
-    digests = _suite_digests(turn)
-    inputs = {"model": model, "test": test.id, **digests}
-    config = {"suites": settings, "full": full, **task_key(turn.config)}
-    if digests:
-        config["columns"] = turn.config.data.columns
-    return turn.stage("evaluate", "evaluation", inputs, config, work, version=2, seeded=False)
+        return {"metrics": flat_metrics(results), "full": self.full}
 
 
-def measure(turn: RoundContext, candidate: str, champion: str, test: Artifact) -> Artifact | None:
-    """Latency percentiles of both models, interleaved on the same prompts; None when switched off."""
-    config = turn.config.evaluate.latency
-    if not config.prompts:
-        return None
+@dataclass(frozen=True)
+class MeasureLatency(Stage):
+    """Times candidate and champion on the same prompts, interleaved.
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        records = sample_records(turn.dataset(test.id).records, config.prompts)
-        prompts = [record_turns(record) for record in records.select(["prompt", "text"]).to_pylist()]
-        models = {"candidate": turn.model(candidate)}
-        if champion != candidate:
-            models["champion"] = turn.model(champion)
-        main = next(iter(turn.config.evaluate.suites.values()))
-        answer = answer_function(main, bool(turn.config.task.label_set))
-        timed = measure_latency(models, prompts, config.repeats, answer=answer)
+    Args:
+        candidate: the model's id.
+        champion: likewise.
+        test: id of the test set.
+    """
+
+    candidate: str
+    champion: str
+    test: str
+    name = "latency"
+    kind = "latency"
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """Both models and the test set."""
+        return {"candidate": self.candidate, "champion": self.champion, "test": self.test}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """How often, on which prompts, and how an answer comes about."""
+        scorer = next(iter(context.config.evaluate.suites.values())).scorer
+        latency = context.config.evaluate.latency.model_dump(mode="json")
+        return {"latency": latency, "scorer": scorer, **task_key(context.config)}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Measure percentiles in seconds."""
+        config = context.config.evaluate.latency
+        records = sample_records(context.dataset(self.test).records, config.prompts)
+        prompts = [request(record) for record in records.select(["prompt", "text"]).to_pylist()]
+        models = {"candidate": context.model(self.candidate)}
+        # One model is timed once: of two copies one would seem faster.
+        if self.champion != self.candidate:
+            models["champion"] = context.model(self.champion)
+        main = next(iter(context.config.evaluate.suites.values()))
+        timed = measure_latency(models, prompts, config.repeats, answer=answer_of(main, bool(context.config.task.label_set)))
         (out / LATENCY).write_text(json.dumps({"champion": timed["candidate"], **timed}), encoding="utf-8")
         return {}
 
-    inputs = {"candidate": candidate, "champion": champion, "test": test.id}
-    scorer = next(iter(turn.config.evaluate.suites.values())).scorer
-    settings = {"latency": config.model_dump(mode="json"), "scorer": scorer, **task_key(turn.config)}
-    return turn.stage("latency", "latency", inputs, settings, work, seeded=False)
+
+def measure_latencies(context: RoundContext, candidate: str, champion: str, test: str) -> str | None:
+    """The id of the latency measurement; None where the config switches it off."""
+    if not context.config.evaluate.latency.prompts:
+        return None
+    return context.run(MeasureLatency(candidate, champion, test)).id
 
 
-def metrics_of(turn: RoundContext, evaluation: str, latency: Artifact | None, role: str) -> dict[str, float]:
+def metrics_of(context: RoundContext, evaluation: str, latency: str | None, role: str) -> dict[str, float]:
     """A model's metrics by bare name; ``role`` is candidate or champion in the latency measurement."""
-    metrics = flat_metrics(read_evaluation(turn.path(evaluation)))
+    metrics = flat_metrics(read_evaluation(context.path(evaluation)))
     if latency is not None:
-        timed = json.loads((turn.path(latency.id) / LATENCY).read_text(encoding="utf-8"))[role]
+        timed = json.loads((context.path(latency) / LATENCY).read_text(encoding="utf-8"))[role]
         metrics |= {name: value for name, value in timed.items() if name != "n"}
     return metrics
 
 
-def suite_records(turn: RoundContext, suite: SuiteConfig, test: Artifact) -> pa.Table:
-    """RECORD table of what a suite measures on."""
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """The headline metrics in one line."""
+    named = [name for name in _HEADLINES if name in metrics] or list(metrics)[:3]
+    return ", ".join(f"{name} {metrics[name]:.3f}" for name in named)
+
+
+def suite_records(context: RoundContext, suite: SuiteConfig, test: Artifact) -> pa.Table:
+    """RECORD table of the records that a suite measures on."""
     if suite.data == "test":
-        return turn.dataset(test.id).records
-    path = turn.workspace.root / Path(suite.data).expanduser()
-    return pa.concat_tables(read(path, suite.columns or turn.config.data.columns, name=suite.data))
+        return context.dataset(test.id).records
+    path = context.workspace.root / Path(suite.data).expanduser()
+    return pa.concat_tables(read(path, suite.columns or context.config.data.columns, name=suite.data))
 
 
-def _suite_digests(turn: RoundContext) -> dict[str, str]:
+def _suite_digests(context: RoundContext) -> dict[str, str]:
     """Content digests of the suites' files, and of the modules whose functions score."""
-    suites = turn.config.evaluate.suites
+    suites = context.config.evaluate.suites
     files = [suite.data for suite in suites.values() if suite.data != "test"]
-    digests = input_digests(DataConfig(pool=files), turn.workspace.root)
+    digests = input_digests(DataConfig(pool=files), context.workspace.root)
     for name, suite in suites.items():
         if suite.function:
             load_function(suite.function, f"evaluate.suites.{name}.function")

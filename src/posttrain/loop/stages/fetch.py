@@ -1,40 +1,59 @@
-"""Fetch: the models that the config names as artifacts in Hugging Face layout, converted once."""
+"""Fetch: the models that the config names, as artifacts in Hugging Face layout, converted once."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.loop.context import RoundContext
+from posttrain.loop.stage import Stage
+from posttrain.loop.state import RoundState
 from posttrain.models.sources import fetch, locate
 from posttrain.store.artifacts import Artifact
 from posttrain.store.hashing import digest, file_stats
 
 
-def fetch_base(turn: RoundContext) -> Artifact:
-    """The model that rounds start from."""
-    return _fetched(turn, turn.config.model, "model", {"name": turn.config.model})
+@dataclass(frozen=True)
+class Fetch(Stage):
+    """Fetches one model.
+
+    Args:
+        model: a folder, a file or a name, as the config has it.
+        kind: ``model``, or ``teacher`` for one that only others learn from.
+    """
+
+    model: str
+    kind: str = "model"
+    name = "fetch"
+    seeded = False
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Fetch the model that rounds start from."""
+        return context.update(base=context.run(cls(context.config.model)).id)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """A fingerprint of the source: hashing gigabytes at each start would be slow."""
+        source = locate(self.model, context.workspace.root)
+        path = Path(source)
+        # Of a model on the Hub there is no file to look at, even if the current folder has one of that name.
+        return {"source": digest([[source], file_stats(path) if path.is_absolute() else []])}
+
+    def settings(self, context: RoundContext) -> dict[str, str]:
+        """The model's name."""
+        return {self.kind: self.model}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> Mapping[str, Any]:
+        """Download or convert the model."""
+        fetch(locate(self.model, context.workspace.root), out)
+        # Where a teacher lies is no part of what it is.
+        return {"name": self.model} if self.kind == "model" else {}
 
 
-def fetch_teacher(turn: RoundContext) -> Artifact | None:
-    """The model that a candidate learns from, where the objective has one; where it lies is no part of what it is."""
-    config = turn.config.train
+def fetch_teacher(context: RoundContext) -> Artifact | None:
+    """The model that a candidate learns from; None where the objective has no teacher."""
+    config = context.config.train
     if not config.has_teacher:
         return None
     assert config.distill.teacher is not None, "it was checked with the config"
-    return _fetched(turn, config.distill.teacher, "teacher", {})
-
-
-def _fetched(turn: RoundContext, name: str, kind: str, meta: Mapping[str, Any]) -> Artifact:
-    source = locate(name, turn.workspace.root)
-
-    def work(out: Path, scratch: Path) -> Mapping[str, Any]:
-        fetch(source, out)
-        return meta
-
-    return turn.stage("fetch", kind, {"source": _fingerprint(source)}, {kind: name}, work, seeded=False)
-
-
-def _fingerprint(source: str) -> str:
-    path = Path(source)
-    # A model by name: nothing in the current folder is meant.
-    return digest([[source], file_stats(path) if path.is_absolute() else []])
+    return context.run(Fetch(config.distill.teacher, "teacher"))

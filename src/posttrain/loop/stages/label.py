@@ -1,6 +1,8 @@
-"""Label the batch, and add the labels to the training set."""
+"""Label: asks people, or an oracle, for the labels of the batch."""
 
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,21 @@ from posttrain.label.annotator import AnnotationRequest, label_summary
 from posttrain.label.config import build_annotator
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
+from posttrain.loop.stage import Stage
+from posttrain.loop.state import RoundState
 from posttrain.loop.score_files import BATCH, SCORES, chosen_records
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
-from posttrain.store.artifacts import Artifact
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest
 from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
 
 LABELS = "labels.parquet"
 
 
 def check_answers(config: Config, root: Path) -> None:
-    """Find out before any work whether an oracle's file is there and keeps to the label set.
+    """Check before any work that an oracle's file is there and keeps to the label set.
 
     Raises:
         UserError: if not, with file and line.
@@ -42,38 +47,72 @@ def check_answers(config: Config, root: Path) -> None:
                 raise unknown_label_problem(answer, config.task.label_set, name, line).error()
 
 
-def label(turn: RoundContext, selection: Artifact, pool: Artifact) -> Artifact:
-    """The batch with its labels.
+@dataclass(frozen=True)
+class Label(Stage):
+    """Asks the annotator for the labels of a batch.
 
-    Raises:
-        Waiting: if people have not labelled it yet.
+    Args:
+        selection: id of the batch.
+        pool: id of the pool that it is from.
     """
-    config = turn.config
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        batch, suggestions = chosen_records(turn, selection, pool)
+    selection: str
+    pool: str
+    name = "label"
+    kind = "labels"
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Label the batch, if there is one.
+
+        Raises:
+            Waiting: people have not labelled it yet.
+        """
+        state = context.state
+        if state.selection is None or state.asked is None:
+            return state
+        labels = context.run(cls(state.selection, state.asked))
+        context.workspace.metadata.update_round(context.number, status="open")
+        log.info("  labelled %d records, %d classes", labels.meta["labels"], len(labels.meta["classes"]))
+        if agreement := pool_agreement(context.workspace, state.selection, labels.id):
+            log.info(
+                "  of %d drawn at random, the champion had %.0f%% right (of the pool: %.0f%% to %.0f%%)",
+                *(agreement.drawn, 100 * agreement.value, 100 * agreement.low, 100 * agreement.high),
+            )
+        return context.update(labelled=labels.id)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The batch, its pool, and the content of an oracle's file."""
+        inputs = {"selection": self.selection, "pool": self.pool}
+        if context.config.label.annotator == "oracle":
+            inputs["answers"] = file_digest(_answers(context.config, context.workspace.root))
+        return inputs
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """Who labels, and which labels there are."""
+        config = context.config.label
+        return {
+            "annotator": config.annotator,
+            "error_rate": config.error_rate.get(context.number, 0.0),
+            "labels": context.config.task.label_set,
+            "columns": config.columns if config.columns is not None else _columns(context.config),
+        }
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write the answers, a RECORD table."""
+        config, root = context.config, context.workspace.root
+        batch, suggestions = chosen_records(context, context.artifact(self.selection), context.artifact(self.pool))
         request = AnnotationRequest(
-            round=turn.number,
-            seed=turn.seed("label"),
-            folder=turn.workspace.root,
+            round=context.number,
+            seed=context.seed("label"),
+            folder=root,
             labels=config.task.label_set or None,
             suggestions=suggestions,
         )
-        asked = build_annotator(config.label, turn.workspace.root, _read, _columns(config))
-        answers = asked.annotate(batch, request)
+        annotator = build_annotator(config.label, root, _read, _columns(config))
+        answers = annotator.annotate(batch, request)
         parquet.write_table(answers, out / LABELS)
         return label_summary(answers, suggestions)
-
-    inputs = {"selection": selection.id, "pool": pool.id}
-    if config.label.annotator == "oracle":
-        inputs["answers"] = file_digest(_answers(config, turn.workspace.root))
-    settings = {
-        "annotator": config.label.annotator,
-        "error_rate": config.label.error_rate.get(turn.number, 0.0),
-        "labels": config.task.label_set,
-        "columns": config.label.columns if config.label.columns is not None else _columns(config),
-    }
-    return turn.stage("label", "labels", inputs, settings, work)
 
 
 def _read(path: Path, columns: Any, *, name: str | None = None) -> Iterator[pa.Table]:

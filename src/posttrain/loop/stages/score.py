@@ -1,7 +1,8 @@
-"""Score: how unsure the champion is of the pool, and what is known of the records around it."""
+"""Score: scores the pool by the champion's uncertainty, and embeds the records around it."""
 
 import json
-from dataclasses import replace
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, task_key
-from posttrain.loop.history import finished_rounds
+from posttrain.loop.history import carried_dataset, finished_rounds
 from posttrain.loop.score_files import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNSCORED, cases_to_rows
 from posttrain.loop.scoring import (
     add_cost_column,
@@ -22,7 +23,10 @@ from posttrain.loop.scoring import (
     scoring_inputs,
     scoring_settings,
 )
-from posttrain.loop.stages.evaluate import evaluate
+from posttrain.loop.difficulty import follows_scores
+from posttrain.loop.stage import Stage
+from posttrain.loop.stages.evaluate import Evaluate
+from posttrain.loop.state import RoundState
 from posttrain.select.hard_cases import Evaluations, HardCase, hard_cases
 from posttrain.select.pool_sample import sample_pool, sample_sizes, with_sample_sizes
 from posttrain.select.scores.context import ScoringContext
@@ -30,7 +34,9 @@ from posttrain.select.scores.passes import to_matrix
 from posttrain.select.scores.registry import SCORES as SCORE_NAMES
 from posttrain.select.scores.table import embed_records, score_labelled, score_pool, unscored_table
 from posttrain.select.strategy import MAX_AGREEMENT_RECORDS, neighbour_agreement
-from posttrain.store.artifacts import Artifact
+from posttrain.store.errors import DamagedArtifactError
+
+log = logging.getLogger("posttrain")
 
 
 def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
@@ -39,103 +45,182 @@ def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
     return pool.filter(compute.invert(compute.is_in(pool["input_id"], value_set=taken)))
 
 
-def score(
-    turn: RoundContext, champion: str, pool: Artifact, train: str, test: Artifact, evaluation: str, cold: bool
-) -> Artifact:
-    """How unsure the champion is of the pool, and where its hard test cases lie."""
-    others = {} if cold else others_evaluated(turn, champion, test)
-    select = turn.config.select
-    names = [] if cold else select.wanted_scores()
-    scoring = scoring_for(turn, champion)
-    by_neighbours = bool(turn.config.task.label_set) and select.goes_by_neighbours(turn.number, cold)
+@dataclass(frozen=True)
+class Score(Stage):
+    """Scores pool records by the champion's uncertainty, and embeds them with what surrounds them.
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        learned, measured = turn.dataset(train).records, turn.dataset(test.id).records
-        free = free_records(turn.dataset(pool.id).records, learned)
-        if turn.in_round:  # a preview with another config lets go of nothing
-            forget_others(turn, scoring)
-        fitted = {} if cold else calibrated(turn, scoring, measured, evaluation)
-        scaled = replace(scoring, temperature=fitted.get("temperature", 1.0))
-        asked, seed = 0 if cold else select.pool_sample, turn.seed("score")
-        answered = None if cold else score_pool(scaled, free, scaled.labels, select, seed)
-        told: dict[str, Any] = {}
-        if by_neighbours:
-            if answered is None:
-                places = embed_records(scoring, sample_pool(free, select.pool_sample, seed))
+    Args:
+        champion: id of the model.
+        pool: id of the pool.
+        train: id of the training set so far, whose inputs are not scored.
+        test: id of the test set.
+        evaluation: id of the champion's.
+        cold: embed only: the champion is not trained yet, so that its probabilities say nothing.
+        others: evaluations that hard cases compare the champion's with, by role.
+        scoring: the champion, and the models that the configured scores need besides it.
+    """
+
+    champion: str
+    pool: str
+    train: str
+    test: str
+    evaluation: str
+    cold: bool
+    others: dict[str, str]
+    scoring: ScoringContext
+    name = "score"
+    kind = "scores"
+    version = 6
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Score the pool, unless a batch is out already.
+
+        A batch that people are labelling stays, whatever happens to the pool and the config meanwhile.
+        """
+        state = context.state
+        assert state.champion and state.pool and state.test
+        if state.waits is not None and state.batch and _are_whole(context, *state.batch.values()):
+            return state
+        # A loop that draws at random needs no scores from its champion, unless training follows them.
+        asks = not context.workspace.metadata.arm or follows_scores(context.config)
+        cold = state.champion == finished_rounds(context.workspace)[0].candidate or not asks
+        evaluation = context.run(Evaluate(state.champion, state.test))
+        train = carried_dataset(context.workspace)
+        scores = context.run(cls.of(context, state.champion, state.pool, train, state.test, evaluation.id, cold))
+        beside = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
+        done = "embedded" if cold else "scored"
+        log.info("  %s %d of %d pool records%s", done, scores.meta["sampled"], scores.meta["pool"], beside)
+        # The batch's own fields: the scores of the last attempt are not those of a batch that is selected now.
+        return context.update(asked=state.pool, scores=scores.id, selection=None, outlook=None, waits=None)
+
+    @classmethod
+    def of(
+        cls, context: RoundContext, champion: str, pool: str, train: str, test: str, evaluation: str, cold: bool
+    ) -> "Score":
+        """The stage with the evaluations and models that it needs."""
+        others = {} if cold else evaluations_to_compare(context, champion, test)
+        return cls(champion, pool, train, test, evaluation, cold, others, scoring_for(context, champion))
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The champion, the records, and every model and evaluation that a score depends on."""
+        inputs = {"champion": self.champion, "pool": self.pool, "train": self.train, "evaluation": self.evaluation}
+        inputs |= self.others
+        inputs |= {"sentence model": self.scoring.sentences.id} if self.scoring.sentences else {}
+        inputs |= {"test": self.test} if self._by_neighbours(context) or not self.cold else {}
+        return inputs | ({} if self.cold else scoring_inputs(self.scoring, self._score_names(context)))
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """How many records are scored and embedded, by which scores, for which task."""
+        select = context.config.select
+        settings: dict[str, Any] = {
+            "pool_sample": select.pool_sample,
+            "embedded": select.embedded_in(context.number, self.cold),
+            "by_neighbours": self._by_neighbours(context),
+            "cold": self.cold,
+        }
+        settings |= {"cost": select.cost} if select.cost else {}
+        settings |= {} if self.cold else {"hard_cases": select.hard_cases}
+        return settings | scoring_settings(context, cold=self.cold) | task_key(context.config)
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write the score tables, the embeddings of labelled records and the hard test cases."""
+        select, scoring = context.config.select, self.scoring
+        labelled, test = context.dataset(self.train).records, context.dataset(self.test).records
+        free = free_records(context.dataset(self.pool).records, labelled)
+        if context.in_round:  # a preview with another config must not remove the loop's cached scores
+            forget_others(context, scoring)
+        calibration = {} if self.cold else calibrated(context, scoring, test, self.evaluation)
+        scaled = replace(scoring, temperature=calibration.get("temperature", 1.0))
+        sample, seed = 0 if self.cold else select.pool_sample, context.seed("score")
+        scored = None if self.cold else score_pool(scaled, free, scaled.labels, select, seed)
+        agreement: dict[str, Any] = {}
+        if self._by_neighbours(context):
+            if scored is None:
+                embeddings = embed_records(scoring, sample_pool(free, select.pool_sample, seed))
             else:
-                places = to_matrix(answered, "embedding")
-            told = _neighbours(turn, scoring, measured, places)
-        embedded = select.embedded_in(turn.number, cold, told.get("neighbours_share", True))
-        beside = sample_pool(free, embedded - asked, seed, after=asked)
-        placed = unscored_table(scaled, beside, select) if answered is None or beside.num_rows else None
-        scores = with_sample_sizes(placed, free) if answered is None else answered
-        if placed is not None and not cold:
-            parquet.write_table(add_cost_column(placed, free, select.cost), out / UNSCORED)
+                embeddings = to_matrix(scored, "embedding")
+            agreement = _neighbours(context, scoring, test, embeddings)
+        embedded = select.embedded_in(context.number, self.cold, agreement.get("neighbours_share", True))
+        beside = sample_pool(free, embedded - sample, seed, after=sample)
+        unscored = unscored_table(scaled, beside, select) if scored is None or beside.num_rows else None
+        scores = with_sample_sizes(unscored, free) if scored is None else scored
+        if unscored is not None and not self.cold:
+            parquet.write_table(add_cost_column(unscored, free, select.cost), out / UNSCORED)
         scores = add_cost_column(scores, free, select.cost)
         parquet.write_table(scores, out / SCORES)
-        if learned.num_rows:
-            np.save(out / LABELLED, embed_records(scoring, learned), allow_pickle=False)
-            if of_answers := [name for name in names if SCORE_NAMES[name].of == "labelled"]:
-                parquet.write_table(score_labelled(scoring, learned, of_answers), out / LABELLED_SCORES)
-        if not cold:
-            cases, hard = hard_test_cases(turn, evaluation, others, measured)
+        if labelled.num_rows:
+            np.save(out / LABELLED, embed_records(scoring, labelled), allow_pickle=False)
+            names = [name for name in self._score_names(context) if SCORE_NAMES[name].of == "labelled"]
+            if names:
+                parquet.write_table(score_labelled(scoring, labelled, names), out / LABELLED_SCORES)
+        if not self.cold:
+            cases, hard = hard_test_cases(context, self.evaluation, self.others, test)
             (out / CASES).write_text(json.dumps(cases_to_rows(cases), ensure_ascii=False, indent=1), encoding="utf-8")
             np.save(out / HARD_CASES, embed_records(scoring, hard), allow_pickle=False)
-        return {**sample_sizes(scores), "unasked": 0 if cold else beside.num_rows, "cold": cold, **fitted, **told}
+        unasked = 0 if self.cold else beside.num_rows
+        return {**sample_sizes(scores), "unasked": unasked, "cold": self.cold, **calibration, **agreement}
 
-    inputs = {"champion": champion, "pool": pool.id, "train": train, "evaluation": evaluation, **others}
-    inputs |= {"sentence model": scoring.sentences.id} if scoring.sentences else {}
-    inputs |= {"test": test.id} if by_neighbours or not cold else {}
-    inputs |= {} if cold else scoring_inputs(scoring, names)
-    kinds = {} if cold else {"hard_cases": select.hard_cases}
-    settings = scoring_settings(turn, cold=cold)
-    sizes: dict[str, Any] = {"pool_sample": select.pool_sample, "embedded": select.embedded_in(turn.number, cold)}
-    sizes |= {"by_neighbours": by_neighbours}
-    sizes |= {"cost": select.cost} if select.cost else {}
-    config = {**sizes, "cold": cold, **kinds, **settings, **task_key(turn.config)}
-    return turn.stage("score", "scores", inputs, config, work, version=6)
+    def _score_names(self, context: RoundContext) -> list[str]:
+        return [] if self.cold else context.config.select.wanted_scores()
+
+    def _by_neighbours(self, context: RoundContext) -> bool:
+        """True if the strategy depends on whether neighbours share labels."""
+        return bool(context.config.task.label_set) and context.config.select.goes_by_neighbours(
+            context.number, self.cold
+        )
 
 
-def _neighbours(turn: RoundContext, scoring: ScoringContext, test: pa.Table, pool: np.ndarray) -> dict[str, Any]:
-    """Whether test records that lie near each other share labels, which says whether covering the pool is worth it."""
+def _are_whole(context: RoundContext, *ids: str) -> bool:
+    try:
+        for id in ids:
+            context.path(id)
+    except DamagedArtifactError as error:
+        log.warning("%s; choosing the batch again", error)
+        return False
+    return True
+
+
+def _neighbours(context: RoundContext, scoring: ScoringContext, test: pa.Table, pool: np.ndarray) -> dict[str, Any]:
+    """Measures whether test records that lie near each other share labels: only then is covering the pool worth it."""
     # The same in all rounds, so that a sentence model embeds them once.
-    drawn = sample_pool(test, MAX_AGREEMENT_RECORDS, turn.config.seed)
-    found = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist(), pool)
-    return {"neighbours_share": found.shared, "neighbours_kappa": found.kappa if found.records else None}
+    drawn = sample_pool(test, MAX_AGREEMENT_RECORDS, context.config.seed)
+    agreement = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist(), pool)
+    return {"neighbours_share": agreement.shared, "neighbours_kappa": agreement.kappa if agreement.records else None}
 
 
-def others_evaluated(turn: RoundContext, champion: str, test: Artifact) -> dict[str, str]:
+def evaluations_to_compare(context: RoundContext, champion: str, test: str) -> dict[str, str]:
     """Evaluations of the models that the kinds of hard cases compare the champion with, by role.
 
     ``previous`` is the champion that this one replaced, for regressions; ``other`` the model that it was last judged
     against, a refused candidate among them, for disagreement. They follow from rounds that are done, so that a killed
     round finds the same.
     """
-    kinds = turn.config.select.hard_cases
+    kinds = context.config.select.hard_cases
     models: dict[str, str] = {}
-    for entry in finished_rounds(turn.workspace):
+    for entry in finished_rounds(context.workspace):
         if champion == entry.candidate and entry.champion_before not in (None, champion):
             models["previous"] = models["other"] = str(entry.champion_before)
         elif champion == entry.champion_before and entry.candidate not in (None, champion):
             models["other"] = str(entry.candidate)
     wanted = {"previous": "regressions" in kinds, "other": "disagreement" in kinds}
-    return {role: evaluate(turn, model, test).id for role, model in models.items() if wanted[role]}
+    return {role: context.run(Evaluate(model, test)).id for role, model in models.items() if wanted[role]}
 
 
 def hard_test_cases(
-    turn: RoundContext, evaluation: str, others: dict[str, str], records: pa.Table
+    context: RoundContext, evaluation: str, others: dict[str, str], records: pa.Table
 ) -> tuple[list[HardCase], pa.Table]:
     """The hard cases of the first suite, and their records, in one order.
 
     Args:
-        turn: the round.
+        context: the round.
         evaluation: of the champion.
-        others: from `others_evaluated`.
+        others: from `evaluations_to_compare`.
         records: RECORD table of the test set.
     """
-    ours = next(iter(read_evaluation(turn.path(evaluation)).values()))
-    theirs = {role: read_evaluation(turn.path(id))[ours.name].predictions for role, id in others.items()}
-    found = hard_cases(turn.config.select.hard_cases, Evaluations(ours.predictions, **theirs))
+    ours = next(iter(read_evaluation(context.path(evaluation)).values()))
+    theirs = {role: read_evaluation(context.path(id))[ours.name].predictions for role, id in others.items()}
+    ranked = hard_cases(context.config.select.hard_cases, Evaluations(ours.predictions, **theirs))
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}
-    cases = [case for case in found if case.id in row_of]
+    cases = [case for case in ranked if case.id in row_of]
     return cases, records.take(pa.array([row_of[case.id] for case in cases], pa.int64()))

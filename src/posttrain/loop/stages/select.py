@@ -1,8 +1,8 @@
-"""Select: which pool records get a label, and why."""
+"""Select: selects the pool records to label, and records why."""
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +29,11 @@ from posttrain.loop.score_files import (
     cases_from_rows,
     load_array,
 )
+from posttrain.loop.stage import Stage
+from posttrain.loop.stages.evaluate import Evaluate
+from posttrain.loop.state import RoundState
 from posttrain.select.batch import choose_batch, with_predictions
+from posttrain.select.config import SelectConfig
 from posttrain.select.hard_cases import FocusTargets
 from posttrain.select.pool_map import pool_map
 from posttrain.select.stopping import GainEstimate, cohen_kappa, estimate_gain, expected_gain
@@ -40,69 +44,129 @@ from posttrain.store.errors import DamagedArtifactError
 log = logging.getLogger("posttrain")
 
 
-def select(
-    turn: RoundContext, champion: str, pool: Artifact, scores: Artifact, evaluation: str, n: int, cold: bool
-) -> Artifact:
-    """The batch to label, each record with the reason for which it was chosen.
+@dataclass(frozen=True)
+class Select(Stage):
+    """Selects the batch to label, each record with the reason for its selection.
 
-    The champion is asked what it was not asked before and is chosen now.
+    Records of the batch that the champion has not scored yet are scored then.
+
+    Args:
+        champion: id of the model.
+        pool: id of the pool.
+        scores: the pool's scores.
+        evaluation: id of the champion's.
+        n: records in the batch.
+        cold: as in `posttrain.loop.stages.score.Score`.
     """
-    has_labels = bool(turn.config.task.label_set)
-    chosen_by = turn.config.select.of_round(turn.number, has_labels, scores.meta.get("neighbours_share", True))
-    covering = turn.config.select.of_round(turn.number, has_labels)
-    auto = turn.config.select.strategy == AUTO
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        folder = turn.path(scores.id)
-        main = next(iter(read_evaluation(turn.path(evaluation)).values()))
-        covers = cold or (auto and _confidence_is_uninformative(main.predictions))
-        strategy, other = (one.cold_start if covers else str(one.strategy) for one in (chosen_by, covering))
-        kappa = scores.meta["neighbours_kappa"] if strategy != other else None
+    champion: str
+    pool: str
+    scores: Artifact
+    evaluation: str
+    n: int
+    cold: bool
+    name = "select"
+    kind = "selection"
+    version = 5
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Select the batch, unless one is out already or there is a reason to label no more."""
+        state = context.state
+        if state.selection is not None:
+            return state
+        assert state.champion and state.pool and state.test and state.scores
+        n = batch_size(context)
+        if not n:
+            budget = context.config.label.budget
+            return _nothing_to_label(context, f"a larger label.budget: all {budget} labels have been given")
+        scores = context.artifact(state.scores)
+        evaluation = context.run(Evaluate(state.champion, state.test))
+        selection = context.run(cls(state.champion, state.pool, scores, evaluation.id, n, scores.meta["cold"]))
+        if not selection.meta["records"]:
+            return _nothing_to_label(
+                context, "new inputs: every record of the pool is labelled (posttrain data add FILE)"
+            )
+        gain = estimate_batch_gain(context, state.champion, scores, selection.meta["records"])
+        outlook = gain_detail(gain) if gain else None
+        if gain is not None:
+            log.info("  %s", gain.sentence)
+            if gain.why:
+                log.info("  labelling more has stopped to pay: %s", gain.why)
+                if context.config.select.stop.action == "stop":
+                    what = f"a reason to label more: {gain.why} (select.stop)"
+                    return _nothing_to_label(context.with_state(outlook=outlook), what)
+        return context.update(selection=selection.id, outlook=outlook)
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The scores and the champion's evaluation."""
+        return {"scores": self.scores.id, "evaluation": self.evaluation}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The strategy of this round with its options."""
+        config = self._config(context)
+        auto = context.config.select.strategy == AUTO
+        return {"select": config.model_dump(mode="json", exclude={"stop"}), "n": self.n, "auto": auto}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write the batch and a map of the pool."""
+        folder, config = context.path(self.scores.id), self._config(context)
+        covering = context.config.select.of_round(context.number, bool(context.config.task.label_set))
+        main = next(iter(read_evaluation(context.path(self.evaluation)).values()))
+        auto = context.config.select.strategy == AUTO
+        covers = self.cold or (auto and _confidence_is_uninformative(main.predictions))
+        strategy, other = (each.cold_start if covers else str(each.strategy) for each in (config, covering))
+        kappa = self.scores.meta["neighbours_kappa"] if strategy != other else None
         because = "" if kappa is None else f"neighbours hardly share labels (kappa {kappa:.2f})"
         if because:
             log.info("  %s: choosing by %s, not by %s", because, strategy, other)
-        weakness = FocusTargets() if covers else _focus_targets(folder, worst_classes(main.per_class))
+        focus = FocusTargets() if covers else _focus_targets(folder, worst_classes(main.per_class))
         table, labelled = parquet.read_table(folder / SCORES), load_array(folder / LABELLED)
-        unasked = parquet.read_table(folder / UNSCORED) if (folder / UNSCORED).exists() else None
+        unscored = parquet.read_table(folder / UNSCORED) if (folder / UNSCORED).exists() else None
         batch = choose_batch(
-            *(chosen_by, table, n, turn.seed("select")),
-            unasked=unasked,
-            weakness=weakness,
+            *(config, table, self.n, context.seed("select")),
+            unasked=unscored,
+            weakness=focus,
             labelled=labelled,
             cold=covers,
             because=because,
         )
-        if not cold and batch["predicted"].null_count:
-            asked = _score_selected(turn, champion, batch, turn.dataset(pool.id).records, scores)
-            parquet.write_table(asked, out / SCORED_LATER)
-            batch = with_predictions(batch, asked)
+        if not self.cold and batch["predicted"].null_count:
+            scored = _score_selected(context, self.champion, batch, context.dataset(self.pool).records, self.scores)
+            parquet.write_table(scored, out / SCORED_LATER)
+            batch = with_predictions(batch, scored)
         parquet.write_table(batch, out / BATCH)
-        everything = table if unasked is None else pa.concat_tables([table, unasked])
-        parquet.write_table(pool_map(everything, batch, labelled, turn.seed("select")), out / MAP)
+        embedded = table if unscored is None else pa.concat_tables([table, unscored])
+        parquet.write_table(pool_map(embedded, batch, labelled, context.seed("select")), out / MAP)
         reasons = compute.value_counts(batch["reason"]).to_pylist()
         return {
             "records": batch.num_rows,
             "reasons": {entry["values"]: entry["counts"] for entry in reasons},
-            "worst_classes": list(weakness.classes),
+            "worst_classes": list(focus.classes),
             "strategy": strategy,
             **({} if kappa is None else {"unshared": kappa}),
         }
 
-    settings = {"select": chosen_by.model_dump(mode="json", exclude={"stop"}), "n": n, "auto": auto}
-    inputs = {"scores": scores.id, "evaluation": evaluation}
-    return turn.stage("select", "selection", inputs, settings, work, version=5)
+    def _config(self, context: RoundContext) -> SelectConfig:
+        """The select section as it holds in this round."""
+        shared = self.scores.meta.get("neighbours_share", True)
+        return context.config.select.of_round(context.number, bool(context.config.task.label_set), shared)
 
 
-def _score_selected(turn: RoundContext, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact) -> pa.Table:
+def _nothing_to_label(context: RoundContext, reason: str) -> RoundState:
+    return context.update(nothing_to_label=reason, asked=None, scores=None, selection=None)
+
+
+def _score_selected(context: RoundContext, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact) -> pa.Table:
     """What the champion says of those records of a batch that it was not asked about before."""
     # Pages import this file, and need no model.
     from posttrain.loop.scoring import add_cost_column, scoring_for
     from posttrain.select.scores.table import score_records
 
     missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
-    scoring = scoring_for(turn, champion, scores.meta.get("temperature", 1.0))
+    scoring = scoring_for(context, champion, scores.meta.get("temperature", 1.0))
     records = pool.filter(compute.is_in(pool["id"], value_set=missing))
-    return add_cost_column(score_records(scoring, records, turn.config.select), records, turn.config.select.cost)
+    return add_cost_column(score_records(scoring, records, context.config.select), records, context.config.select.cost)
 
 
 def _confidence_is_uninformative(predictions: pa.Table) -> bool:
@@ -124,35 +188,35 @@ def _focus_targets(folder: Path, worst: list[str]) -> FocusTargets:
     return FocusTargets(worst, load_array(folder / HARD_CASES), named)
 
 
-def batch_size(turn: RoundContext) -> int:
+def batch_size(context: RoundContext) -> int:
     """Labels to ask for in this round: the config's, as far as its budget goes."""
-    config = turn.config.label
-    asked = sum(entry.detail.get("labels_new", 0) for entry in finished_rounds(turn.workspace))
-    return config.per_round if config.budget is None else max(0, min(config.per_round, config.budget - asked))
+    config = context.config.label
+    given = sum(RoundState.of(row).labels_new or 0 for row in finished_rounds(context.workspace))
+    return config.per_round if config.budget is None else max(0, min(config.per_round, config.budget - given))
 
 
-def estimate_batch_gain(turn: RoundContext, champion: str, scores: Artifact, labels: int) -> GainEstimate | None:
+def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, labels: int) -> GainEstimate | None:
     """What a batch of so many labels is expected to bring; None where the rounds before cannot be read.
 
     Args:
-        turn: the round that is about to ask.
+        context: the round that is about to ask.
         champion: id of the model that its candidate has to beat.
         scores: the pool as the champion scores it now.
         labels: in the batch.
     """
     try:
-        so_far = candidate_results(turn.workspace)
-        main = next(iter(read_evaluation(turn.path(so_far[-1].evaluation)).values()))
+        so_far = candidate_results(context.workspace)
+        main = next(iter(read_evaluation(context.path(so_far[-1].evaluation)).values()))
         learned = [one.labels for one in so_far]
         values = [one.value for one in so_far]
-        carried = turn.workspace.artifacts.get(carried_dataset(turn.workspace)).meta["counts"]["records"]
+        carried = context.workspace.artifacts.get(carried_dataset(context.workspace)).meta["counts"]["records"]
         expected = expected_gain(
-            learned, values, len(main.predictions), carried + labels, _taught(turn, champion, carried)
+            learned, values, len(main.predictions), carried + labels, _labels_learned(context, champion, carried)
         )
         shares = all(0 <= value <= 1 for value in values)
         unknown = "" if shares else f"{main.paired} is no share from 0 to 1, of which a learning curve could be drawn"
         return estimate_gain(
-            turn.config.select.stop, main.paired, labels, expected, _agreements(turn, champion, scores), unknown
+            context.config.select.stop, main.paired, labels, expected, _agreements(context, champion, scores), unknown
         )
     except DamagedArtifactError as error:
         log.warning("%s; what further labels will bring cannot be estimated", error)
@@ -172,29 +236,26 @@ def gain_detail(found: GainEstimate) -> dict[str, Any]:
     }
 
 
-def _taught(turn: RoundContext, champion: str, carried: int) -> int:
+def _labels_learned(context: RoundContext, champion: str, carried: int) -> int:
     """Labels that the champion has learned from; ``carried`` where it is of no round."""
-    learned = {entry.candidate: int(entry.detail["labels"]) for entry in finished_rounds(turn.workspace)}
-    return learned.get(champion, carried)
+    labels = {row.candidate: RoundState.of(row).labels for row in finished_rounds(context.workspace)}
+    return labels.get(champion) or carried
 
 
-def _agreements(turn: RoundContext, champion: str, scores: Artifact) -> list[float]:
+def _agreements(context: RoundContext, champion: str, scores: Artifact) -> list[float]:
     """Cohen's kappa of successive champions on pool records that both scored, oldest first.
 
     Where a round's candidate was refused, the next one's scores are of the same model, and tell nothing new.
     """
-    scored = [
-        (entry.champion_before, str(entry.detail["scores"]))
-        for entry in finished_rounds(turn.workspace)
-        if "scores" in entry.detail
-    ]
-    found = []
+    states = [RoundState.of(row) for row in finished_rounds(context.workspace)]
+    scored = [(state.champion, state.scores) for state in states if state.scores]
+    kappas: list[float] = []
     before: dict[str, str] = {}
     for _, same in groupby([*scored, (champion, scores.id)], key=itemgetter(0)):
         *_, (_, id) = same  # the latest of each champion
-        table = parquet.read_table(turn.path(id) / SCORES, columns=["id", "predicted"])
+        table = parquet.read_table(context.path(id) / SCORES, columns=["id", "predicted"])
         now = {key: answer for key, answer in zip(*table.to_pydict().values(), strict=True) if answer is not None}
-        agreed = cohen_kappa(before, now)
-        found += [] if agreed is None else [agreed]
+        kappa = cohen_kappa(before, now)
+        kappas += [] if kappa is None else [kappa]
         before = now
-    return found
+    return kappas

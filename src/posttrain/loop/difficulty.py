@@ -1,0 +1,125 @@
+"""The difficulty of training records, for curricula that follow the champion's scores."""
+
+import logging
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from posttrain.loop.config import Config
+from posttrain.loop.context import RoundContext
+from posttrain.loop.history import finished_rounds
+from posttrain.loop.score_files import BATCH, SCORES, read_champion_scores
+from posttrain.loop.state import RoundState
+from posttrain.select.scores.registry import BASE_MEASURES, UNCERTAINTY_SIGN
+from posttrain.store.errors import DamagedArtifactError, UserError
+from posttrain.train.config import TrainConfig, training_phases
+from posttrain.train.data.config import CurriculumConfig, curriculum_difficulty
+from posttrain.train.data.record_columns import numeric_column, numeric_meta_columns, weight_column
+
+log = logging.getLogger("posttrain")
+
+_WHERE = "train.curriculum.difficulty"
+
+
+def follows_scores(config: Config) -> bool:
+    """True if the order of training follows the scores that the champion of the day gave the records."""
+    return curriculum_difficulty(training_phases(config.train)) in _computed(config)
+
+
+def check_columns(context: RoundContext, *sets: str) -> None:
+    """Check before any model is loaded that the score or column that training goes by is there.
+
+    Args:
+        context: the round.
+        sets: ids of the datasets that the training set will be taken from.
+
+    Raises:
+        UserError: if not, with the names that there are, or with the first record that has none.
+    """
+    config, name = context.config, curriculum_difficulty(training_phases(context.config.train))
+    if config.train.weight is None and name in (None, "loss"):
+        return
+    records = [context.dataset(id).records for id in sets]
+    if config.train.weight is not None:
+        for table in records:
+            weight_column(table, config.train.weight)
+    if name in (None, "loss"):
+        return
+    columns = sorted({column for table in records for column in numeric_meta_columns(table)})
+    scores = _computed(config)
+    if name in scores and name in columns:
+        fix = "give the column another name in the files"
+        raise UserError(f"`{name}` is a score of the loop and a column of the data", where=_WHERE, fix=fix)
+    if name in scores:
+        return
+    if name not in columns:
+        there = f"there is loss, {', '.join(scores)}" + (f"; in the data {', '.join(columns)}" if columns else "")
+        more = f"; name it in select.scores to have it computed ({there})" if name in UNCERTAINTY_SIGN else f"; {there}"
+        raise UserError(f"no score and no column of numbers `{name}`{more}", where=_WHERE)
+    for table in records:
+        numeric_column(table, str(name), _WHERE)
+
+
+def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig, np.ndarray | None, dict[str, str]]:
+    """The difficulty of each training record: the score that the curriculum names, as the champion of the day gave it.
+
+    Records that no champion has scored (those of labelled files, and those selected before a first model was trained)
+    count as the easiest: no model was unsure of them. If that is all of them, the training has no curriculum.
+
+    Args:
+        context: the round.
+        records: the training set.
+
+    Returns:
+        The config to train with; float64 [records], a higher one is harder, None where no curriculum goes by a score;
+        and the artifacts that were read, by role.
+    """
+    train = context.config.train
+    name = curriculum_difficulty(training_phases(train))
+    if name is None or name not in _computed(context.config):
+        return train, None, {}
+    score_of, inputs = _champion_scores(context, name)
+    values = np.array([score_of.get(id, np.nan) for id in records["input_id"].to_pylist()]) * UNCERTAINTY_SIGN[name]
+    known = int(np.isfinite(values).sum())
+    log.info("  difficulty: `%s` is known of %d of %d records", name, known, len(values))
+    if not known:
+        stages = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in train.stages]
+        return train.model_copy(update={"curriculum": CurriculumConfig(), "stages": stages}), None, inputs
+    return train, np.where(np.isfinite(values), values, -np.inf), inputs
+
+
+def _computed(config: Config) -> list[str]:
+    """The scores that the loop computes for pool records of this task."""
+    names = [name for name in UNCERTAINTY_SIGN if name in BASE_MEASURES or name in config.select.wanted_scores()]
+    return [name for name in names if config.task.label_set or name != "margin"]  # free text has no second label
+
+
+def _champion_scores(context: RoundContext, name: str) -> tuple[dict[str, float], dict[str, str]]:
+    """The score of each input when it was last selected, by input id, and the artifacts that were read."""
+    now = context.workspace.metadata.round(context.number)
+    values: dict[str, float] = {}
+    inputs: dict[str, str] = {}
+    for entry in [*finished_rounds(context.workspace), *([now] if now and now.status != "done" else [])]:
+        batch = RoundState.of(entry).batch
+        if batch is None:
+            continue
+        try:
+            values |= _scores_of_round(context, name, **batch)
+        except DamagedArtifactError as error:
+            log.warning("%s; what round %d chose counts as never scored", error, entry.number)
+            continue
+        inputs |= {f"{role} {entry.number}": batch[role] for role in ("scores", "selection")}
+    return values, inputs
+
+
+def _scores_of_round(context: RoundContext, name: str, asked: str, scores: str, selection: str) -> dict[str, float]:
+    chosen = set(parquet.read_table(context.path(selection) / BATCH, columns=["id"])["id"].to_pylist())
+    folder = context.path(scores)
+    if name not in parquet.read_schema(folder / SCORES).names:  # it was not computed then
+        return {}
+    pool = context.dataset(asked).records
+    inputs = dict(zip(pool["id"].to_pylist(), pool["input_id"].to_pylist(), strict=True))
+    table = read_champion_scores(folder, context.path(selection), ["id", name])
+    scored = zip(table["id"].to_pylist(), table[name].to_pylist(), strict=True)
+    return {inputs[id]: value for id, value in scored if id in chosen and value is not None}

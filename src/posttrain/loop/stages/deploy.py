@@ -1,0 +1,54 @@
+"""Deploy: puts the candidate in service, refuses it or rolls back, as the gate decided."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.loop.context import RoundContext
+from posttrain.loop.history import carried_dataset
+from posttrain.loop.registry import Registry
+from posttrain.loop.stages.decide import decision_reason
+from posttrain.loop.state import RoundState
+
+log = logging.getLogger("posttrain")
+
+
+class Deploy:
+    """Carries the decision out. A row of the registry is the outcome, so there is no artifact."""
+
+    name = "deploy"
+
+    @classmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Change the registry, unless it is done already, and settle which dataset the next round builds on."""
+        state, metadata = context.state, context.workspace.metadata
+        registry = Registry(context.workspace, context.config.deploy)
+        if context.number == 0:
+            assert state.base is not None
+            registry.promote(state.base, round=0, action="baseline", reason="the base model")
+            return context.update(candidate=state.base, decision={"action": "baseline"})
+        assert state.candidate and state.decision and state.dataset
+        action, reason = str(state.decision["action"]), decision_reason(state.decision)
+        deployments = metadata.deployments()
+        if action == "deploy":
+            # Once: a user who has rolled it back since, by hand, meant it.
+            if not any((entry.round, entry.model_id) == (context.number, state.candidate) for entry in deployments):
+                registry.promote(state.candidate, round=context.number, reason=reason)
+        elif action == "rollback" and all(entry.round != context.number for entry in deployments):
+            if registry.previous() is None:
+                log.warning("the gate asks for a roll-back, and there is no earlier champion")
+                action = "refuse"
+            else:
+                registry.rollback(reason=reason, round=context.number)
+        log.info("  %s: %s", action, reason)
+        decision = {**state.decision, "action": action}
+        set_aside = action != "deploy" and _discards_labels(context, decision)
+        carry = carried_dataset(context.workspace) if set_aside else state.dataset
+        return context.update(decision=decision, set_aside=set_aside, carry=carry)
+
+
+def _discards_labels(context: RoundContext, decision: Mapping[str, Any]) -> bool:
+    """True if a refused round's labels stay out of later training sets: its model is surely worse."""
+    policy = context.config.label.when_refused
+    worse = any(interval["high"] < 0 for interval in decision["intervals"].values())
+    return policy == "set_aside" or (policy == "auto" and worse)
