@@ -258,21 +258,23 @@ def test_an_interrupted_round_goes_on_with_the_stage_it_was_in(
 ) -> None:
     """An exception at each stage's end in turn, as a kill would be; no finished work is done again."""
     from posttrain.loop.context import RoundContext
+    from posttrain.loop.stage import Stage
+    from posttrain.store.artifacts import Artifact
 
     reference = turned(small("reference", rounds=1))
     reference.run()
     loop = turned(small("broken", rounds=1))
-    stage = RoundContext.stage
+    run = RoundContext.run
     seen: set[str] = set()
 
-    def fragile(self: RoundContext, name: str, *arguments: Any, **options: Any) -> Any:
-        artifact = stage(self, name, *arguments, **options)
-        if (place := f"{self.number} {name}") not in seen:
-            seen.add(place)
-            raise KeyboardInterrupt(place)
+    def fragile(self: RoundContext, stage: Stage) -> Artifact:
+        artifact = run(self, stage)
+        if (key := f"{self.number} {stage.name}") not in seen:
+            seen.add(key)
+            raise KeyboardInterrupt(key)
         return artifact
 
-    monkeypatch.setattr(RoundContext, "stage", fragile)
+    monkeypatch.setattr(RoundContext, "run", fragile)
     interruptions = 0
     while True:
         try:

@@ -19,7 +19,7 @@ def evaluate(
     from posttrain.loop.context import RoundContext
     from posttrain.loop.registry import Registry
     from posttrain.loop.stages.collect import collect
-    from posttrain.loop.stages.evaluate import evaluate as measure
+    from posttrain.loop.stages.evaluate import Evaluate
     from posttrain.loop.suites import check_suites
 
     with open_workspace(workspace, write=True) as (store, config):
@@ -32,8 +32,8 @@ def evaluate(
             raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
         check_suites(config, workspace)
         with store.lock():
-            turn = RoundContext(store, config, len(store.metadata.rounds()), in_round=False)
-            evaluation = measure(turn, id, collect(turn).test, full=full)
+            context = RoundContext(store, config, len(store.metadata.rounds()), in_round=False)
+            evaluation = context.run(Evaluate(id, collect(context).test.id, full=full))
     metrics = evaluation.meta["metrics"]
     if json:
         print_json({"model": id, "evaluation": evaluation.id, "metrics": metrics})

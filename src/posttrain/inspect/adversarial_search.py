@@ -78,19 +78,19 @@ def search_adversarial(
     given = concat(list(read(file, config.data.columns, name=str(file)))) if file else None
     embedder = Embedder.load(MINILM)
     with workspace.lock():
-        turn = RoundContext(workspace, config, len(finished_rounds(workspace)), in_round=False)
-        test = collect(turn).test
+        context = RoundContext(workspace, config, len(finished_rounds(workspace)), in_round=False)
+        test = collect(context).test
     measured = 0
     if suite is not None:
-        records = suite_records(turn, scored_by, test)
+        records = suite_records(context, scored_by, test)
     else:
-        found = turn.dataset(carried_dataset(workspace)).records if given is None else given
-        records = _not_measured(found, measured_on(config, turn.dataset(test.id).records, workspace.root))
+        found = context.dataset(carried_dataset(workspace)).records if given is None else given
+        records = _not_measured(found, measured_on(config, context.dataset(test.id).records, workspace.root))
         measured = found.num_rows - records.num_rows
     labelled = _labelled(records)
     if not labelled:
         raise UserError("there are no labelled records to start from", fix="name a file with --records")
-    lm = turn.model(champion.model_id)
+    lm = context.model(champion.model_id)
     judge = _judge(lm, records, scored_by, main)
     outcome = search(lm, labelled, judge, cosine_similarity(embedder), settings)
     return SearchResult(outcome, champion.model_id, measured, config.data.columns or {})

@@ -89,7 +89,7 @@ class TrainingRun:
 
 
 def answer_influence(
-    turn: RoundContext,
+    context: RoundContext,
     trained: TrainingRun,
     record: Mapping[str, Any],
     answer: str,
@@ -114,15 +114,17 @@ def answer_influence(
         method: one of `METHODS`.
         among: training records that are looked at, those whose inputs are most like the record's.
     """
-    dataset = turn.dataset(trained.dataset).records
+    dataset = context.dataset(trained.dataset).records
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
         from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm
 
         rows = np.arange(dataset.num_rows)
         if dataset.num_rows > among:
-            rows = np.sort(np.argsort(-cosine_similarities(turn, dict(record), trained.dataset), kind="stable")[:among])
-        lm, parameters = load_trainable(turn, trained)
+            rows = np.sort(
+                np.argsort(-cosine_similarities(context, dict(record), trained.dataset), kind="stable")[:among]
+            )
+        lm, parameters = load_trainable(context, trained)
         train = encode_training_records(lm, trained, dataset.take(pa.array(rows)))
         prompt = record_turns(record)
         test = [encode_record(lm, prompt, said) for said in (answer, instead) if said is not None]
@@ -141,8 +143,8 @@ def answer_influence(
     asked = json.dumps(record_turns(record), ensure_ascii=False)
     settings = {"method": method, "among": among, "asked": asked, "answer": answer, "instead": instead}
     from_base = {"model": trained.model, "source": trained.run.inputs["source"], "dataset": trained.dataset}
-    made = turn.stage("influence", "influence", from_base, settings | task_key(turn.config), work, seeded=False)
-    scores = parquet.read_table(turn.path(made.id) / _SCORES)
+    made = context.stage("influence", "influence", from_base, settings | task_key(context.config), work, seeded=False)
+    scores = parquet.read_table(context.path(made.id) / _SCORES)
     return AnswerInfluence(_join_records(scores, dataset), made.meta["parameters"], dataset.num_rows)
 
 
@@ -234,13 +236,13 @@ _SOLVERS: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def find_training_run(turn: RoundContext, model: str) -> TrainingRun | None:
+def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
     """The training that made a model; None of a base model.
 
     Raises:
         UserError: its objective is not to learn answers.
     """
-    runs = [run for run in turn.workspace.metadata.producers(model) if run.stage == "train" and run.status == "done"]
+    runs = [run for run in context.workspace.metadata.producers(model) if run.stage == "train" and run.status == "done"]
     if not runs:
         return None
     found = TrainingRun(model, runs[-1])
@@ -252,7 +254,7 @@ def find_training_run(turn: RoundContext, model: str) -> TrainingRun | None:
     return found
 
 
-def load_trainable(turn: RoundContext, trained: TrainingRun) -> "tuple[LanguageModel, str]":
+def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[LanguageModel, str]":
     """The model in float32 with the parameters that count requiring a gradient, and what these are, in words.
 
     Of a model that an adapter was trained for it is that adapter. Of any other the linear layers count, each weight
@@ -267,12 +269,12 @@ def load_trainable(turn: RoundContext, trained: TrainingRun) -> "tuple[LanguageM
     from posttrain.models.language_model import load_language_model as load_model
     from posttrain.train.lora import add_adapter
 
-    adapter = turn.path(trained.model) / _ADAPTER
+    adapter = context.path(trained.model) / _ADAPTER
     if (adapter / "adapter_model.safetensors").is_file():
-        base = load_model(turn.path(trained.run.inputs["source"]), turn.config.task, "float32")
+        base = load_model(context.path(trained.run.inputs["source"]), context.config.task, "float32")
         lm, what, part = load_adapter(base, adapter), "the adapter that was trained", "lora_"
     else:
-        whole = load_model(turn.path(trained.model), turn.config.task, "float32")
+        whole = load_model(context.path(trained.model), context.config.task, "float32")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             lm = add_adapter(whole, LoraConfig(rank=_ADAPTER_RANK, alpha=_ADAPTER_RANK))

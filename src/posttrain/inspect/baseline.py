@@ -9,11 +9,11 @@ from posttrain.evaluate.bootstrap import Interval
 from posttrain.evaluate.metric_names import paired_gains
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.config import Config
+from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import CandidateResult, champion_results, finished_rounds
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.loop import Loop
 from posttrain.loop.registry import Registry
-from posttrain.loop.stages.train import goes_by_scores
 from posttrain.loop.triggers import TriggerConfig
 from posttrain.select.stopping import StopConfig
 from posttrain.select.strategy_comparison import labels_to_target
@@ -119,7 +119,7 @@ def _final(workspace: Workspace, rounds: int) -> str | None:
 def _drawing_at_random(config: Config) -> Config:
     select = {"strategy": RANDOM, "cold_start": RANDOM, "options": {}, "explore": 0.0, "focus": 0.0}
     select |= {"near_duplicate": None, "stop": StopConfig()}
-    select["scores"] = config.select.wanted_scores() if goes_by_scores(config) else []
+    select["scores"] = config.select.wanted_scores() if follows_scores(config) else []
     return config.model_copy(
         update={
             "select": config.select.model_copy(update=select),

@@ -49,17 +49,17 @@ def explain(
             has not been trained, or by an objective that learns no answers.
     """
     check_influence_method(method)
-    turn = RoundContext(workspace, config, 0, in_round=False)
+    context = RoundContext(workspace, config, 0, in_round=False)
     with workspace.lock():
-        found = find_record(turn, text)
+        found = find_record(context, text)
         told = {"kind": found.kind, "record": _record_fields(found.record)}
         if found.kind == "evaluated":
-            return {**told, "suite": found.suite, **_explain_evaluated(turn, found, method, among, count)}
-        rounds = record_rounds(turn, found.record["input_id"])
+            return {**told, "suite": found.suite, **_explain_evaluated(context, found, method, among, count)}
+        rounds = record_rounds(context, found.record["input_id"])
         if found.kind == "training":
-            since = first_training_round(turn, found.record["input_id"])
+            since = first_training_round(context, found.record["input_id"])
             return {**told, "rounds": rounds, "since": since, "labelled_by": annotation_of(found.record)}
-        nearest = nearest_labelled(turn, found.record, carried_dataset(workspace), count)
+        nearest = nearest_labelled(context, found.record, carried_dataset(workspace), count)
         return {**told, "rounds": rounds, "nearest": nearest}
 
 
@@ -79,18 +79,20 @@ class LocatedRecord:
     prediction: dict[str, Any] | None = None
 
 
-def _explain_evaluated(turn: RoundContext, found: LocatedRecord, method: str, among: int, count: int) -> dict[str, Any]:
+def _explain_evaluated(
+    context: RoundContext, found: LocatedRecord, method: str, among: int, count: int
+) -> dict[str, Any]:
     if found.prediction is None:
         raise UserError(f"the suite `{found.suite}` measures a sample without this record", fix="posttrain eval --full")
     if not record_turns(found.record):
         raise UserError("it is a text without an answer, and influence is told of answers")
-    trained = find_training_run(turn, Registry(turn.workspace).in_service)
+    trained = find_training_run(context, Registry(context.workspace).in_service)
     if trained is None:
         raise UserError("the champion is the base model, which none of your records has taught", fix="posttrain run")
     said, expected = found.prediction["predicted"], found.prediction["expected"]
     wrong = expected is not None and said != expected and not found.prediction["score"] >= 1
     instead = expected if wrong else None
-    of = answer_influence(turn, trained, found.record, said, instead, method, among)
+    of = answer_influence(context, trained, found.record, said, instead, method, among)
     rows = of.table.to_pylist()
     return {
         "prediction": found.prediction,
@@ -109,20 +111,20 @@ def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
     return {**{name: record[name] for name in ("id", "input_id", "completion", "source", "line")}, "input": text}
 
 
-def find_record(turn: RoundContext, text: str) -> LocatedRecord:
+def find_record(context: RoundContext, text: str) -> LocatedRecord:
     """The record whose id, or whose input's id, begins with ``text``.
 
     Raises:
         UserError: nothing has run yet, the text is too short, or it names no record or records of several inputs.
     """
-    if Registry(turn.workspace).champion is None or not finished_rounds(turn.workspace):
+    if Registry(context.workspace).champion is None or not finished_rounds(context.workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
     if len(text) < _MIN_PREFIX:
         raise UserError(f"`{text}` is too short", fix=f"give at least {_MIN_PREFIX} characters of the id")
-    evaluation = last_evaluation(turn)
+    evaluation = last_evaluation(context)
     found = [
         (kind, suite, row)
-        for kind, suite, table in _searched_tables(turn, evaluation)
+        for kind, suite, table in _searched_tables(context, evaluation)
         for row in table.filter(_has_prefix(table, text)).to_pylist()
     ]
     if not found:
@@ -132,39 +134,41 @@ def find_record(turn: RoundContext, text: str) -> LocatedRecord:
         raise UserError(f"`{text}` could be records of {several} inputs", fix="give more of the id")
     kind, suite, record = found[0]
     if kind == "pool":  # its label has another id, being of the answer too
-        learned = turn.dataset(carried_dataset(turn.workspace)).records
+        learned = context.dataset(carried_dataset(context.workspace)).records
         same = learned.filter(compute.equal(learned["input_id"], record["input_id"])).to_pylist()
         kind, record = ("training", same[0]) if same else (kind, record)
     if kind != "evaluated" or suite is None or evaluation is None:
         return LocatedRecord(kind, record)
-    table = read_evaluation(turn.path(str(evaluation.output)))[suite].predictions
+    table = read_evaluation(context.path(str(evaluation.output)))[suite].predictions
     rows = table.filter(compute.equal(table["id"], record["id"])).to_pylist()
     return LocatedRecord(kind, record, suite, rows[0] if rows else None)
 
 
-def last_evaluation(turn: RoundContext) -> Run | None:
+def last_evaluation(context: RoundContext) -> Run | None:
     """The run that last measured the champion; None where a later change left none."""
-    champion = Registry(turn.workspace).in_service
-    runs = [run for run in turn.workspace.metadata.runs(stage="evaluate", status="done") if run.output]
+    champion = Registry(context.workspace).in_service
+    runs = [run for run in context.workspace.metadata.runs(stage="evaluate", status="done") if run.output]
     mine = [run for run in runs if run.inputs.get("model") == champion]
     return max(mine, key=lambda run: run.started_at, default=None)
 
 
-def last_pool(turn: RoundContext) -> str:
+def last_pool(context: RoundContext) -> str:
     """The id of the pool that the last round with one had."""
-    pools = [entry.detail["pool"] for entry in finished_rounds(turn.workspace)]
+    pools = [entry.detail["pool"] for entry in finished_rounds(context.workspace)]
     return str(pools[-1])
 
 
-def _searched_tables(turn: RoundContext, evaluation: Run | None) -> Iterator[tuple[RecordKind, str | None, pa.Table]]:
+def _searched_tables(
+    context: RoundContext, evaluation: Run | None
+) -> Iterator[tuple[RecordKind, str | None, pa.Table]]:
     if evaluation is not None:
-        test = turn.workspace.artifacts.get(evaluation.inputs["test"])
-        measured = read_evaluation(turn.path(str(evaluation.output)))
-        for name, suite in turn.config.evaluate.suites.items():
+        test = context.workspace.artifacts.get(evaluation.inputs["test"])
+        measured = read_evaluation(context.path(str(evaluation.output)))
+        for name, suite in context.config.evaluate.suites.items():
             if name in measured:
-                yield "evaluated", name, suite_records(turn, suite, test)
-    yield "training", None, turn.dataset(carried_dataset(turn.workspace)).records
-    yield "pool", None, turn.dataset(last_pool(turn)).records
+                yield "evaluated", name, suite_records(context, suite, test)
+    yield "training", None, context.dataset(carried_dataset(context.workspace)).records
+    yield "pool", None, context.dataset(last_pool(context)).records
 
 
 def _has_prefix(table: pa.Table, text: str) -> pa.ChunkedArray:

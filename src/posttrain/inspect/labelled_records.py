@@ -25,16 +25,16 @@ _FILE = "embeddings.npy"
 Embedded = tuple[npt.NDArray[np.float32], list[str]]
 
 
-def labelled_dataset(turn: RoundContext) -> str:
+def labelled_dataset(context: RoundContext) -> str:
     """The id of the set of all records that the loop has labels of.
 
     Raises:
         UserError: nothing has run or has been labelled yet.
     """
-    if Registry(turn.workspace).champion is None:
+    if Registry(context.workspace).champion is None:
         raise UserError("nothing has run here yet", fix="posttrain run, or name a file of labelled records")
-    dataset = carried_dataset(turn.workspace)
-    if not turn.dataset(dataset).records.num_rows:
+    dataset = carried_dataset(context.workspace)
+    if not context.dataset(dataset).records.num_rows:
         raise UserError("nothing has been labelled here yet", fix="name a file of labelled records")
     return dataset
 
@@ -54,7 +54,7 @@ def labelled_records(files: Sequence[Path], columns: Mapping[str, str] | None) -
     return records
 
 
-def embedded(turn: RoundContext, dataset: str, embedder: str) -> npt.NDArray[np.float32]:
+def embedded(context: RoundContext, dataset: str, embedder: str) -> npt.NDArray[np.float32]:
     """Embeddings of a set's inputs, float32 [N, D]; computed once.
 
     Args:
@@ -65,20 +65,20 @@ def embedded(turn: RoundContext, dataset: str, embedder: str) -> npt.NDArray[np.
     """
     from posttrain.models.embedder import embedder_key
 
-    champion = Registry(turn.workspace).in_service
+    champion = Registry(context.workspace).in_service
 
     def work(out: Path, scratch: Path) -> dict[str, Any]:
-        records = turn.dataset(dataset).records
+        records = context.dataset(dataset).records
         found = (
-            embed_records(turn.model(champion), records) if embedder == CHAMPION else by_sentences(records, embedder)
+            embed_records(context.model(champion), records) if embedder == CHAMPION else by_sentences(records, embedder)
         )
         np.save(out / _FILE, found, allow_pickle=False)
         return {"records": len(found), "width": found.shape[1]}
 
     model = {"model": champion} if embedder == CHAMPION else {"embedder": embedder_key(embedder)}
-    config = task_key(turn.config) if embedder == CHAMPION else {}
-    made = turn.stage("embed", "embeddings", {"dataset": dataset, **model}, config, work, seeded=False)
-    found: npt.NDArray[np.float32] = np.load(turn.path(made.id) / _FILE, allow_pickle=False)
+    config = task_key(context.config) if embedder == CHAMPION else {}
+    made = context.stage("embed", "embeddings", {"dataset": dataset, **model}, config, work, seeded=False)
+    found: npt.NDArray[np.float32] = np.load(context.path(made.id) / _FILE, allow_pickle=False)
     return found
 
 
@@ -110,11 +110,11 @@ def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None =
     Raises:
         UserError: nothing has been labelled yet, or there is no such model.
     """
-    turn = RoundContext(workspace, config, 0, in_round=False)
-    records = turn.dataset(labelled_dataset(turn)).records
+    context = RoundContext(workspace, config, 0, in_round=False)
+    records = context.dataset(labelled_dataset(context)).records
     embedder = config.select.scoring.embeddings if embedder is None else embedder
     if embedder == CHAMPION:
-        found = embed_records(turn.model(Registry(workspace).in_service), records)
+        found = embed_records(context.model(Registry(workspace).in_service), records)
     else:
         found = by_sentences(records, embedder)
     return found, records["completion"].to_pylist()

@@ -12,9 +12,9 @@ from posttrain.loop.registry import Registry
 from posttrain.loop.score_files import BATCH
 from posttrain.loop.scoring import check_costs
 from posttrain.loop.stages.collect import collect
-from posttrain.loop.stages.evaluate import evaluate
-from posttrain.loop.stages.score import score
-from posttrain.loop.stages.select import batch_size, estimate_batch_gain, select
+from posttrain.loop.stages.evaluate import Evaluate
+from posttrain.loop.stages.score import Score
+from posttrain.loop.stages.select import Select, batch_size, estimate_batch_gain
 from posttrain.loop.suites import check_suites
 from posttrain.select.config import cold_start_error
 from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS
@@ -61,21 +61,22 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         config = _with_strategy(config, strategy, cold)
     check_suites(config, workspace.root)
     with workspace.lock():
-        turn = RoundContext(workspace, config, len(rounds), in_round=False)
-        collected = collect(turn)
-        check_costs(turn, collected.pool.id)
-        evaluation = evaluate(turn, champion.model_id, collected.test)
+        context = RoundContext(workspace, config, len(rounds), in_round=False)
+        collected = collect(context)
+        check_costs(context, collected.pool.id)
+        evaluation = context.run(Evaluate(champion.model_id, collected.test.id))
         train = carried_dataset(workspace)
-        scores = score(turn, champion.model_id, collected.pool, train, collected.test, evaluation.id, cold)
+        pool, test = collected.pool.id, collected.test.id
+        scores = context.run(Score.of(context, champion.model_id, pool, train, test, evaluation.id, cold))
         n = config.label.per_round
-        selection = select(turn, champion.model_id, collected.pool, scores, evaluation.id, n, cold)
-        expected = estimate_batch_gain(turn, champion.model_id, scores, selection.meta["records"])
-        batch: list[dict[str, Any]] = parquet.read_table(turn.path(selection.id) / BATCH).to_pylist()
-        records = {record["id"]: record for record in turn.dataset(collected.pool.id).records.to_pylist()}
+        selection = context.run(Select(champion.model_id, pool, scores, evaluation.id, n, cold))
+        expected = estimate_batch_gain(context, champion.model_id, scores, selection.meta["records"])
+        batch: list[dict[str, Any]] = parquet.read_table(context.path(selection.id) / BATCH).to_pylist()
+        records = {record["id"]: record for record in context.dataset(collected.pool.id).records.to_pylist()}
     for row in batch:
         record = records[row["id"]]
         row["input"] = record["text"] or " / ".join(part["content"] for part in record["prompt"])
-    left = batch_size(turn)
+    left = batch_size(context)
     return Preview(batch, selection.meta["strategy"], expected, left if left < len(batch) else None)
 
 

@@ -23,7 +23,7 @@ from posttrain.store.rows import Round
 log = logging.getLogger("posttrain")
 
 
-def record_rounds(turn: RoundContext, input_id: str) -> list[dict[str, Any]]:
+def record_rounds(context: RoundContext, input_id: str) -> list[dict[str, Any]]:
     """What each round that considered an input said of it: ``round, scores, chosen, labelled``.
 
     ``scores`` are the columns of the score table that are one number or word each, or those of `LABELLED_SCORES` where
@@ -31,36 +31,36 @@ def record_rounds(turn: RoundContext, input_id: str) -> list[dict[str, Any]]:
     ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
     """
     told: list[dict[str, Any]] = []
-    for entry in turn.workspace.metadata.rounds():
+    for entry in context.workspace.metadata.rounds():
         if "selection" not in entry.detail:
             continue
         try:
-            told += _round_entry(turn, entry, input_id)
+            told += _round_entry(context, entry, input_id)
         except DamagedArtifactError as error:
             log.warning("%s; what round %d said of the record is not known", error, entry.number)
     return told
 
 
-def first_training_round(turn: RoundContext, input_id: str) -> int | None:
+def first_training_round(context: RoundContext, input_id: str) -> int | None:
     """The first round whose training set holds the input; None where no finished round's is known to."""
-    for entry in finished_rounds(turn.workspace):
+    for entry in finished_rounds(context.workspace):
         dataset = entry.detail.get("dataset")
         try:
-            if dataset and input_id in known_inputs(turn, dataset):
+            if dataset and input_id in known_inputs(context, dataset):
                 return entry.number
         except DamagedArtifactError as error:
             log.warning("%s; what round %d learned from is not known", error, entry.number)
     return None
 
 
-def _round_entry(turn: RoundContext, entry: Round, input_id: str) -> list[dict[str, Any]]:
+def _round_entry(context: RoundContext, entry: Round, input_id: str) -> list[dict[str, Any]]:
     """What one round said of an input, if anything."""
-    pool = turn.dataset(entry.detail["asked"]).records
+    pool = context.dataset(entry.detail["asked"]).records
     ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
     if not ids:
         return []
-    folder = turn.path(entry.detail["scores"])
-    selection = turn.path(entry.detail["selection"])
+    folder = context.path(entry.detail["scores"])
+    selection = context.path(entry.detail["selection"])
     scores = _find_row(read_champion_scores(folder, selection), ids[0])
     if scores is None and (folder / UNSCORED).exists():
         scores = _find_row(parquet.read_table(folder / UNSCORED), ids[0])
@@ -69,7 +69,7 @@ def _round_entry(turn: RoundContext, entry: Round, input_id: str) -> list[dict[s
     chosen = _find_row(parquet.read_table(selection / BATCH), ids[0])
     labelled = None
     if chosen and (id := entry.detail.get("labelled")):
-        labelled = _find_row(parquet.read_table(turn.path(id) / LABELS), ids[0])
+        labelled = _find_row(parquet.read_table(context.path(id) / LABELS), ids[0])
     if not scores and not chosen:
         return []
     return [
@@ -87,16 +87,16 @@ def annotation_of(record: dict[str, Any]) -> dict[str, Any] | None:
     return _provenance(record).get("labelled_by")
 
 
-def nearest_labelled(turn: RoundContext, record: dict[str, Any], dataset: str, count: int) -> list[dict[str, Any]]:
+def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str, count: int) -> list[dict[str, Any]]:
     """The labelled records whose inputs lie nearest to a record's, by the cosine of the champion's embeddings.
 
     Returns:
         ``id, label, input, similarity, source, line``, the nearest first; of equal ones the earlier in the set.
     """
-    labelled = turn.dataset(dataset).records
+    labelled = context.dataset(dataset).records
     if not labelled.num_rows:
         return []
-    similarity = cosine_similarities(turn, record, dataset)
+    similarity = cosine_similarities(context, record, dataset)
     rows = np.argsort(-similarity, kind="stable")[:count]
     near = labelled.take(pa.array(rows))
     columns = zip(near.to_pylist(), inputs(near), similarity[rows].tolist(), strict=True)
@@ -107,11 +107,11 @@ def nearest_labelled(turn: RoundContext, record: dict[str, Any], dataset: str, c
     ]
 
 
-def cosine_similarities(turn: RoundContext, record: dict[str, Any], dataset: str) -> np.ndarray:
+def cosine_similarities(context: RoundContext, record: dict[str, Any], dataset: str) -> np.ndarray:
     """The cosine of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
-    theirs = embedded(turn, dataset, CHAMPION).astype(np.float64)
-    table = pa.Table.from_pylist([record], schema=turn.dataset(dataset).records.schema)
-    own = embed_records(turn.model(Registry(turn.workspace).in_service), table)[0].astype(np.float64)
+    theirs = embedded(context, dataset, CHAMPION).astype(np.float64)
+    table = pa.Table.from_pylist([record], schema=context.dataset(dataset).records.schema)
+    own = embed_records(context.model(Registry(context.workspace).in_service), table)[0].astype(np.float64)
     sizes = np.linalg.norm(theirs, axis=1) * np.linalg.norm(own)
     found: np.ndarray = theirs @ own / np.where(sizes > 0, sizes, 1)
     return found

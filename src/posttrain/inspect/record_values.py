@@ -77,11 +77,11 @@ def value_labelled(
     Raises:
         UserError: nothing has been labelled yet, or no two labels stand with two records each.
     """
-    turn = RoundContext(workspace, config, 0, in_round=False)
+    context = RoundContext(workspace, config, 0, in_round=False)
     with workspace.lock():
-        dataset = labelled_dataset(turn)
-        records = turn.dataset(dataset).records
-        features = embedded(turn, dataset, embedder)
+        dataset = labelled_dataset(context)
+        records = context.dataset(dataset).records
+        features = embedded(context, dataset, embedder)
 
         def work(out: Path, scratch: Path) -> dict[str, Any]:
             found = _values(records, features, replace(method, folder=scratch), by, folds, seed)
@@ -91,8 +91,8 @@ def value_labelled(
         settings = {"method": method.name, "learner": method.learner, "draws": method.draws, "seed": method.seed}
         settings |= {"by": by, "folds": folds, "fold seed": seed, "embedder": embedder}
         inputs_of = {"dataset": dataset, "features": _digest(features)}
-        made = turn.stage("value", "values", inputs_of, settings, work, version=2, seeded=False)
-        numbers = np.load(turn.path(made.id) / _VALUES, allow_pickle=False)
+        made = context.stage("value", "values", inputs_of, settings, work, version=2, seeded=False)
+        numbers = np.load(context.path(made.id) / _VALUES, allow_pickle=False)
     return _valued(records, Values(numbers[0], numbers[1], made.meta["evaluations"]), method, by, folds)
 
 

@@ -68,9 +68,8 @@ class RoundContext:
         """The seed of a stage of this round."""
         return int.from_bytes(hashlib.sha256(f"{self.config.seed}/{self.number}/{name}".encode()).digest()[:4], "big")
 
-    def artifact(self, id: str | None) -> Artifact:
-        """An artifact that an earlier stage produced."""
-        assert id is not None, "the stage before sets it"
+    def artifact(self, id: str) -> Artifact:
+        """An artifact by its id."""
         return self.workspace.artifacts.get(id)
 
     def path(self, id: str) -> Path:

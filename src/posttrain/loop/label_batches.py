@@ -11,8 +11,8 @@ from posttrain.label.file_annotator import export_labels, import_labels
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.score_files import chosen_records
-from posttrain.loop.state import RoundState
 from posttrain.loop.stages.label import pool_agreement
+from posttrain.loop.state import RoundState
 from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.files import check_new_file, disk_errors, write_atomically
 from posttrain.store.rows import Run
@@ -83,4 +83,4 @@ def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.
     if state.batch is None:
         raise UserError("no round waits for labels", fix="posttrain status")
     context = RoundContext(workspace, config, waiting[-1].number, state=state)
-    return context, *chosen_records(context, context.artifact(state.selection), context.artifact(state.asked))
+    return context, *chosen_records(context, *map(context.artifact, (state.batch["selection"], state.batch["asked"])))

@@ -53,7 +53,7 @@ class Loop:
             UserError: another process turns this loop, or the config or the data are wrong.
         """
         # Fetching is quick and changes nothing that a user would look at.
-        names = [stage.name for stage in stages_of(self.config) if stage.name != "fetch"]
+        names = [stage.name for stage in stages_of(self.config, self.workspace.root) if stage.name != "fetch"]
         if until is not None and until not in names:
             raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(names)}")
         runner = RoundRunner(self.workspace, self.config, until)
@@ -121,7 +121,7 @@ class Loop:
         if state.final and state.final["model"] == champion:
             return
         context = RoundContext(self.workspace, self.config, rounds[-1].number, in_round=False)
-        test = context.artifact(state.test)
+        test = context.artifact(state.id("test"))
         start = time.monotonic()
         evaluation = context.run(Evaluate(champion, test.id, full=True))
         log.info(
@@ -159,10 +159,13 @@ def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[s
     states = [RoundState.of(row) for row in rounds]
     then = next((state.metrics for state in states if state.candidate == champion and state.metrics), now)
     main = next(iter(states[0].metrics or now))
-    assert states[-1].pool and states[-1].carry, "a finished round has both"
     return {
-        "new_records": float(len(known_inputs(context, collected.pool.id) - known_inputs(context, states[-1].pool))),
-        "new_labels": float(len(known_inputs(context, collected.labelled.id) - known_inputs(context, states[-1].carry))),
+        "new_records": float(
+            len(known_inputs(context, collected.pool.id) - known_inputs(context, states[-1].id("pool")))
+        ),
+        "new_labels": float(
+            len(known_inputs(context, collected.labelled.id) - known_inputs(context, states[-1].id("carry")))
+        ),
         "days_since_training": days_since_training(workspace),
         "degradation": then.get(main, math.nan) - now.get(main, math.nan),
         "urgent": float(urgent),

@@ -4,12 +4,12 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from pathlib import Path
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.registry import Registry
-from posttrain.loop.stage import Stage
+from posttrain.loop.stage import Stage, Step
 from posttrain.loop.stages.collect import Collect
 from posttrain.loop.stages.dataset import ExtendDataset
 from posttrain.loop.stages.decide import Decide
@@ -28,16 +28,6 @@ from posttrain.store.workspace import Workspace
 log = logging.getLogger("posttrain")
 
 
-class Step(Protocol):
-    """What the round needs of a stage."""
-
-    name: ClassVar[str]
-
-    @classmethod
-    def execute(cls, context: RoundContext) -> RoundState:
-        """Run the stage; returns the state after it."""
-
-
 ROUND: tuple[type[Step], ...] = (
     Collect,
     Fetch,
@@ -53,22 +43,26 @@ ROUND: tuple[type[Step], ...] = (
 BASELINE: tuple[type[Step], ...] = (Collect, Fetch, ExtendDataset, Evaluate, Deploy)
 """Round 0: measures the base model, which becomes the first champion."""
 
-STAGES = tuple(stage.name for stage in ROUND if stage is not Fetch)
-
 
 class Stopped(Exception):
     """Raised after the stage at which the user wants to stop."""
 
 
-def stages_of(config: Config) -> list[type[Step]]:
+def stages_of(config: Config, root: Path) -> list[type[Step]]:
     """The stages of a round, with those that the config adds.
+
+    Args:
+        config: the workspace's config.
+        root: the workspace's folder, where modules of added stages are looked for too.
 
     Raises:
         UserError: a stage cannot be loaded, is no stage, or follows one that does not exist.
     """
     stages = list(ROUND)
     for path in config.stages:
-        stage = load_object(path, Stage, where="stages")
+        stage = load_object(path, "stages", root)
+        if not (isinstance(stage, type) and issubclass(stage, Stage)):
+            raise UserError(f"`{path}` is no stage", where="stages", fix="derive it from posttrain.loop.stage.Stage")
         names = [known.name for known in stages]
         if stage.after not in names:
             raise UserError(
@@ -105,7 +99,7 @@ class RoundRunner:
         """
         row = self.workspace.metadata.round(number)
         champion = row.champion_before if row else Registry(self.workspace).in_service
-        self._run(number, champion, stages_of(self.config))
+        self._run(number, champion, stages_of(self.config, self.workspace.root))
 
     def _run(self, number: int, champion: str | None, stages: Sequence[type[Step]]) -> None:
         metadata = self.workspace.metadata

@@ -48,10 +48,10 @@ def load_array(path: Path) -> np.ndarray | None:
     return np.load(path, allow_pickle=False) if path.exists() else None
 
 
-def chosen_records(turn: RoundContext, selection: Artifact, pool: Artifact) -> tuple[pa.Table, list[str] | None]:
+def chosen_records(context: RoundContext, selection: Artifact, pool: Artifact) -> tuple[pa.Table, list[str] | None]:
     """The batch as pool records, best first, and the champion's answers (None while it knows nothing)."""
-    batch = parquet.read_table(turn.path(selection.id) / BATCH)
-    records = turn.dataset(pool.id).records
+    batch = parquet.read_table(context.path(selection.id) / BATCH)
+    records = context.dataset(pool.id).records
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}
     chosen = records.take([row_of[id] for id in batch["id"].to_pylist()])
     predicted = batch["predicted"].to_pylist()

@@ -25,30 +25,30 @@ from posttrain.train.data.record_columns import numeric_column, row_error
 _WHERE = "select.cost"
 
 
-def scoring_for(turn: RoundContext, champion: str, temperature: float = 1.0) -> ScoringContext:
+def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) -> ScoringContext:
     """The champion, and what the scores that the config names take besides it.
 
     The others follow from rounds that are done, so that a killed round finds the same.
 
     Args:
-        turn: the round.
+        context: the round.
         champion: id of the model that is asked.
         temperature: as calibration found it.
     """
-    names = turn.config.select.wanted_scores()
-    rounds = finished_rounds(turn.workspace)
+    names = context.config.select.wanted_scores()
+    rounds = finished_rounds(context.workspace)
     committee = [entry.candidate for entry in rounds[1:] if entry.decision and entry.decision["action"] == "deploy"]
     line = [entry.candidate for entry in rounds]
     return ScoringContext(
-        _model(turn, champion),
-        turn.config.task.label_set,
-        turn.config.select.scoring,
-        ScoreCache(turn.workspace.home / "-".join(filter(None, ("scores", turn.workspace.metadata.arm)))),
-        turn.config.seed,
-        committee=_models(turn, committee, champion) if {"vote_entropy", "consensus_kl"} & set(names) else (),
-        line=_models(turn, line) if "forgetting_events" in names else (),
-        judge=_judge(turn, names),
-        sentences=_sentence_model(turn.config.select.scoring.embeddings),
+        _model(context, champion),
+        context.config.task.label_set,
+        context.config.select.scoring,
+        ScoreCache(context.workspace.home / "-".join(filter(None, ("scores", context.workspace.metadata.arm)))),
+        context.config.seed,
+        committee=_models(context, committee, champion) if {"vote_entropy", "consensus_kl"} & set(names) else (),
+        line=_models(context, line) if "forgetting_events" in names else (),
+        judge=_judge(context, names),
+        sentences=_sentence_model(context.config.select.scoring.embeddings),
         temperature=temperature,
     )
 
@@ -66,27 +66,27 @@ def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, s
     return found
 
 
-def scoring_settings(turn: RoundContext, *, cold: bool) -> dict[str, Any]:
+def scoring_settings(context: RoundContext, *, cold: bool) -> dict[str, Any]:
     """What the config contributes to the scores' key."""
     if cold:
         return {}
-    names = turn.config.select.wanted_scores()
-    config = turn.config.select.scoring.model_dump(mode="json", exclude={"judge", "embeddings"})
+    names = context.config.select.wanted_scores()
+    config = context.config.select.scoring.model_dump(mode="json", exclude={"judge", "embeddings"})
     if names:
         return {"scores": names, "scoring": config}
     return {"calibration": config["calibration"]}
 
 
-def calibrated(turn: RoundContext, scoring: ScoringContext, test: pa.Table, evaluation: str) -> dict[str, Any]:
+def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, evaluation: str) -> dict[str, Any]:
     """Temperature and errors by name, fitted to test records, as no model is trained on those; empty without any.
 
     Args:
-        turn: the round.
+        context: the round.
         scoring: the champion.
         test: RECORD table.
         evaluation: id of the champion's, whose first suite says which answers are right.
     """
-    predictions = next(iter(read_evaluation(turn.path(evaluation)).values())).predictions
+    predictions = next(iter(read_evaluation(context.path(evaluation)).values())).predictions
     found = calibrate_champion(scoring, test, predictions, partial(expected_calibration_error, bins=15))
     if found is None:
         return {}
@@ -94,28 +94,28 @@ def calibrated(turn: RoundContext, scoring: ScoringContext, test: pa.Table, eval
     return {**values, "calibrated_on": values.pop("records")}
 
 
-def forget_others(turn: RoundContext, scoring: ScoringContext) -> None:
+def forget_others(context: RoundContext, scoring: ScoringContext) -> None:
     """Keep only scores of models that are of use: the champion, the one before it and those that take part."""
-    registry = Registry(turn.workspace)
+    registry = Registry(context.workspace)
     models = {one.id for one in (scoring.model, *scoring.committee, *scoring.line, scoring.sentences) if one}
     scoring.cache.keep_only(models | {one for one in (registry.in_service, registry.previous()) if one})
 
 
-def _model(turn: RoundContext, id: str) -> ScoringModel:
-    return ScoringModel(id, turn.config.task, lambda: turn.model(id))
+def _model(context: RoundContext, id: str) -> ScoringModel:
+    return ScoringModel(id, context.config.task, lambda: context.model(id))
 
 
-def _models(turn: RoundContext, ids: Sequence[str | None], but: str | None = None) -> list[ScoringModel]:
+def _models(context: RoundContext, ids: Sequence[str | None], but: str | None = None) -> list[ScoringModel]:
     """Those that are still there, each where it comes first."""
     wanted = dict.fromkeys(id for id in ids if id is not None and id != but)
-    return [_model(turn, id) for id in wanted if turn.workspace.artifacts.exists(id)]
+    return [_model(context, id) for id in wanted if context.workspace.artifacts.exists(id)]
 
 
-def _judge(turn: RoundContext, names: Sequence[str]) -> ScoringModel | None:
-    config = turn.config.select.scoring
+def _judge(context: RoundContext, names: Sequence[str]) -> ScoringModel | None:
+    config = context.config.select.scoring
     if config.judge is None or not any(name.startswith("entailment_entropy") for name in names):
         return None
-    folder: Path = config.judge_folder(turn.workspace.root)
+    folder: Path = config.judge_folder(context.workspace.root)
 
     def load() -> Any:
         from posttrain.models.language_model import load_language_model
@@ -133,14 +133,14 @@ def _sentence_model(name: str) -> ScoringModel | None:
     return ScoringModel(embedder_key(name), TaskConfig(), lambda: Embedder.load(name))
 
 
-def check_costs(turn: RoundContext, pool: str) -> None:
+def check_costs(context: RoundContext, pool: str) -> None:
     """Find out before any model is loaded whether every record of a pool has a cost, where the config names a column.
 
     Raises:
         UserError: a record has no number there, or none above 0; the first such.
     """
-    if turn.config.select.cost is not None:
-        _costs(turn.dataset(pool).records, turn.config.select.cost)
+    if context.config.select.cost is not None:
+        _costs(context.dataset(pool).records, context.config.select.cost)
 
 
 def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa.Table:

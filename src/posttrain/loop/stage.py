@@ -13,7 +13,18 @@ from posttrain.loop.context import RoundContext
 from posttrain.loop.state import RoundState
 
 
-class Stage(ABC):
+class Step(ABC):
+    """What the round calls: takes the state a step further."""
+
+    name: str
+
+    @classmethod
+    @abstractmethod
+    def execute(cls, context: RoundContext) -> RoundState:
+        """Run the step of the round; returns the state after it."""
+
+
+class Stage(Step):
     """A function from artifacts and config to one artifact, which is run once and found again under its key.
 
     The key is the hash of `name`, `version`, `inputs`, `settings` and the seed: what else the outcome depends on, the
@@ -27,7 +38,6 @@ class Stage(ABC):
         after: the stage that one from outside the package follows in the round.
     """
 
-    name: str
     kind: str
     version: ClassVar[int] = 1
     seeded: ClassVar[bool] = True

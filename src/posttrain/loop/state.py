@@ -84,6 +84,12 @@ class RoundState:
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return known | {f"output {name}": id for name, id in self.outputs.items()}
 
+    def id(self, name: str) -> str:
+        """The artifact id in a field that an earlier stage has set."""
+        value = getattr(self, name)
+        assert isinstance(value, str), f"no stage before has set `{name}`"
+        return value
+
     @property
     def batch(self) -> dict[str, str] | None:
         """The ids of the batch's pool, scores and selection; None where there is no batch."""

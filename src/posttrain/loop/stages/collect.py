@@ -8,13 +8,13 @@ from typing import Any
 
 from posttrain.data.config import DataConfig
 from posttrain.data.sets.pool_and_test import LoopData, build_pool_and_test, input_digests
-from posttrain.data.versions.version import write_dataset
 from posttrain.data.versions.named_versions import resolve_versions
+from posttrain.data.versions.version import write_dataset
 from posttrain.loop.context import RoundContext
+from posttrain.loop.difficulty import check_columns
 from posttrain.loop.scoring import check_costs
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.label import check_answers
-from posttrain.loop.difficulty import check_columns
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import suite_digests, suite_settings, suites_beside_test
 from posttrain.store.artifacts import Artifact
@@ -60,9 +60,7 @@ class Collect(Stage):
         if context.number == 0:
             for artifact in (data.pool, data.test):
                 counts = artifact.meta["counts"]
-                log.info(
-                    "  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"]
-                )
+                log.info("  %s: %d records, %d rejected", artifact.meta["name"], counts["records"], counts["rejected"])
         return context.update(pool=data.pool.id, test=data.test.id, files=data.labelled.id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
@@ -80,7 +78,9 @@ class Collect(Stage):
         """Write the set with its rejections."""
         built = self.sources.built
         funnel = [entry for entry in built.funnel if entry["set"] == self.set]
-        return write_dataset(out, getattr(built, self.set), built.rejected[self.set], {"name": self.set, "funnel": funnel})
+        return write_dataset(
+            out, getattr(built, self.set), built.rejected[self.set], {"name": self.set, "funnel": funnel}
+        )
 
 
 class _Sources:

@@ -56,9 +56,8 @@ class ExtendDataset(Stage):
             NothingToLabel: there was no batch, and an earlier round trained on the same records.
         """
         state, workspace = context.state, context.workspace
-        assert state.files and state.test
         parent = carried_dataset(workspace) if context.number else None
-        artifact = context.run(cls(parent, state.files, state.test, state.labelled))
+        artifact = context.run(cls(parent, state.id("files"), state.id("test"), state.labelled))
         records = artifact.meta["counts"]["records"]
         if context.number == 0:
             # The labelled files' records, which round 1 builds on; the base model was not trained on them.

@@ -66,15 +66,14 @@ class Decide(Stage):
     def of(cls, context: RoundContext) -> "Decide":
         """The decision that the state's evaluations lead to."""
         state = context.state
-        assert state.evaluation and state.champion_evaluation and state.base_evaluation and state.metrics is not None
+        ours, theirs, base = (state.id(f"{role}evaluation") for role in ("", "champion_", "base_"))
         first = RoundState.of(finished_rounds(context.workspace)[0]).metrics or {}
-        theirs = metrics_of(context, state.champion_evaluation, state.latency, "champion")
         # The base model is not timed again: its latency is that of round 0.
-        base = {**first, **metrics_of(context, state.base_evaluation, None, "")}
+        untimed = {**first, **metrics_of(context, base, None, "")}
         return cls(
-            Measurement(state.evaluation, state.metrics),
-            Measurement(state.champion_evaluation, theirs),
-            Measurement(state.base_evaluation, base),
+            Measurement(ours, state.metrics or {}),
+            Measurement(theirs, metrics_of(context, theirs, state.latency, "champion")),
+            Measurement(base, untimed),
             state.latency,
         )
 
@@ -97,11 +96,17 @@ class Decide(Stage):
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write ``decision.json``: action, collect_more, rules, metrics and intervals by metric (difference, low, high, n)."""
+        """Write ``decision.json``: action, rules, metrics, and intervals (difference, low, high, n) by metric."""
         ours, theirs = (read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion))
         intervals = paired_gains(ours, theirs, context.config.evaluate.bootstrap, context.seed("decide"))
         metrics = {role: dict(measured.metrics) for role, measured in self.measurements.items()}
-        decision = decide(context.config.gate, *metrics.values(), flat_gains(intervals))
+        decision = decide(
+            context.config.gate,
+            self.candidate.metrics,
+            self.champion.metrics,
+            self.baseline.metrics,
+            flat_gains(intervals),
+        )
         record = {
             "action": decision.action,
             "collect_more": decision.collect_more,

@@ -7,13 +7,14 @@ from typing import Any
 from posttrain.loop.context import RoundContext
 from posttrain.loop.history import carried_dataset
 from posttrain.loop.registry import Registry
+from posttrain.loop.stage import Step
 from posttrain.loop.stages.decide import decision_reason
 from posttrain.loop.state import RoundState
 
 log = logging.getLogger("posttrain")
 
 
-class Deploy:
+class Deploy(Step):
     """Carries the decision out. A row of the registry is the outcome, so there is no artifact."""
 
     name = "deploy"
@@ -24,16 +25,16 @@ class Deploy:
         state, metadata = context.state, context.workspace.metadata
         registry = Registry(context.workspace, context.config.deploy)
         if context.number == 0:
-            assert state.base is not None
-            registry.promote(state.base, round=0, action="baseline", reason="the base model")
+            registry.promote(state.id("base"), round=0, action="baseline", reason="the base model")
             return context.update(candidate=state.base, decision={"action": "baseline"})
-        assert state.candidate and state.decision and state.dataset
+        candidate = state.id("candidate")
+        assert state.decision is not None, "the gate decides before"
         action, reason = str(state.decision["action"]), decision_reason(state.decision)
         deployments = metadata.deployments()
         if action == "deploy":
             # Once: a user who has rolled it back since, by hand, meant it.
-            if not any((entry.round, entry.model_id) == (context.number, state.candidate) for entry in deployments):
-                registry.promote(state.candidate, round=context.number, reason=reason)
+            if not any((entry.round, entry.model_id) == (context.number, candidate) for entry in deployments):
+                registry.promote(candidate, round=context.number, reason=reason)
         elif action == "rollback" and all(entry.round != context.number for entry in deployments):
             if registry.previous() is None:
                 log.warning("the gate asks for a roll-back, and there is no earlier champion")

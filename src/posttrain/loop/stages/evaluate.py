@@ -58,16 +58,16 @@ class Evaluate(Stage):
         In round 0 all three are the base model, which is measured once.
         """
         state = context.state
-        champion, candidate = state.champion or state.base, state.candidate or state.base
-        assert champion and candidate and state.base and state.test
-        theirs, ours, base = (context.run(cls(model, state.test)) for model in (champion, candidate, state.base))
-        latency = measure_latencies(context, candidate, champion, state.test)
+        base, test = state.id("base"), state.id("test")
+        champion, candidate = state.champion or base, state.candidate or base
+        theirs, ours, zero = (context.run(cls(model, test)) for model in (champion, candidate, base))
+        latency = measure_latencies(context, candidate, champion, test)
         metrics = metrics_of(context, ours.id, latency, "candidate")
         log.info("  %s%s", "candidate " if context.number else "", format_metrics(metrics))
         return context.update(
             evaluation=ours.id,
             champion_evaluation=theirs.id if context.number else None,
-            base_evaluation=base.id,
+            base_evaluation=zero.id,
             latency=latency,
             metrics=metrics,
         )
@@ -125,13 +125,15 @@ class MeasureLatency(Stage):
         """Measure percentiles in seconds."""
         config = context.config.evaluate.latency
         records = sample_records(context.dataset(self.test).records, config.prompts)
-        prompts = [request(record) for record in records.select(["prompt", "text"]).to_pylist()]
+        prompts = [record_turns(record) for record in records.select(["prompt", "text"]).to_pylist()]
         models = {"candidate": context.model(self.candidate)}
         # One model is timed once: of two copies one would seem faster.
         if self.champion != self.candidate:
             models["champion"] = context.model(self.champion)
         main = next(iter(context.config.evaluate.suites.values()))
-        timed = measure_latency(models, prompts, config.repeats, answer=answer_of(main, bool(context.config.task.label_set)))
+        timed = measure_latency(
+            models, prompts, config.repeats, answer=answer_function(main, bool(context.config.task.label_set))
+        )
         (out / LATENCY).write_text(json.dumps({"champion": timed["candidate"], **timed}), encoding="utf-8")
         return {}
 

@@ -17,9 +17,9 @@ from posttrain.label.annotator import AnnotationRequest, label_summary
 from posttrain.label.config import build_annotator
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
+from posttrain.loop.score_files import BATCH, SCORES, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
-from posttrain.loop.score_files import BATCH, SCORES, chosen_records
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import file_digest

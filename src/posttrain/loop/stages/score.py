@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import carried_dataset, finished_rounds
 from posttrain.loop.score_files import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNSCORED, cases_to_rows
 from posttrain.loop.scoring import (
@@ -23,7 +24,6 @@ from posttrain.loop.scoring import (
     scoring_inputs,
     scoring_settings,
 )
-from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
@@ -79,20 +79,20 @@ class Score(Stage):
         A batch that people are labelling stays, whatever happens to the pool and the config meanwhile.
         """
         state = context.state
-        assert state.champion and state.pool and state.test
+        champion, pool, test = state.id("champion"), state.id("pool"), state.id("test")
         if state.waits is not None and state.batch and _are_whole(context, *state.batch.values()):
             return state
         # A loop that draws at random needs no scores from its champion, unless training follows them.
         asks = not context.workspace.metadata.arm or follows_scores(context.config)
-        cold = state.champion == finished_rounds(context.workspace)[0].candidate or not asks
-        evaluation = context.run(Evaluate(state.champion, state.test))
+        cold = champion == finished_rounds(context.workspace)[0].candidate or not asks
+        evaluation = context.run(Evaluate(champion, test))
         train = carried_dataset(context.workspace)
-        scores = context.run(cls.of(context, state.champion, state.pool, train, state.test, evaluation.id, cold))
+        scores = context.run(cls.of(context, champion, pool, train, test, evaluation.id, cold))
         beside = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
         done = "embedded" if cold else "scored"
         log.info("  %s %d of %d pool records%s", done, scores.meta["sampled"], scores.meta["pool"], beside)
         # The batch's own fields: the scores of the last attempt are not those of a batch that is selected now.
-        return context.update(asked=state.pool, scores=scores.id, selection=None, outlook=None, waits=None)
+        return context.update(asked=pool, scores=scores.id, selection=None, outlook=None, waits=None)
 
     @classmethod
     def of(

@@ -75,19 +75,19 @@ class Select(Stage):
         state = context.state
         if state.selection is not None:
             return state
-        assert state.champion and state.pool and state.test and state.scores
+        champion = state.id("champion")
         n = batch_size(context)
         if not n:
             budget = context.config.label.budget
             return _nothing_to_label(context, f"a larger label.budget: all {budget} labels have been given")
-        scores = context.artifact(state.scores)
-        evaluation = context.run(Evaluate(state.champion, state.test))
-        selection = context.run(cls(state.champion, state.pool, scores, evaluation.id, n, scores.meta["cold"]))
+        scores = context.artifact(state.id("scores"))
+        evaluation = context.run(Evaluate(champion, state.id("test")))
+        selection = context.run(cls(champion, state.id("pool"), scores, evaluation.id, n, scores.meta["cold"]))
         if not selection.meta["records"]:
             return _nothing_to_label(
                 context, "new inputs: every record of the pool is labelled (posttrain data add FILE)"
             )
-        gain = estimate_batch_gain(context, state.champion, scores, selection.meta["records"])
+        gain = estimate_batch_gain(context, champion, scores, selection.meta["records"])
         outlook = gain_detail(gain) if gain else None
         if gain is not None:
             log.info("  %s", gain.sentence)
@@ -157,7 +157,9 @@ def _nothing_to_label(context: RoundContext, reason: str) -> RoundState:
     return context.update(nothing_to_label=reason, asked=None, scores=None, selection=None)
 
 
-def _score_selected(context: RoundContext, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact) -> pa.Table:
+def _score_selected(
+    context: RoundContext, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact
+) -> pa.Table:
     """What the champion says of those records of a batch that it was not asked about before."""
     # Pages import this file, and need no model.
     from posttrain.loop.scoring import add_cost_column, scoring_for

@@ -55,16 +55,16 @@ class Train(Stage):
         """
         # Labelling may take days, and the user may promote or roll back by hand meanwhile.
         champion = champion_besides(context.workspace, context.number)
-        source = context.state.base if context.config.train.start == "base" else champion
-        assert source is not None and context.state.dataset is not None and context.state.test is not None
+        source = context.state.id("base") if context.config.train.start == "base" else champion
+        dataset, test = context.state.id("dataset"), context.state.id("test")
         teacher = fetch_teacher(context)
-        records = context.dataset(context.state.dataset).records
+        records = context.dataset(dataset).records
         # Not in `run`: the suites may have changed since a model was trained on these records.
-        measured = measured_on(context.config, context.dataset(context.state.test).records, context.workspace.root)
+        measured = measured_on(context.config, context.dataset(test).records, context.workspace.root)
         what = f"the training set of round {context.number}"
         require_no_overlap(records, measured, what, context.config.data.decontamination)
         config, hard, scored = difficulties(context, records)
-        stage = cls(source, context.state.dataset, records, config, hard, scored, teacher)
+        stage = cls(source, dataset, records, config, hard, scored, teacher)
         return context.update(champion=champion, candidate=context.run(stage).id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
@@ -76,7 +76,10 @@ class Train(Stage):
         """The train section, without what changes no weight."""
         # The key holds the teacher's artifact id, not its path.
         train = context.config.train.with_teacher(None)
-        return {"train": train.model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS}), **task_key(context.config)}
+        return {
+            "train": train.model_dump(mode="json", exclude={"start", *OPERATIONAL_SECTIONS}),
+            **task_key(context.config),
+        }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Train; a killed training resumes from the checkpoints in ``scratch``."""
