@@ -108,7 +108,7 @@ def test_work_that_fails(posttrain: Call, small: Any, monkeypatch: pytest.Monkey
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.round.train_candidate", fails)
+        patch.setattr("posttrain.loop.stages.train.Train.execute", fails)
         ended = posttrain("run", "-w", root)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.splitlines()[-1] == "posttrain: training diverged at step 3"
@@ -146,7 +146,7 @@ def test_ctrl_c(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     root = small(rounds=1)
     with monkeypatch.context() as patch:
-        patch.setattr("posttrain.loop.round.train_candidate", stopped)
+        patch.setattr("posttrain.loop.stages.train.Train.execute", stopped)
         ended = posttrain("run", "-w", root)
     assert ended.code == 130
     assert ended.err.splitlines()[-1] == "stopped; the same command goes on from here"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posttrain.loop.registry import Registry
-from posttrain.loop.stages.evaluate import measure
+from posttrain.loop.stages.evaluate import measure_latencies
 
 Open = Callable[[Path], Any]
 # Enough for the tiny model to learn the four labels by heart.
@@ -151,13 +151,13 @@ def test_a_roll_back_during_the_judgement_counts(after_two: Any, monkeypatch: py
     first, second = (entry.candidate for entry in loop.metadata.rounds()[1:])
     opponents = []
 
-    def timed(turn: Any, candidate: str, champion: str, test: Any) -> Any:
+    def timed(context: Any, candidate: str, champion: str, test: str) -> Any:
         opponents.append(champion)
         if len(opponents) == 1:
             Registry(loop.store).rollback("found bad in service")
-        return measure(turn, candidate, champion, test)
+        return measure_latencies(context, candidate, champion, test)
 
-    monkeypatch.setattr("posttrain.loop.round.measure", timed)
+    monkeypatch.setattr("posttrain.loop.stages.evaluate.measure_latencies", timed)
     loop.run(3)
     assert opponents == [second, first]
     assert loop.metadata.rounds()[3].detail["champion_evaluation"] == loop.metadata.rounds()[1].detail["evaluation"]

@@ -12,7 +12,7 @@ from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.loop import Loop
 from posttrain.loop.score_files import CASES, HARD_CASES, cases_from_rows
-from posttrain.loop.stages.score import hard_test_cases, others_evaluated
+from posttrain.loop.stages.score import evaluations_to_compare, hard_test_cases
 from posttrain.select.hard_cases import HARD_CASE_KINDS
 from posttrain.store.workspace import Workspace
 
@@ -65,7 +65,7 @@ def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> N
         assert done is not None
         test = store.artifacts.get(done.detail["test"])
         turn = RoundContext(store, config, 2, in_round=False)
-        others = others_evaluated(turn, str(done.champion_before), test)
+        others = evaluations_to_compare(turn, str(done.champion_before), test)
         assert others == {"other": done.detail["evaluation"]}
         records = turn.dataset(test.id).records
         cases, rows = hard_test_cases(turn, done.detail["champion_evaluation"], others, records)

@@ -121,7 +121,7 @@ def test_a_round_that_goes_on_waits_no_longer(
         seen.append(loop.status["waiting"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("posttrain.loop.round.train_candidate", train)
+    monkeypatch.setattr("posttrain.loop.stages.train.Train.execute", train)
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     assert seen == [None]

@@ -70,9 +70,7 @@ def utility_key(utility: Utility) -> str:
     """
     key = getattr(utility, "key", None)
     if not isinstance(key, str):
-        raise UserError(
-            "the utility has no `key` that tells its data", fix="set it to a string, or give no folder"
-        )
+        raise UserError("the utility has no `key` that tells its data", fix="set it to a string, or give no folder")
     return key
 
 

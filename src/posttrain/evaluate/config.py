@@ -102,6 +102,4 @@ class EvaluateConfig(Section):
         for name, suite in self.suites.items():
             if suite.scorer == "label_likelihood" and not has_labels:
                 where = f"evaluate.suites.{name}.scorer"
-                raise UserError(
-                    "scorer label_likelihood needs a label set", where=where, fix="set `task.labels`"
-                )
+                raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")

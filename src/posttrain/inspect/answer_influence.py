@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 from posttrain.inspect.labelled_records import inputs
 from posttrain.inspect.record_rounds import cosine_similarities
 from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.stage import Stage
 from posttrain.models.task import record_turns
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.rows import Run
@@ -115,37 +116,58 @@ def answer_influence(
         among: training records that are looked at, those whose inputs are most like the record's.
     """
     dataset = context.dataset(trained.dataset).records
+    artifact = context.run(ScoreInfluence(trained, record, answer, instead, method, among))
+    scores = parquet.read_table(context.path(artifact.id) / _SCORES)
+    return AnswerInfluence(_join_records(scores, dataset), artifact.meta["parameters"], dataset.num_rows)
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class ScoreInfluence(Stage):
+    """Scores training records by their influence on an answer; the arguments are those of `answer_influence`."""
+
+    trained: TrainingRun
+    record: Mapping[str, Any]
+    answer: str
+    instead: str | None
+    method: str
+    among: int
+    name = "influence"
+    kind = "influence"
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The model, what it was trained from, and its training set."""
+        trained = self.trained
+        return {"model": trained.model, "source": trained.run.inputs["source"], "dataset": trained.dataset}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The prompt, which is all that counts of the record, the answers and the method."""
+        asked = json.dumps(record_turns(self.record), ensure_ascii=False)
+        answers = {"asked": asked, "answer": self.answer, "instead": self.instead}
+        return {"method": self.method, "among": self.among, **answers, **task_key(context.config)}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write the influence of each record, of the first answer less that of the other."""
         from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm
 
+        dataset = context.dataset(self.trained.dataset).records
         rows = np.arange(dataset.num_rows)
-        if dataset.num_rows > among:
-            rows = np.sort(
-                np.argsort(-cosine_similarities(context, dict(record), trained.dataset), kind="stable")[:among]
-            )
-        lm, parameters = load_trainable(context, trained)
-        train = encode_training_records(lm, trained, dataset.take(pa.array(rows)))
-        prompt = record_turns(record)
-        test = [encode_record(lm, prompt, said) for said in (answer, instead) if said is not None]
-        # Records of like length stand together, so that little is filled up.
-        order = np.argsort([len(one.ids) for one in train], kind="stable")
-        found = _influence_scores(
-            functional_causal_lm(lm), [train[place] for place in order], test, method, trained, scratch
-        )
+        if dataset.num_rows > self.among:
+            similarities = cosine_similarities(context, dict(self.record), self.trained.dataset)
+            rows = np.sort(np.argsort(-similarities, kind="stable")[: self.among])
+        lm, parameters = load_trainable(context, self.trained)
+        train = encode_training_records(lm, self.trained, dataset.take(pa.array(rows)))
+        prompt = record_turns(self.record)
+        test = [encode_record(lm, prompt, text) for text in (self.answer, self.instead) if text is not None]
+        # Records of like length share a batch, so that little of it is padding.
+        order = np.argsort([len(example.ids) for example in train], kind="stable")
+        ordered = [train[row] for row in order]
+        influence = _influence_scores(functional_causal_lm(lm), ordered, test, self.method, self.trained, scratch)
         ids = dataset["id"].take(pa.array(rows[order]))
-        towards = found.scores[:, 0] - (found.scores[:, 1] if instead is not None else 0)
-        parquet.write_table(pa.table({"id": ids, "influence": towards}), out / _SCORES)
-        left = None if found.residuals is None else float(found.residuals.max())
-        return {"parameters": parameters, "evaluations": found.evaluations, "residual": left}
-
-    # The prompt is what counts of the record, and the answers.
-    asked = json.dumps(record_turns(record), ensure_ascii=False)
-    settings = {"method": method, "among": among, "asked": asked, "answer": answer, "instead": instead}
-    from_base = {"model": trained.model, "source": trained.run.inputs["source"], "dataset": trained.dataset}
-    made = context.stage("influence", "influence", from_base, settings | task_key(context.config), work, seeded=False)
-    scores = parquet.read_table(context.path(made.id) / _SCORES)
-    return AnswerInfluence(_join_records(scores, dataset), made.meta["parameters"], dataset.num_rows)
+        scores = influence.scores[:, 0] - (influence.scores[:, 1] if self.instead is not None else 0)
+        parquet.write_table(pa.table({"id": ids, "influence": scores}), out / _SCORES)
+        residual = None if influence.residuals is None else float(influence.residuals.max())
+        return {"parameters": parameters, "evaluations": influence.evaluations, "residual": residual}
 
 
 def _join_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:

@@ -1,6 +1,7 @@
 """Labelled records of a workspace or of files, with their embeddings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.history import carried_dataset
 from posttrain.loop.registry import Registry
+from posttrain.loop.stage import Stage
 from posttrain.models.task import record_turns
 from posttrain.select.scores.config import CHAMPION
 from posttrain.select.scores.table import embed_records
@@ -58,28 +60,50 @@ def embedded(context: RoundContext, dataset: str, embedder: str) -> npt.NDArray[
     """Embeddings of a set's inputs, float32 [N, D]; computed once.
 
     Args:
+        context: the workspace.
+        dataset: id of the set.
         embedder: ``champion``, or a sentence model as `posttrain.models.embedder.find_embedder` takes it.
 
     Raises:
         UserError: there is no such model.
     """
-    from posttrain.models.embedder import embedder_key
+    artifact = context.run(EmbedDataset(dataset, embedder, Registry(context.workspace).in_service))
+    embeddings: npt.NDArray[np.float32] = np.load(context.path(artifact.id) / _FILE, allow_pickle=False)
+    return embeddings
 
-    champion = Registry(context.workspace).in_service
 
-    def work(out: Path, scratch: Path) -> dict[str, Any]:
-        records = context.dataset(dataset).records
-        found = (
-            embed_records(context.model(champion), records) if embedder == CHAMPION else by_sentences(records, embedder)
-        )
-        np.save(out / _FILE, found, allow_pickle=False)
-        return {"records": len(found), "width": found.shape[1]}
+@dataclass(frozen=True)
+class EmbedDataset(Stage):
+    """Embeds the inputs of a dataset by the champion or a sentence model."""
 
-    model = {"model": champion} if embedder == CHAMPION else {"embedder": embedder_key(embedder)}
-    config = task_key(context.config) if embedder == CHAMPION else {}
-    made = context.stage("embed", "embeddings", {"dataset": dataset, **model}, config, work, seeded=False)
-    found: npt.NDArray[np.float32] = np.load(context.path(made.id) / _FILE, allow_pickle=False)
-    return found
+    dataset: str
+    embedder: str
+    champion: str
+    name = "embed"
+    kind = "embeddings"
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The dataset and the model."""
+        from posttrain.models.embedder import embedder_key
+
+        if self.embedder == CHAMPION:
+            return {"dataset": self.dataset, "model": self.champion}
+        return {"dataset": self.dataset, "embedder": embedder_key(self.embedder)}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The task, which decides what the champion reads; a sentence model reads the bare text."""
+        return task_key(context.config) if self.embedder == CHAMPION else {}
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write the embeddings."""
+        records = context.dataset(self.dataset).records
+        if self.embedder == CHAMPION:
+            embeddings = embed_records(context.model(self.champion), records)
+        else:
+            embeddings = by_sentences(records, self.embedder)
+        np.save(out / _FILE, embeddings, allow_pickle=False)
+        return {"records": len(embeddings), "width": embeddings.shape[1]}
 
 
 def by_sentences(records: pa.Table, embedder: str) -> npt.NDArray[np.float32]:

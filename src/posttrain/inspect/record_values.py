@@ -15,6 +15,7 @@ from posttrain.data.labels.label_noise import assign_folds as dealt
 from posttrain.inspect.labelled_records import embedded, inputs, labelled_dataset
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
+from posttrain.loop.stage import Stage
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace
 
@@ -83,17 +84,46 @@ def value_labelled(
         records = context.dataset(dataset).records
         features = embedded(context, dataset, embedder)
 
-        def work(out: Path, scratch: Path) -> dict[str, Any]:
-            found = _values(records, features, replace(method, folder=scratch), by, folds, seed)
-            np.save(out / _VALUES, np.stack([found.values, found.standard_errors]), allow_pickle=False)
-            return {"evaluations": found.evaluations}
+        stage = ValueDataset(dataset, records, features, method, by, folds, embedder, seed)
+        artifact = context.run(stage)
+        numbers = np.load(context.path(artifact.id) / _VALUES, allow_pickle=False)
+    return _valued(records, Values(numbers[0], numbers[1], artifact.meta["evaluations"]), method, by, folds)
 
+
+@dataclass(frozen=True)
+class ValueDataset(Stage):
+    """Values the labelled records of a workspace; the arguments are those of `value_labelled`."""
+
+    dataset: str
+    records: pa.Table
+    features: npt.NDArray[np.float32]
+    method: ValuationMethod
+    by: By
+    folds: int
+    embedder: str
+    fold_seed: int
+    name = "value"
+    kind = "values"
+    version = 2
+    seeded = False
+
+    def inputs(self, context: RoundContext) -> dict[str, str]:
+        """The records and their features."""
+        return {"dataset": self.dataset, "features": _digest(self.features)}
+
+    def settings(self, context: RoundContext) -> dict[str, Any]:
+        """The method and the folds."""
+        method = self.method
         settings = {"method": method.name, "learner": method.learner, "draws": method.draws, "seed": method.seed}
-        settings |= {"by": by, "folds": folds, "fold seed": seed, "embedder": embedder}
-        inputs_of = {"dataset": dataset, "features": _digest(features)}
-        made = context.stage("value", "values", inputs_of, settings, work, version=2, seeded=False)
-        numbers = np.load(context.path(made.id) / _VALUES, allow_pickle=False)
-    return _valued(records, Values(numbers[0], numbers[1], made.meta["evaluations"]), method, by, folds)
+        settings |= {"by": self.by, "folds": self.folds, "fold seed": self.fold_seed, "embedder": self.embedder}
+        return settings
+
+    def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
+        """Write values and standard errors, float64 [2, N]."""
+        method = replace(self.method, folder=scratch)
+        values = _values(self.records, self.features, method, self.by, self.folds, self.fold_seed)
+        np.save(out / _VALUES, np.stack([values.values, values.standard_errors]), allow_pickle=False)
+        return {"evaluations": values.evaluations}
 
 
 def value_records(
