@@ -85,7 +85,7 @@ def test_a_wrong_engine_is_the_users_mistake() -> None:
 
 INTERRUPTED = """
 import time
-from posttrain.jobs.base import open_engine
+from posttrain.jobs.engines import open_engine
 
 with open_engine("processes", 2) as engine:
     try:

@@ -189,7 +189,7 @@ class TestSQLite(DatabaseContract):
             Metadata(f"sqlite:///{tmp_path}/store.db", create=True).close()
 
         error = in_process(work)["error"]
-        assert error.startswith(f"Refused: {tmp_path}/store.db: ")
+        assert error.startswith(f"StorageError: {tmp_path}/store.db: ")
         assert "ulimit -f" in error
 
     def test_a_python_without_sqlite(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,8 +107,8 @@ class MetadataContract:
 
     def test_order_does_not_follow_the_clock(self, metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
         times = iter(datetime(2030 - year, 1, 1, tzinfo=UTC) for year in range(30))
-        for module in ("run_rows", "round_rows", "artifact_rows", "name_rows"):
-            monkeypatch.setattr(f"posttrain.store.{module}.now", lambda: next(times))
+        for module in ("metadata", "names"):
+            monkeypatch.setattr(f"posttrain.store.{module}.utc_now", lambda: next(times))
         made = [finished(metadata, artifact(number), {}).id for number in (5, 3, 4)]
         assert [run.id for run in metadata.runs()] == made
         again = metadata.start_run("stage", f"key of {artifact(5).id}")

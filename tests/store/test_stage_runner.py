@@ -356,7 +356,7 @@ def test_a_limit_of_the_system(workspace: Workspace, in_process: InProcess) -> N
 
             run(other, large)
 
-    assert "Refused: " in (error := in_process(work)["error"])
+    assert "StorageError: " in (error := in_process(work)["error"])
     assert "file too large" in error
     assert workspace.artifacts.ids() == []
     assert run(workspace).kind == "dataset"

@@ -270,7 +270,7 @@ def test_read_only_folder(open_folder: Path, unprivileged: InProcess) -> None:
 
 def test_no_right_to_create(open_folder: Path, unprivileged: InProcess) -> None:
     error = unprivileged(lambda: Workspace.create(open_folder / "new").close())["error"]
-    assert error.startswith(f"Refused: {open_folder / 'new'}")
+    assert error.startswith(f"StorageError: {open_folder / 'new'}")
     assert "permission denied" in error
     assert list(open_folder.iterdir()) == []
 

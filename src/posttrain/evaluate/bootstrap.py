@@ -72,25 +72,27 @@ def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, 
     Raises:
         WorkError: if they share no record.
     """
-    theirs = dict(zip(champion["id"].to_pylist(), champion["score"].to_pylist(), strict=True))
+    champion_scores = dict(zip(champion["id"].to_pylist(), champion["score"].to_pylist(), strict=True))
     pairs = [
-        (score, theirs[id])
+        (score, champion_scores[id])
         for id, score in zip(candidate["id"].to_pylist(), candidate["score"].to_pylist(), strict=True)
-        if id in theirs
+        if id in champion_scores
     ]
     if not pairs:
         raise WorkError("candidate and champion were evaluated on different records: nothing to compare")
-    both = np.array(pairs, np.float64)
-    return both[:, 0], both[:, 1]
+    scores = np.array(pairs, np.float64)
+    return scores[:, 0], scores[:, 1]
 
 
 def _differences(candidate: np.ndarray, champion: np.ndarray) -> np.ndarray:
-    ours, theirs = np.asarray(candidate, np.float64), np.asarray(champion, np.float64)
-    if ours.shape != theirs.shape or ours.ndim != 1:
-        raise ValueError(f"scores must be two arrays [N], got shapes {ours.shape} and {theirs.shape}")
-    if len(ours) == 0:
+    candidate_scores, champion_scores = np.asarray(candidate, np.float64), np.asarray(champion, np.float64)
+    if candidate_scores.shape != champion_scores.shape or candidate_scores.ndim != 1:
+        raise ValueError(
+            f"scores must be two arrays [N], got shapes {candidate_scores.shape} and {champion_scores.shape}"
+        )
+    if len(candidate_scores) == 0:
         raise ValueError("no records to compare")
-    values = ours - theirs
+    values = candidate_scores - champion_scores
     if not np.isfinite(values).all():
         raise ValueError("scores must be finite")
     return values

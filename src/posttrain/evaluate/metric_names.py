@@ -63,9 +63,9 @@ def paired_gains(
     intervals = {}
     for position, (name, result) in enumerate(candidate.items()):
         if name in champion:
-            ours, theirs = paired_scores(result.predictions, champion[name].predictions)
+            candidate_scores, champion_scores = paired_scores(result.predictions, champion[name].predictions)
             intervals[_gain_name(name, result.main, result.paired, position)] = paired_bootstrap(
-                ours, theirs, seed=seed, resamples=config.resamples, level=config.level
+                candidate_scores, champion_scores, seed=seed, resamples=config.resamples, level=config.level
             )
     return intervals
 

@@ -85,14 +85,14 @@ def run_suite(
             allowed set, or the scorer's function cannot be imported.
     """
     where = f"evaluate.suites.{name}"
-    found = read_examples(records if full else sample_records(records, suite.sample), where)
+    examples = read_examples(records if full else sample_records(records, suite.sample), where)
     kind = scorer_name(suite, bool(lm.task.label_set))
     scorer = SCORERS[kind]
     if not scorer.plain_text:
-        found.check_prompts(where)
-    scored = scorer.score(lm, found, suite, where)
+        examples.check_prompts(where)
+    scored = scorer.score(lm, examples, suite, where)
     counts: dict[str, float] = {
-        "records": len(found),
+        "records": len(examples),
         "offered": records.num_rows,
         "score_sum": _exact_sum(scored.score),
         "invalid": int((~scored.valid).sum()),
@@ -101,7 +101,7 @@ def run_suite(
     rows: list[metrics.ClassMetrics] = []
     confusion: list[dict[str, Any]] = []
     if lm.task.label_set and kind in ("exact_match", "label_likelihood"):
-        expected, predicted = _labels(lm, found, scored, where)
+        expected, predicted = _labels(lm, examples, scored, where)
         rows, confusion = metrics.per_class(expected, predicted), metrics.confusion_pairs(expected, predicted)
         values["macro_f1"] = metrics.macro_f1(rows)
     return SuiteResult(
@@ -113,7 +113,7 @@ def run_suite(
         counts=counts,
         per_class=[row.as_dict() for row in rows],
         confusion=confusion,
-        predictions=_predictions_table(found, scored),
+        predictions=_predictions_table(examples, scored),
     )
 
 
@@ -136,11 +136,11 @@ def _metrics(scorer: Scorer, scored: ScorerOutput, counts: dict[str, float]) -> 
 
 
 def _labels(
-    lm: LanguageModel, found: Examples, scored: ScorerOutput, where: str
+    lm: LanguageModel, examples: Examples, scored: ScorerOutput, where: str
 ) -> tuple[list[str], list[metrics.Label]]:
     """Expected and answered labels as the label set spells them; None for an answer outside it."""
     spelled = {normalise(label): label for label in lm.task.label_set}
-    expected = [spelled.get(normalise(answer), answer) for answer in found.answers(where)]
+    expected = [spelled.get(normalise(answer), answer) for answer in examples.answers(where)]
     return expected, [spelled.get(normalise(answer)) for answer in scored.predicted]
 
 
@@ -149,17 +149,17 @@ def _exact_sum(values: np.ndarray) -> float:
     return math.fsum(values.tolist())
 
 
-def _predictions_table(found: Examples, scored: ScorerOutput) -> pa.Table:
+def _predictions_table(examples: Examples, scored: ScorerOutput) -> pa.Table:
     return pa.table(
         {
-            "id": found.ids,
-            "expected": found.expected,
+            "id": examples.ids,
+            "expected": examples.expected,
             "predicted": list(scored.predicted),
             "score": scored.score,
             "valid": scored.valid,
             "confidence": pa.array(scored.confidence, pa.float64(), from_pandas=True),
             "log_likelihood": pa.array(scored.log_likelihood, pa.float64(), from_pandas=True),
-            "labels": [None] * len(found) if scored.labels is None else list(scored.labels),
+            "labels": [None] * len(examples) if scored.labels is None else list(scored.labels),
         },
         schema=PREDICTIONS,
     )

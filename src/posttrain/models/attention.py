@@ -78,11 +78,11 @@ def packed_attention_forward(
     sizes = [group.queries.numel() for group in row.groups]
     # Split, not sliced: the gradient of each slice would be as long as the row.
     own = [_Permute.apply(states, row.order, row.places, None).split(sizes) for states in (q, k, v)]  # type: ignore[no-untyped-call]
-    found = [
-        _attend_group(group, mine, k, v, scale, dropout)
-        for group, mine in zip(row.groups, zip(*own, strict=True), strict=True)
+    outputs = [
+        _attend_group(group, group_states, k, v, scale, dropout)
+        for group, group_states in zip(row.groups, zip(*own, strict=True), strict=True)
     ]
-    output: Tensor = _Permute.apply(torch.cat(found), row.places, row.order, row.real)  # type: ignore[no-untyped-call]
+    output: Tensor = _Permute.apply(torch.cat(outputs), row.places, row.order, row.real)  # type: ignore[no-untyped-call]
     return output[None], None
 
 
@@ -113,9 +113,9 @@ def _attend_group(
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [N, Hk, P + Q, D]
     if query.device.type == "cpu" and not dropout:
         hidden = None if group.hidden is None else group.hidden.repeat_interleave(shared, 0)
-        found = causal_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), scale, hidden)
-        return found.view(number, shared, width, heads // shared, size).transpose(1, 2).reshape(-1, heads, size)
-    found = functional.scaled_dot_product_attention(
+        output = causal_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), scale, hidden)
+        return output.view(number, shared, width, heads // shared, size).transpose(1, 2).reshape(-1, heads, size)
+    output = functional.scaled_dot_product_attention(
         q.permute(0, 1, 3, 2, 4).flatten(1, 2),
         k,
         v,
@@ -124,7 +124,7 @@ def _attend_group(
         scale=scale,
         enable_gqa=heads != shared,
     )
-    return found.transpose(1, 2).flatten(0, 1)
+    return output.transpose(1, 2).flatten(0, 1)
 
 
 class _Permute(torch.autograd.Function):
@@ -138,8 +138,8 @@ class _Permute(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
         back, real = context.saved_tensors
-        found = gradient.index_select(0, back)
-        return found if real is None else found.mul_(real[..., None]), None, None, None
+        permuted = gradient.index_select(0, back)
+        return permuted if real is None else permuted.mul_(real[..., None]), None, None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -214,15 +214,17 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hi
     Returns:
         [M, Q, G, D].
     """
-    found: Tensor = _CausalAttention.apply(query, key, value, scale, hidden)  # type: ignore[no-untyped-call]
-    return found
+    output: Tensor = _CausalAttention.apply(query, key, value, scale, hidden)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
-        found = torch.empty(query.shape, dtype=query.dtype, device=query.device)  # contiguous, so that rows are its own
-        rows, kept = found.flatten(1, 2), []
+        output = torch.empty(
+            query.shape, dtype=query.dtype, device=query.device
+        )  # contiguous, so that rows are its own
+        rows, kept = output.flatten(1, 2), []
         for tile in _tiles(query, key):
             probabilities = _probabilities(query, key, hidden, tile, scale)
             rows[tile.at] = torch.bmm(probabilities, value[tile.rows, : tile.seen])
@@ -230,7 +232,7 @@ class _CausalAttention(torch.autograd.Function):
                 kept.append(probabilities)
         context.save_for_backward(query, key, value, hidden, *kept)
         context.scale = scale
-        return found
+        return output
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
@@ -245,23 +247,23 @@ class _CausalAttention(torch.autograd.Function):
         of_key, of_value = (begun(states.shape, dtype=dtype, device=key.device) for states in (key, value))
         for number, tile in enumerate(tiles):
             probabilities = kept[number] if kept else _probabilities(query, key, hidden, tile, context.scale)
-            keys, part, asked = (tile.rows, slice(tile.seen)), above[tile.at], query.flatten(1, 2)[tile.at]
-            found = torch.bmm(probabilities.transpose(1, 2), part)
-            _add_gradient(of_value[keys], found, once)
+            keys, part, tile_queries = (tile.rows, slice(tile.seen)), above[tile.at], query.flatten(1, 2)[tile.at]
+            output = torch.bmm(probabilities.transpose(1, 2), part)
+            _add_gradient(of_value[keys], output, once)
             of_probabilities = torch.bmm(part, value[keys].transpose(1, 2))
             of_scores = torch._softmax_backward_data(of_probabilities, probabilities, -1, probabilities.dtype)
             rows[tile.at] = torch.bmm(of_scores, key[keys])
-            found = torch.bmm(of_scores.transpose(1, 2), asked)
-            _add_gradient(of_key[keys], found, once)
+            output = torch.bmm(of_scores.transpose(1, 2), tile_queries)
+            _add_gradient(of_key[keys], output, once)
         of_query, of_key = of_query.mul_(context.scale), of_key.mul_(context.scale)
         return of_query, of_key.to(key.dtype), of_value.to(value.dtype), None, None
 
 
-def _add_gradient(total: Tensor, found: Tensor, once: bool) -> None:
+def _add_gradient(total: Tensor, gradient: Tensor, once: bool) -> None:
     if once:
-        total.copy_(found)
+        total.copy_(gradient)
     else:
-        total += found
+        total += gradient
 
 
 def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
@@ -277,14 +279,14 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
 
 def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile, scale: float) -> Tensor:
     """How much of each key a tile's queries take: [m, q * G, k]."""
-    asked, keys = query.flatten(1, 2)[tile.at], key[tile.rows, : tile.seen].transpose(1, 2)
+    queries, keys = query.flatten(1, 2)[tile.at], key[tile.rows, : tile.seen].transpose(1, 2)
     before, own = key.shape[1] - query.shape[1], tile.last - tile.first
-    scores = asked.new_empty(*asked.shape[:2], tile.seen)
+    scores = queries.new_empty(*queries.shape[:2], tile.seen)
     scores[..., : tile.seen - own] = 0
-    scores[..., tile.seen - own :] = _causal_mask(tile.heads, asked.dtype, asked.device)[: asked.shape[1], :own]
+    scores[..., tile.seen - own :] = _causal_mask(tile.heads, queries.dtype, queries.device)[: queries.shape[1], :own]
     if hidden is not None:
         scores[..., :before].masked_fill_(hidden[tile.rows, None], torch.finfo(scores.dtype).min)
-    return torch.softmax(scores.baddbmm_(asked, keys, alpha=scale), -1)
+    return torch.softmax(scores.baddbmm_(queries, keys, alpha=scale), -1)
 
 
 @lru_cache(16)
@@ -322,7 +324,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    found = varlen_attn(
+    output = varlen_attn(
         query,
         key,
         value,
@@ -334,8 +336,8 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, spans: VarlenSpa
         window_size=(-1, 0),  # causal, aligned with the last query and the last key
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    assert isinstance(found, Tensor)
-    return found
+    assert isinstance(output, Tensor)
+    return output
 
 
 @lru_cache

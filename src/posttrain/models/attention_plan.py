@@ -54,8 +54,8 @@ def varlen_spans(own: Sequence[range], before: Sequence[np.ndarray], device: tor
 
     places = None
     if any(map(len, before)):
-        mine = [np.arange(places.start, places.stop) for places in own]
-        together = np.concatenate([part for parts in zip(before, mine, strict=True) for part in parts])
+        own_positions = [np.arange(places.start, places.stop) for places in own]
+        together = np.concatenate([part for parts in zip(before, own_positions, strict=True) for part in parts])
         places = torch.from_numpy(together)[None].to(device)
     return VarlenSpans(places, starts(queries), starts(keys), max(queries), max(keys))
 
@@ -138,7 +138,7 @@ def plan_attention_rows(
     firsts = _run_starts(sizes)  # the first piece of each group
     widths, most_before = np.maximum.reduceat(lengths, firsts), np.maximum.reduceat(before_lengths, firsts)
     order, real = _side_by_side(starts, lengths, np.repeat(widths, sizes))
-    found, known = _side_by_side(pool_starts, before_lengths, np.repeat(most_before, sizes), right=True)
+    prefix, prefix_is_real = _side_by_side(pool_starts, before_lengths, np.repeat(most_before, sizes), right=True)
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -148,13 +148,13 @@ def plan_attention_rows(
         parts = torch.split(values, [number * across for number, across in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    orders, others = tensor(order), tensor(pool[found] * known)
-    whole = (np.minimum.reduceat(before_lengths, firsts) == most_before).tolist()
-    hidden = [None] * len(sizes) if all(whole) else grouped(tensor(~known), most_before)
+    orders, others = tensor(order), tensor(pool[prefix] * prefix_is_real)
+    without_padding = (np.minimum.reduceat(before_lengths, firsts) == most_before).tolist()
+    hidden = [None] * len(sizes) if all(without_padding) else grouped(tensor(~prefix_is_real), most_before)
     groups = [
-        SegmentGroup(own, before, None if none else off)
-        for own, before, off, none in zip(
-            grouped(orders, widths), grouped(others, most_before), hidden, whole, strict=True
+        SegmentGroup(own, before, None if unpadded else off)
+        for own, before, off, unpadded in zip(
+            grouped(orders, widths), grouped(others, most_before), hidden, without_padding, strict=True
         )
     ]
     group_counts = list(map(len, of_rows))
@@ -194,18 +194,18 @@ def _varlen_spans(
 
 def _group_sizes(lengths: list[int], *, one_group: bool) -> list[int]:
     """How many pieces, the shortest first, are in each group: as many as stay nearly without padding."""
-    found: list[int] = []
+    sizes: list[int] = []
     filled = 0  # tokens of the last group
     for length in lengths:
-        area = (found[-1] + 1) * length if found else 0
+        area = (sizes[-1] + 1) * length if sizes else 0
         padding = area - filled - length
-        if found and (one_group or padding <= max(_PADDING_QUERIES, _PADDING_SHARE * area)):
-            found[-1] += 1
+        if sizes and (one_group or padding <= max(_PADDING_QUERIES, _PADDING_SHARE * area)):
+            sizes[-1] += 1
             filled += length
         else:
-            found.append(1)
+            sizes.append(1)
             filled = length
-    return found
+    return sizes
 
 
 def _prefix_positions(pieces: Sequence[Segment]) -> list[np.ndarray]:
@@ -223,20 +223,20 @@ def _prefix_positions(pieces: Sequence[Segment]) -> list[np.ndarray]:
 
 def _run_starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """int64: where runs of so many begin that stand one after another."""
-    found: np.ndarray = np.cumsum(counts) - np.asarray(counts)
-    return found
+    starts: np.ndarray = np.cumsum(counts) - np.asarray(counts)
+    return starts
 
 
 def _concatenate_unique(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The arrays one after another, each once, where each begins, and how long it is."""
     starts: dict[int, int] = {}
-    found, length = [], 0
+    unique, length = [], 0
     for array in arrays:
         if id(array) not in starts:
             starts[id(array)] = length
-            found.append(array)
+            unique.append(array)
             length += len(array)
-    return np.concatenate(found), np.array([starts[id(array)] for array in arrays]), np.array(list(map(len, arrays)))
+    return np.concatenate(unique), np.array([starts[id(array)] for array in arrays]), np.array(list(map(len, arrays)))
 
 
 def _side_by_side(
@@ -251,8 +251,8 @@ def _side_by_side(
         right: whether the padding comes first.
     """
     begun = starts - (widths - lengths) if right else starts  # with the padding
-    found = np.repeat(begun - _run_starts(widths), widths)
-    found += np.arange(len(found))
-    real = found >= np.repeat(starts, widths) if right else found < np.repeat(starts + lengths, widths)
-    found *= real
-    return found, real
+    positions = np.repeat(begun - _run_starts(widths), widths)
+    positions += np.arange(len(positions))
+    real = positions >= np.repeat(starts, widths) if right else positions < np.repeat(starts + lengths, widths)
+    positions *= real
+    return positions, real

@@ -60,10 +60,10 @@ class ChatTemplate:
         for position, turn in enumerate(turns):
             if turn["role"] != "assistant" or all(earlier["role"] != "user" for earlier in turns[:position]):
                 continue
-            asked, said = self.prompt_ids(turns[:position]), self.answer_ids(turn["content"])
-            end = len(asked) + len(said)
-            if prompt[:end] == asked + said:
-                supervised[len(asked) : end] = [True] * len(said)
+            before, answered = self.prompt_ids(turns[:position]), self.answer_ids(turn["content"])
+            end = len(before) + len(answered)
+            if prompt[:end] == before + answered:
+                supervised[len(before) : end] = [True] * len(answered)
         return TokenizedExample(prompt + last, supervised + [True] * len(last))
 
     def _up_to_stop(self, ids: list[int]) -> list[int]:

@@ -50,14 +50,14 @@ def load_classifier(folder: Path, task: TaskConfig, dtype: str, names: Sequence[
 
 def class_logits(lm: LanguageModel, states: Tensor) -> Tensor:
     """float32 [N, K], the outputs for hidden states [N, D]."""
-    found: Tensor = lm.model.score(states)
-    return found.float()
+    logits: Tensor = lm.model.score(states)
+    return logits.float()
 
 
 def output_names(lm: LanguageModel) -> list[str]:
     """The names of the K outputs."""
     names = lm.model.config.id2label
-    return [names[place] for place in sorted(names)]
+    return [names[index] for index in sorted(names)]
 
 
 def padding_token(lm: LanguageModel) -> int | None:
@@ -72,12 +72,12 @@ def _load_sequence_classifier(folder: Path, task: TaskConfig, dtype: str, names:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        found: Any = AutoModelForSequenceClassification.from_pretrained(
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=DTYPES[dtype], use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"no model for sequences: {first_line(error)}", where=str(folder)) from None
-    model, loading = found
+    model, loading = loaded
     check_no_missing_weights(loading, folder)
     model.generation_config = GenerationConfig.from_model_config(model.config)  # where stop tokens are looked for
     lm = LanguageModel(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, task)
@@ -97,7 +97,7 @@ def _with_head(lm: LanguageModel, names: Sequence[str], folder: Path) -> Languag
             lm.tokenizer.pad_token = lm.tokenizer.eos_token
         config.get_text_config().pad_token_id = lm.tokenizer.pad_token_id
     config.id2label = dict(enumerate(names))
-    config.label2id = {name: place for place, name in enumerate(names)}
+    config.label2id = {name: index for index, name in enumerate(names)}
     try:
         with torch.device("meta"):  # all but the head is there already
             model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
@@ -141,18 +141,18 @@ class SequenceClassifier:
         check_model_folder(folder)
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            found: Any = AutoModelForSequenceClassification.from_pretrained(
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(f"no classifier of sequences: {first_line(error)}", where=str(folder)) from None
-        model, loading = found
+        model, loading = loaded
         check_no_missing_weights(loading, folder)
         config = model.config.get_text_config()
         if config.pad_token_id is None:
             raise UserError("its config names no pad_token_id", where=str(folder), fix="add it to config.json")
-        known = (getattr(config, "max_position_embeddings", None), tokenizer.model_max_length)
-        window = min(int(one) for one in known if one)
+        limits = (getattr(config, "max_position_embeddings", None), tokenizer.model_max_length)
+        window = min(int(limit) for limit in limits if limit)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(model.to(device).eval(), tokenizer, min(window, _MAX_WINDOW))
 
@@ -160,7 +160,7 @@ class SequenceClassifier:
     def labels(self) -> list[str]:
         """The names of the K outputs."""
         names = self.model.config.id2label
-        return [names[place] for place in sorted(names)]
+        return [names[index] for index in sorted(names)]
 
     @property
     def exclusive(self) -> bool:
@@ -181,13 +181,13 @@ class SequenceClassifier:
         return [names.index(label) for label in labels]
 
     @torch.inference_mode()
-    def probabilities(self, texts: Sequence[str], places: Sequence[int]) -> npt.NDArray[np.float64]:
+    def probabilities(self, texts: Sequence[str], outputs: Sequence[int]) -> npt.NDArray[np.float64]:
         """Probability of the outputs at ``places``, float64 [N]; of a text longer than the window that of any window.
 
         Of labels that exclude each other the probabilities are added up, of others the highest counts. A text's number
         does not hang on the texts beside it: a batch's shape depends on length alone, and it is filled up.
         """
-        found = np.zeros(len(texts))
+        highest = np.zeros(len(texts))
         pieces: dict[int, list[tuple[int, list[int]]]] = {}
         for row, ids in self._windows(texts):
             pieces.setdefault(min(-(-len(ids) // _LENGTH_STEP) * _LENGTH_STEP, self.window), []).append((row, ids))
@@ -196,11 +196,11 @@ class SequenceClassifier:
             for start in range(0, len(waiting), size):
                 batch = waiting[start : start + size]
                 logits = self._logits([ids for _, ids in batch], size, length)
-                chosen = (logits.softmax(-1) if self.exclusive else logits.sigmoid())[:, list(places)]
+                chosen = (logits.softmax(-1) if self.exclusive else logits.sigmoid())[:, list(outputs)]
                 values = chosen.sum(-1) if self.exclusive else chosen.amax(-1)
                 for (row, _), value in zip(batch, values.tolist(), strict=False):
-                    found[row] = max(found[row], value)
-        return found
+                    highest[row] = max(highest[row], value)
+        return highest
 
     def _windows(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
         if not len(texts):
@@ -220,9 +220,9 @@ class SequenceClassifier:
         ids = torch.full((size, length), self.model.config.get_text_config().pad_token_id, dtype=torch.long)
         mask = torch.zeros((size, length), dtype=torch.long)
         mask[:, 0] = 1  # attention over nothing has no value
-        for place, one in enumerate(batch):
-            ids[place, : len(one)] = torch.tensor(one, dtype=torch.long)
-            mask[place, : len(one)] = 1
+        for row, tokens in enumerate(batch):
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+            mask[row, : len(tokens)] = 1
         device = self.model.device
-        found: torch.Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-        return found.double()
+        logits: torch.Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+        return logits.double()

@@ -77,7 +77,7 @@ class Embedder:
         folder = find_embedder(name)
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            found: Any = AutoModel.from_pretrained(
+            loaded: Any = AutoModel.from_pretrained(
                 folder,
                 dtype=torch.float32,
                 use_safetensors=True,
@@ -86,7 +86,7 @@ class Embedder:
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(f"no encoder: {first_line(error)}", where=str(folder)) from None
-        model, loading = found
+        model, loading = loaded
         # A pooler on top is not read, so that its weights may be missing.
         check_no_missing_weights(
             {"missing_keys": [key for key in loading["missing_keys"] if "pooler" not in key]}, folder
@@ -137,9 +137,9 @@ class Embedder:
         padding = self.tokenizer.pad_token_id or 0
         ids = torch.full((size, length), padding, dtype=torch.long)
         mask = torch.zeros((size, length), dtype=torch.long)
-        for row, one in enumerate(batch):
-            ids[row, : len(one)] = torch.tensor(one, dtype=torch.long)
-            mask[row, : len(one)] = 1
+        for row, tokens in enumerate(batch):
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+            mask[row, : len(tokens)] = 1
         mask[len(batch) :, 0] = 1  # attention over nothing has no value
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
@@ -222,8 +222,8 @@ def _pooling(folder: Path, tokenizer: Any, config: Any) -> Pooling:
     positions = getattr(config, "max_position_embeddings", None)
     if positions and config.model_type in _POSITIONS_BEHIND_PADDING:
         positions -= 2  # numbered from the padding token's number on
-    known = [settings.get("max_seq_length"), positions]
-    length = min([int(one) for one in [*known, tokenizer.model_max_length] if one])
+    limits = [settings.get("max_seq_length"), positions]
+    length = min([int(limit) for limit in [*limits, tokenizer.model_max_length] if limit])
     prompts = _read_json(folder / "config_sentence_transformers.json") or {}
     prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), "")
     if prompt and not with_prompt:

@@ -87,14 +87,14 @@ def _float32_norms(norms: Sequence[Any]) -> Iterator[None]:
 def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
     """Have the layers add to float32 states, if they can."""
 
-    def widened(module: Any, given: Any, found: Tensor) -> Tensor:
-        return found.float()
+    def widened(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        return output.float()
 
     probe = _PROBE.clamp(max=int(lm.model.config.get_text_config().vocab_size) - 1)
 
     def states() -> Tensor:
-        found: Tensor = lm.decoder(input_ids=probe, use_cache=False).last_hidden_state
-        return found[0]
+        output: Tensor = lm.decoder(input_ids=probe, use_cache=False).last_hidden_state
+        return output[0]
 
     decoder: Any = lm.decoder
     embeddings = decoder.get_input_embeddings()
@@ -120,7 +120,7 @@ def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
 
 def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor], Tensor] | None:
     """What gives what a module's own norm gives; None where it is another norm."""
-    own = module.forward
+    original = module.forward
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if epsilon is None or [name for name, _ in module.named_parameters()] != ["weight"]:
         return None
@@ -129,8 +129,8 @@ def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor]
 
     def forward(states: Tensor) -> Tensor:
         if states.dtype not in (low, torch.float32):
-            found: Tensor = own(states)
-            return found
+            normed: Tensor = original(states)
+            return normed
         return norm(states, module.weight, epsilon, low)
 
     return forward if _norms_agree(module, forward) else None
@@ -192,10 +192,10 @@ def _rotations_agree(own: _Rotation, other: _Rotation) -> bool:
     angles = torch.arange(12.0).view(1, 3, 4).repeat(1, 1, 2)
     probe = torch.linspace(-2, 2, 48).view(1, 2, 3, 8), torch.linspace(-1, 3, 24).view(1, 1, 3, 8)
     try:
-        found = zip(own(*probe, angles.cos(), angles.sin()), other(*probe, angles.cos(), angles.sin()), strict=True)
+        pairs = zip(own(*probe, angles.cos(), angles.sin()), other(*probe, angles.cos(), angles.sin()), strict=True)
     except RuntimeError:  # it is given angles for half of the numbers
         return False
-    return all(torch.allclose(one, two, atol=1e-6) for one, two in found)
+    return all(torch.allclose(expected, actual, atol=1e-6) for expected, actual in pairs)
 
 
 def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
@@ -205,7 +205,7 @@ def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
         return None
     if list(module.lora_A) != module.active_adapters or len(module.lora_A) != 1 or module.lora_variant:
         return None
-    own, base = module.forward, module.base_layer
+    original, base = module.forward, module.base_layer
     (name,) = module.lora_A
     down, up, dropout, scale = (
         part[name] for part in (module.lora_A, module.lora_B, module.lora_dropout, module.scaling)
@@ -213,11 +213,11 @@ def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
     if base.weight.requires_grad or down.bias is not None or up.bias is not None:
         return None
 
-    def forward(states: Tensor, *given: Any, **named: Any) -> Tensor:
+    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         off = module.disable_adapters or module.merged
-        if off or given or named or states.dtype != base.weight.dtype or torch.is_autocast_enabled(states.device.type):
-            found: Tensor = own(states, *given, **named)
-            return found
+        if off or args or kwargs or states.dtype != base.weight.dtype or torch.is_autocast_enabled(states.device.type):
+            output: Tensor = original(states, *args, **kwargs)
+            return output
         return lora_linear(states, dropout(states), base.weight, base.bias, down.weight, up.weight, scale)
 
     return forward
@@ -234,8 +234,8 @@ def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype)
     Returns:
         [..., D].
     """
-    found: Tensor = _RmsNorm.apply(states, weight, epsilon, dtype)  # type: ignore[no-untyped-call]
-    return found
+    normed: Tensor = _RmsNorm.apply(states, weight, epsilon, dtype)  # type: ignore[no-untyped-call]
+    return normed
 
 
 def rms_norm_reference(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -250,15 +250,15 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
         rows = states.reshape(-1, states.shape[-1])
-        found = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+        output = torch.empty(rows.shape, dtype=dtype, device=rows.device)
         inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=rows.device)
         for block in row_blocks(rows):
-            some = rows[block].to(torch.float32, copy=True)
-            scale = torch.linalg.vector_norm(some, dim=-1, keepdim=True).square_().div_(rows.shape[1])
+            chunk = rows[block].to(torch.float32, copy=True)
+            scale = torch.linalg.vector_norm(chunk, dim=-1, keepdim=True).square_().div_(rows.shape[1])
             inverse[block] = scale.add_(epsilon).rsqrt_()
-            found[block] = some.mul_(inverse[block]).mul_(weight)
+            output[block] = chunk.mul_(inverse[block]).mul_(weight)
         context.save_for_backward(states, weight, inverse)
-        return found.view(states.shape)
+        return output.view(states.shape)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
@@ -269,11 +269,11 @@ class _RmsNorm(torch.autograd.Function):
         of_weight = torch.zeros(width, dtype=torch.float32, device=rows.device)
         for block in row_blocks(rows):
             normed = rows[block].to(torch.float32, copy=True).mul_(inverse[block])
-            some = above[block].to(torch.float32, copy=True)
-            product = some * normed
+            chunk = above[block].to(torch.float32, copy=True)
+            product = chunk * normed
             of_weight += product.sum(0)
             share = torch.mv(product, wide).div_(-width)
-            of_rows[block] = some.mul_(wide).addcmul_(normed, share[:, None]).mul_(inverse[block])
+            of_rows[block] = chunk.mul_(wide).addcmul_(normed, share[:, None]).mul_(inverse[block])
         return of_rows.view(states.shape), of_weight.to(weight.dtype), None, None
 
 
@@ -287,8 +287,8 @@ def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     Returns:
         [B, H, T, D], in the same memory order.
     """
-    found: Tensor = _Rotate.apply(states, cosine, sine)  # type: ignore[no-untyped-call]
-    return found
+    rotated: Tensor = _Rotate.apply(states, cosine, sine)  # type: ignore[no-untyped-call]
+    return rotated
 
 
 class _Rotate(torch.autograd.Function):
@@ -303,14 +303,14 @@ class _Rotate(torch.autograd.Function):
         return _rotate_pairs(gradient, cosine, sine, -1), None, None
 
 
-def _rotate_pairs(states: Tensor, cosine: Tensor, sine: Tensor, way: int) -> Tensor:
+def _rotate_pairs(states: Tensor, cosine: Tensor, sine: Tensor, direction: int) -> Tensor:
     half = states.shape[-1] // 2
     first, second = states[..., :half], states[..., half:]
     cosine, sine = cosine[..., :half], sine[..., :half]
-    found = torch.empty_like(states)
-    torch.mul(first, cosine, out=found[..., :half]).addcmul_(second, sine, value=-way)
-    torch.mul(second, cosine, out=found[..., half:]).addcmul_(first, sine, value=way)
-    return found
+    rotated = torch.empty_like(states)
+    torch.mul(first, cosine, out=rotated[..., :half]).addcmul_(second, sine, value=-direction)
+    torch.mul(second, cosine, out=rotated[..., half:]).addcmul_(first, sine, value=direction)
+    return rotated
 
 
 def lora_linear(
@@ -330,8 +330,8 @@ def lora_linear(
     Returns:
         [..., O].
     """
-    found: Tensor = _LoraLinear.apply(states, read, weight, bias, down, up, scale)  # type: ignore[no-untyped-call]
-    return found
+    output: Tensor = _LoraLinear.apply(states, read, weight, bias, down, up, scale)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -349,11 +349,11 @@ class _LoraLinear(torch.autograd.Function):
         context.apart = read is not states
         adapted = read.flatten(0, -2)
         narrow = adapted @ down.to(weight.dtype).T
-        found = torch.nn.functional.linear(states.flatten(0, -2), weight, bias)
-        found.addmm_(narrow, up.to(weight.dtype).T, alpha=scale)
+        output = torch.nn.functional.linear(states.flatten(0, -2), weight, bias)
+        output.addmm_(narrow, up.to(weight.dtype).T, alpha=scale)
         context.save_for_backward(read, narrow, weight, down, up)
         context.scale = scale
-        return found.view(*states.shape[:-1], -1)
+        return output.view(*states.shape[:-1], -1)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:

@@ -42,9 +42,9 @@ def token_and_mean_log_probabilities(lm: LanguageModel, states: Tensor, targets:
     Returns:
         Two float32 [N], nats.
     """
-    found, mean = _log_probabilities(lm, states, targets, True)
+    log_probabilities, mean = _log_probabilities(lm, states, targets, True)
     assert mean is not None
-    return found, mean
+    return log_probabilities, mean
 
 
 def map_logits(lm: LanguageModel, states: Tensor, function: Callable[[Tensor, slice], _Result]) -> list[_Result]:
@@ -55,12 +55,12 @@ def map_logits(lm: LanguageModel, states: Tensor, function: Callable[[Tensor, sl
         function: takes float32 logits [n, V] and the rows that they are of.
     """
 
-    def of(some: Tensor, rows: slice) -> _Result:
-        return function(lm.logits(some), rows)
+    def apply(chunk: Tensor, rows: slice) -> _Result:
+        return function(lm.logits(chunk), rows)
 
     count = max(1, _LOGITS // int(lm.model.config.get_text_config().vocab_size))
     parts = [slice(start, min(start + count, len(states))) for start in range(0, len(states), count)]
-    return [checkpoint(of, states[part], part, use_reentrant=False) for part in parts]
+    return [checkpoint(apply, states[part], part, use_reentrant=False) for part in parts]
 
 
 def _log_probabilities(
@@ -73,10 +73,10 @@ def _log_probabilities(
         else:
             dtype = head.weight.dtype
             states = states.to(dtype)
-        found: tuple[Tensor, Tensor | None] = _LogProbabilities.apply(  # type: ignore[no-untyped-call]
+        result: tuple[Tensor, Tensor | None] = _LogProbabilities.apply(  # type: ignore[no-untyped-call]
             states, head.weight, targets, with_mean, dtype
         )
-        return found
+        return result
     parts = [
         checkpoint(
             _log_probabilities_from_logits,
@@ -99,9 +99,9 @@ def _is_plain(lm: LanguageModel, head: Any) -> bool:
 
 
 def _log_probabilities_from_logits(lm: LanguageModel, states: Tensor, targets: Tensor, with_mean: bool) -> Tensor:
-    every = lm.logits(states).log_softmax(-1)
-    found = every.gather(-1, targets[:, None])[:, 0]
-    return torch.stack([found, every.mean(-1)] if with_mean else [found])
+    log_probabilities = lm.logits(states).log_softmax(-1)
+    chosen = log_probabilities.gather(-1, targets[:, None])[:, 0]
+    return torch.stack([chosen, log_probabilities.mean(-1)] if with_mean else [chosen])
 
 
 class _LogProbabilities(torch.autograd.Function):
@@ -122,8 +122,8 @@ class _LogProbabilities(torch.autograd.Function):
         every = torch.zeros_like(chosen) if with_mean else None
         low = states.to(dtype)
         with torch.autocast(states.device.type, enabled=False):
-            for logits, _, words, rows in _vocabulary_chunks(low, weight, targets):
-                chosen[rows] = logits[rows, targets[rows] - words.start]
+            for logits, _, columns, rows in _vocabulary_chunks(low, weight, targets):
+                chosen[rows] = logits[rows, targets[rows] - columns.start]
                 if every is not None:
                     every += logits.sum(1)
                 before, largest = largest, torch.maximum(largest, logits.amax(1))
@@ -159,21 +159,21 @@ def _gradients(
     # What a whole row of logits is multiplied by is applied to the narrow states instead, where it cannot overflow.
     narrow = of_mean is None and dtype != torch.float16
     read = (states * -gradient[:, None]).to(dtype) if narrow else states
-    for logits, weights, words, rows in _vocabulary_chunks(states, weight, targets):
+    for logits, weights, columns, rows in _vocabulary_chunks(states, weight, targets):
         part = logits.sub_(total[:, None]).exp_()
         if narrow:
-            part[rows, targets[rows] - words.start] -= 1
+            part[rows, targets[rows] - columns.start] -= 1
         else:
             part.mul_(-(gradient if of_mean is None else gradient + of_mean)[:, None])
             if of_mean is not None:
                 part.add_((of_mean / len(weight))[:, None])
-            part[rows, targets[rows] - words.start] += gradient[rows]
+            part[rows, targets[rows] - columns.start] += gradient[rows]
         low = part.to(dtype)
         of_states += low @ weights
         if of_weight is not None and weight.dtype == dtype:
-            torch.matmul(low.T, read, out=of_weight[words])
+            torch.matmul(low.T, read, out=of_weight[columns])
         elif of_weight is not None:
-            of_weight[words] = low.T @ read
+            of_weight[columns] = low.T @ read
         del logits, part, low, weights  # before the next ones are made
     if narrow:
         of_states.mul_(-gradient[:, None])
@@ -188,7 +188,7 @@ def _vocabulary_chunks(
     The products are rounded to the states' dtype.
     """
     for start in range(0, len(weight), _VOCABULARY_CHUNK):
-        words = slice(start, min(start + _VOCABULARY_CHUNK, len(weight)))
-        rows = ((targets >= words.start) & (targets < words.stop)).nonzero()[:, 0]
-        weights = weight[words].to(states.dtype)
-        yield (states @ weights.T).float(), weights, words, rows
+        columns = slice(start, min(start + _VOCABULARY_CHUNK, len(weight)))
+        rows = ((targets >= columns.start) & (targets < columns.stop)).nonzero()[:, 0]
+        weights = weight[columns].to(states.dtype)
+        yield (states @ weights.T).float(), weights, columns, rows

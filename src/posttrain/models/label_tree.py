@@ -223,7 +223,7 @@ class _TreeWalker:
                 )
                 begin = self.prefix + self.lengths[row] + edge.start
                 positions[at, own.start : own.stop] = torch.arange(begin, begin + count)
-                spots += [(at, place) for place in own]
+                spots += [(at, position) for position in own]
                 wanted += [[token] for token in edge.tokens[1:]]
                 if edge.children:
                     wanted.append([child.tokens[0] for child in edge.children])
@@ -235,7 +235,7 @@ class _TreeWalker:
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        states = hidden[[at for at, _ in spots], [place for _, place in spots]]
+        states = hidden[[at for at, _ in spots], [position for _, position in spots]]
         self._take(wave, iter(_token_log_probabilities(self.lm, states, wanted)), start)
         hidden_columns = torch.zeros(len(self.rows), width, dtype=torch.bool, device=device)
         self.visible = torch.cat([self.visible, hidden_columns], 1)

@@ -101,14 +101,14 @@ def load_language_model(folder: Path, task: TaskConfig, dtype: str = "bfloat16")
     check_model_folder(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        found: Any = AutoModelForCausalLM.from_pretrained(
+        result: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=DTYPES[dtype],
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
         )
-        model, loading = found
+        model, loading = result
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"no causal language model: {first_line(error)}", where=str(folder)) from None
     check_no_missing_weights(loading, folder)

@@ -239,7 +239,7 @@ def text_log_likelihoods(lm: LanguageModel, texts: Sequence[str], window: int = 
         Sums of log-probabilities, float64 [N], in nats; numbers of predicted tokens, int64 [N].
     """
     ids = [list(lm.tokenizer(text)["input_ids"]) for text in texts]
-    return sequence_log_likelihoods(lm, [TokenizedExample(one, [True] * len(one)) for one in ids], window)
+    return sequence_log_likelihoods(lm, [TokenizedExample(tokens, [True] * len(tokens)) for tokens in ids], window)
 
 
 @torch.inference_mode()
@@ -266,15 +266,15 @@ def sequence_log_likelihoods(
             if any(sequence.supervised[start + 1 : start + part]):
                 pieces.setdefault(min(_rounded_length(part), width), []).append((row, start))
     # Windows are added up in their order, so that a sum of three is always the same.
-    found: dict[tuple[int, int], float] = {}
+    window_sums: dict[tuple[int, int], float] = {}
     with progress_bar("scoring texts", sum(map(len, pieces.values())), "windows") as advance:
         for length in sorted(pieces):
             for batch in _batches(pieces[length], _batch_size(lm, length)):
                 for piece, value in _window_log_likelihoods(lm, sequences, batch, length):
-                    found[piece] = value
+                    window_sums[piece] = value
                 advance(len(batch))
-    for row, start in sorted(found):
-        sums[row] += found[row, start]
+    for row, start in sorted(window_sums):
+        sums[row] += window_sums[row, start]
     return sums, counts
 
 
@@ -289,15 +289,15 @@ def _window_log_likelihoods(
     size = _batch_size(lm, length)
     # What a causal model reads behind a sequence does not reach back into it, so no mask is needed.
     ids = torch.full((size, length), lm.tokenizer.pad_token_id or 0, dtype=torch.long)
-    for place, (row, start) in enumerate(batch):
+    for index, (row, start) in enumerate(batch):
         part = sequences[row].ids[start : start + length]
-        ids[place, : len(part)] = torch.tensor(part)
+        ids[index, : len(part)] = torch.tensor(part)
     ids = ids.to(lm.device)
     hidden = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
-    for place, (row, start) in enumerate(batch):
-        learned = sequences[row].supervised[start : start + length]
-        at = torch.tensor([i for i, on in enumerate(learned) if on and i > 0], device=lm.device)
-        yield (row, start), _log_likelihood(lm, hidden[place, at - 1], ids[place, at])
+    for index, (row, start) in enumerate(batch):
+        supervised = sequences[row].supervised[start : start + length]
+        at = torch.tensor([i for i, on in enumerate(supervised) if on and i > 0], device=lm.device)
+        yield (row, start), _log_likelihood(lm, hidden[index, at - 1], ids[index, at])
 
 
 def _log_likelihood(lm: LanguageModel, hidden: Tensor, targets: Tensor) -> float:
@@ -338,17 +338,19 @@ def instruction_following_difficulty(
     beginning = lm.tokenizer.bos_token_id
     if beginning is None:
         beginning = min(lm.chat.stop_ids)
-    given, alone = [], []
+    with_prompt, without_prompt = [], []
     for prompt, answer in zip(prompts, answers, strict=True):
         before, ids = lm.prompt_ids(prompt), lm.answer_ids(answer)
-        given.append(TokenizedExample(before + ids, [False] * len(before) + [True] * len(ids)))
-        alone.append(TokenizedExample([beginning, *ids], [False] + [True] * len(ids)))
+        with_prompt.append(TokenizedExample(before + ids, [False] * len(before) + [True] * len(ids)))
+        without_prompt.append(TokenizedExample([beginning, *ids], [False] + [True] * len(ids)))
     longest = context_length(lm)
-    fits = np.array([len(one.ids) <= longest for one in given], dtype=bool)
-    found = np.full(len(given), np.nan)
-    for_given, counts = sequence_log_likelihoods(
-        lm, [one for one, fit in zip(given, fits, strict=True) if fit], longest
+    fits = np.array([len(example.ids) <= longest for example in with_prompt], dtype=bool)
+    ratios = np.full(len(with_prompt), np.nan)
+    with_prompt_sums, counts = sequence_log_likelihoods(
+        lm, [example for example, fit in zip(with_prompt, fits, strict=True) if fit], longest
     )
-    for_alone, _ = sequence_log_likelihoods(lm, [one for one, fit in zip(alone, fits, strict=True) if fit], longest)
-    found[fits] = np.exp((for_alone - for_given) / counts)
-    return found
+    without_prompt_sums, _ = sequence_log_likelihoods(
+        lm, [example for example, fit in zip(without_prompt, fits, strict=True) if fit], longest
+    )
+    ratios[fits] = np.exp((without_prompt_sums - with_prompt_sums) / counts)
+    return ratios

@@ -270,14 +270,14 @@ def _supports_packing(lm: LanguageModel) -> bool:
         ):  # the model's layers call no attention but their own
             return False
         packed = pack(units, lm.device)
-        found, reach = _states_and_input_gradients(lm, packed, 1)
+        states, reach = _states_and_input_gradients(lm, packed, 1)
     except (KeyError, TypeError, ValueError):  # its layers call attention otherwise, or with what this one refuses
         return False
     finally:
         lm.model.train(training)
     # Differences may be small because all that attention does is small, as it is in a model that was just made.
     crosses = reach[packed.predicting[packed.sequence != 1]].any()
-    return bool((found - rows).abs().max() < 0.05 * rows.abs().max() and not crosses)
+    return bool((states - rows).abs().max() < 0.05 * rows.abs().max() and not crosses)
 
 
 def _states_and_input_gradients(lm: LanguageModel, packed: Packed, sequence: int) -> tuple[Tensor, Tensor]:
@@ -288,18 +288,18 @@ def _states_and_input_gradients(lm: LanguageModel, packed: Packed, sequence: int
     """
     embedded: list[Tensor] = []
 
-    def keep(_module: Any, _given: Any, found: Tensor) -> Tensor:
-        embedded.append(found.detach().requires_grad_())
+    def keep(_module: Any, _given: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
         return embedded[-1]
 
     hook = lm.model.get_input_embeddings().register_forward_hook(keep)
     try:
         with torch.enable_grad():
-            found = predicting_states(lm, packed)
-            own = found[packed.sequence == sequence]
+            states = predicting_states(lm, packed)
+            own = states[packed.sequence == sequence]
             # Weights that differ, as the plain sum of normed states never changes.
             weights = torch.linspace(-1, 1, own.shape[1], dtype=own.dtype, device=own.device).expand_as(own)
             (reach,) = torch.autograd.grad(own, embedded, weights)
     finally:
         hook.remove()
-    return found.detach(), reach[0]
+    return states.detach(), reach[0]

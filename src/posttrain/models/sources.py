@@ -107,13 +107,13 @@ def _convert_gguf(file: Path, folder: Path) -> None:
     arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments)
-        found: Any = AutoModelForCausalLM.from_pretrained(
+        result: Any = AutoModelForCausalLM.from_pretrained(
             **arguments,
             dtype=DTYPES["bfloat16"],
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
-        model, loading = found
+        model, loading = result
     except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
         line = first_line(error)
         raise UserError(f"this GGUF file holds no causal language model: {line}", where=str(file)) from None

@@ -35,9 +35,9 @@ class TaskConfig(Section):
     @classmethod
     def _labels_are_text(cls, labels: Any) -> Any:
         """YAML takes ``yes``, ``no``, ``on``, ``off``, numbers and dates for something else than words."""
-        for place, label in enumerate(labels if isinstance(labels, list) else [], 1):
+        for number, label in enumerate(labels if isinstance(labels, list) else [], 1):
             if not isinstance(label, str):
-                raise ValueError(f"label {place} is read as {label!r}, not as text; put it in quotes")
+                raise ValueError(f"label {number} is read as {label!r}, not as text; put it in quotes")
         return labels
 
     def with_labels_from(self, root: Path) -> "TaskConfig":

@@ -215,9 +215,9 @@ def damaged_error(id: str, problems: list[str]) -> DamagedArtifactError:
     return DamagedArtifactError(f"artifact {id} is damaged: {'; '.join(problems)}")
 
 
-def missing_error(id: str, place: str) -> DamagedArtifactError:
+def missing_error(id: str, location: str) -> DamagedArtifactError:
     """The error for an artifact that is not in the store."""
-    return DamagedArtifactError(f"artifact {id} is missing from {place}")
+    return DamagedArtifactError(f"artifact {id} is missing from {location}")
 
 
 def is_artifact_id(text: str) -> bool:

@@ -54,12 +54,12 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 def read_lines(raw: bytes) -> CheckedLines:
     """Every line of a file's bytes."""
-    found = CheckedLines(whole=raw.rfind(b"\n") + 1)
-    for number, line in enumerate(raw[: found.whole].split(b"\n")[:-1], 1):
+    lines = CheckedLines(whole=raw.rfind(b"\n") + 1)
+    for number, line in enumerate(raw[: lines.whole].split(b"\n")[:-1], 1):
         value = decode_line(line)
         if value is None:
-            found.damaged.append(number)
+            lines.damaged.append(number)
         else:
-            found.values.append(value)
-            found.numbers.append(number)
-    return found
+            lines.values.append(value)
+            lines.numbers.append(number)
+    return lines

@@ -85,7 +85,7 @@ class Database:
             raise UserError("the database is missing", where=str(file), fix=_FIX_MISSING)
         if file and not write and not _can_write(file):
             parsed = parsed.set(database=str(self._copied(file)))
-        self.place = str(file) if file else parsed.render_as_string(hide_password=True)
+        self.location = str(file) if file else parsed.render_as_string(hide_password=True)
         self.engine = _engine(parsed)
         self._open = threading.local()
         try:
@@ -116,7 +116,7 @@ class Database:
             WorkError: the database failed, such as a lost connection.
         """
         if not self.writable:
-            raise UserError("opened for reading only", where=self.place)
+            raise UserError("opened for reading only", where=self.location)
         with self._begin(writes=True) as connection:
             yield connection
 
@@ -143,7 +143,7 @@ class Database:
                 connection = plain.execution_options(isolation_level="AUTOCOMMIT")
                 if not connection.scalar(text(f"SELECT pg_try_advisory_lock({key})")):
                     holder = connection.scalar(text(_LOCK_HOLDER))
-                    raise UserError(f"held by {holder or 'another process'}", where=self.place, fix=_FIX_HELD)
+                    raise UserError(f"held by {holder or 'another process'}", where=self.location, fix=_FIX_HELD)
             try:
                 yield
             finally:
@@ -173,26 +173,26 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            words = " ".join(str(error.orig).split())
-            if "disk is full" in words or "No space left on device" in words:
-                raise StorageError("no space left on device", where=self.place, fix="free some space") from error
-            if "disk I/O error" in words:  # what SQLite says of a full disk at times, and of a limit on a file's size
-                raise StorageError(words, where=self.place, fix=_FIX_DISK) from error
-            if "readonly database" in words or "read-only transaction" in words:
+            message = " ".join(str(error.orig).split())
+            if "disk is full" in message or "No space left on device" in message:
+                raise StorageError("no space left on device", where=self.location, fix="free some space") from error
+            if "disk I/O error" in message:  # what SQLite says of a full disk at times, and of a limit on a file's size
+                raise StorageError(message, where=self.location, fix=_FIX_DISK) from error
+            if "readonly database" in message or "read-only transaction" in message:
                 raise StorageError(
-                    "read-only database", where=self.place, fix="use one that can be written to"
+                    "read-only database", where=self.location, fix="use one that can be written to"
                 ) from error
             if error.connection_invalidated:
-                raise WorkError(f"{self.place}: the connection was lost ({words})") from error
-            if "unable to open database" in words or _no_connection(error):
+                raise WorkError(f"{self.location}: the connection was lost ({message})") from error
+            if "unable to open database" in message or _no_connection(error):
                 raise UserError(
-                    f"cannot open the database ({words})", where=self.place, fix="check store.database"
+                    f"cannot open the database ({message})", where=self.location, fix="check store.database"
                 ) from error
             if not isinstance(error.orig, self.engine.dialect.loaded_dbapi.OperationalError):
-                if "not a database" in words or "malformed" in words:
-                    raise WorkError(f"{self.place}: the database file is damaged ({words})") from error
+                if "not a database" in message or "malformed" in message:
+                    raise WorkError(f"{self.location}: the database file is damaged ({message})") from error
                 raise
-            raise WorkError(f"{self.place}: {words}") from error
+            raise WorkError(f"{self.location}: {message}") from error
 
     def _copied(self, file: Path) -> Path:
         """Copy an SQLite file with its log, as reading one needs a folder that can be written to."""
@@ -209,7 +209,7 @@ class Database:
         if version == REVISIONS[-1]:
             return
         if version is None and not create:
-            raise UserError("the database is empty", where=self.place, fix=_FIX_MISSING)
+            raise UserError("the database is empty", where=self.location, fix=_FIX_MISSING)
         with self._begin(writes=True) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
@@ -223,7 +223,7 @@ class Database:
         if version is not None and version not in REVISIONS:
             raise UserError(
                 f"written by a newer version of posttrain (database {version}, known up to {REVISIONS[-1]})",
-                where=self.place,
+                where=self.location,
                 fix="pip install --upgrade posttrain",
             )
         return version

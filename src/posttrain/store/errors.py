@@ -44,20 +44,20 @@ def is_user_mistake(error: BaseException | None) -> bool:
     return isinstance(error, UserError) and not isinstance(error, StorageError)
 
 
-def closest_match(word: str, known: Iterable[str], likeness: float = 0.0) -> str | None:
+def closest_match(word: str, candidates: Iterable[str], cutoff: float = 0.0) -> str | None:
     """The known word most like ``word``, whatever their order; None when none is at least so like it.
 
     Args:
         likeness: difflib's ratio from which words count as alike, between 0 (any two) and 1 (equal ones).
     """
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
-def share_words(one: str, other: str) -> bool:
+def share_words(first: str, second: str) -> bool:
     """Whether all words of one name are in the other, as those of ``batch_size`` are in ``train_batch_size``."""
-    words, others = set(one.split("_")), set(other.split("_"))
-    return words <= others or others <= words
+    first_words, second_words = set(first.split("_")), set(second.split("_"))
+    return first_words <= second_words or second_words <= first_words
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:

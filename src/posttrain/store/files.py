@@ -34,7 +34,7 @@ _LOCK_SUFFIX = ".lock"
 
 
 @contextmanager
-def disk_errors(place: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Turn a full disk, a read-only file system and missing permissions into a ``Refused``.
 
     Args:
@@ -46,21 +46,21 @@ def disk_errors(place: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if refusal := to_storage_error(error, place):
+        if refusal := to_storage_error(error, path):
             raise refusal from error
         raise
 
 
-def to_storage_error(error: BaseException, place: Path) -> StorageError | None:
+def to_storage_error(error: BaseException, path: Path) -> StorageError | None:
     """The error that stands for ``error`` if the disk refused a write, else None."""
     code = error.errno if isinstance(error, OSError) else None
-    if code is None and any(words in str(error) for words in _DISK_FULL_MESSAGES):
+    if code is None and any(phrase in str(error) for phrase in _DISK_FULL_MESSAGES):
         code = errno.ENOSPC
     if code not in _MESSAGES:
         return None
     what, fix = _MESSAGES[code]
     name = getattr(error, "filename", None)
-    return StorageError(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(place), fix=fix)
+    return StorageError(what, where=os.fsdecode(name) if isinstance(name, str | bytes) else str(path), fix=fix)
 
 
 def make_folder(folder: Path) -> None:

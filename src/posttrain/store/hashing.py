@@ -37,19 +37,19 @@ def file_stats(path: Path) -> list[list[str | int]]:
     return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def _check(value: Any, place: str) -> None:
+def _check(value: Any, location: str) -> None:
     if isinstance(value, Mapping):
         if not isinstance(value, dict):
-            raise TypeError(f"{place}: {type(value).__name__} has no JSON form")
+            raise TypeError(f"{location}: {type(value).__name__} has no JSON form")
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{place}: key {key!r} is no string")
-            _check(inner, f"{place}.{key}")
+                raise TypeError(f"{location}: key {key!r} is no string")
+            _check(inner, f"{location}.{key}")
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            _check(inner, f"{place}[{index}]")
+            _check(inner, f"{location}[{index}]")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{place}: {value} is not finite")
+            raise ValueError(f"{location}: {value} is not finite")
     elif value is not None and not isinstance(value, str | bool | int):
-        raise TypeError(f"{place}: {type(value).__name__} has no JSON form")
+        raise TypeError(f"{location}: {type(value).__name__} has no JSON form")

@@ -43,7 +43,7 @@ def descendants(metadata: Metadata, id: str) -> list[Relative]:
 
 
 def _breadth_first(metadata: Metadata, id: str, step: Callable[[str], Iterable[str]]) -> list[Relative]:
-    found: list[Relative] = []
+    relatives: list[Relative] = []
     seen = {id}
     level = [id]
     depth = 0
@@ -54,10 +54,10 @@ def _breadth_first(metadata: Metadata, id: str, step: Callable[[str], Iterable[s
             if artifact is None:
                 continue
             producers = metadata.producers(artifact_id)
-            found.append(Relative(depth, artifact, producers[0] if producers else None))
+            relatives.append(Relative(depth, artifact, producers[0] if producers else None))
             for other in step(artifact_id):
                 if other not in seen:
                     seen.add(other)
                     following.append(other)
         level, depth = following, depth + 1
-    return found
+    return relatives

@@ -76,43 +76,43 @@ class ArtifactQueries(Database):
         Raises:
             UserError: nothing, or more than one thing, is meant.
         """
-        found = self._named(text) or self._beginning(text)
-        if not found:
+        ids = self._named(text) or self._beginning(text)
+        if not ids:
             fix = "posttrain models list, posttrain data list and posttrain show N (a round) say what there is"
             raise UserError(f"nothing here is called `{text}`", fix=fix)
-        if len(found) > 1:
-            shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        if len(ids) > 1:
+            shown = ", ".join(ids[:5]) + (", ..." if len(ids) > 5 else "")
             raise UserError(f"`{text}` could be {shown}", fix="give more of the id")
-        return found[0]
+        return ids[0]
 
     def _named(self, text: str) -> list[str]:
-        name, separator, said = text.rpartition("@")
+        name, separator, version = text.rpartition("@")
         if not separator:
             return []
         query = select(names.c.artifact_id).where(names.c.name == name)
-        if not said.startswith("v") or not said[1:2].isdigit():
-            at = select(tags.c.version).where(tags.c.name == name, tags.c.tag == said).scalar_subquery()
+        if not version.startswith("v") or not version[1:2].isdigit():
+            at = select(tags.c.version).where(tags.c.name == name, tags.c.tag == version).scalar_subquery()
             query = query.where(names.c.version == at)
-        elif said[1:].isascii() and said[1:].isdigit() and len(said) < 10:
-            query = query.where(names.c.version == int(said[1:]))
+        elif version[1:].isascii() and version[1:].isdigit() and len(version) < 10:
+            query = query.where(names.c.version == int(version[1:]))
         else:
-            query = query.where(names.c.semantic == said[1:])
+            query = query.where(names.c.semantic == version[1:])
         with self.reading() as connection:
             return list(connection.scalars(query))
 
     def _beginning(self, text: str) -> list[str]:
         if not text:
             return []
-        found: list[str] = []
+        ids: list[str] = []
         with self.reading() as connection:
             for column in (artifacts.c.id, runs.c.id):
                 with_kind = column.startswith(text, autoescape=True)
                 without_kind = column.contains(f"-{text}", autoescape=True)
-                found += connection.scalars(select(column).where(with_kind | without_kind))
-        if text in found:
+                ids += connection.scalars(select(column).where(with_kind | without_kind))
+        if text in ids:
             return [text]
         # SQLite's LIKE takes upper and lower case for the same.
-        return sorted(id for id in found if id.startswith(text) or id.partition("-")[2].startswith(text))
+        return sorted(id for id in ids if id.startswith(text) or id.partition("-")[2].startswith(text))
 
 
 class RunQueries(Database):
@@ -189,13 +189,13 @@ class RunQueries(Database):
 
     def finished_run(self, key: str) -> Run | None:
         """The latest finished run under ``key``."""
-        found = self._select((runs.c.key == key) & (runs.c.status == "done"))
-        return found[-1] if found else None
+        finished = self._select((runs.c.key == key) & (runs.c.status == "done"))
+        return finished[-1] if finished else None
 
     def run(self, id: str) -> Run | None:
         """The run, or None."""
-        found = self._select(runs.c.id == id)
-        return found[0] if found else None
+        runs_of_id = self._select(runs.c.id == id)
+        return runs_of_id[0] if runs_of_id else None
 
     def runs(self, *, round: int | None = None, stage: str | None = None, status: str | None = None) -> list[Run]:
         """Runs of this arm, oldest first, of a round, a stage and a status where given."""
@@ -281,10 +281,10 @@ class RoundQueries(Database):
         return rounds.c.arm == self.arm
 
     def _round(self, number: int) -> Round:
-        found = self.round(number)
-        if found is None:
+        round = self.round(number)
+        if round is None:
             raise LookupError(f"no round {number}")
-        return found
+        return round
 
 
 class DeploymentQueries(Database):
@@ -342,11 +342,11 @@ def _select_run(connection: Connection, condition: ColumnElement[bool]) -> Run:
 
 
 def _with_inputs(connection: Connection, rows: Iterable[Mapping[str, Any] | RowMapping]) -> list[Run]:
-    found = [dict(row) for row in rows]
-    inputs: dict[str, dict[str, str]] = {row["id"]: {} for row in found}
-    if found:
+    run_rows = [dict(row) for row in rows]
+    inputs: dict[str, dict[str, str]] = {row["id"]: {} for row in run_rows}
+    if run_rows:
         wanted = select(run_inputs).order_by(run_inputs.c.run_id, run_inputs.c.name)
-        if len(found) <= 100:  # a longer list of ids is slower than all rows
+        if len(run_rows) <= 100:  # a longer list of ids is slower than all rows
             wanted = wanted.where(run_inputs.c.run_id.in_(list(inputs)))
         for run_id, name, artifact_id in connection.execute(wanted):
             if run_id in inputs:
@@ -354,7 +354,7 @@ def _with_inputs(connection: Connection, rows: Iterable[Mapping[str, Any] | RowM
     unseen = ("number", "sealed", "arm")
     return [
         Run(inputs=inputs[row["id"]], **{name: value for name, value in row.items() if name not in unseen})
-        for row in found
+        for row in run_rows
     ]
 
 

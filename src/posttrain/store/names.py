@@ -61,8 +61,8 @@ class NameQueries(Database):
 
     def named(self, name: str, version: int | None = None) -> str | None:
         """The artifact behind a version of a name (None: the latest), or None if there is none."""
-        found = [row for row in self.names(name) if version is None or row.version == version]
-        return found[-1].artifact_id if found else None
+        versions = [row for row in self.names(name) if version is None or row.version == version]
+        return versions[-1].artifact_id if versions else None
 
     def names(self, name: str | None = None) -> list[NamedVersion]:
         """Versions of one name or of all, by name and version."""
@@ -70,12 +70,12 @@ class NameQueries(Database):
         if name is not None:
             query, tagged = query.where(names.c.name == name), tagged.where(tags.c.name == name)
         with self.reading() as connection:
-            found = [NamedVersion(**row) for row in connection.execute(query).mappings()]
-            words: dict[tuple[str, int], tuple[str, ...]] = {}
+            versions = [NamedVersion(**row) for row in connection.execute(query).mappings()]
+            tags_of: dict[tuple[str, int], tuple[str, ...]] = {}
             for row in connection.execute(tagged).mappings():
                 key = row["name"], row["version"]
-                words[key] = (*words.get(key, ()), row["tag"])
-        return [replace(one, tags=words.get((one.name, one.version), ())) for one in found]
+                tags_of[key] = (*tags_of.get(key, ()), row["tag"])
+        return [replace(version, tags=tags_of.get((version.name, version.version), ())) for version in versions]
 
     def tag(self, name: str, version: int, tag: str) -> None:
         """Have ``name@tag`` lead to a version, and no longer to another."""

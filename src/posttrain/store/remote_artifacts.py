@@ -94,10 +94,10 @@ class RemoteArtifacts(ArtifactStore):
     def ids(self) -> list[str]:
         with self._reaching():
             try:
-                found = self._files.ls(self._root, detail=False)
+                paths = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
                 return []
-        return [id for id in artifact_ids(name.rstrip("/").rpartition("/")[2] for name in found) if self.exists(id)]
+        return [id for id in artifact_ids(name.rstrip("/").rpartition("/")[2] for name in paths) if self.exists(id)]
 
     def delete(self, id: str) -> None:
         self._copies.delete(id)
@@ -132,8 +132,8 @@ class RemoteArtifacts(ArtifactStore):
     def _size_problems(self, artifact: Artifact) -> list[str]:
         """What is missing or has the wrong size, found without reading the files."""
         with self._reaching():
-            found = self._files.find(f"{self._root}/{artifact.id}", detail=True)
-        sizes = {name.removeprefix(f"{self._root}/{artifact.id}/"): info["size"] for name, info in found.items()}
+            listing = self._files.find(f"{self._root}/{artifact.id}", detail=True)
+        sizes = {name.removeprefix(f"{self._root}/{artifact.id}/"): info["size"] for name, info in listing.items()}
         if sizes.get(MANIFEST) != len(artifact.manifest):
             return [f"{MANIFEST} is missing"]
         problems = []

@@ -48,29 +48,29 @@ def _to_user_error(section: type[BaseModel], error: ValidationError, where: str)
 
 def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
     """What an unknown key may have meant: the same one in a section below, or one much like it beside it."""
-    *way, name = path
-    if (at := _section_at(section, way)) is None:
+    *parents, name = path
+    if (at := _section_at(section, parents)) is None:
         return None
     below = _paths_below(at, name)
-    shortest = [one for one in below if len(one) == min(map(len, below))]
+    shortest = [path_below for path_below in below if len(path_below) == min(map(len, below))]
     if len(shortest) == 1:
-        return f"did you mean `{'.'.join([*way, *shortest[0]])}`?"
+        return f"did you mean `{'.'.join([*parents, *shortest[0]])}`?"
     keys = sorted(at.model_fields)
-    found = closest_match(name, keys, _CUTOFF) or closest_match(name, [key for key in keys if share_words(name, key)])
-    return f"did you mean `{found}`?" if found else None
+    known = closest_match(name, keys, _CUTOFF) or closest_match(name, [key for key in keys if share_words(name, key)])
+    return f"did you mean `{known}`?" if known else None
 
 
 def _paths_below(section: type[BaseModel], name: str) -> list[list[str]]:
     """Every path to a key of that name in the sections of a section, but for those in lists and mappings."""
-    found: list[list[str]] = []
+    paths: list[list[str]] = []
     for key, field in section.model_fields.items():
         inner = _section_type(field.annotation)
         if inner is None or get_origin(field.annotation) in (list, dict, tuple):
             continue
         if name in inner.model_fields:
-            found.append([key, name])
-        found += [[key, *path] for path in _paths_below(inner, name)]
-    return found
+            paths.append([key, name])
+        paths += [[key, *path] for path in _paths_below(inner, name)]
+    return paths
 
 
 def _section_at(section: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
@@ -89,6 +89,6 @@ def _section_type(annotation: Any) -> type[BaseModel] | None:
         return annotation
     if get_origin(annotation) in (Union, UnionType, list, dict, tuple):
         for inner in get_args(annotation):
-            if found := _section_type(inner):
-                return found
+            if section := _section_type(inner):
+                return section
     return None

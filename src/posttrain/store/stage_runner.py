@@ -63,9 +63,9 @@ def run_stage(
         Exception: whatever else ``work`` raised; the run is marked failed.
     """
     key = stage_key(stage, version, inputs, config, seed)
-    if found := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
+    if artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
         workspace.drop_scratch(key)
-        return found
+        return artifact
     pop_task_seconds()  # what ran outside a stage is none of this run's
     run = workspace.metadata.start_run(stage, key, round=round, seed=seed, config=config, inputs=inputs)
     start = time.monotonic()
@@ -132,8 +132,8 @@ def _find_sealed(workspace: Workspace, stage: str, key: str) -> Artifact | None:
 def _verified_artifact(workspace: Workspace, id: str) -> Artifact:
     """The artifact, once its files and those of its parts are verified."""
     artifact = workspace.artifacts.get(id)
-    for one in (id, *artifact.meta.get(PARTS, ())):
-        workspace.artifacts.path(one)
+    for part in (id, *artifact.meta.get(PARTS, ())):
+        workspace.artifacts.path(part)
     return artifact
 
 

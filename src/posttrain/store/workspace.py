@@ -56,7 +56,7 @@ class Workspace(Closeable):
         self.home = root / ".posttrain"
         self.metadata = metadata
         self.artifacts = artifacts
-        self._made: list[Path] = []
+        self._created: list[Path] = []
 
     @staticmethod
     def create(root: Path, config: StoreConfig = StoreConfig()) -> "Workspace":  # noqa: B008
@@ -73,7 +73,7 @@ class Workspace(Closeable):
         if (home / "format.json").exists():
             _check_format(home)
             _check_writable(home)
-        made = [folder for folder in (home, *home.parents) if not folder.exists()]
+        created = [folder for folder in (home, *home.parents) if not folder.exists()]
         with disk_errors(home):
             (home / "scratch").mkdir(parents=True, exist_ok=True)
             (home / "tmp").mkdir(exist_ok=True)
@@ -83,14 +83,14 @@ class Workspace(Closeable):
             artifacts = _open_artifacts_of(home, config)
             metadata = Metadata(_database_url(home, config), create=True)
         except UserError as error:
-            if made and is_user_mistake(error):
-                _remove_created(made)
+            if created and is_user_mistake(error):
+                _remove_created(created)
             raise
         if not (home / "format.json").exists():
             # The last file to be written: before it there is no workspace.
             write_atomically(home / "format.json", json.dumps({"format": FORMAT, "made_by": __version__}).encode())
         workspace = Workspace(root, metadata, artifacts)
-        workspace._made = made
+        workspace._created = created
         return workspace
 
     @staticmethod
@@ -121,10 +121,10 @@ class Workspace(Closeable):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        unused = self._made and is_user_mistake(error) and not self.metadata.artifacts()
+        unused = self._created and is_user_mistake(error) and not self.metadata.artifacts()
         super().__exit__(kind, error, trace)
         if unused:
-            _remove_created(self._made)
+            _remove_created(self._created)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -209,16 +209,16 @@ class Workspace(Closeable):
         return self.champion_path
 
 
-def _remove_created(made: list[Path]) -> None:
+def _remove_created(created: list[Path]) -> None:
     """Remove a workspace's home, and the folders above that were made for it, unless somebody works there.
 
     Args:
         made: the folders, the innermost first.
     """
-    home, *above = made
+    home, *parents = created
     with suppress(OSError, UserError), hold_lock(home / "lock"):
         remove_tree(home)
-        for folder in above:
+        for folder in parents:
             folder.rmdir()
 
 

@@ -6,7 +6,7 @@ Each writes its scores into a folder.
 
 A moment is ``score:N``, ``rename:N`` or ``kept:N``: inside the forward passes of the N-th chunk that this process
 works on, between writing that chunk and giving it its name, and after that. Each process forks from this one, kills
-itself there, and the last one runs through. ``cached_scores.log`` has a line for each record of a chunk that was kept,
+itself there, and the last one runs through. ``scored.log`` has a line for each record of a chunk that was kept,
 ``begun.log`` for each record of a chunk that was begun.
 """
 

@@ -78,7 +78,7 @@ def assign_splits(
     by themselves, as under settings of today that those of then did not have, the one learned from is rejected.
 
     What holds of the shares: every record, or what hangs together with it, has the config's shares as its odds. With
-    ``stratify``, the thresholds of `settle` make the shares hold in every stratum of the first version, as nearly as
+    ``stratify``, the thresholds of `freeze_settings` make the shares hold in every stratum of the first version, as nearly as
     whole numbers of groups and clusters allow; what comes later has the odds again. Shares that stay exact while a set
     grows would move records.
 
@@ -128,7 +128,7 @@ def _splits_by_time(keys: pa.Table, config: SplitsConfig) -> Splits:
     """Split of each row's own moment.
 
     Raises:
-        ValueError: the config has no moments; `settle` finds them.
+        ValueError: the config has no moments; `freeze_settings` finds them.
     """
     if config.since is None and keys.num_rows:
         raise ValueError("the moments from which records are held out are not settled")

@@ -20,7 +20,7 @@ def freeze_settings(keys: pa.Table, config: SplitsConfig, clusters: Indices | No
     The outcome belongs into the recipe, and all later versions take it from there.
 
     Args:
-        keys, clusters: as in `assign`.
+        keys, clusters: as in `assign_splits`.
 
     Raises:
         UserError: there are more than 10,000 strata, so that the answers are no labels; too few records for a moment;

@@ -61,16 +61,16 @@ class Examples:
     prompts: list[Turns]
     expected: list[str | None]
     meta: list[str | None]
-    places: list[str]
+    locations: list[str]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def check_prompts(self, where: str) -> None:
         """Raise a UserError that names the first record without a prompt."""
-        for prompt, place in zip(self.prompts, self.places, strict=True):
+        for prompt, location in zip(self.prompts, self.locations, strict=True):
             if not prompt:
-                raise UserError(f"{place} has no prompt to answer", where=where)
+                raise UserError(f"{location} has no prompt to answer", where=where)
 
     def answers(self, where: str) -> list[str]:
         """The expected answers.
@@ -79,9 +79,9 @@ class Examples:
             UserError: naming the first record without one.
         """
         answers: list[str] = []
-        for answer, place in zip(self.expected, self.places, strict=True):
+        for answer, location in zip(self.expected, self.locations, strict=True):
             if answer is None:
-                raise UserError(f"{place} has no answer to compare with", where=where, fix="add the right answer")
+                raise UserError(f"{location} has no answer to compare with", where=where, fix="add the right answer")
             answers.append(answer)
         return answers
 
@@ -140,14 +140,14 @@ def read_examples(records: pa.Table, where: str) -> Examples:
     if records.num_rows == 0:
         raise UserError("the suite has no records", where=where, fix="check its `data`")
     names = set(records.column_names)
-    found = Examples([], [], [], [], [])
+    examples = Examples([], [], [], [], [])
     for row in records.select([name for name in _COLUMNS if name in names]).to_pylist():
-        found.ids.append(row["id"])
-        found.prompts.append([] if _is_plain_text(row) else record_turns({"text": None, **row}))
-        found.expected.append(row.get("text") if _is_plain_text(row) else row["completion"])
-        found.meta.append(row.get("meta"))
-        found.places.append(_location(row))
-    return found
+        examples.ids.append(row["id"])
+        examples.prompts.append([] if _is_plain_text(row) else record_turns({"text": None, **row}))
+        examples.expected.append(row.get("text") if _is_plain_text(row) else row["completion"])
+        examples.meta.append(row.get("meta"))
+        examples.locations.append(_location(row))
+    return examples
 
 
 def sample_records(records: pa.Table, n: int | None) -> pa.Table:

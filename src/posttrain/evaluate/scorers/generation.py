@@ -60,12 +60,15 @@ def score_regex(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where
     expected = examples.answers(where) if pattern.groups else []
     answers = generate(lm, examples.prompts)
     if not pattern.groups:
-        found = [pattern.search(answer.text) is not None for answer in answers]
-        return from_generations(answers, found, [answer.finished for answer in answers])
+        matches = [pattern.search(answer.text) is not None for answer in answers]
+        return from_generations(answers, matches, [answer.finished for answer in answers])
     picked = [_last_group(pattern, answer.text) for answer in answers]
-    wanted = [_last_group(pattern, answer) or answer for answer in expected]
-    right = [part is not None and normalise(part) == normalise(want) for part, want in zip(picked, wanted, strict=True)]
-    return from_generations(answers, right, [part is not None for part in picked])
+    references = [_last_group(pattern, answer) or answer for answer in expected]
+    correct = [
+        extracted is not None and normalise(extracted) == normalise(want)
+        for extracted, want in zip(picked, references, strict=True)
+    ]
+    return from_generations(answers, correct, [extracted is not None for extracted in picked])
 
 
 def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
@@ -92,11 +95,11 @@ def token_f1(answer: str, expected: str) -> float:
     Both are lower-cased, stripped of ASCII punctuation and of English articles. Two answers that are then
     empty score 1; one that is empty against one that is not scores 0.
     """
-    ours, theirs = _words(answer), _words(expected)
-    if not ours or not theirs:
-        return float(ours == theirs)
-    common = (Counter(ours) & Counter(theirs)).total()
-    return 2 * common / (len(ours) + len(theirs))
+    answer_words, expected_words = _words(answer), _words(expected)
+    if not answer_words or not expected_words:
+        return float(answer_words == expected_words)
+    common = (Counter(answer_words) & Counter(expected_words)).total()
+    return 2 * common / (len(answer_words) + len(expected_words))
 
 
 def _words(text: str) -> list[str]:
@@ -121,13 +124,15 @@ def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, wher
     function = load_function(suite.function or "", where)
     answers = generate(lm, examples.prompts)
     values = []
-    for answer, want, prompt, place in zip(answers, examples.expected, examples.prompts, examples.places, strict=True):
+    for answer, reference, prompt, location in zip(
+        answers, examples.expected, examples.prompts, examples.locations, strict=True
+    ):
         try:
-            value = float(function(answer.text, want, prompt))
+            value = float(function(answer.text, reference, prompt))
         except Exception as error:  # the user's code may raise anything
-            raise WorkError(f"{suite.function} failed on {place}: {type(error).__name__}: {error}") from error
+            raise WorkError(f"{suite.function} failed on {location}: {type(error).__name__}: {error}") from error
         if not math.isfinite(value):
-            raise WorkError(f"{suite.function} returned {value} for {place}; a finite number is needed")
+            raise WorkError(f"{suite.function} returned {value} for {location}; a finite number is needed")
         values.append(value)
     return from_generations(answers, values, [answer.finished for answer in answers])
 

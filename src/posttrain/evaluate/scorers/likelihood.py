@@ -27,20 +27,20 @@ def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteCo
         raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")
     position = {normalise(label): index for index, label in enumerate(labels)}
     answers = examples.answers(where)
-    for answer, place in zip(answers, examples.places, strict=True):
+    for answer, location in zip(answers, examples.locations, strict=True):
         if normalise(answer) not in position:
-            raise UserError(f"{place}: label `{answer}` is not in task.labels", where=where)
+            raise UserError(f"{location}: label `{answer}` is not in task.labels", where=where)
     truth = np.array([position[normalise(answer)] for answer in answers])
     scores = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities
-    found = scores.astype(np.float64)
-    best = found.argmax(axis=1)
+    log_probabilities = scores.astype(np.float64)
+    best = log_probabilities.argmax(axis=1)
     rows = np.arange(len(truth))
     return ScorerOutput(
         predicted=[labels[index] for index in best],
         score=(best == truth).astype(np.float64),
         valid=np.ones(len(truth), bool),
-        confidence=np.minimum(np.exp(found[rows, best]), 1.0),
-        log_likelihood=found[rows, truth],
+        confidence=np.minimum(np.exp(log_probabilities[rows, best]), 1.0),
+        log_likelihood=log_probabilities[rows, truth],
         tokens=np.zeros(len(truth), np.int64),
         labels=scores,
     )
