@@ -72,7 +72,7 @@ def write_set(found: dict[str, np.ndarray], folder: Path, shard_tokens: int) -> 
     rest = np.zeros(count, np.bool_), np.full(count, -1, np.int32), np.zeros(count, np.float32)
     block = Block(found["ids"], found["supervised"], found["lengths"], one, *rest)
     store = LocalArtifacts(folder, folder / "tmp")
-    with store.stage() as fresh:
+    with store.temporary_folder() as fresh:
         records = pa.table({"id": [str(row) for row in range(count)]})
         made = store.commit(fresh, "tokens", write_shards([block], records, fresh, shard_tokens))
     return store.path(made.id)

@@ -53,7 +53,7 @@ def test_a_set_of_the_loop_that_gives_the_test_set_away_is_refused(root: Path, p
     with Workspace.open(root) as store:
         labelled = str(store.metadata.named("labelled"))
         # The set of a round that another test set was drawn for.
-        with store.artifacts.stage() as folder:
+        with store.artifacts.temporary_folder() as folder:
             records = store.artifacts.path(labelled)
             for file in ("records.parquet", "rejected.parquet", "dataset.json"):
                 (folder / file).write_bytes((records / file).read_bytes())

@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score
 
 from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
 from posttrain.evaluate.latency import answer_function, generate_answer, measure_latency, predict_label
-from posttrain.evaluate.metric_names import flat_gains, flat_metrics, metric_names, paired_gains
+from posttrain.evaluate.metric_names import check_suites, flat_gains, flat_metrics, metric_names, paired_gains
 from posttrain.evaluate.scorers.base import sample_records
 from posttrain.evaluate.scorers.generation import token_f1
 from posttrain.evaluate.suite import SuiteResult, read_evaluation, run_suite, write_evaluation
@@ -342,8 +342,6 @@ def test_without_latency_its_names_are_unknown() -> None:
     ("values", "message"),
     [
         ({"suites": {}}, "at least one suite"),
-        ({"suites": {"test": {}, "accuracy": {}}}, "also the name of a metric"),
-        ({"suites": {"test": {}, "champion": {}}}, "also the name of a metric"),
         ({"suites": {"My suite": {}}}, "use lower-case letters"),
         ({"suites": {"test": {"scorer": "regex"}}}, "`pattern` go together"),
         ({"suites": {"test": {"pattern": "x"}}}, "`pattern` go together"),
@@ -355,6 +353,22 @@ def test_without_latency_its_names_are_unknown() -> None:
 def test_config_mistakes(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         EvaluateConfig.read(values, "posttrain.yaml")
+
+
+@pytest.mark.parametrize(
+    ("suites", "message"),
+    [
+        ({"test": {}, "accuracy": {}}, "evaluate.suites.accuracy: suite name `accuracy` is also the name of a metric"),
+        ({"test": {}, "champion": {}}, "also the name of a metric"),
+        ({"test": {"scorer": "token_f2"}}, "test.scorer: there is no scorer `token_f2`; did you mean `token_f1`"),
+        ({"test": {"scorer": "label_likelihood"}}, "test.scorer: scorer label_likelihood needs a label set"),
+        ({"test": {"scorer": "no_such_module:SCORER"}}, "cannot import `no_such_module`"),
+    ],
+)
+def test_suites_that_do_not_fit_the_scorers(suites: dict[str, Any], message: str) -> None:
+    config = EvaluateConfig.read({"suites": suites}, "posttrain.yaml")
+    with pytest.raises(UserError, match=message):
+        check_suites(config, has_labels=False)
 
 
 @pytest.mark.parametrize("kind", ["classifier", "writer"])

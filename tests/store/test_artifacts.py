@@ -20,7 +20,7 @@ Reopen = Callable[[], ArtifactStore]
 
 
 def commit(store: ArtifactStore, content: dict[str, bytes] = CONTENT, kind: str = "model", **meta: Any) -> Artifact:
-    with store.stage() as folder:
+    with store.temporary_folder() as folder:
         for name, data in content.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
@@ -90,7 +90,7 @@ class ArtifactStoreContract:
         folders = []
 
         def fail() -> None:
-            with store.stage() as folder:
+            with store.temporary_folder() as folder:
                 folders.append(folder)
                 (folder / "half").write_bytes(b"x")
                 raise ZeroDivisionError
@@ -173,14 +173,14 @@ class ArtifactStoreContract:
 
     def test_links_are_refused(self, store: ArtifactStore, tmp_path: Path) -> None:
         for target in (tmp_path / "nothing", Path("/etc/hostname"), tmp_path):
-            with store.stage() as folder:
+            with store.temporary_folder() as folder:
                 (folder / "link").symlink_to(target)
                 with pytest.raises(ValueError, match="link"):
                     store.commit(folder, "model", {})
         assert store.ids() == []
 
     def test_bad_kind_name_and_meta(self, store: ArtifactStore) -> None:
-        with store.stage() as folder, pytest.raises(ValueError, match="kind"):
+        with store.temporary_folder() as folder, pytest.raises(ValueError, match="kind"):
             store.commit(folder, "a/b", {})
         with pytest.raises(ValueError, match=MANIFEST):
             commit(store, {MANIFEST: b"{}"})
@@ -214,7 +214,7 @@ class TestLocalArtifacts(ArtifactStoreContract):
         assert other.path(artifact.id) == store.path(artifact.id)
 
     def test_commit_moves_and_copies_nothing(self, store: Any) -> None:
-        with store.stage() as folder:
+        with store.temporary_folder() as folder:
             (folder / "a").write_bytes(b"1")
             inode = (folder / "a").stat().st_ino
             artifact = store.commit(folder, "model", {})
@@ -230,7 +230,7 @@ class TestLocalArtifacts(ArtifactStoreContract):
 
         monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
         monkeypatch.setattr(os, "rename", note_rename)
-        with store.stage() as folder:
+        with store.temporary_folder() as folder:
             for name, data in CONTENT.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(data)

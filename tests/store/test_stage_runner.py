@@ -373,7 +373,7 @@ def test_native_writers_say_it_in_words(workspace: Workspace) -> None:
 @pytest.mark.parametrize("damage", ["flip", "remove"])
 def test_a_damaged_part_is_made_again(workspace: Workspace, damage: str) -> None:
     def work(out: Path, scratch: Path) -> Mapping[str, Any]:
-        with workspace_of_work[-1].artifacts.stage() as folder:
+        with workspace_of_work[-1].artifacts.temporary_folder() as folder:
             (folder / "part.txt").write_text("part")
             part = workspace_of_work[-1].artifacts.commit(folder, "records", {})
         (out / "whole.txt").write_text("whole")

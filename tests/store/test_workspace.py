@@ -20,7 +20,7 @@ InProcess = Callable[[Callable[[], Any]], dict[str, Any]]
 
 
 def commit(workspace: Workspace, content: bytes = b"1", kind: str = "model") -> str:
-    with workspace.artifacts.stage() as folder:
+    with workspace.artifacts.temporary_folder() as folder:
         (folder / "file").write_bytes(content)
         artifact = workspace.artifacts.commit(folder, kind, {})
     workspace.metadata.add_artifact(artifact)
@@ -147,7 +147,7 @@ def test_a_kill_leaves_no_lock(workspace: Workspace, in_process: InProcess) -> N
     def die() -> None:
         with Workspace.open(workspace.root) as other, other.lock():
             other.metadata.start_run("train", "key")
-            with other.artifacts.stage() as folder:
+            with other.artifacts.temporary_folder() as folder:
                 (folder / "half").write_bytes(b"x")
                 other.scratch("key").joinpath("state").write_bytes(b"x")
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -205,7 +205,7 @@ def test_tidying_spares_the_living(workspace: Workspace, in_process: InProcess) 
         with Workspace.open(workspace.root) as other, other.lock():
             pass
 
-    with workspace.artifacts.stage() as folder:
+    with workspace.artifacts.temporary_folder() as folder:
         (folder / "file").write_bytes(b"1")
         assert in_process(tidy)["error"] is None
         artifact = workspace.artifacts.commit(folder, "model", {})

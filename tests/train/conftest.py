@@ -81,7 +81,7 @@ def write_set(
     blocks = [made(units[start : start + block]) for start in range(0, len(units), block)]
     records = pa.table({"id": [str(row) for row in range(len(units))]})
     store = LocalArtifacts(folder, folder / "tmp")
-    with store.stage() as fresh:
+    with store.temporary_folder() as fresh:
         artifact = store.commit(fresh, "tokens", write_shards(blocks, records, fresh, shard_tokens))
     return TokenSet(store.path(artifact.id))
 

@@ -1,21 +1,17 @@
 """The config section ``evaluate``."""
 
 import re
-from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from posttrain.store.errors import UserError
 from posttrain.store.section import Section
-
-ScorerName = Literal["exact_match", "label_likelihood", "regex", "token_f1", "perplexity", "python"]
 
 
 class SuiteConfig(Section):
     """One suite: a set of records with answers, and how the model's answers are scored."""
 
     data: str = Field(default="test", description="The records: `test` for the workspace's test split, or a file.")
-    scorer: ScorerName | None = Field(
+    scorer: str | None = Field(
         default=None,
         description="How answers are scored; empty: label_likelihood with a label set, else exact_match.",
     )
@@ -86,20 +82,9 @@ class EvaluateConfig(Section):
     @field_validator("suites")
     @classmethod
     def _names_fit(cls, suites: dict[str, SuiteConfig]) -> dict[str, SuiteConfig]:
-        from posttrain.evaluate.metric_names import RESERVED
-
         if not suites:
             raise ValueError("at least one suite is needed")
-        for position, name in enumerate(suites):
+        for name in suites:
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 raise ValueError(f"suite name `{name}`: use lower-case letters, digits and _")
-            if position > 0 and name in RESERVED:
-                raise ValueError(f"suite name `{name}` is also the name of a metric; choose another")
         return suites
-
-    def check(self, has_labels: bool) -> None:
-        """Raise a UserError if a suite's scorer needs a closed label set and the task has none."""
-        for name, suite in self.suites.items():
-            if suite.scorer == "label_likelihood" and not has_labels:
-                where = f"evaluate.suites.{name}.scorer"
-                raise UserError("scorer label_likelihood needs a label set", where=where, fix="set `task.labels`")

@@ -13,14 +13,32 @@ from posttrain.evaluate.config import BootstrapConfig, EvaluateConfig
 from posttrain.evaluate.latency import PERCENTILES
 from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.evaluate.suite import SuiteResult
+from posttrain.store.errors import UserError, suggest
 
 PREFIXES = ("champion", "baseline")
 
-RESERVED = frozenset(
-    {*PREFIXES, "gain", *PERCENTILES}
-    | {name for scorer in SCORERS.values() for name in scorer.metrics | scorer.label_metrics}
-)
-"""Names that a suite after the first may not have."""
+
+def check_suites(config: EvaluateConfig, has_labels: bool) -> None:
+    """Checks the suites against the scorers, which the config section itself does not know.
+
+    Raises:
+        UserError: a scorer is unknown or needs a label set that the task does not have, or a suite after the first
+            has the name of a metric.
+    """
+    # A suite's name stands in a gate's rules where a metric's does; which one was meant could not be told.
+    reserved = {*PREFIXES, "gain", *PERCENTILES}
+    for scorer in SCORERS.values():
+        reserved |= scorer.metrics | scorer.label_metrics
+    for position, (name, suite) in enumerate(config.suites.items()):
+        where = f"evaluate.suites.{name}"
+        if position > 0 and name in reserved:
+            raise UserError(f"suite name `{name}` is also the name of a metric", where=where, fix="choose another")
+        if suite.scorer is not None and suite.scorer not in SCORERS:
+            fix = suggest(suite.scorer, SCORERS)
+            raise UserError(f"there is no scorer `{suite.scorer}`", where=f"{where}.scorer", fix=fix)
+        if SCORERS[scorer_name(suite, has_labels)].needs_labels and not has_labels:
+            what = f"scorer {suite.scorer} needs a label set"
+            raise UserError(what, where=f"{where}.scorer", fix="set `task.labels`")
 
 
 def metric_names(config: EvaluateConfig, has_labels: bool) -> set[str]:

@@ -2,16 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TypeVar
-
-from posttrain.store.closeable import Closeable
 
 Item = TypeVar("Item")
 
 Result = TypeVar("Result")
 
 
-class Engine(Closeable):
+class Engine(AbstractContextManager["Engine"]):
     """Runs a function on many items; what comes out is the same on every engine.
 
     Attributes:
@@ -30,6 +29,9 @@ class Engine(Closeable):
             WorkError: a worker was killed.
             Exception: whatever ``function`` raised, for the first item for which it did.
         """
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:  # most hold nothing
         """Give back what the engine holds."""

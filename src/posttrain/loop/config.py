@@ -8,7 +8,7 @@ from pydantic import Field
 
 from posttrain.data.config import DataConfig
 from posttrain.evaluate.config import EvaluateConfig
-from posttrain.evaluate.metric_names import metric_names
+from posttrain.evaluate.metric_names import check_suites, metric_names
 from posttrain.evaluate.scorers import SCORERS, scorer_name
 from posttrain.label.config import LabelConfig
 from posttrain.loop.gate import GateConfig
@@ -66,7 +66,7 @@ def load_config(root: Path) -> Config:
     config = read_config(root)
     task = config.task.with_labels_from(root)
     has_labels = bool(task.label_set)
-    config.evaluate.check(has_labels)
+    check_suites(config.evaluate, has_labels)
     config.select.check(has_labels)
     config.select.check_models(root)
     config.gate.check(metric_names(config.evaluate, has_labels))

@@ -100,16 +100,15 @@ def _packaged_gguf() -> Path:
 
 
 def _convert_gguf(file: Path, folder: Path) -> None:
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    from posttrain.models.language_model import DTYPES
 
     arguments = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments)
         result: Any = AutoModelForCausalLM.from_pretrained(
             **arguments,
-            dtype=DTYPES["bfloat16"],
+            dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )

@@ -73,7 +73,7 @@ class ArtifactStore(ABC):
         self._temporary = temporary
         self._verified: set[str] = set()
 
-    def stage(self) -> AbstractContextManager[Path]:
+    def temporary_folder(self) -> AbstractContextManager[Path]:
         """A fresh temporary folder to fill and to commit; removed afterwards if it was not committed.
 
         Raises:
@@ -82,7 +82,7 @@ class ArtifactStore(ABC):
         return temporary_folder(self._temporary)
 
     def commit(self, folder: Path, kind: str, meta: Mapping[str, Any]) -> Artifact:
-        """Make a folder from `stage` an artifact; the folder is gone afterwards.
+        """Make a folder from `temporary_folder` an artifact; the folder is gone afterwards.
 
         Args:
             kind: what it is, such as ``dataset`` or ``model``.
@@ -243,7 +243,7 @@ class LocalArtifacts(ArtifactStore):
         self.root = root
         self._beside = root / ".tmp"
 
-    def stage(self) -> AbstractContextManager[Path]:
+    def temporary_folder(self) -> AbstractContextManager[Path]:
         with disk_errors(self.root):
             for folder in (self.root, self._temporary):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -311,7 +311,7 @@ class LocalArtifacts(ArtifactStore):
 
     def _discard(self, target: Path) -> None:
         """Take a folder out of sight by one rename, then remove it."""
-        with self.stage() as trash:
+        with self.temporary_folder() as trash:
             try:
                 os.rename(target, trash / target.name)
             except FileNotFoundError:

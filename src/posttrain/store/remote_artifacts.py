@@ -80,7 +80,7 @@ class RemoteArtifacts(ArtifactStore):
                 log.warning("%s; downloading it again", error)
                 self._copies.delete(id)
         artifact = self.get(id)
-        with self._copies.stage() as folder:
+        with self._copies.temporary_folder() as folder:
             self._download(artifact, folder)
             if problems := find_damage(folder, artifact):
                 self._damaged.add(id)

@@ -85,7 +85,7 @@ def run_stage(
 
 def _execute(workspace: Workspace, run: Run, kind: str, work: Work, start: float) -> Artifact:
     scratch = workspace.scratch(run.key)
-    with workspace.artifacts.stage() as out:
+    with workspace.artifacts.temporary_folder() as out:
         with disk_errors(out):
             meta = work(out, scratch)
         artifact = workspace.artifacts.seal(out, kind, meta)

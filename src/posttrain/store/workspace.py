@@ -3,13 +3,12 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from posttrain import __version__
 from posttrain.store.artifacts import ArtifactStore
-from posttrain.store.closeable import Closeable
 from posttrain.store.config import StoreConfig, expand_variables
 from posttrain.store.errors import UserError, is_user_mistake
 from posttrain.store.files import disk_errors, remove_tree, sync_folder, write_atomically
@@ -43,7 +42,7 @@ def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
     return RemoteArtifacts(url, home)
 
 
-class Workspace(Closeable):
+class Workspace(AbstractContextManager["Workspace"]):
     """An open workspace; made by `create` or `open`, given back by `close` or at the end of a ``with`` block.
 
     Attributes:
@@ -122,7 +121,7 @@ class Workspace(Closeable):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         unused = self._created and is_user_mistake(error) and not self.metadata.artifacts()
-        super().__exit__(kind, error, trace)
+        self.close()
         if unused:
             _remove_created(self._created)
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import xxhash
 from posttrain.data.feedback.entries import Feedback
 from posttrain.data.feedback.segment import Segment, open_segment_path, seal_stale_segments, sealed_segments
 from posttrain.store.checked_lines import encode_line, read_lines
-from posttrain.store.closeable import Closeable
 from posttrain.store.database import utc_now
 from posttrain.store.errors import UserError, WorkError
 from posttrain.store.files import disk_errors, make_folder, sync_folder, to_storage_error, write_atomically
@@ -59,7 +58,7 @@ class _PendingEntry:
     done: "Future[Receipt]"
 
 
-class Inbox(Closeable):
+class Inbox(AbstractContextManager["Inbox"]):
     """An inbox open for writing, by one process at a time; from any of its threads.
 
     Ids and digests of all entries are held in memory, about 200 bytes an entry.
@@ -134,6 +133,9 @@ class Inbox(Closeable):
                 "open_bytes": self._segment.size,
                 "writable": self._broken is None and not self._closing,
             }
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Acknowledge what waits and let go."""

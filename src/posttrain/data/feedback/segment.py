@@ -5,15 +5,15 @@
 
 import logging
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from posttrain.store.closeable import Closeable
 from posttrain.store.files import sync_folder
 
 log = logging.getLogger("posttrain")
 
 
-class Segment(Closeable):
+class Segment(AbstractContextManager["Segment"]):
     """An open segment, written to by one thread.
 
     Attributes:
@@ -68,6 +68,9 @@ class Segment(Closeable):
             OSError: the disk refused.
         """
         os.replace(self.path, self.path.with_suffix(".jsonl"))
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         os.close(self._descriptor)

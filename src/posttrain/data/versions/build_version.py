@@ -261,7 +261,7 @@ def commit_shard(workspace: Workspace, shard: Shard) -> str:
     """The artifact that holds a shard."""
     if shard.folder.name != shard.key:
         return shard.folder.name
-    with workspace.artifacts.stage() as folder:
+    with workspace.artifacts.temporary_folder() as folder:
         for file in sorted(shard.folder.iterdir()):
             os.link(file, folder / file.name)
         meta = {"rows": shard.rows, "piece": shard.piece}

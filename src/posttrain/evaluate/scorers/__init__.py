@@ -1,22 +1,26 @@
-"""The scorers by name."""
+"""The scorers by name: built-in ones, and those of entry points in the group ``posttrain.scorers``."""
 
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers.base import Scorer, ScorerOutput
-from posttrain.evaluate.scorers.generation import EXACT_MATCH, PYTHON, REGEX, TOKEN_F1
-from posttrain.evaluate.scorers.likelihood import LABEL_LIKELIHOOD, PERPLEXITY
+from posttrain.store.extensions import Registry
 
-SCORERS: dict[str, Scorer] = {
-    "exact_match": EXACT_MATCH,
-    "label_likelihood": LABEL_LIKELIHOOD,
-    "regex": REGEX,
-    "token_f1": TOKEN_F1,
-    "perplexity": PERPLEXITY,
-    "python": PYTHON,
-}
+SCORERS: Registry[Scorer] = Registry(
+    "scorer",
+    "posttrain.scorers",
+    {
+        "exact_match": "posttrain.evaluate.scorers.generation:EXACT_MATCH",
+        "label_likelihood": "posttrain.evaluate.scorers.likelihood:LABEL_LIKELIHOOD",
+        "regex": "posttrain.evaluate.scorers.generation:REGEX",
+        "token_f1": "posttrain.evaluate.scorers.generation:TOKEN_F1",
+        "perplexity": "posttrain.evaluate.scorers.likelihood:PERPLEXITY",
+        "python": "posttrain.evaluate.scorers.generation:PYTHON",
+    },
+    Scorer,
+)
 
 
 def scorer_name(suite: SuiteConfig, has_labels: bool) -> str:
-    """The suite's scorer, or the default for its task."""
+    """Returns the suite's scorer, or the default for a task with or without a label set."""
     return suite.scorer or ("label_likelihood" if has_labels else "exact_match")
 
 

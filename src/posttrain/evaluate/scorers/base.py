@@ -97,6 +97,7 @@ class Scorer:
         metrics: names of all metrics without a label set.
         label_metrics: names of those that come on top with a label set.
         plain_text: whether records without a prompt can be scored.
+        needs_labels: whether the task must have a closed label set.
     """
 
     score: Callable[[LanguageModel, Examples, SuiteConfig, str], ScorerOutput]
@@ -105,6 +106,7 @@ class Scorer:
     metrics: frozenset[str]
     label_metrics: frozenset[str] = field(default=frozenset())
     plain_text: bool = False
+    needs_labels: bool = False
 
 
 def normalise(text: str) -> str:

@@ -51,6 +51,7 @@ LABEL_LIKELIHOOD = Scorer(
     main="accuracy",
     paired="accuracy",
     metrics=frozenset({"accuracy", "macro_f1", "invalid_rate", "log_likelihood", "log_likelihood_sum", "ece"}),
+    needs_labels=True,
 )
 
 

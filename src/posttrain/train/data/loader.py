@@ -1,7 +1,7 @@
 """Loads the batches of each optimiser step ahead of the model, for one of several processes."""
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from posttrain.models.packing import Packed, Unit, micro_batches, packs
-from posttrain.store.closeable import Closeable
 from posttrain.store.errors import UserError
 from posttrain.train.data.batch_sampler import BatchSampler, StepPosition
 from posttrain.train.data.config import LoaderConfig
@@ -38,7 +37,7 @@ class LoaderOptions(TypedDict, total=False):
     world_size: int
 
 
-class DataLoader(Closeable, Generic[Source, Item]):
+class DataLoader(ABC, Generic[Source, Item]):
     """What is made of an order's steps, one after another; a context manager, which stops its threads.
 
     `BatchLoader` makes the batches that the trainer computes, `RowLoader` packed rows for any other one; all that they share
@@ -164,6 +163,12 @@ class DataLoader(Closeable, Generic[Source, Item]):
         self._met = state["step"], state["samples"]
         since = tuple(state["since"]) if state["world_size"] == self._world.size else self._met
         self._world = self._fresh_world(self._world.size, (since[0], since[1]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Stop the threads; a step that one is busy with is waited for."""

@@ -82,7 +82,7 @@ def tokenise(
         return TokenSet(found)
     store.remove_abandoned()
     check_template(encoder.chat)
-    with store.stage() as fresh:
+    with store.temporary_folder() as fresh:
         with progress_bar("tokenising", records.num_rows, "records") as advance:
             found_blocks = _with_progress(tokenise_blocks(encoder, records, max_length, shape, processes), advance)
             counts = write_shards(found_blocks, records, fresh, shard_tokens)
