@@ -1,0 +1,49 @@
+"""The page's parts load from outside the package, are short, and pass their contracts."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.data.steps.registry import STEPS
+from posttrain.evaluate.config import EvaluateConfig
+from posttrain.evaluate.metric_names import check_suites, metric_names
+from posttrain.loop.stage import Stage
+from posttrain.store.extensions import load_object
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in BLOCKS.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    return tmp_path
+
+
+def test_every_part_takes_less_than_thirty_lines() -> None:
+    assert len(BLOCKS) == 6
+    assert all(text.count("\n") < 30 for text in BLOCKS.values())
+
+
+def test_the_contracts_pass(folder: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    source = Path(__file__).parents[2] / "src"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{source}", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "passed" in result.stdout
+
+
+def test_the_parts_are_found_by_their_dotted_paths(folder: Path) -> None:
+    assert STEPS["my_step:Shout"].__name__ == "Shout"
+    config = EvaluateConfig.read({"suites": {"short": {"scorer": "my_scorer:BREVITY"}}}, "posttrain.yaml")
+    check_suites(config, has_labels=False)
+    assert {"score", "gain.score.low"} <= metric_names(config, has_labels=False)
+    assert issubclass(load_object("my_stage:CountLabels", "stages"), Stage)
