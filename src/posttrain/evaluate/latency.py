@@ -1,4 +1,4 @@
-"""How long a user waits for one answer, candidate and champion measured side by side."""
+"""Measures the latency of single requests, candidate and champion side by side."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SLOWEST = 4  # slowest prompts of each model that are repeated further
 
 
 def generate_answer(lm: LanguageModel, prompt: Turns) -> None:
-    """One request that is answered by writing."""
+    """Answers a request by generating text."""
     from posttrain.models.generate import generate
 
     generate(lm, [prompt])
 
 
 def predict_label(lm: LanguageModel, prompt: Turns) -> None:
-    """One request that is answered with the most probable label of the task's closed set.
+    """Answers a request with the most probable label of the task's closed set.
 
     Every label is scored, so that the time tells of the model's size and not of how sure it is of this prompt.
     """
@@ -43,7 +43,7 @@ def predict_label(lm: LanguageModel, prompt: Turns) -> None:
 
 
 def answer_function(suite: SuiteConfig, has_labels: bool) -> Callable[[LanguageModel, Turns], None]:
-    """How one request is answered under a suite's scorer, for ``measure_latency``."""
+    """Returns the function that answers a request under a suite's scorer, for ``measure_latency``."""
     return predict_label if scorer_name(suite, has_labels) == "label_likelihood" else generate_answer
 
 
@@ -119,7 +119,7 @@ def _slowest(best: Mapping[str, np.ndarray]) -> list[int]:
 
 
 def _has_converged(tails: list[np.ndarray]) -> bool:
-    """Whether the last repeats moved every tail, and every ratio of two tails, by less than 2%."""
+    """Returns whether the last repeats moved every tail, and every ratio of two tails, by less than 2%."""
     if len(tails) <= _STABLE_REPEATS:
         return False
     before, after = tails[-1 - _STABLE_REPEATS], tails[-1]

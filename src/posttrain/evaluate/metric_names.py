@@ -42,7 +42,7 @@ def check_suites(config: EvaluateConfig, has_labels: bool) -> None:
 
 
 def metric_names(config: EvaluateConfig, has_labels: bool) -> set[str]:
-    """Every name that a gate may use, known before anything is run.
+    """Returns every name that a gate may use; known before anything runs.
 
     Args:
         config: the config section ``evaluate``.
@@ -60,7 +60,7 @@ def metric_names(config: EvaluateConfig, has_labels: bool) -> set[str]:
 
 
 def flat_metrics(results: Mapping[str, SuiteResult]) -> dict[str, float]:
-    """One model's metrics by their names in a gate, without prefix. Suites are in the config's order."""
+    """Returns a model's metrics by their names in a gate, without prefix. Suites are in the config's order."""
     flat: dict[str, float] = {}
     for position, (name, result) in enumerate(results.items()):
         if position == 0:

@@ -13,7 +13,7 @@ Label = str | None
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """One class: how often it was expected, answered and both; ratios with nothing below the line are 0."""
+    """Counts and ratios of a class; a ratio with denominator 0 is 0."""
 
     label: str
     support: int
@@ -41,7 +41,7 @@ class ClassMetrics:
 
 
 def per_class(expected: Sequence[str], predicted: Sequence[Label]) -> list[ClassMetrics]:
-    """One row for every class that is expected or answered, by name.
+    """Computes the metrics of every class that is expected or answered, by name.
 
     Args:
         expected: N labels.

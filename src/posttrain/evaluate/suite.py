@@ -42,7 +42,7 @@ _FIELDS = ("scorer", "main", "paired", "metrics", "counts", "per_class", "confus
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """What one suite found.
+    """The result of a suite.
 
     Args:
         name: of the suite.

@@ -1,1 +1,1 @@
-"""Where work runs: in this process, in processes of this machine, on Ray."""
+"""Engines that run independent work: in this process, in processes of this machine, on Ray."""

@@ -34,11 +34,11 @@ class Engine(AbstractContextManager["Engine"]):
         self.close()
 
     def close(self) -> None:  # most hold nothing
-        """Give back what the engine holds."""
+        """Stops workers and releases what the engine holds."""
 
 
 class InlineEngine(Engine):
-    """One item after the other in this process."""
+    """Runs items one after the other in this process."""
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return map(function, items)

@@ -1,4 +1,4 @@
-"""One small face over the places where independent pieces of work can run."""
+"""Opens an engine by its name."""
 
 import os
 from typing import Literal
@@ -10,12 +10,12 @@ EngineName = Literal["auto", "inline", "processes", "ray"]
 
 
 def available_cores() -> int:
-    """The processor cores that this process may use."""
+    """Counts the processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def open_engine(name: EngineName = "auto", workers: int | None = None) -> Engine:
-    """An engine by its name; ``auto`` takes processes where there is more than one core.
+    """Opens an engine; ``auto`` takes processes if there is more than one core.
 
     Raises:
         UserError: there is no such engine, it is not installed, or the number of workers is not positive.

@@ -1,4 +1,4 @@
-"""Work in processes of this machine."""
+"""The engine that maps in worker processes of this machine."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ _PREFETCH = 2  # items waiting for each worker, so that none is idle and few lie
 
 
 class ProcessEngine(Engine):
-    """Fresh processes, not forks: threads of this one's libraries do not survive a fork.
+    """Runs items in fresh processes, not forks: threads of this one's libraries do not survive a fork.
 
     They are joblib's, which do not run the user's script again, as those of `multiprocessing` would.
     """
@@ -58,7 +58,7 @@ class ProcessEngine(Engine):
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise WorkError("a worker process ended before its work; the same command goes on from here") from None
+            raise WorkError("a worker process ended before its work; run the same command to resume") from None
         except Exception:
             # Those under way may write where the caller is about to tidy up.
             wait([future for future in waiting if not future.cancel()])

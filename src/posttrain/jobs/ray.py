@@ -14,7 +14,7 @@ _BLOCK_SIZE = 256  # items handed over at a time, so that an endless iterable is
 
 
 class RayEngine(Engine):
-    """Items are rows of a Ray dataset; files that they name must be visible to every node.
+    """Runs items as rows of a Ray dataset; files that they name must be visible to every node.
 
     Joins the cluster that ``RAY_ADDRESS`` names, or starts one on this machine.
     """

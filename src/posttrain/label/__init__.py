@@ -1,1 +1,1 @@
-"""Ask somebody, or something, for the answers to selected records."""
+"""Obtains answers to selected records: from people, or from a file of known answers."""

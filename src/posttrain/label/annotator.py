@@ -16,7 +16,7 @@ RecordReader = Callable[[Path, Mapping[str, str] | None], Iterable[pa.Table]]
 
 @dataclass(frozen=True)
 class AnnotationRequest:
-    """What comes with a batch.
+    """The context of a batch that is sent out for labelling.
 
     Attributes:
         round: the round that asks, from 1.
@@ -59,7 +59,7 @@ def with_answers(
     round: int,
     seconds: Sequence[float | None] | None = None,
 ) -> pa.Table:
-    """``batch`` with the answers and where they come from."""
+    """Returns ``batch`` with the answers and their provenance."""
     spent = seconds if seconds is not None else [None] * batch.num_rows
     meta = [
         _with_provenance(given, {"annotator": annotator, "round": round, "seconds": time})
@@ -78,7 +78,7 @@ def _replace_column(table: pa.Table, column: str, values: list[str]) -> pa.Table
 
 
 def label_summary(labelled: pa.Table, suggestions: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """Figures for the report.
+    """Summarises a batch of labels for the report.
 
     Args:
         labelled: RECORD table as an annotator returns it.

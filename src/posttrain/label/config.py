@@ -42,7 +42,7 @@ AnnotatorFactory = Callable[[LabelConfig, Path, RecordReader, Mapping[str, str] 
 def build_annotator(
     config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None = None
 ) -> Annotator:
-    """The annotator that ``config`` names.
+    """Builds the annotator that ``config`` names.
 
     Args:
         root: the workspace's root, where relative files start.

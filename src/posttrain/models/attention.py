@@ -1,8 +1,9 @@
 """Attention over several sequences packed in one row, with a kernel for CPUs and one for CUDA devices.
 
-A row holds segments one after another without padding, so that linear layers compute nothing in vain. Each token attends
-to its own segment up to itself, and to all of the segments that this one continues (a shared prompt stands once in the
-row). Only here are segments of similar length put side by side and padded."""
+A row holds segments one after another without padding, so that linear layers compute nothing in vain. Each token
+attends to its own segment up to itself, and to all of the segments that this one continues (a shared prompt stands once
+in the row). Only here are segments of similar length put side by side and padded.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -48,12 +49,12 @@ def packed_attention_forward(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in place of its own attention.
+    """Computes packed attention; transformers calls it in place of its own.
 
     Args:
         query: [1, H, T, D].
         key, value: [1, H or a divisor of it, T, D].
-        options: ``pieces``, the row's `Plan`, as it was given to the model's forward.
+        options: ``pieces``, the row's `AttentionPlan`, as it was given to the model's forward.
 
     Returns:
         [1, T, H, D].
@@ -190,12 +191,12 @@ class _Tile:
 
     @property
     def at(self) -> tuple[slice, slice]:
-        """Where the tile is in [M, Q * G, ...]."""
+        """The slices of the tile in [M, Q * G, ...]."""
         return self.rows, slice(self.first * self.heads, self.last * self.heads)
 
 
 def keeps_scores(keys: int, size: int) -> bool:
-    """Whether what sequences of so many keys, heads of this size, take of each key is kept for the backward pass.
+    """Returns whether the probabilities of sequences with so many keys are kept for the backward pass.
 
     That of short ones is, as it is no more than a few times their queries.
     """
@@ -203,7 +204,11 @@ def keeps_scores(keys: int, size: int) -> bool:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
-    """Softmax attention in which query i sees the first K - Q + i + 1 keys.
+    """Computes softmax attention in which query i sees the first K - Q + i + 1 keys, a tile of scores at a time.
+
+    For sequences of up to a thousand tokens the score matrices of a few heads fit a processor's cache, and plain matrix
+    products over them beat the fused kernels that torch has for CPUs. Of long sequences nothing but the inputs is kept
+    for the backward pass, and scores are computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1).
 
     Args:
         query: [M, Q, G, D]; M is sequences times key heads, G the query heads that share a key head.
@@ -278,10 +283,11 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[_Tile]:
 
 
 def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Tile, scale: float) -> Tensor:
-    """How much of each key a tile's queries take: [m, q * G, k]."""
+    """Computes the attention probabilities of a tile's queries: [m, q * G, k]."""
     queries, keys = query.flatten(1, 2)[tile.at], key[tile.rows, : tile.seen].transpose(1, 2)
     before, own = key.shape[1] - query.shape[1], tile.last - tile.first
     scores = queries.new_empty(*queries.shape[:2], tile.seen)
+    # `baddbmm_` adds the product to what the scores hold, so they start as the mask: no second pass over a tile.
     scores[..., : tile.seen - own] = 0
     scores[..., tile.seen - own :] = _causal_mask(tile.heads, queries.dtype, queries.device)[: queries.shape[1], :own]
     if hidden is not None:
@@ -291,7 +297,7 @@ def _probabilities(query: Tensor, key: Tensor, hidden: Tensor | None, tile: _Til
 
 @lru_cache(16)
 def _causal_mask(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What is added to a tile's scores of its queries' own keys: [q * heads, q], of fewer queries the upper left.
+    """Returns the causal mask that is added to a tile's scores: [q * heads, q]; fewer queries take the upper left.
 
     The lowest number where a key comes after its query, else 0.
     """
@@ -300,7 +306,7 @@ def _causal_mask(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor
 
 
 def has_varlen_kernel(query: Tensor, dropout: float) -> bool:
-    """Whether there is a kernel for queries [T, H, D] of this kind; it has no dropout and no float32."""
+    """Returns whether there is a kernel for queries [T, H, D] of this kind; it has no dropout and no float32."""
     return (
         query.is_cuda
         and not dropout

@@ -1,8 +1,7 @@
-"""Attention of all pieces of a row in one call of a kernel for sequences of varying length: the way of CUDA devices.
+"""Plans attention over one row of several segments, grouped so that little is padded.
 
-To the kernel (FlashAttention-2, Dao 2023, arXiv:2307.08691) each piece is a sequence whose queries are its own tokens,
-and whose keys are the tokens that it goes on from and then its own. Of these a query sees all but those after it,
-counted from the last one, so that what a piece goes on from is seen whole. Pairs of different pieces cost nothing.
+All of it is NumPy: a row is planned in a thread beside the model, and once a second thread has had PyTorch start
+threads of its own, OpenMP lets all of them sleep between two operations, which costs the model a fifth of its speed.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,11 @@ _PADDING_QUERIES = 128  # queries that cost no more than another group
 
 @dataclass(frozen=True)
 class VarlenSpans:
-    """Where each of N pieces finds its queries and its keys.
+    """The positions of the queries and keys of N segments, for a kernel that takes sequences of varying length.
+
+    To the kernel (FlashAttention-2, Dao 2023, arXiv:2307.08691) each segment is a sequence whose queries are its own
+    tokens, and whose keys are the tokens that it continues and then its own. A query sees all of these but those after
+    it, counted from the last one, so that the continued segments are seen whole. Pairs of other segments cost nothing.
 
     Args:
         keys: int64 [1, A], places in the row of the pieces' keys, one piece after another; None where the keys of each
@@ -44,7 +47,7 @@ def varlen_spans(own: Sequence[range], before: Sequence[np.ndarray], device: tor
 
     Args:
         own: places in the row of each piece's tokens.
-        before: int64, places of what each goes on from.
+        before: int64, positions of the tokens that each continues.
     """
     queries = [len(places) for places in own]
     keys = [len(places) + len(others) for places, others in zip(own, before, strict=True)]
@@ -66,7 +69,7 @@ class Segment(NamedTuple):
     Args:
         start: where it begins in the row.
         length: its tokens.
-        parent: number of the piece that it goes on from, which stands before it; None where a sequence begins.
+        parent: index of the segment that it continues, which precedes it; None where a sequence begins.
     """
 
     start: int
@@ -75,18 +78,18 @@ class Segment(NamedTuple):
 
     @property
     def places(self) -> range:
-        """Where its tokens stand in the row."""
+        """The positions of its tokens in the row."""
         return range(self.start, self.start + self.length)
 
 
 @dataclass(frozen=True)
 class SegmentGroup:
-    """N pieces of at most Q tokens that are computed side by side.
+    """N segments of at most Q tokens that are computed side by side.
 
     Args:
         queries: int64 [N, Q], places of their tokens in the row; 0 where there is padding.
-        before: int64 [N, P], places of what they go on from; 0 where there is padding, which comes first.
-        hidden: bool [N, P], where that is; None where there is none.
+        before: int64 [N, P], positions of the tokens that they continue; 0 where there is padding, which comes first.
+        hidden: bool [N, P], where there is padding; None if there is none.
     """
 
     queries: Tensor
@@ -96,14 +99,14 @@ class SegmentGroup:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How attention over one row of T tokens is computed.
+    """The layout of attention over one row of T tokens.
 
     Args:
-        groups: all pieces, by length.
+        groups: all segments, by length.
         order: int64 [A], the groups' queries one after another.
         places: int64 [T], where each token of the row stands in ``order``.
         real: bool [A, 1], where ``order`` is no padding; None where there is none.
-        spans: the same row for a kernel that takes all pieces at once; None where there is no such kernel.
+        spans: the same row for a kernel that takes all segments at once; None where there is no such kernel.
     """
 
     groups: list[SegmentGroup]
@@ -116,7 +119,7 @@ class AttentionPlan:
 def plan_attention(
     pieces: Sequence[Segment], device: torch.device | str = "cpu", *, one_group: bool = False
 ) -> AttentionPlan:
-    """Group the pieces of a row by length, so that little is padded, or all together."""
+    """Groups the segments of a row by length, so that little is padded, or all together."""
     return plan_attention_rows([pieces], device, one_group=one_group)[0]
 
 
@@ -193,7 +196,7 @@ def _varlen_spans(
 
 
 def _group_sizes(lengths: list[int], *, one_group: bool) -> list[int]:
-    """How many pieces, the shortest first, are in each group: as many as stay nearly without padding."""
+    """Splits segments, the shortest first, into groups with little padding; returns the number in each."""
     sizes: list[int] = []
     filled = 0  # tokens of the last group
     for length in lengths:
@@ -209,7 +212,7 @@ def _group_sizes(lengths: list[int], *, one_group: bool) -> list[int]:
 
 
 def _prefix_positions(pieces: Sequence[Segment]) -> list[np.ndarray]:
-    """For each piece int64, the places in the row of all that it goes on from: one array for those of one parent."""
+    """Returns the positions of all tokens that each segment continues, int64; segments of one parent share an array."""
     before: list[np.ndarray] = []
     nothing, after = np.empty(0, np.int64), dict[int, np.ndarray]()
     for piece in pieces:

@@ -1,7 +1,7 @@
 """Chat templates: conversations as token ids, with a mask over what the assistant says.
 
 An example is the prompt's tokens and then the answer's, which is exactly what happens when a model is served: it reads
-the rendered prompt and goes on from its last token. Training on anything else would train other tokens than those that
+the rendered prompt and generates from its end. Training on anything else would train other tokens than those that
 are generated. No ``{% generation %}`` marks are needed.
 """
 

@@ -61,7 +61,7 @@ def output_names(lm: LanguageModel) -> list[str]:
 
 
 def padding_token(lm: LanguageModel) -> int | None:
-    """What transformers takes for padding when it looks for a text's last token."""
+    """Returns the token that transformers takes for padding when it looks for a text's last token."""
     token: int | None = lm.model.config.get_text_config().pad_token_id
     return token
 
@@ -164,7 +164,7 @@ class SequenceClassifier:
 
     @property
     def exclusive(self) -> bool:
-        """Whether a text has one of the labels, rather than any number of them."""
+        """Whether a text has exactly one of the labels rather than any number of them."""
         return self.model.config.problem_type != "multi_label_classification" and len(self.labels) > 1
 
     def places(self, labels: Sequence[str], where: str) -> list[int]:

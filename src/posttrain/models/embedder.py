@@ -32,7 +32,7 @@ _SUPPORTED_MODULES = {"Transformer", "Pooling", "Normalize"}
 
 @dataclass(frozen=True)
 class Pooling:
-    """How texts are cut and their token states become one vector.
+    """Settings by which texts are truncated and their token states pooled to one vector.
 
     Attributes:
         mode: the mean of the states under the attention mask, or the first token's state.
@@ -206,7 +206,7 @@ def _download(hub_id: str) -> Path:
 
 
 def _pooling(folder: Path, tokenizer: Any, config: Any) -> Pooling:
-    """What the folder's files say; a plain encoder is pooled by its mean, as sentence-transformers does."""
+    """Reads the pooling from the folder's files; a plain encoder is pooled by its mean, as in sentence-transformers."""
     mode: Literal["mean", "cls"] = "mean"
     with_prompt = True
     modules = _read_json(folder / "modules.json") or []

@@ -15,7 +15,7 @@ from posttrain.models.shape import is_norm
 __all__ = ["fuse_layers"]
 
 _ROTATION = "apply_rotary_pos_emb"
-"""What transformers' models call their own copy of the same function."""
+"""Name under which each of transformers' model modules holds its own copy of the rotation."""
 
 _PROBE = torch.arange(3, 19)[None]
 
@@ -119,7 +119,7 @@ def _float32_residuals(lm: LanguageModel) -> Iterator[None]:
 
 
 def _norm_forward(module: Any, norm: Callable[..., Tensor]) -> Callable[[Tensor], Tensor] | None:
-    """What gives what a module's own norm gives; None where it is another norm."""
+    """Returns a forward that replaces a module's own norm; None if the two disagree."""
     original = module.forward
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if epsilon is None or [name for name, _ in module.named_parameters()] != ["weight"]:
@@ -188,7 +188,7 @@ def _narrow_rotation(own: _Rotation) -> _Rotation:
 
 
 def _rotations_agree(own: _Rotation, other: _Rotation) -> bool:
-    """Whether two rotations agree."""
+    """Returns whether two rotations agree."""
     angles = torch.arange(12.0).view(1, 3, 4).repeat(1, 1, 2)
     probe = torch.linspace(-2, 2, 48).view(1, 2, 3, 8), torch.linspace(-1, 3, 24).view(1, 1, 3, 8)
     try:
@@ -199,7 +199,7 @@ def _rotations_agree(own: _Rotation, other: _Rotation) -> bool:
 
 
 def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
-    """What gives what a linear layer with an adapter gives; None where the module is not one, or no plain one."""
+    """Returns a fused forward for a linear layer with a LoRA adapter; None if the module is not a plain one."""
     lora = sys.modules.get("peft.tuners.lora")  # whoever put an adapter on has loaded it
     if lora is None or type(module) is not lora.Linear or type(module.base_layer) is not nn.Linear:
         return None
@@ -224,7 +224,9 @@ def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
 
 
 def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """``weight * states / sqrt(mean(states ** 2) + epsilon)``, in float32.
+    """Computes ``weight * states / sqrt(mean(states ** 2) + epsilon)`` in float32 (RMSNorm, arXiv:1910.07467, equation 4).
+
+    It keeps its input for the backward pass and nothing else.
 
     Args:
         states: [..., D].
@@ -278,7 +280,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair of numbers (x[i], x[i + D / 2]) by its angle.
+    """Rotates each pair of numbers (x[i], x[i + D / 2]) by its angle (RoPE, arXiv:2104.09864, equation 34).
 
     Args:
         states: [B, H, T, D], in any memory order.
@@ -316,7 +318,9 @@ def _rotate_pairs(states: Tensor, cosine: Tensor, sine: Tensor, direction: int) 
 def lora_linear(
     states: Tensor, read: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
 ) -> Tensor:
-    """``states @ weight.T + bias + scale * read @ down.T @ up.T``.
+    """Computes ``states @ weight.T + bias + scale * read @ down.T @ up.T`` (LoRA, arXiv:2106.09685, equation 3).
+
+    All products are in the layer's precision and accumulate in place; what both read is kept once.
 
     Args:
         states: [..., I].
@@ -374,7 +378,7 @@ class _LoraLinear(torch.autograd.Function):
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Slices of a matrix [N, D] that are worked on while they are in the cache."""
+    """Yields slices of a matrix [N, D] that are worked on while they are in the cache."""
     count = max(1, _NUMBERS // rows.shape[1])
     for start in range(0, len(rows), count):
         yield slice(start, start + count)

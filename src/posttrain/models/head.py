@@ -34,7 +34,7 @@ def token_log_probabilities(lm: LanguageModel, states: Tensor, targets: Tensor) 
 
 
 def token_and_mean_log_probabilities(lm: LanguageModel, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``token_log_probabilities`` gives, and the mean log-probability over the vocabulary beside it.
+    """Computes `token_log_probabilities` and the mean log-probability over the vocabulary.
 
     The second is what label smoothing mixes in (C. Szegedy et al., 2016, arXiv:1512.00567, section 7): torch's
     ``cross_entropy(label_smoothing=e)`` is the mean of ``-(1 - e) first - e second``.
@@ -48,7 +48,7 @@ def token_and_mean_log_probabilities(lm: LanguageModel, states: Tensor, targets:
 
 
 def map_logits(lm: LanguageModel, states: Tensor, function: Callable[[Tensor, slice], _Result]) -> list[_Result]:
-    """What a function makes of the logits of some rows after the other; they are computed again for the gradient.
+    """Applies a function to the logits of a few rows at a time; they are recomputed for the gradient.
 
     Args:
         states: [N, D], hidden states.
@@ -152,7 +152,7 @@ def _gradients(
     of_mean: Tensor | None,
     with_weight: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Of the states in float32, and of the weights in their dtype."""
+    """Returns the gradients of the states in float32 and of the weights in their dtype."""
     dtype = states.dtype
     of_states = torch.zeros(states.shape, dtype=torch.float32, device=states.device)
     of_weight = torch.empty_like(weight) if with_weight else None

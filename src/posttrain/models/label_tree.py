@@ -241,7 +241,7 @@ class _TreeWalker:
         self.visible = torch.cat([self.visible, hidden_columns], 1)
 
     def scores(self) -> np.ndarray:
-        """What is known, with the branches that were not followed at their bounds."""
+        """Returns normalised scores, with the branches that were not followed at their bounds."""
         for row, branches in enumerate(self.open):
             for branch in branches:
                 below = branch.edge.labels_below

@@ -53,7 +53,7 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device of the weights."""
         device: torch.device = next(self.model.parameters()).device
         return device
 
@@ -135,7 +135,7 @@ def save_language_model(model: LanguageModel, folder: Path, dtype: str = "bfloat
 
 
 def has_full_attention(lm: LanguageModel, tokens: int) -> bool:
-    """Whether every layer is attention over all of ``tokens`` tokens, with positions that can be given to it."""
+    """Returns whether every layer attends to all of ``tokens`` tokens and takes explicit positions."""
     config = lm.model.config
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         return False
@@ -144,7 +144,7 @@ def has_full_attention(lm: LanguageModel, tokens: int) -> bool:
 
 
 def has_kv_cache_only(lm: LanguageModel) -> bool:
-    """Whether what layers keep of the tokens they have read is keys and values, windowed or not."""
+    """Returns whether all layers cache nothing but keys and values, windowed or not."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in _cache_layers(lm))

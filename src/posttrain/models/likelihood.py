@@ -88,7 +88,7 @@ def label_scores(
 def _score_each(
     lm: LanguageModel, prompts: Sequence[Turns], labels: Sequence[str], with_embeddings: bool, progress: str | None
 ) -> LabelScores:
-    """What ``label_scores`` returns, each label after each prompt read as an answer of its own."""
+    """Computes `label_scores` by reading each label after each prompt as an answer of its own."""
     scores = np.zeros((len(prompts), len(labels)), np.float32)
     with progress_bar(progress or "scoring labels", len(prompts), "records") as advance:
         for row, prompt in enumerate(prompts):

@@ -15,7 +15,7 @@ from posttrain.models.chat import TokenizedExample
 from posttrain.models.language_model import LanguageModel, has_full_attention
 
 Unit = Sequence[TokenizedExample]
-"""What is kept together in a micro-batch: one sequence, or the sequences of a pair, which may share a prompt."""
+"""Sequences that stay together in a micro-batch: one, or the two of a pair, which may share a prompt."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Tokens:
         return cls(ids, starts.tolist(), lengths.tolist(), learned, counts, (first - 1).tolist())
 
     def shared(self, numbers: range, start: int) -> int:
-        """Where some sequences part, but before the first token that predicts a supervised one in any of them."""
+        """Returns where sequences diverge, but at most the first position that predicts a supervised token."""
         if len(numbers) < 2:
             return start
         limit = min(self.free[numbers.start : numbers.stop])
@@ -220,7 +220,7 @@ def predicting_states_of_layers(lm: LanguageModel, packed: Packed, layers: Seque
 
 @contextmanager
 def packed_attention(lm: LanguageModel, longest: int) -> Iterator[bool]:
-    """Confine the model's attention to pieces, if that gives what it gives for sequences of up to ``longest`` tokens.
+    """Switches the model to packed attention if a probe shows that it gives equal states for up to ``longest`` tokens.
 
     Yields:
         Whether it does; if not, rows must be padded, and the model's attention is its own.

@@ -17,7 +17,7 @@ from posttrain.models.tiny import byte_tokenizer
 from posttrain.store.errors import UserError
 
 GATED = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
-"""What most families call the modules of a gated feed-forward block."""
+"""Names of the modules of a gated feed-forward block in most families."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm, by its class's name: there is no common base class."""
+    """Returns whether a module is a norm, by its class's name: norms have no common base class."""
     return "norm" in type(module).__name__.lower()
 
 

@@ -141,7 +141,7 @@ def _download(hub_id: str, folder: Path) -> None:
 
 
 def check_no_missing_weights(loading: dict[str, Any], source: Path) -> None:
-    """Raise a UserError if weights were missing: transformers goes on with random numbers in their place."""
+    """Raise a UserError if weights were missing: transformers would put random numbers in their place."""
     if missing := sorted(loading["missing_keys"]):
         raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=str(source))
 
@@ -168,5 +168,5 @@ def check_model_folder(folder: Path, *, weights: bool = True) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What a library's error says, without what follows."""
+    """Returns the first line of a library's error."""
     return next(iter(str(error).splitlines()), type(error).__name__)

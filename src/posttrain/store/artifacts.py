@@ -43,7 +43,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What an artifact's manifest says. ``files`` maps POSIX paths below its folder to their checksums."""
+    """The content of an artifact's manifest. ``files`` maps POSIX paths below its folder to their checksums."""
 
     id: str
     kind: str
@@ -127,7 +127,7 @@ class ArtifactStore(ABC):
 
     @abstractmethod
     def exists(self, id: str) -> bool:
-        """Whether the artifact was committed; says nothing about damage."""
+        """Returns whether the artifact was committed; it may be damaged all the same."""
 
     @abstractmethod
     def get(self, id: str) -> Artifact:
@@ -211,17 +211,17 @@ def find_damage(folder: Path, artifact: Artifact) -> list[str]:
 
 
 def damaged_error(id: str, problems: list[str]) -> DamagedArtifactError:
-    """The error that names the damaged files."""
+    """Returns the error that names the damaged files."""
     return DamagedArtifactError(f"artifact {id} is damaged: {'; '.join(problems)}")
 
 
 def missing_error(id: str, location: str) -> DamagedArtifactError:
-    """The error for an artifact that is not in the store."""
+    """Returns the error for an artifact that is not in the store."""
     return DamagedArtifactError(f"artifact {id} is missing from {location}")
 
 
 def is_artifact_id(text: str) -> bool:
-    """Whether ``text`` has the form of an artifact id; keeps paths out of the store's folders."""
+    """Returns whether ``text`` has the form of an artifact id; anything else could name a path outside the store."""
     return _ID.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""Where a workspace keeps its metadata and its artifacts."""
+"""The config section ``store``: the locations of metadata and artifacts."""
 
 import os
 import re

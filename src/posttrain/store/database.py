@@ -101,7 +101,7 @@ class Database:
         return other
 
     def close(self) -> None:
-        """Give back the connections."""
+        """Closes the connections."""
         self.engine.dispose()
         if self._copy:
             self._copy.cleanup()
@@ -331,7 +331,7 @@ def _can_write(file: Path) -> bool:
 
 
 def _no_connection(error: DBAPIError) -> bool:
-    """Whether a PostgreSQL server could not be reached at all: such errors carry no SQLSTATE."""
+    """Returns whether a PostgreSQL server could not be reached at all: such errors carry no SQLSTATE."""
     return type(error.orig).__module__.startswith("psycopg") and getattr(error.orig, "sqlstate", None) is None
 
 

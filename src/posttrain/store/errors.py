@@ -32,7 +32,7 @@ class DamagedArtifactError(WorkError):
 
 
 class Waiting(Exception):
-    """A stage cannot go on until somebody does something; not a failure, exit code 0.
+    """A stage waits for input, such as labels; not a failure, exit code 0.
 
     Args:
         what: one line that says what is waited for, such as ``labels for round 2 in batch.csv``.
@@ -40,12 +40,12 @@ class Waiting(Exception):
 
 
 def is_user_mistake(error: BaseException | None) -> bool:
-    """Whether it is the user who has to change something: what was begun is of no use then, and goes."""
+    """Returns whether the user must change something; work begun on such an input is useless and is removed."""
     return isinstance(error, UserError) and not isinstance(error, StorageError)
 
 
 def closest_match(word: str, candidates: Iterable[str], cutoff: float = 0.0) -> str | None:
-    """The known word most like ``word``, whatever their order; None when none is at least so like it.
+    """Returns the known word most like ``word``, whatever their order; None when none is at least so like it.
 
     Args:
         likeness: difflib's ratio from which words count as alike, between 0 (any two) and 1 (equal ones).
@@ -55,12 +55,12 @@ def closest_match(word: str, candidates: Iterable[str], cutoff: float = 0.0) -> 
 
 
 def share_words(first: str, second: str) -> bool:
-    """Whether all words of one name are in the other, as those of ``batch_size`` are in ``train_batch_size``."""
+    """Returns whether all words of one name are in the other, as ``batch_size`` in ``train_batch_size``."""
     first_words, second_words = set(first.split("_")), set(second.split("_"))
     return first_words <= second_words or second_words <= first_words
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
-    """A question naming the known word nearest to ``word``; None when nothing is known."""
+    """Returns a question that names the known word nearest to ``word``; None when nothing is known."""
     name = closest_match(word, known)
     return None if name is None else f"did you mean `{name}`?"

@@ -1,7 +1,7 @@
 """Loads parts by name on first use: built-in ones, entry points of installed packages, dotted paths from the config.
 
-A table of parts, ``Registry("selector", "posttrain.selectors", {"random": "module:Name"})``, imports nothing until a name
-is looked up. Other packages publish theirs as entry points of the same group::
+A table ``Registry("selector", "posttrain.selectors", {"random": "module:Name"})`` imports nothing until a name is
+looked up. Other packages publish theirs as entry points of the same group::
 
     [project.entry-points."posttrain.selectors"]
     longest = "my_package.selectors:longest"

@@ -52,7 +52,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def to_storage_error(error: BaseException, path: Path) -> StorageError | None:
-    """The error that stands for ``error`` if the disk refused a write, else None."""
+    """Returns the `StorageError` that stands for ``error`` if the disk refused a write, else None."""
     code = error.errno if isinstance(error, OSError) else None
     if code is None and any(phrase in str(error) for phrase in _DISK_FULL_MESSAGES):
         code = errno.ENOSPC
@@ -159,7 +159,7 @@ def remove_tree(path: Path) -> None:
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
-        if path.exists():  # somebody else removed files at the same time
+        if path.exists():  # another process removed files at the same time
             remove_tree(path)
 
 
@@ -183,7 +183,9 @@ def folder_files(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """A fresh folder below ``parent`` for as long as the context lasts; what is left of it is removed then.
+    """Yields a fresh folder below ``parent`` and removes what is left of it at the end.
+
+    The folder is locked: the kernel, not age, tells the folder of a killed process from that of a living one.
 
     Raises:
         UserError: the disk refused.

@@ -1,4 +1,4 @@
-"""Where an artifact came from, and what came of it."""
+"""Walks from an artifact to its ancestors and descendants."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One process at a time works in a folder; the kernel lets go when it dies, however it dies."""
+"""Locks a file for one process at a time; the kernel releases it when the process dies, however it dies."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from posttrain.store.files import disk_errors, write_atomically
 def hold_lock(
     path: Path, *, wait: float = 0, taken: str = "another posttrain works in this workspace"
 ) -> Iterator[None]:
-    """Hold the lock file ``path``; who holds it stands in a file of the same name with ``.json``.
+    """Holds the lock file ``path`` and names its holder in a file of the same name with ``.json``.
 
     Args:
         wait: seconds to wait for another process to let go.

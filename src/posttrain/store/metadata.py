@@ -181,7 +181,7 @@ class RunQueries(Database):
         return self._end(run_id, "waiting", seconds=seconds, error=what)
 
     def fail_interrupted(self) -> int:
-        """Mark the runs of killed processes failed; only for who holds the lock. Returns how many."""
+        """Mark the runs of killed processes failed; only the holder of the lock may call it. Returns how many."""
         query = update(runs).where(runs.c.status == "running")
         with self.transaction() as connection:
             values = {"status": "failed", "error": "interrupted", "finished_at": utc_now()}

@@ -130,7 +130,7 @@ class RemoteArtifacts(ArtifactStore):
         return problems
 
     def _size_problems(self, artifact: Artifact) -> list[str]:
-        """What is missing or has the wrong size, found without reading the files."""
+        """Lists files that are missing or have the wrong size, without reading them."""
         with self._reaching():
             listing = self._files.find(f"{self._root}/{artifact.id}", detail=True)
         sizes = {name.removeprefix(f"{self._root}/{artifact.id}/"): info["size"] for name, info in listing.items()}
@@ -189,7 +189,7 @@ def _file_system(protocol: str) -> Any:
 
 
 def _error_types(protocol: str) -> tuple[type[Exception], ...]:
-    """What a file system of this protocol raises."""
+    """Returns the exception types that a file system of this protocol raises."""
     if protocol not in ("s3", "s3a"):
         return (OSError,)
     from botocore.exceptions import BotoCoreError, ClientError

@@ -27,14 +27,14 @@ class ArtifactRow:
 
 @dataclass(frozen=True)
 class Run:
-    """One execution of a stage. Times are UTC.
+    """An execution of a stage. Times are UTC.
 
     Attributes:
         key: what the run's outcome depends on: stage, version, inputs, config and seed, as 64 hex characters.
         inputs: artifact ids (or digests of things outside the store) by their role.
         output: the artifact that a finished run made.
         seconds: time of work; None while running, or where the process was killed.
-        detail: what belongs to the run and not to its output.
+        detail: facts about the run that its output does not hold.
     """
 
     id: str
@@ -95,9 +95,9 @@ class NamedVersion:
     Attributes:
         version: counts from 1 under each name.
         parent: the artifact that it grew from.
-        semantic: such as ``2.3.1``, where whoever made it gave one.
-        note: what its maker says of it.
-        tags: words that lead to it for now, such as ``production``.
+        semantic: such as ``2.3.1``, if its author gave one.
+        note: a comment of its author.
+        tags: aliases that point to it now, such as ``production``.
     """
 
     name: str
@@ -111,5 +111,5 @@ class NamedVersion:
 
     @property
     def text(self) -> str:
-        """What to call it by."""
+        """The name with its version, such as ``support@v3``."""
         return f"{self.name}@v{self.semantic or self.version}"

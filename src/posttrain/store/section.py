@@ -12,7 +12,7 @@ _CUTOFF = 0.7  # from this likeness on, an unknown key is taken for a mistyped o
 
 
 class Section(BaseModel):
-    """One section of ``posttrain.yaml``. Immutable; an unknown key is an error."""
+    """A section of ``posttrain.yaml``. Immutable; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -47,7 +47,7 @@ def _to_user_error(section: type[BaseModel], error: ValidationError, where: str)
 
 
 def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
-    """What an unknown key may have meant: the same one in a section below, or one much like it beside it."""
+    """Suggests the key that was meant: the same one in a section below, or a similar one in this section."""
     *parents, name = path
     if (at := _section_at(section, parents)) is None:
         return None

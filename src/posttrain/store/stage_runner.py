@@ -19,11 +19,11 @@ log = logging.getLogger("posttrain")
 Work = Callable[[Path, Path], Mapping[str, Any]]
 
 PARTS = "parts"
-"""Under this name an artifact's meta lists the ids of those without which it cannot be read."""
+"""Key of an artifact's meta that lists the ids of the artifacts without which it cannot be read."""
 
 
 def stage_key(stage: str, version: int, inputs: Mapping[str, str], config: Mapping[str, Any], seed: int) -> str:
-    """What a stage's outcome depends on, as 64 hex characters.
+    """Hashes everything that a stage's outcome depends on to 64 hex characters.
 
     Args:
         version: the stage's own, raised by hand when its meaning changes.
@@ -46,7 +46,7 @@ def run_stage(
     round: int | None,
     work: Work,
 ) -> Artifact:
-    """The stage's artifact: found if the work was done before, else made by ``work(out, scratch)``.
+    """Returns the stage's artifact: the finished one if the work was done before, else that of ``work(out, scratch)``.
 
     Args:
         kind: the artifact's kind.
@@ -66,7 +66,7 @@ def run_stage(
     if artifact := _find_finished(workspace, stage, key) or _find_sealed(workspace, stage, key):
         workspace.drop_scratch(key)
         return artifact
-    pop_task_seconds()  # what ran outside a stage is none of this run's
+    pop_task_seconds()  # seconds of work outside a stage belong to no run
     run = workspace.metadata.start_run(stage, key, round=round, seed=seed, config=config, inputs=inputs)
     start = time.monotonic()
     try:
@@ -76,7 +76,7 @@ def run_stage(
         raise
     except BaseException as error:
         if is_user_mistake(error):
-            workspace.drop_scratch(key)  # nothing goes on from a mistake
+            workspace.drop_scratch(key)  # a mistake must be corrected first, so there is nothing to resume
         _record_failure(workspace, run, error, time.monotonic() - start)
         raise
     workspace.drop_scratch(key)
@@ -103,7 +103,7 @@ def _record_success(workspace: Workspace, run: Run, artifact: Artifact, seconds:
 
 
 def _find_finished(workspace: Workspace, stage: str, key: str) -> Artifact | None:
-    """The artifact of the finished run under ``key``, unless it or a part of it is missing or damaged."""
+    """Returns the artifact of the finished run under ``key``, unless it or a part of it is missing or damaged."""
     run = workspace.metadata.finished_run(key)
     if run is None or run.output is None:
         return None
@@ -115,7 +115,7 @@ def _find_finished(workspace: Workspace, stage: str, key: str) -> Artifact | Non
 
 
 def _find_sealed(workspace: Workspace, stage: str, key: str) -> Artifact | None:
-    """The artifact of a run that was killed after publishing it and before saying so."""
+    """Returns the artifact of a run that was killed after publishing it and before recording it."""
     for run in workspace.metadata.sealed_runs(key):
         if run.output is None or not workspace.artifacts.exists(run.output):
             continue
@@ -130,7 +130,7 @@ def _find_sealed(workspace: Workspace, stage: str, key: str) -> Artifact | None:
 
 
 def _verified_artifact(workspace: Workspace, id: str) -> Artifact:
-    """The artifact, once its files and those of its parts are verified."""
+    """Returns the artifact after verifying its files and those of its parts."""
     artifact = workspace.artifacts.get(id)
     for part in (id, *artifact.meta.get(PARTS, ())):
         workspace.artifacts.path(part)

@@ -68,7 +68,7 @@ def _json_column(name: str, nullable: bool = False) -> Column[Any]:
 
 
 def _arm_column(primary_key: bool = False) -> Column[Any]:
-    """Whose row it is: of the loop ("") or of one that is run beside it for comparison."""
+    """The loop that a row belongs to: "" for the main one, else the name of a comparison arm."""
     return Column("arm", String(40), primary_key=primary_key, nullable=False, server_default="")
 
 

@@ -43,7 +43,7 @@ def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
 
 
 class Workspace(AbstractContextManager["Workspace"]):
-    """An open workspace; made by `create` or `open`, given back by `close` or at the end of a ``with`` block.
+    """An open workspace; opened by `create` or `open`, closed by `close` or at the end of a ``with`` block.
 
     Attributes:
         root: the workspace's folder.
@@ -114,7 +114,7 @@ class Workspace(AbstractContextManager["Workspace"]):
         return Workspace(root, Metadata(_database_url(home, config), write=write), artifacts)
 
     def close(self) -> None:
-        """Give back the database's connections."""
+        """Closes the database's connections."""
         self.metadata.close()
 
     def __exit__(
@@ -209,7 +209,7 @@ class Workspace(AbstractContextManager["Workspace"]):
 
 
 def _remove_created(created: list[Path]) -> None:
-    """Remove a workspace's home, and the folders above that were made for it, unless somebody works there.
+    """Remove a workspace's home, and the folders above that were made for it, unless another process works there.
 
     Args:
         made: the folders, the innermost first.

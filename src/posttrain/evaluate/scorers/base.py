@@ -88,7 +88,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Scorer:
-    """One way to score answers.
+    """A way to score answers.
 
     Args:
         score: ``score(lm, examples, suite, where) -> Scored``.

@@ -90,7 +90,9 @@ def score_token_f1(lm: LanguageModel, examples: Examples, suite: SuiteConfig, wh
 
 
 def token_f1(answer: str, expected: str) -> float:
-    """Harmonic mean of precision and recall over the multiset of words.
+    """Computes the harmonic mean of precision and recall over the multiset of words, as SQuAD does.
+
+    Source: P. Rajpurkar et al., SQuAD: 100,000+ Questions for Machine Comprehension of Text, EMNLP 2016.
 
     Both are lower-cased, stripped of ASCII punctuation and of English articles. Two answers that are then
     empty score 1; one that is empty against one that is not scores 0.

@@ -1,4 +1,4 @@
-"""How Alembic migrates: inside the transaction that it is handed, so that a kill leaves the old version."""
+"""Runs Alembic inside the transaction that it is handed, so that a kill leaves the old version."""
 
 from alembic import context
 
