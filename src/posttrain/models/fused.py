@@ -224,7 +224,7 @@ def fused_lora_forward(module: Any) -> Callable[..., Tensor] | None:
 
 
 def rms_norm(states: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """Computes ``weight * states / sqrt(mean(states ** 2) + epsilon)`` in float32 (RMSNorm, arXiv:1910.07467, equation 4).
+    """Computes ``weight * states / sqrt(mean(states ** 2) + epsilon)`` in float32 (arXiv:1910.07467, equation 4).
 
     It keeps its input for the backward pass and nothing else.
 
