@@ -29,7 +29,7 @@ def ours(model: str, data: str, steps: str, pairs: str) -> None:
     from posttrain.models.language_model import load_language_model
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
-    from posttrain.train.objectives.pair_objectives import ReferencePairObjective
+    from posttrain.train.objectives.dpo import DpoObjective
     from posttrain.train.trainer import Trainer
 
     torch.set_num_threads(2)
@@ -44,9 +44,9 @@ def ours(model: str, data: str, steps: str, pairs: str) -> None:
         "benchmark",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        lm, lesson = load_language_model(Path(model), TaskConfig()), ReferencePairObjective(units(rows), config)
+        lm, lesson = load_language_model(Path(model), TaskConfig()), DpoObjective(units(rows), config)
         sys.stdin.readline()
-        Trainer(lm, lesson, config, 0, Path(scratch), OnDemand()).fit()
+        Trainer(lm, lesson, config, 0, Path(scratch), OnDemand()).train()
 
 
 def main() -> None:

@@ -75,7 +75,8 @@ def ours(objective: str, model: str, reference: str, batch: str, out: str) -> No
     from posttrain.models.packing import micro_batches, pack, packed_attention
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
-    from posttrain.train.objectives.build import ObjectiveInputs, build_objective, load_model
+    from posttrain.train.objectives.base import ObjectiveInputs
+    from posttrain.train.objectives.build import build_objective, load_model
 
     rows = json.loads(Path(batch).read_text(encoding="utf-8"))
     given: list[Any] = []
@@ -104,7 +105,7 @@ def ours(objective: str, model: str, reference: str, batch: str, out: str) -> No
     with packed_attention(lm, longest) as packs:
         parts, places = list(micro_batches(list(lesson.units), TOKENS)), iter(range(len(lesson.units)))
         numbers = [[next(places) for _ in part] for part in parts]
-        whole, total = lesson.begin(lm, numbers), 0.0
+        whole, total = lesson.begin_step(lm, numbers), 0.0
         for part, places_of_part in zip(parts, numbers, strict=True):
             loss = lesson.loss(lm, pack(part, padded=not packs), places_of_part)
             (loss.sum / whole).backward()

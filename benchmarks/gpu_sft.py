@@ -73,7 +73,7 @@ def ours(shape: str, data: Path) -> None:
     from posttrain.models.tiny import byte_tokenizer
     from posttrain.train.config import TrainConfig
     from posttrain.train.monitor.meter import matmul_peak
-    from posttrain.train.objectives.log_probs import SftObjective
+    from posttrain.train.objectives.sft import SftObjective
     from posttrain.train.trainer import Trainer
 
     settings = SETTINGS[shape]
@@ -94,7 +94,7 @@ def ours(shape: str, data: Path) -> None:
     lm = LanguageModel(model, byte_tokenizer(), TaskConfig())
     print(json.dumps({"peak": matmul_peak("cuda", torch.bfloat16)}))
     with tempfile.TemporaryDirectory() as scratch:
-        for step in Trainer(lm, SftObjective(units, config), config, 0, Path(scratch)).fit():
+        for step in Trainer(lm, SftObjective(units, config), config, 0, Path(scratch)).train():
             print(
                 json.dumps(
                     {"loss": step.loss, "tokens": step.tokens, "seconds": step.seconds, "bytes": step.memory_bytes}

@@ -22,8 +22,8 @@ from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.packing import Unit, micro_batches, pack, packed_attention
 from posttrain.models.task import TaskConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.base import Objective
-from posttrain.train.objectives.build import ObjectiveInputs, build_objective
+from posttrain.train.objectives.base import Objective, ObjectiveInputs
+from posttrain.train.objectives.build import build_objective
 from posttrain.train.objectives.loss import Loss
 from posttrain.train.trainer import Trainer
 
@@ -90,11 +90,11 @@ def train(model: Path, units: list[Unit], config: TrainConfig, seed: int, fault:
         plant(lesson, FAULTS[fault], len(lesson.units) // ROWS // 2)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = Trainer(lm, lesson, config, seed, Path(scratch))
-        steps = trainer.fit()
+        steps = trainer.train()
     return {
         "loss": held_out_loss(lm, units[:HELD_OUT], config),
         "steps": len(steps),
-        "decisions": [one["action"] for one in trainer.watch.report()],
+        "decisions": [one["action"] for one in trainer.state.watch.report()],
     }
 
 

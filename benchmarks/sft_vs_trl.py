@@ -52,7 +52,7 @@ def ours(model: str, data: str, method: str, way: str) -> None:
     from posttrain.models.task import TaskConfig
     from posttrain.train.config import TrainConfig
     from posttrain.train.lora import add_adapter
-    from posttrain.train.objectives.log_probs import SftObjective
+    from posttrain.train.objectives.sft import SftObjective
     from posttrain.train.trainer import Trainer
 
     torch.set_num_threads(2)
@@ -72,7 +72,7 @@ def ours(model: str, data: str, method: str, way: str) -> None:
         lm = add_adapter(lm, config.lora)
     with tempfile.TemporaryDirectory() as scratch:
         sys.stdin.readline()
-        Trainer(lm, SftObjective(units, config), config, 0, Path(scratch), OnDemand()).fit()
+        Trainer(lm, SftObjective(units, config), config, 0, Path(scratch), OnDemand()).train()
 
 
 def main() -> None:

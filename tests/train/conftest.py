@@ -17,7 +17,7 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.data.token_set import TokenSet
 from posttrain.train.data.token_writer import Block, write_shards
 from posttrain.train.monitor.metrics import StepValues
-from posttrain.train.objectives.log_probs import SftObjective
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.optim.schedule import ScheduleConfig
 from posttrain.train.trainer import Trainer
 
@@ -162,6 +162,6 @@ def fit() -> Callable[..., list[StepValues]]:
     ) -> list[StepValues]:
         if config.micro_batch_tokens == "auto":
             config = config.model_copy(update={"micro_batch_tokens": 4096})
-        return Trainer(lm, SftObjective([[example] for example in examples], config), config, seed, scratch).fit()
+        return Trainer(lm, SftObjective([[example] for example in examples], config), config, seed, scratch).train()
 
     return train

@@ -22,7 +22,8 @@ from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Unit, micro_batches
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.build import ObjectiveInputs, build_objective
+from posttrain.train.objectives.base import ObjectiveInputs
+from posttrain.train.objectives.build import build_objective
 from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.trainer import Trainer
 
@@ -172,10 +173,10 @@ def train(fresh: Fresh, units: Sequence[Unit], config: TrainConfig, way: Way, sc
                 _die_after_a_checkpoint(patch)
             trainer = Trainer(lm, build_objective(ObjectiveInputs(units, config, lm)), config, 7, scratch)
             try:
-                steps = trainer.fit()
+                steps = trainer.train()
             except Killed:
                 continue
-        assert trainer.loader._padded == way.padded
+        assert trainer.training.loader._padded == way.padded
         return Trajectory(
             np.array([(step.loss, step.grad_norm) for step in steps]),
             {name: one.detach() for name, one in lm.model.named_parameters()},

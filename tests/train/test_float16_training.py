@@ -16,8 +16,8 @@ from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.optim.loss_scale import ScalingConfig
 from posttrain.train.stage import train
 

@@ -22,17 +22,17 @@ Fit = Callable[..., list[Any]]
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``asked(step, signal)``: the process gets the signal in the middle of that step."""
-    add_up = trainer.accumulate_gradients
+    add_up = trainer.Trainer.accumulate_gradients
 
     def ask(step: int, *numbers: signal.Signals) -> None:
         def signalled(*arguments: Any) -> Any:
             found = add_up(*arguments)
-            if arguments[3].step == step:
+            if arguments[1].step == step:
                 for number in numbers:
                     os.kill(os.getpid(), number)
             return found
 
-        monkeypatch.setattr(trainer, "accumulate_gradients", signalled)
+        monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", signalled)
 
     return ask
 

@@ -15,8 +15,8 @@ from posttrain.store import files
 from posttrain.store.errors import UserError
 from posttrain.train import standalone
 from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.standalone import TrainJobConfig, train_standalone
 
 

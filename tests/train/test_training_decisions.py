@@ -11,10 +11,10 @@ import pytest
 from posttrain.models.task import TaskConfig
 from posttrain.train import trainer
 from posttrain.train.config import TrainConfig
-from posttrain.train.gradients import StepResult
 from posttrain.train.monitor.decisions import Decision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.stage import train
+from posttrain.train.trainer import StepResult
 
 
 class Told:
@@ -40,7 +40,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
     """``spoilt(step, factor)``: the loss of a step is multiplied, once."""
 
     def plant(step: int, factor: float) -> None:
-        usual, calls = trainer.accumulate_gradients, 0
+        usual, calls = trainer.Trainer.accumulate_gradients, 0
 
         def add_up(*arguments: Any) -> StepResult:
             nonlocal calls
@@ -48,7 +48,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
             found = usual(*arguments)
             return dataclasses.replace(found, loss=found.loss * factor) if calls == step + 1 else found
 
-        monkeypatch.setattr(trainer, "accumulate_gradients", add_up)
+        monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", add_up)
 
     return plant
 

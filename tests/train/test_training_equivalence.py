@@ -14,7 +14,7 @@ from posttrain.models.packing import Unit, micro_batches, pack, packed_attention
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.monitor.metrics import StepValues
-from posttrain.train.objectives.log_probs import SftObjective
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.optim.schedule import scheduled_lr
 
 IGNORED = -100

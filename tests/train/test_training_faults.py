@@ -20,8 +20,8 @@ from posttrain.store.errors import WorkError
 from posttrain.train.checkpoint import writer as checkpoint_write
 from posttrain.train.config import TrainConfig
 from posttrain.train.monitor.config import MonitorConfig
-from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
 
 TASK = TaskConfig(system="Name the intent.")

@@ -17,6 +17,7 @@ from posttrain.store.errors import UserError
 from posttrain.train.checkpoint.config import CheckpointConfig
 from posttrain.train.config import TrainConfig
 from posttrain.train.initialization.config import InitializationConfig, InitRuleConfig
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
 
 TASK = TaskConfig(system="Name the intent.")
@@ -89,17 +90,15 @@ def test_memory_runs_out_at_the_first_look(
     described: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer examples are looked at."""
-    from posttrain.train import trainer
+    sizes, loss = [], SftObjective.loss
 
-    sizes, forward = [], trainer.forward
-
-    def short(lm: Any, lesson: Any, config: Any, packed: Any, rows: list[int]) -> Any:
+    def short(self: SftObjective, lm: Any, packed: Any, rows: list[int]) -> Any:
         sizes.append(packed.sequences)
         if packed.sequences > 1:
             raise torch.OutOfMemoryError("planted")
-        return forward(lm, lesson, config, packed, rows)
+        return loss(self, lm, packed, rows)
 
-    monkeypatch.setattr(trainer, "forward", short)
+    monkeypatch.setattr(SftObjective, "loss", short)
     config = config.model_copy(update={"initialization": GPT2, "epochs": 1})
     found = trained(described, records, config, tmp_path)["initialization"]
     assert sizes[0] == 4
@@ -110,11 +109,11 @@ def test_memory_runs_out_at_the_first_look(
 def test_looking_changes_nothing(
     tiny_model: Path, records: pa.Table, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posttrain.train import trainer
+    from posttrain.train import setup
 
     config = config.model_copy(update={"initialization": GPT2})
     trained(tiny_model, records, config, tmp_path / "seen")
-    monkeypatch.setattr(trainer, "activation_stats", lambda *arguments, **options: [])
+    monkeypatch.setattr(setup, "activation_stats", lambda *arguments, **options: [])
     assert "initialization" not in trained(tiny_model, records, config, tmp_path / "unseen")
     seen, unseen = (tmp_path / name / "out" / "model.safetensors" for name in ("seen", "unseen"))
     assert seen.read_bytes() == unseen.read_bytes()

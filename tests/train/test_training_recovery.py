@@ -14,11 +14,11 @@ from posttrain.store.errors import WorkError
 from posttrain.train import trainer
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
-from posttrain.train.gradients import StepResult
 from posttrain.train.monitor.decisions import Decision
 from posttrain.train.monitor.metrics import StepValues
 from posttrain.train.recovery_log import RecoveryLog
 from posttrain.train.stage import train
+from posttrain.train.trainer import StepResult
 
 STEPS = 30
 
@@ -57,20 +57,20 @@ def run(
 
     A training that is killed, when a step is met for the first time, is taken up again.
     """
-    add_up = trainer.accumulate_gradients
+    add_up = trainer.Trainer.accumulate_gradients
 
     def done(name: str, spoiled: Spoiled, watch: dict[str, Any], killed: int | None = None, **changes: Any) -> Any:
         waiting = {killed}
 
         def changed(*arguments: Any) -> StepResult:
-            step = arguments[3].step
+            step = arguments[1].step
             if step in waiting:
                 waiting.clear()
                 raise Killed
             found = add_up(*arguments)
             return dataclasses.replace(found, loss=found.loss + spoiled.get(step, 0.0))
 
-        monkeypatch.setattr(trainer, "accumulate_gradients", changed)
+        monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", changed)
         saved = {"every_steps": 4, "every_seconds": None, "background": False}
         values = config.model_dump(mode="json") | {"epochs": 10, "watch": watch, "checkpoint": saved} | changes
         lines, folder = Lines(), tmp_path / name

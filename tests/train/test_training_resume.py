@@ -24,11 +24,11 @@ from posttrain.train import trainer
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.checkpoint.format import Checkpoint
 from posttrain.train.config import LoraConfig, TrainConfig
-from posttrain.train.gradients import StepResult
 from posttrain.train.monitor.metrics import JsonlSink
-from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
+from posttrain.train.trainer import StepResult
 
 LORA = {"method": "lora", "lora": LoraConfig(rank=4, dropout=0.3)}
 METHODS = {
@@ -227,13 +227,13 @@ def test_metrics_that_were_lost_are_written_again(
     lost: str,
 ) -> None:
     """Lines are not as safe as checkpoints, which hold the same values: with what was decided at step 1."""
-    usual = trainer.accumulate_gradients
+    usual = trainer.Trainer.accumulate_gradients
 
     def spoilt(*arguments: Any) -> StepResult:
         found = usual(*arguments)
-        return replace(found, loss=math.nan) if arguments[3].step == 1 else found
+        return replace(found, loss=math.nan) if arguments[1].step == 1 else found
 
-    monkeypatch.setattr(trainer, "accumulate_gradients", spoilt)
+    monkeypatch.setattr(trainer.Trainer, "accumulate_gradients", spoilt)
     config = TrainConfig.read(config.model_dump(mode="json") | {"watch": {"nan": {"action": "skip"}}}, "here")
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
 

@@ -17,8 +17,8 @@ from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig
 from posttrain.train.monitor.decisions import Decision
 from posttrain.train.monitor.metrics import StepValues
-from posttrain.train.objectives.log_probs import SftObjective
 from posttrain.train.objectives.loss import Loss
+from posttrain.train.objectives.sft import SftObjective
 from posttrain.train.stage import train
 
 TASK = TaskConfig(system="Name the intent.")

@@ -23,25 +23,25 @@ def train(
     settings: Mapping[str, Any] | None = None,
     fork: bool = False,
 ) -> dict[str, Any]:
-    """Train a model on records, going on where an earlier call was stopped.
+    """Train a model on records, resuming where an earlier call stopped.
 
     Args:
         model: a folder, a .gguf file, a Hub id, ``smollm2-135m`` or ``tiny``.
         data: a file of records or a Hugging Face dataset folder, or several of them.
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
             optimiser step, and ``summary.json``.
-        objective: what is learned, such as ``dpo``; without it what ``settings`` say, or ``sft``.
-        settings: what a config file holds besides, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
+        objective: such as ``dpo``; None: that of ``settings``, or ``sft``.
+        settings: other keys of a config file, such as ``{"seed": 1, "train": {"epochs": 3}}``. Paths are relative
             to the current folder.
-        fork: go on although settings, data or code have changed since.
+        fork: resume although settings, data or code have changed since.
 
     Returns:
-        The summary, as `posttrain.train.stage.train` counts it, and ``micro_batch_tokens`` as they were in the end.
+        The summary: counts and losses of `posttrain.train.stage.train`, and the final ``micro_batch_tokens``.
 
     Raises:
         UserError: a setting, the model or a record cannot be used, the folder holds something else, another process
-            trains into it, or what decides the training has changed since it was begun.
-        WorkError: training went wrong beyond mending.
+            trains into it, or settings, data or code have changed since the training began.
+        WorkError: training fails and cannot be recovered.
     """
     files = str(data) if isinstance(data, str | Path) else [str(file) for file in data]
     config = TrainJobConfig.read({**(settings or {}), "model": str(model), "data": files}, "settings")
@@ -54,7 +54,7 @@ def train(
 
 
 def read_files(config: TrainJobConfig) -> pa.Table:
-    """The records of the files that the config names; errors call them by their paths from the current folder.
+    """Read the records of the config's files; errors name them by their paths from the current folder.
 
     Raises:
         UserError: on the first bad record, with file and line.

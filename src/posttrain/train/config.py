@@ -28,7 +28,7 @@ from posttrain.train.objectives.config import (
     SftConfig,
     SimpoConfig,
 )
-from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.optim.config import EmaConfig, OptimizerConfig
 from posttrain.train.optim.loss_scale import ScalingConfig
 from posttrain.train.optim.schedule import ScheduleConfig
@@ -170,10 +170,10 @@ class TrainConfig(Section):
     @property
     def has_teacher(self) -> bool:
         """Whether the objective learns from a teacher."""
-        return OBJECTIVES[self.objective].shape == "teacher"
+        return objective_spec(self.objective).shape == "teacher"
 
     def with_teacher_from(self, root: Path) -> "TrainConfig":
-        """The same config with the teacher's folder, which is relative to ``root``, in full.
+        """Resolve the teacher's folder, which is relative to ``root``.
 
         Raises:
             UserError: the objective has a teacher, and none is named, or there is no model where it should be.
@@ -192,42 +192,42 @@ class TrainConfig(Section):
         return self.with_teacher(folder)
 
     def with_teacher(self, folder: Path | None) -> "TrainConfig":
-        """The same config with another teacher."""
+        """Return the config with another teacher."""
         distill = self.distill.model_copy(update={"teacher": None if folder is None else str(folder)})
         return self.model_copy(update={"distill": distill})
 
     @property
     def token_budget(self) -> int:
-        """``micro_batch_tokens`` once ``auto`` was decided."""
+        """``micro_batch_tokens``, once ``auto`` was resolved."""
         assert isinstance(self.micro_batch_tokens, int), "decide micro_batch_tokens first"
         return self.micro_batch_tokens
 
     @property
     def dtype(self) -> str:
-        """Of the weights that the model computes with."""
+        """Dtype of the weights that the model computes with."""
         return self.precision if self.precision in ("bfloat16", "float16") else "float32"
 
 
-def training_phases(config: "TrainConfig") -> list[PhaseConfig]:
-    """The stages of a training; one with all its epochs where the config names none.
+def training_phases(config: TrainConfig) -> list[PhaseConfig]:
+    """Return the phases of a training; one with all its epochs if the config names none.
 
     Raises:
-        UserError: there is a curriculum beside stages, which have their own, two go by different scores, or one by
-            losses that the objective does not measure.
+        UserError: there is a curriculum beside phases, which have their own; two use different measures of difficulty;
+            or one uses losses that the objective does not measure.
     """
     if config.stages and config.curriculum.name != "none":
-        fix = "put it into the stages that it is for"
+        fix = "put it into the stages that need it"
         raise UserError("a training in stages has no curriculum of its own", where="train.curriculum", fix=fix)
-    stages = list(config.stages) or [PhaseConfig(epochs=config.epochs, curriculum=config.curriculum)]
-    if len({stage.curriculum.difficulty for stage in stages if stage.curriculum.name != "none"}) > 1:
+    phases = list(config.stages) or [PhaseConfig(epochs=config.epochs, curriculum=config.curriculum)]
+    if len({phase.curriculum.difficulty for phase in phases if phase.curriculum.name != "none"}) > 1:
         raise UserError("the stages' curricula go by different difficulties", where="train.stages")
-    if curriculum_difficulty(stages) == "loss" and OBJECTIVES[config.objective].output in ("reward", "classes"):
+    if curriculum_difficulty(phases) == "loss" and objective_spec(config.objective).output in ("reward", "classes"):
         where, fix = "train.curriculum.difficulty", "name a column of the data with numbers"
-        raise UserError(f"before {config.objective} there is no loss to go by", where=where, fix=fix)
-    if any(stage.curriculum.name == "self_paced" for stage in stages) and config.has_teacher:
-        what = f"{config.objective} measures no likelihood of single records, which self_paced goes by"
+        raise UserError(f"{config.objective} has no loss before training", where=where, fix=fix)
+    if any(phase.curriculum.name == "self_paced" for phase in phases) and config.has_teacher:
+        what = f"{config.objective} measures no likelihood of single records, which self_paced needs"
         raise UserError(what, where="train.curriculum.name", fix="use adaptive")
-    return stages
+    return phases
 
 
 def check_from_scratch(config: TrainConfig) -> None:
@@ -237,7 +237,7 @@ def check_from_scratch(config: TrainConfig) -> None:
         name, needed = "train.method=lora", "train.method=full"
     elif config.start == "champion":
         name, needed = "train.start=champion", "train.start=base"
-    elif OBJECTIVES[config.objective].output in ("reward", "classes"):
+    elif objective_spec(config.objective).output in ("reward", "classes"):
         name, needed = f"train.objective={config.objective}", "a language model first"
     if name:
         raise UserError(

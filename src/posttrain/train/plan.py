@@ -185,8 +185,8 @@ def _plan_phases(
     apart = shape == "pair" and OBJECTIVES[train.objective].shape == "labelled"  # as training takes them
     units: Sequence[Unit] = split_units(encoded) if apart else encoded
     lengths = longest_lengths(units)
-    kinds = {name: np.repeat(of, 1 + apart).tolist() for name, of in mix_kinds(train, records).items()}
-    order = BatchSampler(
+    kinds = {name: np.repeat(of, 1 + apart).tolist() for name, of in mix_kinds(train.stages, records).items()}
+    sampler = BatchSampler(
         len(units),
         train.batch_size,
         settings.seed if train.shuffle else None,
@@ -196,13 +196,13 @@ def _plan_phases(
     )
     plans: list[_PhasePlan] = []
     start = 0
-    for position in order.stages:
+    for position in sampler.phases:
         steps = range(start, start + position.steps)
-        met = [order.rows(step) for step in steps if order.place(step).epoch == position.epoch]
+        met = [sampler.rows(step) for step in steps if sampler.position(step).epoch == position.epoch]
         batches = [[units[row] for row in rows] for rows in met]
         plans.append(_PhasePlan(train, int(lengths.max()), position.steps, batches))
         start = steps.stop
-    return plans, mix_counts(order, kinds)
+    return plans, mix_counts(sampler, kinds)
 
 
 def _step_work(config: Any, train: TrainConfig, stage: _PhasePlan, budget: int) -> _StepWork:

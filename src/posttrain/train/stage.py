@@ -19,7 +19,8 @@ from posttrain.train.lora import add_adapter, merge_adapter
 from posttrain.train.memory.token_budget import resolve_token_budget
 from posttrain.train.monitor.decisions import finite
 from posttrain.train.monitor.metrics import Sink, StepValues, mean_loss
-from posttrain.train.objectives.build import ObjectiveInputs, build_objective, load_model
+from posttrain.train.objectives.base import ObjectiveInputs
+from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.trainer import Trainer
 from posttrain.train.training_set import read_training_set
 
@@ -48,78 +49,79 @@ def train(
     Args:
         source: the folder of the model to start from.
         records: rows of the record schema; rows without an answer or a text are an error.
-        config: how to train.
-        task: what the model is asked to do.
+        config: of the training.
+        task: of the model.
         seed: of the order of the data, dropout and fresh adapters.
-        out: where the trained model and ``training.json`` (one entry an optimiser step, without times) are written.
-        scratch: where checkpoints lie until the training is done; a killed training goes on from there.
-        sink: what is told of every step.
-        profile: where a profile is written, where the config asks for one.
-        difficulties: float [records], a higher one is harder, in place of the column that the curriculum names.
+        out: gets the trained model and ``training.json`` (one entry an optimiser step, without times).
+        scratch: folder of the checkpoints, from which a killed training resumes.
+        sink: receives the values of every step.
+        profile: folder of a profile, if the config asks for one.
+        difficulties: float [records], higher is harder, in place of the column that the curriculum names.
 
     Returns:
-        Counts and losses, the same for the same input: ``examples``, ``cut`` (how many were longer than
-        ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``count_supervised``, ``first_loss``,
-        ``last_loss`` (mean of the last epoch; both None where there is no finite number), ``decisions`` (what was found
-        wrong and done about it); from scratch also ``initialization`` (variance of activations and gradients by layer
-        before the first step); where stages or a curriculum left records out, ``never_met`` (their ids); where
-        ``train.weight`` is 0 for some, which are not trained on, ``weightless`` (their ids); with a mix
-        ``mixes``, how often each kind and record was met, as `posttrain.train.data.batch_sampler.mix_counts` gives it.
+        Counts and losses, the same for the same input: ``examples``, ``cut`` (number of those longer than
+        ``max_length``), ``cut_records`` (their ids), ``steps``, ``tokens``, ``supervised_tokens``, ``first_loss``,
+        ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); from scratch
+        ``initialization`` (variance of activations and gradients by layer before the first step); ``never_met`` (ids of
+        records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); with a mix
+        ``mixes`` (uses of each kind, as in `posttrain.train.data.batch_sampler.mix_counts`).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.
-        WorkError: if training went wrong beyond mending.
+        WorkError: if training fails and cannot be recovered.
     """
     from_scratch = config.initialization.method != "none"
     check_model_folder(source, weights=not from_scratch)
     if from_scratch:
         check_from_scratch(config)
     config = config.with_teacher_from(Path())
-    found = read_training_set(str(source), records, config, task, scratch, difficulties)
-    units = found.units
+    data = read_training_set(str(source), records, config, task, scratch, difficulties)
+    units = data.units
     torch.manual_seed(seed)
     lm = _load_model(config, source, task, seed)
     if units.cut:
         log.warning("  cut to train.max_length: %d of %d records", len(units.cut), len(units))
-    lesson = build_objective(
-        ObjectiveInputs(units, config, lm, units.targets.tolist(), units.margins.tolist(), found.weights)
+    objective = build_objective(
+        ObjectiveInputs(units, config, lm, units.targets.tolist(), units.margins.tolist(), data.weights)
     )
-    if lesson.has_teacher:
-        del lm
-        lesson.cache_teacher_outputs(scratch)
+    if objective.has_teacher:
+        del lm  # the teacher gets the student's memory
+        objective.cache_teacher_outputs(scratch)
         lm = _load_model(config, source, task, seed)
     if config.method == "lora":
         lm = add_adapter(lm, config.lora)
-    times = len(lesson.units) // len(units)  # kto takes the answers of a pair for themselves
+    times = len(objective.units) // len(units)  # kto makes two units of a pair
     trainer = Trainer(
         lm,
-        lesson,
+        objective,
         resolve_token_budget(config, lm, int(units.longest.max()), scratch),
         seed,
         scratch,
         sink,
-        kinds={name: np.repeat(of, times).tolist() for name, of in found.kinds.items()},
-        difficulties=None if found.difficulties is None else np.repeat(found.difficulties, times),
+        kinds={name: np.repeat(kinds, times).tolist() for name, kinds in data.kinds.items()},
+        difficulties=None if data.difficulties is None else np.repeat(data.difficulties, times),
         profile=profile,
     )
-    steps = trainer.fit()
+    steps = trainer.train()
     if config.method == "lora":
         lm = merge_adapter(lm, out / "adapter")
     save_language_model(lm, out)
     (out / "training.json").write_text(
         json.dumps([_deterministic_fields(step) for step in steps], indent=0), encoding="utf-8"
     )
-    fresh: dict[str, Any] = {"initialization": trainer.initial} if trainer.initial else {}
+    optional: dict[str, Any] = {}
+    if variances := trainer.training.initial_variances:
+        optional["initialization"] = variances
     seen = trainer.state.sampler.seen().reshape(len(units), times).sum(1)
     if never_met := [units.record_ids[row] for row in np.flatnonzero(seen == 0)]:
         log.warning("  never met: %d of %d records", len(never_met), len(units))
-        fresh["never_met"] = never_met
-    if found.weightless:
-        log.warning("  left out for their weight of 0: %d records", len(found.weightless))
-        fresh["weightless"] = found.weightless
+        optional["never_met"] = never_met
+    if data.weightless:
+        log.warning("  left out for their weight of 0: %d records", len(data.weightless))
+        optional["weightless"] = data.weightless
     if mixes := mix_counts(trainer.state.sampler, trainer.kinds or {}):
-        fresh["mixes"] = mixes
-    return fresh | {
+        optional["mixes"] = mixes
+    return optional | {
         "examples": len(units),
         "cut": len(units.cut),
         "cut_records": units.cut,
@@ -128,7 +130,7 @@ def train(
         "supervised_tokens": sum(step.supervised_tokens for step in steps),
         "first_loss": finite(steps[0].loss),
         "last_loss": mean_loss(step for step in steps if step.epoch == steps[-1].epoch),
-        "decisions": trainer.monitor.report(),
+        "decisions": trainer.state.monitor.report(),
     }
 
 
@@ -139,5 +141,5 @@ def _load_model(config: TrainConfig, source: Path, task: TaskConfig, seed: int) 
 
 
 def _deterministic_fields(step: StepValues) -> dict[str, Any]:
-    """What is the same whenever the training is done."""
+    """Return the values that are the same in every run of the training."""
     return {name: value for name, value in step.to_json().items() if name not in _TIMES}

@@ -37,14 +37,14 @@ log = logging.getLogger("posttrain")
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 TUNED = "autotune.json"
-"""Beside a config that was tuned for the training that is to come into the same folder."""
+"""The file beside a config that was tuned for a later training in the same folder."""
 _WORK_FOLDER = ".training"
 _LIBRARIES = ("torch", "transformers", "peft")
-_CHANGES_SHOWN = 3  # changes that are said
+_CHANGES_SHOWN = 3  # in an error
 
 
 class TrainJobConfig(Section):
-    """All that decides a training outside of a loop."""
+    """Everything that determines a training outside of a loop."""
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
@@ -57,17 +57,17 @@ class TrainJobConfig(Section):
 
     @property
     def files(self) -> list[str]:
-        """What ``data`` names."""
+        """The files that ``data`` names."""
         return self.data if isinstance(self.data, list) else [self.data]
 
     def with_paths_from(self, root: Callable[[str], Path]) -> "TrainJobConfig":
-        """The same config with the paths of model, data and teacher in full, and the labels read from their file.
+        """Resolve the paths of model, data and teacher, and read the labels from their file.
 
         Args:
-            root: what the path under a key, such as ``task.labels``, is relative to.
+            root: returns the folder that the path under a key, such as ``task.labels``, is relative to.
 
         Raises:
-            UserError: one leads to nothing, or to something else.
+            UserError: a path leads to nothing, or to something else.
         """
         model = self.model
         if model not in (TINY_MODEL, DEMO_MODEL):
@@ -84,7 +84,7 @@ class TrainJobConfig(Section):
 
 
 def _resolve(name: str, root: Path) -> str:
-    """The path of a file; a dataset version, which has an @ or no suffix, stays as it is."""
+    """Resolve the path of a file; leave the name of a dataset version, which has an @ or no suffix."""
     path = (root / Path(name).expanduser()).resolve()
     return str(path) if name and (path.exists() or (path.suffix and "@" not in name)) else name
 
@@ -92,23 +92,23 @@ def _resolve(name: str, root: Path) -> str:
 def train_standalone(
     out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable[[Path], Path], *, fork: bool = False
 ) -> dict[str, Any]:
-    """Train into ``out``, going on where an earlier call was stopped.
+    """Train into ``out``, resuming where an earlier call stopped.
 
     Args:
         out: gets the model in Hugging Face layout, ``config.yaml`` with every value, ``metrics.jsonl`` with one line an
             optimiser step, and ``summary.json``. One process at a time trains into it.
-        config: how.
+        config: of the training.
         records: rows of the record schema.
-        fetch: gives the folder of the model to start from; may write it into the folder that it is given.
-        fork: go on although config, data or code have changed since.
+        fetch: returns the folder of the initial model; may write it into the folder that it is given.
+        fork: resume although config, data or code have changed since.
 
     Returns:
-        The summary: what `stage.train` counts, and ``micro_batch_tokens`` as they were in the end.
+        The summary: counts and losses of `stage.train`, and the final ``micro_batch_tokens``.
 
     Raises:
-        UserError: the folder holds something else, another process trains into it, or what decides the training has
-            changed since it was begun.
-        WorkError: training went wrong beyond mending.
+        UserError: the folder holds something else, another process trains into it, or config, data or code have changed
+            since the training began.
+        WorkError: training fails and cannot be recovered.
     """
     work = out / _WORK_FOLDER
     if out.exists() and not work.is_dir() and not (out.is_dir() and _is_empty(out)):
@@ -122,14 +122,14 @@ def train_standalone(
 
 @contextmanager
 def _clean_up_on_user_error(out: Path) -> Iterator[None]:
-    """Leave ``out`` as it was where a user's mistake ends a new training before its first checkpoint."""
+    """Restore ``out`` if a user's mistake ends a new training before its first checkpoint."""
     work = out / _WORK_FOLDER
     new, before = not work.exists(), list(out.iterdir()) if out.exists() else []
-    made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
+    new_folders = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
     try:
         yield
     except UserError as error:
-        # Weights that were fetched by then are kept.
+        # Fetched weights are kept: the next attempt needs them.
         if (
             new
             and is_user_mistake(error)
@@ -138,8 +138,8 @@ def _clean_up_on_user_error(out: Path) -> Iterator[None]:
         ):
             for path in set(out.iterdir()).difference(before) if out.is_dir() else ():
                 remove_tree(path) if path.is_dir() else path.unlink()
-            with suppress(OSError):  # somebody else's file is in it
-                for folder in made:
+            with suppress(OSError):  # it holds a file of somebody else
+                for folder in new_folders:
                     folder.rmdir()
         raise
 
@@ -157,7 +157,7 @@ def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable
     _write_config(out, config)
     source = locate(config.model, Path(), weights=False)
     if not (Path(source).is_dir() or (work / "base").exists()):
-        # A mistake in the records is said before weights are fetched.
+        # Report a mistake in the records before gigabytes of weights are fetched.
         read_training_set(source, records, config.train, config.task, work / "scratch")
     sinks = open_sinks(config.train.sinks, out / METRICS, run=f"{out.name}-{digest(str(out.resolve()))[:8]}")
     try:
@@ -176,14 +176,15 @@ def _train(out: Path, config: TrainJobConfig, records: pa.Table, fetch: Callable
         sinks.close()
     if config.train.method == "lora" and source != TINY_MODEL and not source.endswith(".gguf"):
         set_base_model(work / "model" / "adapter", source)
-    notes, asked = read_recovery_log(work / "scratch"), config.train.micro_batch_tokens
-    tokens = notes.auto_budget if asked == "auto" else asked
+    recovery_log, requested = read_recovery_log(work / "scratch"), config.train.micro_batch_tokens
+    tokens = recovery_log.auto_budget if requested == "auto" else requested
     assert tokens is not None, "it was decided before the first step"
-    summary["micro_batch_tokens"] = notes.limit_tokens(tokens)
+    summary["micro_batch_tokens"] = recovery_log.limit_tokens(tokens)
     resolved = config.train.model_copy(update={"micro_batch_tokens": summary["micro_batch_tokens"]})
     _write_config(out, config.model_copy(update={"train": resolved}))
     _move_model(work / "model", out)
     sync_file(out / METRICS)
+    # The summary is written last: it marks the training as done.
     write_atomically(out / SUMMARY, json.dumps(summary, indent=1).encode())
     for part in ("base", "model", "scratch"):
         if (work / part).exists():
@@ -196,39 +197,39 @@ def _write_config(out: Path, config: TrainJobConfig) -> None:
 
 
 def _move_model(model: Path, out: Path) -> None:
-    """Put a model's files into ``out``, where a kill may have left some before; they are on the disk then."""
+    """Move a model's files into ``out``, over those that a killed attempt moved, and sync them."""
     with disk_errors(out):
         sync_tree(model)
         for file in list(model.iterdir()):
-            if (out / file.name).is_dir():  # a rename replaces no folder that holds something
+            if (out / file.name).is_dir():  # a rename does not replace a folder with files
                 remove_tree(out / file.name)
             file.replace(out / file.name)
         sync_folder(out)
 
 
-def _check_identity(out: Path, wanted: dict[str, Any], fork: bool) -> None:
-    """Note what decides the training, or compare it with what was noted."""
+def _check_identity(out: Path, identity: dict[str, Any], fork: bool) -> None:
+    """Write the training's identity, or compare it with the one written at its start."""
     work, done = out / _WORK_FOLDER, (out / SUMMARY).exists()
     started = work / "started.json"
     if started.exists():
-        changes = list(_changes(_read(started), wanted))
+        changes = list(_changes(_read(started), identity))
         trained = done or any((work / "scratch" / "checkpoints").glob("*"))
         more = f", and {len(changes) - _CHANGES_SHOWN} more" if len(changes) > _CHANGES_SHOWN else ""
-        said = ", ".join(changes[:_CHANGES_SHOWN]) + more
+        listed = ", ".join(changes[:_CHANGES_SHOWN]) + more
         if changes and done:
-            raise UserError(f"is done, and was begun otherwise: {said}", where=str(out), fix="name another --out")
+            raise UserError(f"is done, and was begun otherwise: {listed}", where=str(out), fix="name another --out")
         if changes and trained and not fork:
-            fix = "take that back, go on all the same with --fork, or name another --out"
-            raise UserError(f"this training was begun otherwise: {said}", where=str(out), fix=fix)
+            fix = "take that back, resume all the same with --fork, or name another --out"
+            raise UserError(f"this training was begun otherwise: {listed}", where=str(out), fix=fix)
         if changes:
-            remove_tree(work / "base")  # of another model, it may be
-        if changes and not trained:  # as after a mistake that was mended
+            remove_tree(work / "base")  # perhaps of another model
+        if changes and not trained:  # as after a corrected mistake
             remove_tree(work / "scratch")
-    write_atomically(started, json.dumps(wanted, indent=1).encode())
+    write_atomically(started, json.dumps(identity, indent=1).encode())
 
 
 def _is_empty(out: Path) -> bool:
-    """Whether there is nothing in a folder but the settings that were found for a training."""
+    """Return whether a folder holds nothing but the tuned settings of a training."""
     names = {path.name for path in out.iterdir()}
     return not names or (TUNED in names and names <= {TUNED, CONFIG})
 
@@ -249,13 +250,14 @@ def _identity(config: TrainJobConfig, records: pa.Table) -> dict[str, Any]:
 
 
 def _code_digest() -> str:
-    """Of this program's own files: its version stays while it is worked on."""
+    """Digest this program's own files."""
+    # The version alone does not do: it stays the same while the code is worked on.
     root = Path(posttrain.__file__).parent
     return digest([[str(file.relative_to(root)), file_digest(file)] for file in sorted(root.rglob("*.py"))])
 
 
 def _files_digest(model: str) -> str | None:
-    """Tells two states of a model's files apart; None for a model by name."""
+    """Digest the names, sizes and times of a model's files; None for a model by name."""
     path = Path(model)
     return digest(file_stats(path)) if path.is_absolute() else None
 
@@ -266,11 +268,11 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _changes(old, new, f"{path}{key}.")
         elif old != new and path == "contents.":
-            yield f"what is in {'the data' if key == 'records' else f'the {key}'} has changed"
+            yield f"the content of {'the data' if key == 'records' else f'the {key}'} has changed"
         elif old != new:
             yield f"`{path}{key}` was {json.dumps(old)} and is {json.dumps(new)}"
 
 
 def _read(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_bytes())
-    return found
+    values: dict[str, Any] = json.loads(file.read_bytes())
+    return values

@@ -2,74 +2,79 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.models.fused import fuse_layers
 from posttrain.models.language_model import LanguageModel
-from posttrain.models.packing import Packed, packed_attention
+from posttrain.models.packing import Packed
 from posttrain.store.errors import WorkError
-from posttrain.store.files import make_folder
 from posttrain.store.progress import progress_bar
-from posttrain.train.checkpoint.checkpoints import Checkpoints
-from posttrain.train.config import TrainConfig, training_phases
-from posttrain.train.data.batch_sampler import BatchSampler
-from posttrain.train.data.config import curriculum_difficulty
-from posttrain.train.data.loader import Batch, BatchLoader
-from posttrain.train.data.token_set import longest_lengths
-from posttrain.train.data.units import first_pass_groups
-from posttrain.train.gradients import StepResult, accumulate_gradients, autocast, forward
-from posttrain.train.initialization.activation_stats import activation_stats
-from posttrain.train.memory.micro_batch import MicroBatch
-from posttrain.train.memory.recompute import compile_layers, recompute
+from posttrain.train.config import TrainConfig
+from posttrain.train.data.loader import Batch
 from posttrain.train.monitor.decisions import Decision
-from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
+from posttrain.train.monitor.meter import phase
 from posttrain.train.monitor.metrics import Sink, StepValues
-from posttrain.train.monitor.monitor import Monitor
 from posttrain.train.monitor.profile import profile_steps
 from posttrain.train.objectives.base import Objective
-from posttrain.train.objectives.reference import initial_losses
-from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.optim.ema import Ema
-from posttrain.train.optim.loss_scale import LossScale
-from posttrain.train.optim.master_weights import MasterWeights, clip_gradients
+from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics
+from posttrain.train.optim.master_weights import clip_gradients
 from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
-from posttrain.train.recovery import Recovery, graceful_shutdown
-from posttrain.train.recovery_log import read_recovery_log
-from posttrain.train.regularization.dropout import apply_noise
-from posttrain.train.regularization.weight_standardization import standardize_weights
-from posttrain.train.state import Interventions, TrainingState, random_state, set_random_state
+from posttrain.train.recovery import graceful_shutdown
+from posttrain.train.regularization.adversarial import backward_adversarial
+from posttrain.train.setup import Training, autocast, set_up_training
+from posttrain.train.state import TrainingState, random_state, set_random_state
 
 log = logging.getLogger("posttrain")
 
 
+@dataclass(frozen=True)
+class StepResult:
+    """The outcome of a step's forward passes.
+
+    Args:
+        loss: mean over everything that the objective counts.
+        count: of that; 0 if there is nothing.
+        supervised: supervised tokens.
+        metrics: means of the objective's other values.
+        unit_losses: float32 [units of the step], nats a supervised token of each, in their order; None if the
+            objective does not measure them.
+    """
+
+    loss: float
+    count: float
+    supervised: int
+    metrics: dict[str, float]
+    unit_losses: Tensor | None
+
+
 @dataclass
 class Trainer:
-    """One training of one model, in place.
+    """Trains one model in place.
+
+    The result does not depend on when or how often the training was killed, nor on how a step is cut into
+    micro-batches.
 
     Args:
         lm: the model.
-        lesson: what it learns.
-        config: how; ``micro_batch_tokens`` decided.
+        objective: units and loss.
+        config: with ``micro_batch_tokens`` decided.
         seed: of the order of the data and of dropout.
-        scratch: where the training keeps what it resumes from. Its outcome does not depend on when or how often it
-            was killed.
-        sink: what is told of every step.
-        kinds: for each column that a stage mixes by, what each unit is.
-        difficulties: float [units], for a curriculum that goes by a column.
-        profile: where a profile is written.
+        scratch: folder of everything that the training resumes from.
+        sink: receives the values of each step.
+        kinds: each unit's kind, by the column that a phase mixes by.
+        difficulties: float [units], for a curriculum by a column.
+        profile: folder of a profile; None: in ``scratch``.
     """
 
     lm: LanguageModel
-    lesson: Objective
+    objective: Objective
     config: TrainConfig
     seed: int
     scratch: Path
@@ -77,270 +82,240 @@ class Trainer:
     kinds: Mapping[str, Sequence[str]] | None = None
     difficulties: np.ndarray | None = None
     profile: Path | None = None
-    _prepared: bool = field(default=False, init=False)
+    training: Training = field(init=False)
+    state: TrainingState = field(init=False)
+    _checkpoint_memory_reserved: bool = field(default=False, init=False)
 
-    def fit(self) -> list[StepValues]:
-        """Train.
+    def train(self) -> list[StepValues]:
+        """Train, resuming from the newest checkpoint.
 
         Returns:
-            What each step measured.
+            The values of every step.
 
         Raises:
-            WorkError: if it went wrong in a way that the config says to stop at, or that could not be mended.
+            WorkError: training failed in a way that the config says to stop at, or that cannot be recovered from.
         """
-        make_folder(self.scratch)
-        self.recovery_log = read_recovery_log(self.scratch)
-        budget = self.recovery_log.limit_tokens(self.config.token_budget)
-        self.meter = StepMeter(
+        self.autocast = autocast(self.lm, self.config)
+        with set_up_training(
             self.lm,
-            self.config.precision,
-            classifier=OBJECTIVES[self.config.objective].output in ("reward", "classes"),
-            weights_frozen=self.config.method == "lora",
-        )
-        torch.manual_seed(self.seed)
-        with ExitStack() as within:
-            if self.config.weight_standardization:
-                within.enter_context(standardize_weights(self.lm))
-            within.enter_context(self.lesson.attach_modules(self.lm))
-            within.enter_context(fuse_layers(self.lm, compiled=self.config.compile))
-            padded = not within.enter_context(packed_attention(self.lm, int(longest_lengths(self.lesson.units).max())))
-            within.enter_context(_mode(self.lm, training=False))
-            order = self._order(padded)
-            with autocast(self.lm, self.config):
-                parts = first_pass_groups(self.lesson.units, order, budget)
-                self.lesson.prepare(self.lm, self.scratch, padded=padded, parts=parts)
-            self.initial = self._first_look(order, budget, padded)
-            self.state = self._fresh_state(order)
-            within.callback(self.state.masters.close)
-            for condition in self._conditions(budget):
-                within.enter_context(condition)
-            self.checkpoints = within.enter_context(Checkpoints(self.scratch / "checkpoints", self.config.checkpoint))
-            self.recovery = Recovery(
-                self.state, self.recovery_log, self.checkpoints, self.scratch, self.config.watch.rate_factor, self.sink
-            )
-            self.recovery.resume()
-            loader = BatchLoader(
-                self.lesson.units, order, budget, device=self.lm.device, padded=padded, config=self.config.loader
-            )
-            self.loader = within.enter_context(loader)
-            self._run()
+            self.objective,
+            self.config,
+            seed=self.seed,
+            scratch=self.scratch,
+            sink=self.sink,
+            kinds=self.kinds,
+            difficulties=self.difficulties,
+        ) as self.training:
+            self.state = self.training.state
+            self._train_steps()
             if self.state.ema and self.config.ema.save:
                 self.state.ema.copy_to(self.state.masters.weights)
         return self.state.steps
 
-    @property
-    def monitor(self) -> Monitor:
-        """The monitor, with all decisions so far."""
-        return self.state.monitor
-
-    def _fresh_state(self, order: BatchSampler) -> TrainingState:
-        masters = MasterWeights(self.lm.model, self.config.optimizer)
-        ema = None if self.config.ema.decay is None else Ema(self.config.ema, masters.names, masters.masters)
-        scale = LossScale(self.config.scaling) if self.config.precision == "float16" else None
-        monitor = Monitor(self.config.watch, can_go_back=lambda: bool(self.checkpoints.steps()))
-        return TrainingState(masters, order, monitor, Interventions(), ema, scale)
-
-    def _order(self, padded: bool) -> BatchSampler:
-        """Which units each step meets, checked against the schedule."""
-        units, stages = self.lesson.units, training_phases(self.config)
-        difficulties = self.difficulties
-        if curriculum_difficulty(stages) == "loss":
-            difficulties = initial_losses(self.lm, units, self.scratch, self.config.token_budget, padded=padded)
-        order = BatchSampler(
-            len(units),
-            self.config.batch_size,
-            self.seed if self.config.shuffle else None,
-            stages,
-            kinds=self.kinds,
-            lengths=longest_lengths(units),
-            difficulties=difficulties,
-        )
-        for place in order.stages:
-            self.config.schedule.check(place.steps)
-        self.config.ema.check(order.steps)
-        return order
-
-    def _first_look(self, order: BatchSampler, budget: int, padded: bool) -> list[dict[str, Any]]:
-        """Variances by layer under weights drawn at random; nothing where the model was trained before."""
-        if self.config.initialization.method == "none":
-            return []
-
-        def loss(packed: Packed, rows: list[int], scale: float) -> Tensor:
-            count = self.lesson.begin(self.lm, [rows]) or 1.0
-            return forward(self.lm, self.lesson, self.config, packed, rows).sum * (scale / count)
-
-        return activation_stats(
-            self.lm,
-            self.lesson.units,
-            order.rows(0),
-            loss,
-            self.config.initialization,
-            float16=self.config.precision == "float16",
-            budget=budget,
-            padded=padded,
-            file=self.scratch / "variances.json",
-        )
-
-    def _conditions(self, budget: int) -> Iterator[Any]:
-        """What changes the model while it trains."""
-        yield _mode(self.lm, training=True)
-        yield self.state.masters.swapped_in()
-        yield wrap_calls(self.lm.decoder, lambda: phase("forward"))
-        yield apply_noise(self.lm, self.config.noise)
-        batch = MicroBatch.full(budget, self.config, int(longest_lengths(self.lesson.units).max()))
-        yield recompute(self.lm, self.config, batch)
-        if self.config.compile:
-            compile_layers(self.lm)
-
-    def _run(self) -> None:
-        steps, count = self.state.steps, self.state.sampler.steps
+    def _train_steps(self) -> None:
+        steps, total = self.state.steps, self.state.sampler.steps
         folder = self.profile or self.scratch / "profile"
         with (
-            progress_bar("training", count, "steps") as advance,
-            profile_steps(self.lm, self.config.profile, folder, count - len(steps)) as step_done,
-            graceful_shutdown() as asked,
+            progress_bar("training", total, "steps") as advance,
+            profile_steps(self.lm, self.config.profile, folder, total - len(steps)) as profile_step,
+            graceful_shutdown() as requested_exit,
         ):
             advance(len(steps))
-            self.loader.seek(len(steps))
-            while len(steps) < count:
+            self.training.loader.seek(len(steps))
+            while len(steps) < total:
                 before = len(steps)
-                self._step(before)
-                if step_done:
-                    step_done()
+                self.train_step(before)
+                if profile_step:
+                    profile_step()
+                # A rollback shortens the list: the progress goes back with it.
                 advance(len(steps) - before, f"loss {steps[-1].loss:.4g}" if steps else "")
-                if len(steps) < count and (ending := asked()):
-                    self.recovery.save_last()
-                    raise ending
+                if len(steps) < total and (signal := requested_exit()):
+                    self.training.recovery.save_last()
+                    raise signal
 
-    def _step(self, number: int) -> None:
-        state, scaling = self.state, self.state.loss_scale
-        self.meter.start()
+    def train_step(self, step: int) -> None:
+        """Run one optimiser step: forward and backward passes, the monitor's checks, the update, a checkpoint."""
+        state, scaler, monitor = self.state, self.state.loss_scale, self.state.monitor
+        self.training.meter.start()
         with phase("data"):
-            batch = next(self.loader)
-        place = state.sampler.place(number)
-        if place.step == 0 and number > 0:
-            state.monitor.reset()
-        learning = state.interventions.lr_factor * scheduled_lr(
-            self.config.schedule, place.config.learning_rate or self.config.learning_rate, place.step, place.steps
-        )
-        batch, summed = self._gradients(batch)
-        scale = scaling.value if scaling else 1.0
-        with phase("clip"):
-            groups = {name: norm / scale for name, norm in state.masters.gradient_norms().items()}
-        norm = math.hypot(*groups.values())
-        decision, stepped = None, False
-        overflowed = scaling is not None and scaling.overflowed(summed.loss, norm)
-        watched = number not in state.interventions.skipped_steps and not overflowed
-        if watched:
+            batch = next(self.training.loader)
+        position = state.sampler.position(step)
+        if position.step == 0 and step > 0:
+            monitor.reset()
+        peak = position.config.learning_rate or self.config.learning_rate
+        lr = state.interventions.lr_factor * scheduled_lr(self.config.schedule, peak, position.step, position.steps)
+
+        batch, result = self.forward_backward(batch)
+        scale = scaler.value if scaler else 1.0
+        norms, norm = self.gradient_norms(scale)
+
+        # A gradient that overflowed in float16 is the loss scale's business, and a skipped step has been judged before.
+        overflowed = scaler is not None and scaler.overflowed(result.loss, norm)
+        monitored = step not in state.interventions.skipped_steps and not overflowed
+        decision = None
+        if monitored:
             with phase("watch"):
-                decision = state.monitor.before_step(summed.loss, norm, summed.supervised, number)
-        if decision and decision.action != "warn":
-            if self._went_back(decision, [decision]):
-                return
-        elif watched:
-            self._update(learning, norm, scale)
-            stepped = True
-        if not stepped:
+                decision = monitor.before_step(result.loss, norm, result.supervised, step)
+        stepped = monitored and (decision is None or decision.action == "warn")
+        if stepped:
+            self.optimizer_step(lr, norm, scale)
+        else:
+            if decision and self._act(decision, [decision]):
+                return  # rolled back: this step is run again
             state.masters.zero_grad()
-        if scaling:
-            scaling.after(overflowed=overflowed)
+        if scaler:
+            scaler.after(overflowed=overflowed)
+
         values = StepValues(
-            step=number,
+            step=step,
             epoch=batch.epoch,
-            loss=summed.loss,
-            loss_count=summed.count,
+            loss=result.loss,
+            loss_count=result.count,
             grad_norm=norm,
-            lr=learning,
-            group_norms=groups,
+            lr=lr,
+            group_norms=norms,
             update_ratio=state.masters.update_ratio if stepped else None,
-            loss_scale=scale if scaling else None,
-            metrics=summed.metrics,
-            **self.meter.read(
+            loss_scale=scale if scaler else None,
+            metrics=result.metrics,
+            **self.training.meter.read(
                 tokens=sum(batch.lengths.sequences),
                 computed=batch.lengths.computed,
                 pairs=batch.lengths.pairs,
-                supervised=summed.supervised,
-                waited=self.loader.waited,
+                supervised=result.supervised,
+                waited=self.training.loader.waited,
             ),
         )
         state.steps.append(values)
-        units = summed.unit_losses if state.sampler.wants_unit_losses(number) else None
-        state.sampler.observe(number, summed.loss, None if units is None else units.cpu().numpy())
-        with phase("watch"):
-            found = state.monitor.observe(values) if watched else []
-        mine = [*([decision] if decision else []), *found]
-        if found and found[0].restores and self._went_back(found[0], mine):
-            return
-        decisions = [*self.recovery.unreported, *mine]
-        self.recovery.unreported.clear()
-        state.monitor.record(number, decisions)
-        if self.sink:
-            with phase("watch"):
-                self.sink.write(values, decisions)
-        if found and not found[0].restores and found[0].action != "warn":
-            self.recovery.act(found[0], mine)
-        elif self.checkpoints.due(len(state.steps)) and len(state.steps) < state.sampler.steps:
-            with phase("checkpoint"):
-                self.recovery.save()
+        unit_losses = result.unit_losses if state.sampler.wants_unit_losses(step) else None
+        state.sampler.observe(step, result.loss, None if unit_losses is None else unit_losses.cpu().numpy())
+        self._finish_step(values, decision, monitored=monitored)
 
-    def _went_back(self, decision: Decision, mine: list[Decision]) -> bool:
-        """Carry a decision out; whether training went back for it."""
-        if back := self.recovery.act(decision, mine):
-            self.loader.seek(len(self.state.steps))
-        return back
+    def forward_backward(self, batch: Batch) -> tuple[Batch, StepResult]:
+        """Accumulate the gradient of a step; on out-of-memory, halve the micro-batch and retry the step.
 
-    def _gradients(self, batch: Batch) -> tuple[Batch, StepResult]:
-        """Add up the gradients of a step, in smaller micro-batches where memory runs out."""
-        scale = self.state.loss_scale.value if self.state.loss_scale else 1.0
+        Returns:
+            The batch as it was cut in the end, and the result.
+
+        Raises:
+            WorkError: one example does not fit into memory.
+        """
         while True:
-            random = random_state()
+            random = random_state()  # a retry draws the same dropout
             try:
-                return batch, accumulate_gradients(self.lm, self.lesson, self.config, batch, scale)
+                return batch, self.accumulate_gradients(batch)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 if max(map(len, batch.rows)) == 1:
-                    longest_unit = max(packed.tokens for packed in batch.packed)
+                    longest = max(packed.tokens for packed in batch.packed)
                     raise WorkError(
-                        f"out of memory with one example of {longest_unit} tokens at a time; "
+                        f"out of memory with one example of {longest} tokens at a time; "
                         "set train.recompute=full, a lower train.max_length or train.method=lora"
                     ) from None
+            # Outside of the `except`: the error's frames hold the tensors that are to be freed.
             self.state.masters.zero_grad()
             empty_cache()
             set_random_state(random)
-            budget = max(1, min(self.loader.budget, max(packed.tokens for packed in batch.packed)) // 2)
-            log.warning(
-                "out of memory at step %d: micro-batches of at most %d tokens from here on, the batch stays as it is",
-                batch.step,
-                budget,
-            )
-            self.loader.budget = self.recovery_log.fitting_budget = budget
-            self.recovery_log.write(self.scratch)
-            self.loader.seek(batch.step)
-            batch = next(self.loader)
+            batch = self._halve_micro_batch(batch)
 
-    def _update(self, learning: float, norm: float, scale: float) -> None:
-        """Clip the gradients, and step."""
+    def accumulate_gradients(self, batch: Batch) -> StepResult:
+        """Add the gradient of a step's loss to the weights', one micro-batch after another."""
+        with self.autocast():
+            count = self.objective.begin_step(self.lm, batch.rows)
+        # Each sum is divided by the count of the whole step: the mean of micro-batches' means would weigh a token by
+        # how the step happens to be cut.
+        divisor = count or 1.0
+        scaled = divisor / (self.state.loss_scale.value if self.state.loss_scale else 1.0)
+        total, metrics, unit_losses = 0.0, [], []
+        for rows, packed in zip(batch.rows, batch.packed, strict=True):
+            with phase("backward"):
+                loss = backward_adversarial(
+                    partial(self.compute_loss, packed, rows), scaled, self.lm, self.config.noise.adversarial
+                )
+            total += loss.sum.item()
+            metrics.append(loss.metrics)
+            if loss.unit_losses is not None:
+                unit_losses.append(loss.unit_losses)
+        return StepResult(
+            total / divisor,
+            count,
+            sum(len(packed.targets) for packed in batch.packed),
+            mean_metrics(merge_metrics(metrics)),
+            torch.cat(unit_losses) if unit_losses else None,
+        )
+
+    def compute_loss(self, packed: Packed, rows: list[int]) -> Loss:
+        """Run the forward pass of one micro-batch, in the config's precision."""
+        with phase("head"), self.autocast():
+            return self.objective.loss(self.lm, packed, rows)
+
+    def gradient_norms(self, scale: float) -> tuple[dict[str, float], float]:
+        """Return the L2 norm of the gradient by parameter group, and of all; several processes would reduce here."""
+        with phase("clip"):
+            norms = {name: norm / scale for name, norm in self.state.masters.gradient_norms().items()}
+        return norms, math.hypot(*norms.values())
+
+    def optimizer_step(self, lr: float, norm: float, scale: float) -> None:
+        """Unscale and clip the gradients, and update the weights and their average."""
         state = self.state
         with phase("clip"):
-            sums = state.masters.sums
+            gradients = state.masters.sums
             if scale != 1:
-                torch._foreach_div_(sums, scale)
-            factor = clip_gradients(sums, norm, self.config.clip, self.config.clip_value)
+                torch._foreach_div_(gradients, scale)
+            factor = clip_gradients(gradients, norm, self.config.clip, self.config.clip_value)
         with phase("optimizer"):
-            state.masters.step(learning, factor)
+            state.masters.step(lr, factor)
             if state.ema:
                 state.ema.update(len(state.steps) + 1)
-        if not self._prepared:
-            self.checkpoints.prepare(state.tensors())
-            self._prepared = True
+        if not self._checkpoint_memory_reserved:
+            # Only now: optimisers allocate their state in the first step.
+            self.training.checkpoints.prepare(state.tensors())
+            self._checkpoint_memory_reserved = True
 
+    def save_checkpoint(self) -> None:
+        """Save a checkpoint if one is due; of several processes, one would write it here."""
+        done = len(self.state.steps)
+        if self.training.checkpoints.due(done) and done < self.state.sampler.steps:
+            with phase("checkpoint"):
+                self.training.recovery.save()
 
-@contextmanager
-def _mode(lm: LanguageModel, *, training: bool) -> Iterator[None]:
-    """The model in training or evaluation mode, and in evaluation mode after it."""
-    lm.model.train(training)
-    try:
-        yield
-    finally:
-        lm.model.eval()
+    def _finish_step(self, values: StepValues, before: Decision | None, *, monitored: bool) -> None:
+        """Check a finished step, report its values and decisions, and save a checkpoint or intervene."""
+        monitor, recovery = self.state.monitor, self.training.recovery
+        with phase("watch"):
+            after = monitor.observe(values) if monitored else []
+        decisions = [*([before] if before else []), *after]
+        gravest = after[0] if after else None
+        if gravest and gravest.restores and self._act(gravest, decisions):
+            return
+        reported = [*recovery.unreported, *decisions]
+        recovery.unreported.clear()
+        monitor.record(values.step, reported)
+        if self.sink:
+            with phase("watch"):
+                self.sink.write(values, reported)
+        if gravest and not gravest.restores and gravest.action != "warn":
+            recovery.act(gravest, decisions)
+        else:
+            self.save_checkpoint()
+
+    def _act(self, decision: Decision, decisions: list[Decision]) -> bool:
+        """Carry a decision out; return whether training went back to a checkpoint."""
+        if rolled_back := self.training.recovery.act(decision, decisions):
+            self.training.loader.seek(len(self.state.steps))
+        return rolled_back
+
+    def _halve_micro_batch(self, batch: Batch) -> Batch:
+        """Halve the token budget from this step on, and cut the step's batch again."""
+        loader, recovery = self.training.loader, self.training.recovery
+        budget = max(1, min(loader.budget, max(packed.tokens for packed in batch.packed)) // 2)
+        log.warning(
+            "out of memory at step %d: micro-batches of at most %d tokens from here on, the batch stays as it is",
+            batch.step,
+            budget,
+        )
+        # Noted at once: a resumed training would otherwise run out of memory again.
+        loader.budget = recovery.log.fitting_budget = budget
+        recovery.log.write(self.scratch)
+        loader.seek(batch.step)
+        return next(loader)

@@ -17,19 +17,19 @@ from posttrain.train.data.record_columns import check_margins, mix_kinds, numeri
 from posttrain.train.data.token_set import TokenSet
 from posttrain.train.data.tokenise import tokenise
 from posttrain.train.objectives.build import record_shape
-from posttrain.train.objectives.registry import OBJECTIVES
+from posttrain.train.objectives.registry import objective_spec
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """A training's records.
+    """The tokenised records of a training.
 
     Args:
         units: their tokens.
-        kinds: by column that a stage mixes by, what each record is.
-        difficulties: float64 [R], where a curriculum goes by a column.
-        weights: float64 [R], above 0 and 1 in the mean: what each counts in the loss; None: all alike.
-        weightless: ids of the records whose weight is 0, which are not in it.
+        kinds: each record's kind, by the columns that phases mix by.
+        difficulties: float64 [R], for a curriculum by a column.
+        weights: float64 [R], above 0 and 1 in the mean: weights in the loss; None: all 1.
+        weightless: ids of the records of weight 0, which are left out.
     """
 
     units: TokenSet
@@ -47,15 +47,15 @@ def read_training_set(
     scratch: Path,
     difficulties: np.ndarray | None = None,
 ) -> TrainingSet:
-    """Tokenise the records, or find them tokenised.
+    """Tokenise the records, or load their token set, and check them against the model.
 
     Args:
         source: the model, as ``posttrain.models.sources.locate`` names it.
         records: rows of the record schema.
-        config: how they are trained on.
-        task: what the model is asked to do.
-        scratch: where the tokens are kept.
-        difficulties: float [records], in place of the column that curricula go by.
+        config: of the training.
+        task: of the model.
+        scratch: folder of the token sets.
+        difficulties: float [records], in place of the column that the curricula name.
 
     Raises:
         UserError: there is no record, or one cannot be used.
@@ -66,11 +66,12 @@ def read_training_set(
         difficulties = _record_difficulties(config, records)
     counts, weightless = _record_weights(config, records), []
     if counts is not None:
-        met = counts > 0
-        weightless = records.filter(pa.array(~met))["id"].to_pylist()
-        records, counts = records.filter(pa.array(met)), counts[met] / counts[met].mean()
-        difficulties = None if difficulties is None else difficulties[met]
-    kinds = mix_kinds(config, records)
+        # Weight 0 is left out here: a step of such records alone would divide by 0.
+        used = counts > 0
+        weightless = records.filter(pa.array(~used))["id"].to_pylist()
+        records, counts = records.filter(pa.array(used)), counts[used] / counts[used].mean()
+        difficulties = None if difficulties is None else difficulties[used]
+    kinds = mix_kinds(config.stages, records)
     shape, encoder = record_shape(config, records), load_encoder(source, task)
     units = tokenise(encoder, records, config.max_length, shape, scratch / "tokens", config.loader.processes)
     check_model(read_config(source), encoder.chat.tokenizer, units, records)
@@ -80,23 +81,23 @@ def read_training_set(
 
 
 def _record_weights(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
-    """What the records count in the loss, where the config names a column of it.
+    """Return the records' weights in the loss, if the config names a column.
 
     Raises:
-        UserError: the objective takes none, a record has none that can be used, or all are 0.
+        UserError: the objective takes none, a record has no valid one, or all are 0.
     """
     if config.weight is None:
         return None
-    if OBJECTIVES[config.objective].shape in ("labelled", "teacher"):
+    if objective_spec(config.objective).shape in ("labelled", "teacher"):
         what = f"{config.objective} has no weights of records"
         raise UserError(what, where="train.weight", fix="leave it out, or take another objective")
-    found = weight_column(records, config.weight)
-    if not found.any():
+    weights = weight_column(records, config.weight)
+    if not weights.any():
         raise UserError(f"every record's weight `{config.weight}` is 0", where="train.weight")
-    return found
+    return weights
 
 
 def _record_difficulties(config: TrainConfig, records: pa.Table) -> np.ndarray | None:
-    """The records' difficulty, where a curriculum goes by a column."""
+    """Return the records' difficulties, if a curriculum uses a column."""
     name = curriculum_difficulty(training_phases(config))
     return None if name in (None, "loss") else numeric_column(records, str(name), "train.curriculum.difficulty")

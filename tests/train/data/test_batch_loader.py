@@ -140,7 +140,7 @@ def test_waiting_is_measured(units: Sequence[Unit]) -> None:
         with BatchLoader(Slow(units, seconds=0.1), order(), 130, config=LoaderConfig(workers=workers)) as loader:
             next(loader)
             assert loader.waited >= 0.4
-            wait(loader._ahead)
+            wait(loader._prefetched)
             next(loader)
             assert (loader.waited < 0.4) == bool(workers), "it was packed meanwhile"
 

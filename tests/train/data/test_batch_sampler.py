@@ -32,21 +32,21 @@ def test_one_stage_is_epoch_after_epoch(count: int, seed: int | None) -> None:
     order = BatchSampler(count, 4, seed, [stage(epochs=3)])
     passes = EpochPlan([MixPart(np.arange(count), count)], 4, seed)
     expected = [(batch // passes.batches, passes.rows(batch).tolist()) for batch in range(3 * passes.batches)]
-    assert [(order.place(step).epoch, order.rows(step)) for step in range(order.steps)] == expected
+    assert [(order.position(step).epoch, order.rows(step)) for step in range(order.steps)] == expected
     assert order.seen().tolist() == [3] * count
     assert order.seen(passes.batches).tolist() == [1] * count
 
 
 def test_stages_go_on_from_each_other() -> None:
     order = BatchSampler(7, 4, 3, [stage(epochs=2), stage(steps=5, learning_rate=1e-5), stage(epochs=1)])
-    places = [order.place(step) for step in range(order.steps)]
+    places = [order.position(step) for step in range(order.steps)]
     assert [(place.stage, place.step, place.steps) for place in places] == [
         *((0, step, 4) for step in range(4)),
         *((1, step, 5) for step in range(5)),
         *((2, step, 2) for step in range(2)),
     ]
     assert [place.epoch for place in places] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5]
-    assert [place.config.learning_rate for place in order.stages] == [None, 1e-5, None]
+    assert [place.config.learning_rate for place in order.phases] == [None, 1e-5, None]
     passes = [order.rows(one) + order.rows(other) for one, other in ((0, 1), (2, 3), (4, 5), (6, 7), (9, 10))]
     assert all(sorted(rows) == list(range(7)) for rows in passes)
     assert len({tuple(rows) for rows in passes}) == 5, "each is shuffled in its own way"
@@ -64,7 +64,7 @@ def test_there_is_no_such_step(step: int) -> None:
 def test_a_mix_has_its_shares() -> None:
     sources = ["a"] * 30 + ["b"] * 10 + ["c"] * 5
     order = BatchSampler(45, 8, 3, [stage(mix={"a": 1, "b": 3}, epochs=4), stage(epochs=1)], kinds={"source": sources})
-    mixed = order.stages[0].steps
+    mixed = order.phases[0].steps
     times = order.seen(mixed)
     # 40 records a pass: 10 of the 30 and 30 of the 10.
     assert times[:30].sum() == 40
@@ -78,7 +78,7 @@ def test_short_records_first(caplog: pytest.LogCaptureFixture) -> None:
     lengths = np.array([5, 80, 7, 8, 100, 6])
     with caplog.at_level(logging.INFO, "posttrain"):
         order = BatchSampler(6, 2, 3, [stage(max_length=8, epochs=2), stage(epochs=1)], lengths=lengths)
-    assert order.seen(order.stages[0].steps).tolist() == [2, 0, 2, 2, 0, 2]
+    assert order.seen(order.phases[0].steps).tolist() == [2, 0, 2, 2, 0, 2]
     assert order.seen().tolist() == [3, 1, 3, 3, 1, 3]
     assert "train.stages.0: 2 of 6 records are not met" in caplog.text
     with pytest.raises(UserError, match=r"train\.stages\.0\.max_length: all records are longer"):

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from posttrain.store.section import Section
 from posttrain.train.objectives import config as settings
+from posttrain.train.objectives.build import objective_class
 from posttrain.train.objectives.distillation import top_tokens
-from posttrain.train.objectives.functions import FUNCTIONS
+from posttrain.train.objectives.log_probs import SequenceLogProbs
 from posttrain.train.objectives.loss import Loss, merge_metrics
 from posttrain.train.objectives.registry import OBJECTIVES
-from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 Rows = Mapping[str, Tensor]
 Make = Callable[..., dict[str, Tensor]]
@@ -34,7 +34,7 @@ class Case:
     learned: tuple[str, ...]
 
     def loss(self, rows: Rows) -> Loss:
-        return self.call(FUNCTIONS[self.name], rows, self.config)
+        return self.call(objective_class(self.name).formula, rows, self.config)
 
 
 def sequences(rows: Rows, name: str) -> SequenceLogProbs:
@@ -125,7 +125,7 @@ def part(rows: Rows, which: slice | Tensor) -> dict[str, Tensor]:
 
 
 def test_every_objective_has_a_case() -> None:
-    assert {case.name for case in CASES} == set(OBJECTIVES) == set(FUNCTIONS)
+    assert {case.name for case in CASES} == set(OBJECTIVES)
     assert all(type(case.config) is OBJECTIVES[case.name].config for case in CASES)
 
 
@@ -206,7 +206,7 @@ every_weighted_case = pytest.mark.parametrize("case", WEIGHTED, ids=lambda case:
 
 def weighted(case: Case, rows: Rows, weights: list[float]) -> Loss:
     dtype = rows["chosen"].dtype
-    function = partial(FUNCTIONS[case.name], row_weights=torch.tensor(weights, dtype=dtype))
+    function = partial(objective_class(case.name).formula, row_weights=torch.tensor(weights, dtype=dtype))
     return case.call(function, rows, case.config)
 
 
@@ -239,7 +239,7 @@ def test_a_likelihood_is_a_weighted_mean_over_tokens(name: str, make: Make) -> N
     )
 
     def loss(rows: Rows, **more: Tensor) -> Loss:
-        return FUNCTIONS[name](sequences(rows, "chosen"), sequences(rows, "rejected"), config, **more)
+        return objective_class(name).formula(sequences(rows, "chosen"), sequences(rows, "rejected"), config, **more)
 
     rows = make(2, 3)
     twice = loss(part(rows, torch.tensor([0, 0, 2])))

@@ -7,12 +7,15 @@ from pydantic import ValidationError
 from posttrain.store.errors import UserError
 from posttrain.store.section import Section
 from posttrain.train.objectives import config as settings
-from posttrain.train.objectives.functions import FUNCTIONS
+from posttrain.train.objectives.base import Objective
+from posttrain.train.objectives.build import objective_class
 from posttrain.train.objectives.registry import OBJECTIVES, objective_spec
 
 
-def test_every_name_has_a_function() -> None:
-    assert FUNCTIONS.keys() == OBJECTIVES.keys()
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_name_leads_to_a_class(name: str) -> None:
+    assert issubclass(objective_class(name), Objective)
+    assert callable(objective_class(name).formula)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -11,9 +11,9 @@ from hypothesis.extra.numpy import arrays
 from scipy.special import log_expit, logit
 
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
+from posttrain.train.objectives.log_probs import SequenceLogProbs
 from posttrain.train.objectives.loss import mean_metrics
 from posttrain.train.objectives.reference_free import cpo, orpo, simpo
-from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 Array = np.ndarray
 # Rows: log-probability a token of the chosen and the rejected answers, and of the prompts; then token counts.

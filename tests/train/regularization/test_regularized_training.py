@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posttrain.models.language_model import LanguageModel
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import UserError
 from posttrain.train import trainer
@@ -78,16 +77,16 @@ def trained(source: Path, records: pa.Table, config: TrainConfig, folder: Path) 
 
 def killed_at(step: int, do: Callable[[], object]) -> None:
     """Do the work in a process that dies once this step's gradients are there."""
-    add_up = trainer.accumulate_gradients
+    add_up = trainer.Trainer.accumulate_gradients
 
-    def dies(lm: LanguageModel, lesson: Any, config: TrainConfig, batch: Batch, scale: float) -> Any:
-        found = add_up(lm, lesson, config, batch, scale)
+    def dies(self: Any, batch: Batch) -> Any:
+        found = add_up(self, batch)
         if batch.step == step:
             raise Killed
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "accumulate_gradients", dies)
+        patch.setattr(trainer.Trainer, "accumulate_gradients", dies)
         with pytest.raises(Killed):
             do()
 

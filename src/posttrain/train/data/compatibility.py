@@ -15,14 +15,14 @@ _PROBE = "posttrain"  # in no mark
 
 
 def check_template(chat: ChatTemplate) -> None:
-    """Look at one short conversation under the template.
+    """Check the template on one short conversation.
 
     Raises:
         UserError: the tokenizer has no token for something that the template writes, or does not know the mark that
             ends the assistant's turn: its pieces would be learned as a part of every answer.
     """
     fix = "use the tokenizer that the template was made for"
-    chat.answer_ids(_PROBE)  # says so if the template refuses the turns
+    chat.answer_ids(_PROBE)  # raises if the template refuses the turns
     asked = {"role": "user", "content": _PROBE}
     text = str(chat.tokenizer.apply_chat_template([asked, {"role": "assistant", "content": _PROBE}], tokenize=False))
     unknown = chat.tokenizer.unk_token_id
@@ -41,15 +41,15 @@ def check_template(chat: ChatTemplate) -> None:
 
 
 def check_model(config: Any, tokenizer: Any, units: TokenSet, records: pa.Table) -> None:
-    """Hold the examples against what a model can read.
+    """Check the examples against the model's vocabulary and length.
 
     Args:
         config: the model's, as transformers has it.
-        tokenizer: that the examples were made with.
+        tokenizer: that made the examples.
         units: of ``records``, one each.
 
     Raises:
-        UserError: a token id is none of the model's, or a sequence is longer than the model has positions.
+        UserError: a token id lies outside of the model's vocabulary, or a sequence is longer than its positions.
     """
     text = config.get_text_config()
     known, most = text.vocab_size, getattr(text, "max_position_embeddings", None)

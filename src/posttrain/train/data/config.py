@@ -9,12 +9,12 @@ from pydantic import Field, field_validator, model_validator
 from posttrain.store.section import Section
 
 Shape = Literal["completion", "pair", "labelled", "class", "teacher"]
-"""What a record holds: something to learn as it is, a chosen and a rejected answer, an answer that is desirable
-or not, a label of a closed set, or something to learn with a teacher's view of it."""
+"""The contents of a record: a text to learn, a chosen and a rejected answer, a desirable or undesirable answer, a
+label of a closed set, or a text to learn from a teacher."""
 
 
 class LoaderConfig(Section):
-    """How examples come to the model."""
+    """Loading of examples."""
 
     processes: int | None = Field(
         None, ge=1, description="Processes that tokenise a large training set; none: one a core."
@@ -24,7 +24,7 @@ class LoaderConfig(Section):
 
 
 class MixConfig(Section):
-    """How the kinds of records are mixed.
+    """Mixes kinds of records.
 
     The share of a kind is w^(1/T) over the sum of all kinds' w^(1/T), where w is its weight, or with ``sizes`` the
     smaller of its number of records and ``mix_limit``: examples-proportional and temperature-scaled mixing as in T5
@@ -36,15 +36,17 @@ class MixConfig(Section):
         description="Weight of each kind of records by name, or `sizes`: every kind by its number of records; "
         "none: all records as they are.",
     )
-    mix_by: str = Field("source", description="What those names are: `source`, or another column of the data.")
+    mix_by: str = Field("source", description="Column that names the kinds: `source`, or another column of the data.")
     mix_temperature: float = Field(
         1.0, gt=0, description="T of w^(1/T): above 1 shares are more alike, mT5's 3.33 is usual with sizes."
     )
     mix_limit: int | None = Field(
-        None, ge=1, description="Records of one kind that a pass has, and that sizes count, at most; none: any number."
+        None, ge=1, description="Largest number of records of one kind in a pass and in sizes; none: any number."
     )
     mix_epochs: int | None = Field(
-        None, ge=1, description="How often the stage meets a record at most; other kinds get the rest. None: any."
+        None,
+        ge=1,
+        description="Largest number of times that the stage uses a record; other kinds get the rest. None: any.",
     )
 
     @field_validator("mix", mode="before")
@@ -57,8 +59,8 @@ class MixConfig(Section):
         for name, weight in value.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < inf:
                 raise ValueError(
-                    f"the share of `{name}` is `{weight}`; the shares of a mix are above 0: leave out what is not to "
-                    "be met"
+                    f"the share of `{name}` is `{weight}`; the shares of a mix are above 0: leave out what is not "
+                    "to be used"
                 )
         return value
 
@@ -72,43 +74,43 @@ class MixConfig(Section):
 
 
 class CurriculumConfig(Section):
-    """Train on easy records first (Bengio et al., Curriculum Learning, ICML 2009).
+    """Trains on easy records first (Bengio et al., Curriculum Learning, ICML 2009).
 
-    A model of competence c, a share from 0 to 1, is shown the share c of the records that is easiest, drawn at random
-    for each step (Platanios et al. 2019, arXiv:1903.09848, algorithm 1). Once all are open, they come in passes again.
+    At competence c, from 0 to 1, each step draws from the easiest share c of the records (Platanios et al. 2019,
+    arXiv:1903.09848, algorithm 1). Once all are open, they come in passes again.
     """
 
     name: Literal["none", "fixed", "adaptive", "self_paced"] = Field(
         "none",
-        description="Records as they come; more of them by a plan; as the loss falls; or those whose own loss is low.",
+        description="All records; more of them by a plan; more as the loss falls; or those whose own loss is low.",
     )
     difficulty: str = Field(
-        "loss", description="How hard records are: their loss before training, or a column of the data with numbers."
+        "loss", description="Difficulty of a record: its loss before training, or a column of the data with numbers."
     )
     start: float = Field(0.1, gt=0, le=1, description="Share of the records, the easiest, that is open at first.")
     duration: float = Field(0.5, gt=0, le=1, description="Share of the steps after which all records are open.")
-    pacing: Literal["linear", "root", "step"] = Field("root", description="How a fixed curriculum opens them.")
-    power: float = Field(2.0, gt=0, description="root: which root; a higher one opens more records early.")
-    stairs: int = Field(4, ge=1, description="step: in how many equal steps.")
+    pacing: Literal["linear", "root", "step"] = Field("root", description="Shape of a fixed curriculum.")
+    power: float = Field(2.0, gt=0, description="root: order of the root; a higher one opens more records early.")
+    stairs: int = Field(4, ge=1, description="step: number of equal steps.")
     target: float = Field(0.5, ge=0, lt=1, description="adaptive: share of the first loss at which all are open.")
     every: int = Field(10, ge=1, description="adaptive, self_paced: steps between two looks at the losses.")
-    growth: float = Field(1.3, gt=1, description="self_paced: what each look multiplies the highest loss of all by.")
+    growth: float = Field(1.3, gt=1, description="self_paced: factor of the largest allowed loss at each look.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.name == "self_paced" and self.difficulty != "loss":
-            raise ValueError("self_paced goes by the records' own losses: leave out `difficulty`")
+            raise ValueError("self_paced uses the records' own losses: leave out `difficulty`")
         return self
 
 
 class PhaseConfig(MixConfig):
-    """One part of a training in several."""
+    """One phase of a training."""
 
     epochs: int | None = Field(None, ge=1, description="Passes over the stage's records; or give `steps`.")
     steps: int | None = Field(None, ge=1, description="Optimiser steps.")
     learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; none: the training's.")
-    max_length: int | None = Field(None, ge=8, description="Tokens of the longest examples that are met; none: all.")
-    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Whether easy records come first.")
+    max_length: int | None = Field(None, ge=8, description="Tokens of the longest examples that are used; none: all.")
+    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Easy records first.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -119,6 +121,6 @@ class PhaseConfig(MixConfig):
         return self
 
 
-def curriculum_difficulty(stages: Sequence[PhaseConfig]) -> str | None:
-    """What the curricula go by: ``loss`` or a column; None where no stage has one."""
-    return next((stage.curriculum.difficulty for stage in stages if stage.curriculum.name != "none"), None)
+def curriculum_difficulty(phases: Sequence[PhaseConfig]) -> str | None:
+    """Return the curricula's measure of difficulty: ``loss`` or a column; None without a curriculum."""
+    return next((phase.curriculum.difficulty for phase in phases if phase.curriculum.name != "none"), None)

@@ -16,7 +16,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def competence(config: CurriculumConfig, step: int, steps: int) -> float:
-    """Share of the records that a fixed curriculum has open at ``step`` (from 0), 1 from ``duration`` of ``steps`` on.
+    """Return the share of records that a fixed curriculum opens at ``step``, from 0; 1 after ``duration`` of ``steps``.
 
     The linear and the root-p competence of Platanios et al. 2019, arXiv:1903.09848: with progress x = step / T and the
     first share c0, min(1, x (1 - c0^p) + c0^p)^(1/p), p = 1 for ``linear`` and the power for ``root``. ``step`` opens
@@ -32,13 +32,13 @@ def competence(config: CurriculumConfig, step: int, steps: int) -> float:
 
 
 def fully_open_step(config: CurriculumConfig, steps: int) -> int:
-    """The step from which on all records are open at the latest; at least 1."""
+    """Return the first step at which all records are open; at least 1."""
     return max(1, math.ceil(config.duration * steps))
 
 
 @dataclass
 class AdaptiveCurriculum:
-    """A curriculum that goes by the loss: every few steps it opens records for what the model has learnt since.
+    """Opens records as the loss falls, every few steps.
 
     The competence after a look is c0 + (1 - c0) x (L0 - L) / (L0 - target L0), in 0..1 and never less than before: L is
     the mean loss since the last look, L0 that of the first. As harder records come in, the loss stays up and no more
@@ -47,7 +47,7 @@ class AdaptiveCurriculum:
 
     Args:
         config: of the curriculum.
-        steps: steps of the training, or of the stage of it that this curriculum is for.
+        steps: steps of the training, or of its phase with this curriculum.
     """
 
     config: CurriculumConfig
@@ -64,21 +64,21 @@ class AdaptiveCurriculum:
 
     @property
     def decided(self) -> int:
-        """How many steps' competences are known."""
+        """Number of steps whose competences are known."""
         return len(self.shares) * self.config.every
 
     def competence(self, step: int) -> float:
-        """Share of the records that is open at a step that is decided."""
+        """Return the share of records that is open at a decided step."""
         return self.shares[step // self.config.every]
 
     def observe(self, step: int, loss: float) -> None:
-        """Take in what a step measured; a loss that is no finite number counts for nothing.
+        """Take in a step's loss; one that is not finite is ignored.
 
         Raises:
             ValueError: it is not the step after the last one.
         """
         if step != self._seen:
-            raise ValueError(f"step {step} is told of after {self._seen} steps")
+            raise ValueError(f"step {step} does not follow {self._seen} observed steps")
         self._seen += 1
         if math.isfinite(loss):
             self._sum, self._finite = self._sum + loss, self._finite + 1
@@ -86,7 +86,7 @@ class AdaptiveCurriculum:
             self._look()
 
     def state(self) -> dict[str, Any]:
-        """What `load_state` takes, as JSON values."""
+        """Return the state for `load_state` as JSON."""
         return {
             "shares": list(self.shares),
             "first": self._first,
@@ -96,7 +96,7 @@ class AdaptiveCurriculum:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Resume from a state."""
         self.shares, self._first = list(state["shares"]), state["first"]
         self._sum, self._finite, self._seen = state["sum"], state["finite"], state["seen"]
 
@@ -114,24 +114,24 @@ class AdaptiveCurriculum:
 
 
 class SelfPacedCurriculum:
-    """A curriculum that opens the records whose latest loss is at most a threshold, which grows from look to look.
+    """Opens the records whose latest loss is at most a threshold, which grows at each look.
 
     M. P. Kumar, B. Packer, D. Koller, Self-Paced Learning for Latent Variable Models, NIPS 2010, equation 5: hard
     weights v_i = 1 where L_i <= 1/K, with 1/K the threshold, and K divided by ``growth`` from one look to the next. The
-    first threshold is the loss of the hardest of the share ``start`` that is easiest before training. The paper finds
-    every L_i anew for each threshold; here it is what the last step that met the record measured, in the training's own
-    forward pass, or before training where none did. At least a batch is open, the easiest.
+    first threshold is the highest loss in the easiest share ``start`` before training. The paper computes every L_i
+    anew for each threshold; here it is the loss of the last step that used the record, in the training's own forward
+    pass, or the loss before training. The easiest batch is always open.
 
-    All is decided at the looks, so that steps can be made ahead; each of several processes that is told of the same
-    losses decides the same.
+    The rows up to the next look are drawn at each look, so that steps can be prefetched; processes that observe the
+    same losses draw the same rows.
 
     Args:
         config: of the curriculum.
-        rows: int64 [R], the stage's records.
+        rows: int64 [R], the phase's records.
         losses: float [all records], nats a supervised token before training.
         batch_size: records of a step, at most R.
-        until: step of the stage from which on it decides nothing.
-        draw: a step's rows, int64 [batch_size], of those that are open in it.
+        until: step of the phase at which the curriculum ends.
+        draw: draws a step's rows, int64 [batch_size], from the open ones.
     """
 
     def __init__(
@@ -148,42 +148,42 @@ class SelfPacedCurriculum:
         self._rows, self._batch_size, self._draw = rows, batch_size, draw
         self._first = losses.astype(np.float32)
         self._threshold = np.sort(self._first[rows])[int(np.ceil(config.start * len(rows))) - 1]
-        self._start_anew()
+        self._reset()
         self._look()
 
     @property
     def decided(self) -> int:
-        """How many steps' rows are known."""
+        """Number of steps whose rows are known."""
         return len(self._drawn)
 
     def rows(self, step: int) -> Rows:
-        """int64 [batch_size], for a step that is decided."""
+        """int64 [batch_size], for a decided step."""
         return self._drawn[step]
 
     def observe(self, step: int, losses: npt.NDArray[np.floating[Any]] | None) -> None:
-        """Take in what a step measured of its records; a loss that is no finite number leaves the one before.
+        """Take in the losses of a step's records; one that is not finite leaves the previous one.
 
         Args:
-            losses: float [batch_size], nats a supervised token of the step's rows, in their order; None where nothing
-                measured them.
+            losses: float [batch_size], nats a supervised token of the step's rows, in their order; None if they
+                were not measured.
 
         Raises:
             ValueError: it is not the step after the last one, or there are not as many losses as rows.
         """
         if step != self._seen:
-            raise ValueError(f"step {step} is told of after {self._seen} steps")
+            raise ValueError(f"step {step} does not follow {self._seen} observed steps")
         self._seen += 1
         if step >= self.until:
             return
         rows = self._drawn[step]
         if losses is None or len(losses) != len(rows):
-            raise ValueError(f"step {step} met {len(rows)} records, and not one loss of each is told")
+            raise ValueError(f"step {step} has {len(rows)} records, and not as many losses")
         self._take_in(rows, np.asarray(losses, np.float32))
         if self._seen % self.config.every == 0:
             self._look()
 
     def state(self) -> dict[str, Any]:
-        """What `load_state` takes, as JSON values: the rows that were drawn, and what was measured of them."""
+        """Return the state for `load_state` as JSON: the drawn rows and their losses."""
         return {
             "seen": self._seen,
             "looks": self._seen // self.config.every,
@@ -191,36 +191,39 @@ class SelfPacedCurriculum:
             "until": self.until,
             "batch_size": self._batch_size,
             "rows": _to_base64(np.concatenate([np.empty(0, np.int64), *self._drawn]).astype("<i8")),
-            "losses": _to_base64(np.concatenate([np.empty(0, np.float32), *self._told]).astype("<f4")),
+            "losses": _to_base64(np.concatenate([np.empty(0, np.float32), *self._observed_losses]).astype("<f4")),
         }
 
     def load_state(self, state: Mapping[str, Any], where: str, fix: str) -> None:
-        """Go on from what `state` gave.
+        """Resume from a state.
 
         Raises:
-            UserError: it is of other records or of steps of another size or number, and names ``where`` and ``fix``.
+            UserError: it is of other records or of steps of another size or number; names ``where`` and ``fix``.
         """
         rows = np.frombuffer(base64.b64decode(state["rows"]), "<i8").astype(np.int64)
-        told = np.frombuffer(base64.b64decode(state["losses"]), "<f4").astype(np.float32)
-        theirs, ours = ((one["every"], one["until"], one["batch_size"]) for one in (state, self.state()))
-        if theirs != ours or not np.isin(rows, self._rows).all():
+        losses = np.frombuffer(base64.b64decode(state["losses"]), "<f4").astype(np.float32)
+        own = self.state()
+        if (
+            any(state[name] != own[name] for name in ("every", "until", "batch_size"))
+            or not np.isin(rows, self._rows).all()
+        ):
             what = "the checkpoint's self-paced curriculum opened other records, or in steps of another size or number"
             raise UserError(what, where=where, fix=fix)
-        self._start_anew()
+        self._reset()
         self._seen = state["seen"]
         self._drawn += list(rows.reshape(-1, self._batch_size))
-        for drawn, losses in zip(self._drawn, told.reshape(-1, self._batch_size), strict=False):
-            self._take_in(drawn, losses)
+        for drawn, step_losses in zip(self._drawn, losses.reshape(-1, self._batch_size), strict=False):
+            self._take_in(drawn, step_losses)
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._seen, self._losses = 0, self._first.copy()
         self._drawn: list[Rows] = []
-        self._told: list[npt.NDArray[np.float32]] = []
+        self._observed_losses: list[npt.NDArray[np.float32]] = []
 
     def _take_in(self, rows: Rows, losses: npt.NDArray[np.float32]) -> None:
         known = np.isfinite(losses)
         self._losses[rows[known]] = losses[known]
-        self._told.append(losses)
+        self._observed_losses.append(losses)
 
     def _look(self) -> None:
         """Draw the rows of the steps up to the next look."""
@@ -228,6 +231,7 @@ class SelfPacedCurriculum:
         looks = self._seen // self.config.every
         opened = self._rows[own <= self._threshold * self.config.growth**looks]
         if len(opened) < self._batch_size:
+            # Fewer rows than a batch: the easiest, or the step would be smaller than those around it.
             opened = self._rows[np.argsort(own, kind="stable")[: self._batch_size]]
         for step in range(self.decided, min(self._seen + self.config.every, self.until)):
             self._drawn.append(self._draw(step, opened))

@@ -18,16 +18,16 @@ if TYPE_CHECKING:  # torch comes with it, and processes that only tokenise need 
     from posttrain.models.packing import Unit
 
 TOKEN_COLUMNS = ["id", "prompt", "completion", "rejected", "text", "meta"]
-"""What of a record decides its token ids."""
+"""The columns that decide a record's token ids."""
 SOURCE_COLUMNS = ["source", "line"]
-"""Where a record came from, which errors name."""
+"""The columns of a record's origin, which errors name."""
 
 
 class ExampleTooLong(UserError):
     """A record's answer leaves no room for its prompt.
 
     Args:
-        others: how many other records of the same data are known to be like it.
+        others: number of other records with the same fault.
     """
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None, others: int = 0) -> None:
@@ -35,12 +35,12 @@ class ExampleTooLong(UserError):
         self.alone, self.others = what, others
 
     def and_others(self, count: int) -> "ExampleTooLong":
-        """The same with so many more like it."""
+        """Return the error with ``count`` more records."""
         return ExampleTooLong(self.alone, where=self.where, fix=self.fix, others=self.others + count)
 
 
 class ChatEncoder(Protocol):
-    """Who renders prompts and answers: a `LanguageModel`, or an `Encoder`, which has no weights."""
+    """Renders prompts and answers: a `LanguageModel`, or an `Encoder`, which has no weights."""
 
     @property
     def chat(self) -> ChatTemplate:
@@ -48,19 +48,19 @@ class ChatEncoder(Protocol):
 
     @property
     def task(self) -> TaskConfig:
-        """What is asked."""
+        """The task of the prompts."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """All that it takes to turn records into token ids; can be sent to another process."""
+    """Template and task, which turn records into token ids; can be sent to another process."""
 
     chat: ChatTemplate
     task: TaskConfig
 
 
 def load_encoder(source: str, task: TaskConfig) -> Encoder:
-    """The encoder of a model that ``posttrain.models.sources.locate`` names; none of its weights is fetched or loaded.
+    """Load the encoder of a model that ``posttrain.models.sources.locate`` names, without fetching its weights.
 
     Raises:
         UserError: config or tokenizer cannot be read, or nothing names a stop token.
@@ -84,15 +84,15 @@ def load_encoder(source: str, task: TaskConfig) -> Encoder:
 
 @dataclass(frozen=True)
 class Example:
-    """A record as the trainer meets it.
+    """A record as the trainer reads it.
 
     Args:
         unit: its sequences.
         cut: whether one of them was longer than the limit.
         target: class, in the order of the task's labels; 1 for a desirable and 0 for an undesirable answer; -1 where
             the shape has none.
-        margin: how much better the chosen answer is (``margin`` of the record's meta); 0 where nothing is said, NaN
-            where it is no number.
+        margin: how much better the chosen answer is (``margin`` of the record's meta); 0 if missing, NaN if it is not
+            a number.
     """
 
     unit: "Unit"
@@ -104,48 +104,48 @@ class Example:
 def encode(
     speaker: ChatEncoder, records: pa.Table, max_length: int, shape: Shape = "completion"
 ) -> tuple[list["Unit"], list[str]]:
-    """Token ids of every labelled record, as `build_example` gives them.
+    """Encode every record, as `build_example` does.
 
     Returns:
         Units in the records' order, and the ids of the records that were cut to ``max_length``.
     """
-    found = list(build_examples(speaker, records, max_length, shape))
-    cut = [id for id, one in zip(records["id"].to_pylist(), found, strict=True) if one.cut]
-    return [one.unit for one in found], cut
+    encoded = list(build_examples(speaker, records, max_length, shape))
+    cut = [id for id, example in zip(records["id"].to_pylist(), encoded, strict=True) if example.cut]
+    return [example.unit for example in encoded], cut
 
 
 def build_examples(speaker: ChatEncoder, records: pa.Table, max_length: int, shape: Shape) -> list[Example]:
-    """Every record as an example, in their order.
+    """Build an example of every record, in their order.
 
     Raises:
-        TooLong: the first record that cannot be used is too long; those like it are counted.
-        UserError: something else is wrong with it.
+        ExampleTooLong: the first record that cannot be used is too long; those like it are counted.
+        UserError: it has another fault.
     """
-    wanted = [name for name in (*TOKEN_COLUMNS, *SOURCE_COLUMNS) if name in records.column_names]
-    rows = records.select(wanted).to_pylist()
-    found: list[Example] = []
+    columns = [name for name in (*TOKEN_COLUMNS, *SOURCE_COLUMNS) if name in records.column_names]
+    rows = records.select(columns).to_pylist()
+    encoded: list[Example] = []
     too_long: ExampleTooLong | None = None
     for row in rows:
         try:
-            found.append(build_example(speaker, row, max_length, shape))
+            encoded.append(build_example(speaker, row, max_length, shape))
         except ExampleTooLong as error:
             too_long = too_long.and_others(1) if too_long else error
         except UserError:
-            if too_long is None:  # the first is named, whatever is wrong with it
+            if too_long is None:  # the error names the first bad record, whatever its fault
                 raise
     if too_long:
         raise too_long
-    return found
+    return encoded
 
 
 def build_example(speaker: ChatEncoder, record: Mapping[str, Any], max_length: int, shape: Shape) -> Example:
-    """One record's token ids under a shape.
+    """Build one record's example under a shape.
 
     - ``completion``, ``teacher``: prompt and answer, or a plain text, which is learned as a whole.
     - ``pair``: the chosen and the rejected answer after the prompt; only they are supervised.
     - ``labelled``: prompt and answer, which alone is supervised; ``label`` of the record's meta is true or false.
-    - ``class``: the prompt as it is asked and a stop token, which alone is supervised: what a model says of the text is
-      read off where that token would be predicted, which is the text's last one.
+    - ``class``: the prompt and a stop token, which alone is supervised: the model is read where that token is
+      predicted, at the text's last one.
 
     Raises:
         UserError: the record lacks what its shape needs, or no token to learn is left of it in ``max_length``.
@@ -163,7 +163,7 @@ def build_example(speaker: ChatEncoder, record: Mapping[str, Any], max_length: i
 def record_error(
     record: Mapping[str, Any], what: str, *, fix: str | None = None, kind: type[UserError] = UserError
 ) -> UserError:
-    """What is wrong with a record, named by its id, and by file and line where it came from one."""
+    """Return an error that names a record by its id, and by file and line if it came from one."""
     file, line = (record.get(name) for name in SOURCE_COLUMNS)
     return kind(f"record {record['id']}: {what}", where=f"{file}:{line}" if file and line else file, fix=fix)
 
@@ -218,21 +218,21 @@ _SHAPES: dict[Shape, Callable[[ChatEncoder, Mapping[str, Any]], tuple[list[Token
 
 
 def _encode_answer(speaker: ChatEncoder, record: Mapping[str, Any], answer: str) -> TokenizedExample:
-    """Prompt and answer, of which the answer alone is supervised."""
+    """Encode prompt and answer; only the answer is supervised."""
     turns = speaker.task.turns(record_turns(record))
     whole, asked = speaker.chat.encode(turns, answer), len(speaker.chat.prompt_ids(turns))
     return TokenizedExample(whole.ids, [False] * asked + whole.supervised[asked:])
 
 
 def _label_index(task: TaskConfig, record: Mapping[str, Any]) -> int:
-    """The class of a record: its answer's place among the task's labels, or ``label`` of its meta, a number."""
-    labels, said = task.label_set, record["completion"]
+    """Return the class of a record: its answer's index in the task's labels, or ``label`` of its meta, a number."""
+    labels, answer = task.label_set, record["completion"]
     if not labels:
         raise UserError("a classifier needs the closed set of its labels", where="task.labels", fix="name them")
-    if said is not None:
-        if said not in labels:
-            raise record_error(record, f"no label `{said}` in task.labels", fix=suggest(said, labels))
-        return labels.index(said)
+    if answer is not None:
+        if answer not in labels:
+            raise record_error(record, f"no label `{answer}` in task.labels", fix=suggest(answer, labels))
+        return labels.index(answer)
     number = _meta(record).get("label")
     if not isinstance(number, int) or isinstance(number, bool):
         raise record_error(record, "it has no label", fix="give it a completion, or a column `label` with its number")
@@ -251,8 +251,8 @@ def _margin(record: Mapping[str, Any]) -> float:
 
 
 def _meta(record: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(record.get("meta") or "{}")
-    return found
+    meta: dict[str, Any] = json.loads(record.get("meta") or "{}")
+    return meta
 
 
 def _stop_id(chat: ChatTemplate) -> int:
@@ -261,7 +261,7 @@ def _stop_id(chat: ChatTemplate) -> int:
 
 
 def _truncate(sequence: TokenizedExample, record: Mapping[str, Any], max_length: int) -> TokenizedExample:
-    """The last ``max_length`` tokens."""
+    """Keep the last ``max_length`` tokens: the answer is at the end."""
     if len(sequence.ids) <= max_length:
         return sequence
     short = TokenizedExample(sequence.ids[-max_length:], sequence.supervised[-max_length:])

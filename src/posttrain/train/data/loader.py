@@ -24,12 +24,12 @@ Item = TypeVar("Item")
 
 
 class LoaderOptions(TypedDict, total=False):
-    """How a stream is read.
+    """Options of every loader.
 
     Args:
-        config: threads, and steps made ahead.
-        rank: which process this is, from 0.
-        world_size: how many there are.
+        config: threads and prefetching.
+        rank: number of this process, from 0.
+        world_size: number of processes.
     """
 
     config: LoaderConfig | None
@@ -38,30 +38,28 @@ class LoaderOptions(TypedDict, total=False):
 
 
 class DataLoader(ABC, Generic[Source, Item]):
-    """What is made of an order's steps, one after another; a context manager, which stops its threads.
+    """Loads one item a step, prefetching in threads; a context manager, which stops them.
 
-    `BatchLoader` makes the batches that the trainer computes, `RowLoader` packed rows for any other one; all that they share
-    is here: threads, processes, and where to go on.
+    `BatchLoader` loads the batches of our trainer, `RowLoader` packed rows for other ones; both share threads, ranks
+    and resuming. Items do not depend on the number of threads or the prefetched steps. An error in a thread is raised
+    when its step is requested.
 
-    The next steps are made in threads while the model works on one: what comes does not depend on how many threads
-    there are or how far ahead they are. What goes wrong in a thread is raised where the step is asked for.
-
-    Of several processes with the same arguments but ``rank``, each gets a part of every step's samples, in the order's
-    order; together they get what a single one would.
+    Of several processes with the same arguments but ``rank``, each gets a part of every step's samples, in the
+    sampler's order; together they get the samples that a single one would.
 
     Args:
         units: the training set.
-        order: whose rows are in which step; steps that are not decided are not made ahead.
-        budget: tokens of a micro-batch, or a row, at most.
-        config: threads, and steps made ahead.
-        rank: which process this is, from 0.
-        world_size: how many there are.
+        sampler: of the rows of each step; undecided steps are not prefetched.
+        budget: largest number of tokens of a micro-batch, or a row.
+        config: threads and prefetching.
+        rank: number of this process, from 0.
+        world_size: number of processes.
     """
 
     def __init__(
         self,
         units: Source,
-        order: BatchSampler,
+        sampler: BatchSampler,
         budget: int,
         *,
         config: LoaderConfig | None = None,
@@ -69,100 +67,100 @@ class DataLoader(ABC, Generic[Source, Item]):
         world_size: int = 1,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise ValueError(f"of {world_size} processes none is number {rank}")
-        self._units, self._order, self._budget, self.rank = units, order, budget, rank
+            raise ValueError(f"rank {rank} is not below the world size {world_size}")
+        self._units, self._sampler, self._budget, self.rank = units, sampler, budget, rank
         self._config = config or LoaderConfig()
         self._threads = ThreadPoolExecutor(self._config.workers, "loader") if self._config.workers else None
-        self._next, self._met = 0, (0, 0)  # samples of that step that are not to come again
-        self._ahead: deque[Future[Item]] = deque()
-        self._world = self._fresh_world(world_size, (0, 0))
+        self._next, self._used = 0, (0, 0)  # a step, and its samples that were used before
+        self._prefetched: deque[Future[Item]] = deque()
+        self._ranks = self._partition(world_size, (0, 0))
         self.waited = 0.0
-        """Seconds that the last step was waited for."""
+        """Seconds that the trainer waited for the last step."""
 
     @abstractmethod
-    def _make(self, place: StepPosition, step: int, rows: list[int], budget: int) -> Item:
-        """What is made of a step's rows, perhaps in a thread: it reads nothing that the training may change."""
+    def _make_item(self, position: StepPosition, step: int, rows: list[int], budget: int) -> Item:
+        """Make a step's item, perhaps in a thread: it must read nothing that the training changes."""
 
     @property
     def budget(self) -> int:
-        """Tokens of a micro-batch or a row at most. A new value holds from the next step on: none made before comes."""
+        """Largest number of tokens of a micro-batch or a row; a new value holds from the next step on."""
         return self._budget
 
     @budget.setter
     def budget(self, tokens: int) -> None:
-        self._forget_ahead()
+        self._drop_prefetched()
         self._budget = tokens
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
-        return self._world.size
+        """Number of processes."""
+        return self._ranks.size
 
     def __iter__(self) -> Iterator[Item]:
         return self
 
     def __next__(self) -> Item:
-        """What the next step is made into.
+        """Return the next step's item.
 
         Raises:
-            StopIteration: that was the last step.
-            IndexError: the next step hangs on losses that the order was not told.
+            StopIteration: there are no more steps.
+            IndexError: the next step depends on losses that the sampler has not observed.
         """
         start = time.perf_counter()
-        if self._next >= self._order.steps:
+        if self._next >= self._sampler.steps:
             raise StopIteration
-        self._make_ahead()
+        self._prefetch()
         try:
-            made = self._ahead.popleft().result() if self._ahead else self._make(*self._work(self._next))
+            item = self._prefetched.popleft().result() if self._prefetched else self._make_item(*self._work(self._next))
         except BaseException:
-            self._forget_ahead()  # it is the step after it
+            self._drop_prefetched()  # what is prefetched follows the failed step, which is requested again
             raise
         self._next += 1
-        self._make_ahead()
+        self._prefetch()
         self.waited = time.perf_counter() - start
-        return made
+        return item
 
     def seek(self, step: int) -> None:
-        """Go on with any step, earlier or later, or with the same again."""
-        self._forget_ahead()
-        self._next, self._met = step, (step, 0)
+        """Continue with any step, earlier or later, or the same again."""
+        self._drop_prefetched()
+        self._next, self._used = step, (step, 0)
 
     def state(self, samples: int | None = None) -> dict[str, Any]:
-        """What `load_state` takes, as JSON values; the same in every process that has come as far.
+        """Return the state for `load_state` as JSON, the same in every process at the same step.
 
         Args:
-            samples: how many of the last step, of all processes and in the order's order, were used; None: all.
+            samples: used samples of the last step, of all processes and in the sampler's order; None: all.
         """
-        step, met = self._next, self._met[1] if self._met[0] == self._next else 0
+        step, used = self._next, self._used[1] if self._used[0] == self._next else 0
         if samples is not None:
-            last = len(self._order.rows(step - 1)) if step else -1
+            last = len(self._sampler.rows(step - 1)) if step else -1
             if not 0 <= samples <= last:
                 raise ValueError(f"the last step has no {samples} samples")
             if samples < last:
-                step, met = step - 1, samples
+                step, used = step - 1, samples
         return {
             **self._identity(),
-            "epoch": self._order.place(step).epoch if step < self._order.steps else None,
+            "epoch": self._sampler.position(step).epoch if step < self._sampler.steps else None,
             "step": step,
-            "samples": met,
-            "world_size": self._world.size,
-            "since": list(self._world.since),
+            "samples": used,
+            "world_size": self._ranks.size,
+            "since": list(self._ranks.since),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was asked for; where there were other processes, what is left is dealt anew.
+        """Resume from a state; with another number of processes, partition the remaining samples anew.
 
         Raises:
-            UserError: it is of another set or another order.
+            UserError: it is of another training set or sampler.
         """
-        for name, here in self._identity().items():
-            if state[name] != here:
-                what = f"the loader's state has {name} {state[name]}, and here it is {here}"
-                raise UserError(what, fix="go on with the data and the order it was saved with")
+        for name, own in self._identity().items():
+            if state[name] != own:
+                what = f"the loader's state has {name} {state[name]}, and here it is {own}"
+                raise UserError(what, fix="resume with the data and the order it was saved with")
         self.seek(state["step"])
-        self._met = state["step"], state["samples"]
-        since = tuple(state["since"]) if state["world_size"] == self._world.size else self._met
-        self._world = self._fresh_world(self._world.size, (since[0], since[1]))
+        self._used = state["step"], state["samples"]
+        since = tuple(state["since"]) if state["world_size"] == self._ranks.size else self._used
+        self._ranks = self._partition(self._ranks.size, (since[0], since[1]))
 
     def __enter__(self) -> Self:
         return self
@@ -171,51 +169,56 @@ class DataLoader(ABC, Generic[Source, Item]):
         self.close()
 
     def close(self) -> None:
-        """Stop the threads; a step that one is busy with is waited for."""
-        self._forget_ahead()
+        """Stop the threads, once they have finished the step at hand."""
+        self._drop_prefetched()
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _identity(self) -> dict[str, Any]:
-        order = self._order
-        known = {"records": order.count, "batch_size": order.batch_size, "seed": order.seed, "steps": order.steps}
-        return {"set": getattr(self._units, "id", None), **known}
+        sampler = self._sampler
+        return {
+            "set": getattr(self._units, "id", None),
+            "records": sampler.count,
+            "batch_size": sampler.batch_size,
+            "seed": sampler.seed,
+            "steps": sampler.steps,
+        }
 
-    def _fresh_world(self, size: int, since: tuple[int, int]) -> RankPartition:
+    def _partition(self, size: int, since: tuple[int, int]) -> RankPartition:
         lengths = unit_lengths(self._units) if size > 1 else np.zeros(0, np.int64)
-        return RankPartition(self._order, lengths, size, since)
+        return RankPartition(self._sampler, lengths, size, since)
 
-    def _forget_ahead(self) -> None:
-        while self._ahead:
-            self._ahead.pop().cancel()
+    def _drop_prefetched(self) -> None:
+        while self._prefetched:
+            self._prefetched.pop().cancel()
 
-    def _make_ahead(self) -> None:
+    def _prefetch(self) -> None:
         if self._threads is None:
             return
-        last = min(self._next + self._config.prefetch, self._order.decided)
-        for step in range(self._next + len(self._ahead), last):
-            self._ahead.append(self._threads.submit(self._make, *self._work(step)))
+        last = min(self._next + self._config.prefetch, self._sampler.decided)
+        for step in range(self._next + len(self._prefetched), last):
+            self._prefetched.append(self._threads.submit(self._make_item, *self._work(step)))
 
     def _work(self, step: int) -> tuple[StepPosition, int, list[int], int]:
-        """All that a thread is told."""
-        rows = self._order.rows(step)
-        met = self._met[1] if step == self._met[0] else 0
-        if self._world.size > 1:
-            mine = np.flatnonzero(self._world.ranks(step) == self.rank)
-            rows = [rows[place] for place in mine[mine >= met].tolist()]
+        """Collect the arguments of a thread: the sampler itself changes with each observed loss."""
+        rows = self._sampler.rows(step)
+        used = self._used[1] if step == self._used[0] else 0
+        if self._ranks.size > 1:
+            own = np.flatnonzero(self._ranks.ranks(step) == self.rank)
+            rows = [rows[index] for index in own[own >= used].tolist()]
         else:
-            rows = rows[met:]
-        return self._order.place(step), step, rows, self._budget
+            rows = rows[used:]
+        return self._sampler.position(step), step, rows, self._budget
 
 
 @dataclass(frozen=True)
 class BatchLengths:
-    """How much one optimiser step reads.
+    """The amount of work of one optimiser step.
 
     Args:
         sequences: tokens of each sequence.
-        computed: tokens of the rows, in which what sequences share stands once.
-        pairs: of a token of the rows and one that it sees, itself included.
+        computed: tokens of the rows, in which sequences share a common prompt.
+        pairs: pairs of a token and one that it attends to, itself included.
     """
 
     sequences: list[int]
@@ -224,21 +227,21 @@ class BatchLengths:
 
     @classmethod
     def of(cls, units: Sequence[Unit], packed: Sequence[Packed]) -> Self:
-        """Of a step's units and its micro-batches."""
+        """Measure a step's units and micro-batches."""
         sequences = [len(sequence.ids) for unit in units for sequence in unit]
-        return cls(sequences, sum(one.ids.shape[1] for one in packed), sum(one.pairs for one in packed))
+        return cls(sequences, sum(batch.ids.shape[1] for batch in packed), sum(batch.pairs for batch in packed))
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One optimiser step.
+    """The batch of one optimiser step.
 
     Args:
         step: its number, from 0.
-        epoch: passes over the data that were finished before.
-        rows: of each micro-batch, the numbers of its units.
+        epoch: finished passes over the data.
+        rows: rows of each micro-batch's units.
         packed: the micro-batches, on the model's device.
-        lengths: how much of it there is.
+        lengths: the amount of work.
     """
 
     step: int
@@ -249,31 +252,31 @@ class Batch:
 
 
 class BatchLoader(DataLoader[Sequence[Unit], Batch]):
-    """The batches of an order's steps one after another, as `DataLoader` has it.
+    """Loads the batches of our trainer, packed into micro-batches on the model's device.
 
     Args:
         units: the training set.
-        order: whose rows are in which step.
-        budget: tokens of a micro-batch at most.
-        device: where the batches are wanted.
+        sampler: of the rows of each step.
+        budget: largest number of tokens of a micro-batch.
+        device: of the batches.
         padded: whether the model needs padded rows.
-        reading: see `LoaderOptions`.
+        options: see `LoaderOptions`.
     """
 
     def __init__(
         self,
         units: Sequence[Unit],
-        order: BatchSampler,
+        sampler: BatchSampler,
         budget: int,
         *,
         device: torch.device | str = "cpu",
         padded: bool = False,
-        **reading: Unpack[LoaderOptions],
+        **options: Unpack[LoaderOptions],
     ) -> None:
-        super().__init__(units, order, budget, **reading)
+        super().__init__(units, sampler, budget, **options)
         self._device, self._padded = device, padded
 
-    def _make(self, place: StepPosition, step: int, rows: list[int], budget: int) -> Batch:
+    def _make_item(self, position: StepPosition, step: int, rows: list[int], budget: int) -> Batch:
         take = getattr(self._units, "take", None)
         units = take(rows).views() if take else [self._units[row] for row in rows]
         parts = list(micro_batches(units, budget))
@@ -282,4 +285,4 @@ class BatchLoader(DataLoader[Sequence[Unit], Batch]):
         for part in parts:
             groups.append(rows[first : first + len(part)])
             first += len(part)
-        return Batch(step, place.epoch, groups, packed, BatchLengths.of(units, packed))
+        return Batch(step, position.epoch, groups, packed, BatchLengths.of(units, packed))

@@ -14,9 +14,9 @@ class MixPart:
     """Records of one kind.
 
     Args:
-        rows: int64 [R], which they are.
-        share: how many of them are met in each pass; passes go on where the one before stopped, so that none is met
-            twice more often than another.
+        rows: int64 [R].
+        share: records of them in each pass; a pass continues where the one before stopped, so that the uses of two
+            records differ by one at most.
     """
 
     rows: np.ndarray
@@ -26,28 +26,28 @@ class MixPart:
 def mix_parts(
     config: MixConfig, kinds: np.ndarray, rows: np.ndarray, where: str, passes: Callable[[int], int] | None = None
 ) -> list[MixPart]:
-    """The kinds that a mix names, with shares of a pass that is as long as there are records of them.
+    """Return the kinds that a mix names, with their shares of a pass as long as the number of their records.
 
-    Shares are whole numbers of records by largest remainders; what a cap takes from a kind goes to the others by their
-    weights.
+    Shares are whole numbers of records by largest remainders; the part of a kind above its cap goes to the others by
+    their weights.
 
     Args:
         config: with a mix.
-        kinds: str [records], what each is.
-        rows: int64, the records that come into question.
-        where: what errors name.
-        passes: into how many passes of so many records the stage goes; needed with ``mix_epochs``.
+        kinds: str [records].
+        rows: int64, the eligible records.
+        where: config key that errors name.
+        passes: number of the phase's passes, from the records of a pass; needed with ``mix_epochs``.
 
     Raises:
         UserError: no record is of a kind, its share of a pass is less than a record, or the caps leave too little.
     """
     known = sorted(set(kinds[rows].tolist()))
     names = known if config.mix == "sizes" else list(config.mix or {})
-    found = [rows[kinds[rows] == name] for name in names]
-    for name, own in zip(names, found, strict=True):
-        if not len(own):
+    groups = [rows[kinds[rows] == name] for name in names]
+    for name, group in zip(names, groups, strict=True):
+        if not len(group):
             raise UserError(f"no record is of `{name}`", where=where, fix=suggest(name, known))
-    sizes = np.array([len(own) for own in found], np.int64)
+    sizes = np.array([len(group) for group in groups], np.int64)
     limited = sizes if config.mix_limit is None else np.minimum(sizes, config.mix_limit)
     total = int(limited.sum())
     weights = np.array(list(config.mix.values()) if isinstance(config.mix, dict) else limited, np.float64)
@@ -66,22 +66,22 @@ def mix_parts(
     for name, share in zip(names, shares, strict=True):
         if share == 0:
             raise UserError(f"the share of `{name}` is less than a record", where=where, fix="raise it or leave it out")
-    return [MixPart(own, share) for own, share in zip(found, shares, strict=True)]
+    return [MixPart(group, share) for group, share in zip(groups, shares, strict=True)]
 
 
 def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> list[int]:
-    """``total`` in whole numbers by weights, the largest remainders rounded up (Hamilton's method).
+    """Split ``total`` into whole numbers by weights, rounding up the largest remainders (Hamilton's method).
 
     Args:
-        logs: float64, natural logarithms of the weights, so that none is too small beside another.
-        caps: int64, what no number is above; what they take off is shared among the others by weight. Together they
-            are ``total`` at least.
+        logs: float64, natural logarithms of the weights.
+        caps: int64, upper bounds, which sum to ``total`` at least; the excess is split among the others by weight.
     """
     shares = np.zeros(len(logs), np.int64)
     free = np.ones(len(logs), bool)
     while free.any():
         left = total - int(shares.sum())
-        # Beside the largest of those that still get something: what vanishes beside a full one does not among others.
+        # Relative to the largest weight that is still free: a weight that underflows beside a capped one may not beside
+        # the rest.
         weights = np.where(free, np.exp(np.minimum(logs - logs[free].max(), 0.0)), 0.0)
         exact = weights / weights.sum() * left
         full = np.zeros(0, bool) if caps is None else free & (exact >= caps)
@@ -94,59 +94,59 @@ def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> l
         assert caps is not None
         shares[full] = caps[full]
         free &= ~full
-    found: list[int] = shares.tolist()
-    return found
+    counts: list[int] = shares.tolist()
+    return counts
 
 
 class EpochPlan:
-    """Batches of pass after pass over some records; a function of the arguments.
+    """Plans the batches of pass after pass over some records; a function of the arguments.
+
+    Several parts are interleaved evenly: after n of a pass's N records, a part with the share s was used n s/N times,
+    give or take (1 + parts s/N) / 2.
 
     Args:
         parts: the records.
         batch_size: rows a batch; the last one of a pass may have fewer.
-        seed: of the shuffling; None keeps the records' order. Several parts stand evenly between each other: after n of
-            a pass's N records, a part with the share s was met n s/N times, give or take (1 + parts s/N) / 2.
-        first: number of the first pass: those of two stages that go on from each other are shuffled differently.
+        seed: of the shuffling; None keeps the records' order.
+        first: number of the first pass: successive phases are shuffled differently.
     """
 
     def __init__(self, parts: Sequence[MixPart], batch_size: int, seed: int | None, first: int = 0) -> None:
         self._parts, self._batch_size, self._seed, self._first = parts, batch_size, seed, first
         self.batches = -(-sum(part.share for part in parts) // batch_size)
         """Batches a pass."""
-        self._held: tuple[int, np.ndarray] | None = None
+        self._current: tuple[int, np.ndarray] | None = None
 
     def rows(self, batch: int) -> np.ndarray:
         """int64 [at most batch size]: a batch, counted from 0 through all passes."""
-        number, place = divmod(batch, self.batches)
-        if self._held is None or self._held[0] != number:
-            self._held = number, self._pass(number)
-        return self._held[1][place * self._batch_size : (place + 1) * self._batch_size]
+        number, index = divmod(batch, self.batches)
+        if self._current is None or self._current[0] != number:
+            self._current = number, self._pass(number)
+        return self._current[1][index * self._batch_size : (index + 1) * self._batch_size]
 
     def _pass(self, number: int) -> np.ndarray:
-        drawn = [self._drawn(part, kind, number) for kind, part in enumerate(self._parts)]
+        drawn = [self._draw(part, kind, number) for kind, part in enumerate(self._parts)]
         if self._seed is None or len(drawn) > 1:
             return _interleave(drawn)
         return np.random.default_rng([self._seed, self._first + number]).permutation(np.concatenate(drawn))
 
-    def _drawn(self, part: MixPart, kind: int, number: int) -> np.ndarray:
-        """The next ``ratio`` rows of a part, which is gone through again and again."""
+    def _draw(self, part: MixPart, kind: int, number: int) -> np.ndarray:
+        """Return the next ``share`` rows of a part, which is cycled through."""
         size = len(part.rows)
         if part.share == size and len(self._parts) == 1:
             return part.rows  # the pass is shuffled as a whole
         first, last = number * part.share, (number + 1) * part.share
-        turns = [self._turn(part.rows, kind, turn) for turn in range(first // size, -(-last // size))]
-        return np.concatenate(turns)[first % size :][: part.share]
+        cycles = [self._shuffle(part.rows, kind, cycle) for cycle in range(first // size, -(-last // size))]
+        return np.concatenate(cycles)[first % size :][: part.share]
 
-    def _turn(self, rows: np.ndarray, kind: int, turn: int) -> np.ndarray:
+    def _shuffle(self, rows: np.ndarray, kind: int, cycle: int) -> np.ndarray:
         if self._seed is None:
             return rows
-        return np.random.default_rng([self._seed, self._first, turn, kind, 1]).permutation(rows)
+        return np.random.default_rng([self._seed, self._first, cycle, kind, 1]).permutation(rows)
 
 
 def _interleave(drawn: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of several parts evenly between each other, each in its order.
-
-    The k-th of a part's s rows stands at (k + 1/2) / s of the way, as in Webster's method of apportionment.
-    """
-    places = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in drawn])
-    return np.concatenate(drawn)[np.argsort(places, kind="stable")]
+    """Interleave the rows of several parts evenly, each in its order."""
+    # The k-th of s rows stands at (k + 1/2) / s of the way, as in Webster's method of apportionment.
+    positions = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in drawn])
+    return np.concatenate(drawn)[np.argsort(positions, kind="stable")]

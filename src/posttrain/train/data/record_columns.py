@@ -1,24 +1,22 @@
 """Reads columns of the training records besides prompt and answer: weights, difficulties, kinds."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from posttrain.store.errors import UserError
+from posttrain.train.data.config import PhaseConfig
 from posttrain.train.data.encoding import SOURCE_COLUMNS, record_error
-
-if TYPE_CHECKING:
-    from posttrain.train.config import TrainConfig
-
 
 _WEIGHT = "train.weight"
 
 
 def column_values(records: pa.Table, name: str) -> list[Any]:
-    """What each record says under a name, a column of the record schema or one that only its file has; None if nothing.
+    """Return each record's value of a column of the schema or of its file; None if it has none.
 
     Args:
         records: rows of the record schema.
@@ -29,37 +27,37 @@ def column_values(records: pa.Table, name: str) -> list[Any]:
 
 
 def category_column(records: pa.Table, name: str, where: str) -> list[str]:
-    """What each record is by a column.
+    """Return each record's kind by a column.
 
     Raises:
-        UserError: a record says nothing there.
+        UserError: a record has no value there.
     """
-    found = column_values(records, name)
-    for row, value in enumerate(found):
+    values = column_values(records, name)
+    for row, value in enumerate(values):
         if value is None:
             raise row_error(records, row, f"it has no `{name}`", fix=f"name a column that all records have in {where}")
-    return [str(value) for value in found]
+    return [str(value) for value in values]
 
 
 def numeric_column(records: pa.Table, name: str, where: str) -> np.ndarray:
-    """float64 [N], a column of numbers; those of a CSV file are written in words.
+    """float64 [N], a column of numbers, which in a CSV file are text.
 
     Raises:
         UserError: a record has none there.
     """
-    found = column_values(records, name)
-    values = [_to_float(value) for value in found]
-    for row, value in enumerate(found):
+    raw = column_values(records, name)
+    values = [_to_float(value) for value in raw]
+    for row, value in enumerate(raw):
         if values[row] is None:
-            here = [f"`{column}`" for column in numeric_meta_columns(records.slice(row, 1))]
-            fix = f"name a column of numbers in {where}, such as {', '.join(here)}" if here else None
+            numeric = [f"`{column}`" for column in numeric_meta_columns(records.slice(row, 1))]
+            fix = f"name a column of numbers in {where}, such as {', '.join(numeric)}" if numeric else None
             fix = fix or f"give the records one, and name it in {where}"
             raise row_error(records, row, f"it has no number `{name}` but `{value}`", fix=fix)
     return np.array(values, np.float64)
 
 
 def _to_float(value: Any) -> float | None:
-    """The number that a value is or spells; None where it is none."""
+    """Convert a number or its text; None if it is neither."""
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         return None
     with suppress(ValueError):
@@ -69,40 +67,40 @@ def _to_float(value: Any) -> float | None:
 
 
 def numeric_meta_columns(records: pa.Table) -> list[str]:
-    """The columns that only the file has and in which some record has a number, in alphabetical order."""
+    """Return the names of the file's own columns with a number in some record, in alphabetical order."""
     metas = (json.loads(meta or "{}") for meta in records["meta"].to_pylist())
     return sorted({name for meta in metas for name, value in meta.items() if _to_float(value) is not None})
 
 
 def weight_column(records: pa.Table, name: str) -> np.ndarray:
-    """float64 [N], a column of what each record counts in the loss.
+    """float64 [N], a column of the records' weights in the loss.
 
     Raises:
         UserError: a record has no number there, or it is below 0 or infinite.
     """
-    found = numeric_column(records, name, _WEIGHT)
-    if len(wrong := np.flatnonzero(~((found >= 0) & np.isfinite(found)))):
+    values = numeric_column(records, name, _WEIGHT)
+    if len(wrong := np.flatnonzero(~((values >= 0) & np.isfinite(values)))):
         row = int(wrong[0])
-        raise row_error(records, row, f"its weight `{name}` is {found[row]:g}", fix="give it a finite one, 0 or more")
-    return found
+        raise row_error(records, row, f"its weight `{name}` is {values[row]:g}", fix="give it a finite one, 0 or more")
+    return values
 
 
-def mix_kinds(config: "TrainConfig", records: pa.Table) -> dict[str, list[str]]:
-    """For each column that a stage mixes by, what each record is."""
-    found = {}
-    for number, stage in enumerate(config.stages):
-        if stage.mix is not None:
-            found[stage.mix_by] = category_column(records, stage.mix_by, f"train.stages.{number}.mix_by")
-    return found
+def mix_kinds(phases: Sequence[PhaseConfig], records: pa.Table) -> dict[str, list[str]]:
+    """Return each record's kind, for each column that a phase mixes by."""
+    kinds = {}
+    for number, phase in enumerate(phases):
+        if phase.mix is not None:
+            kinds[phase.mix_by] = category_column(records, phase.mix_by, f"train.stages.{number}.mix_by")
+    return kinds
 
 
 def check_margins(records: pa.Table, margins: np.ndarray) -> None:
-    """Raise a UserError where a pair's ``margin``, float [N] as `Example` gives it, is no number."""
+    """Raise a UserError if a pair's ``margin``, float [N] as in `Example`, is not a number."""
     if len(wrong := np.flatnonzero(~np.isfinite(margins))):
         raise row_error(records, int(wrong[0]), "its `margin` is no number", fix="give all a number, or none")
 
 
 def row_error(records: pa.Table, row: int, what: str, *, fix: str | None = None) -> UserError:
-    """What is wrong with the record of a row, as `record_error` says it."""
+    """Return `record_error` of the record of a row."""
     columns = [name for name in ("id", *SOURCE_COLUMNS) if name in records.column_names]
     return record_error(records.select(columns).slice(row, 1).to_pylist()[0], what, fix=fix)

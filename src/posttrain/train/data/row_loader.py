@@ -21,7 +21,7 @@ class PackedRows:
 
     Args:
         ids: int32 [T].
-        labels: int32 [T], the id where a token is supervised and `IGNORED` elsewhere; not shifted.
+        labels: int32 [T], the id where a token is supervised and `IGNORE_INDEX` elsewhere; not shifted.
         positions: int32 [T], counted from the beginning of each sequence.
         segments: int32 [T], number of the sequence in its row, from 0: attention stays within one.
         starts: int64 [R + 1], where each row begins.
@@ -37,7 +37,7 @@ class PackedRows:
         return len(self.starts) - 1
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """Each row's ids, labels, positions and segments by name: parts of the arrays, not copies."""
+        """Yield each row's ids, labels, positions and segments by name, as views."""
         named = {"ids": self.ids, "labels": self.labels, "positions": self.positions, "segments": self.segments}
         for first, last in pairwise(self.starts.tolist()):
             yield {name: values[first:last] for name, values in named.items()}
@@ -45,12 +45,12 @@ class PackedRows:
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """One step.
+    """The packed rows of one step.
 
     Args:
         step: its number, from 0.
-        epoch: passes over the data that were finished before.
-        rows: the numbers of its units, in their order.
+        epoch: finished passes over the data.
+        rows: rows of its units, in their order.
         packed: their tokens.
     """
 
@@ -61,41 +61,41 @@ class RowBatch:
 
 
 class RowLoader(DataLoader[TokenSet, RowBatch]):
-    """The steps of an order as packed rows one after another, as `DataLoader` has it."""
+    """Loads each step as packed rows."""
 
-    def _make(self, place: StepPosition, step: int, rows: list[int], budget: int) -> RowBatch:
-        return RowBatch(step, place.epoch, rows, pack_rows(self._units.take(rows), budget))
+    def _make_item(self, position: StepPosition, step: int, rows: list[int], budget: int) -> RowBatch:
+        return RowBatch(step, position.epoch, rows, pack_rows(self._units.take(rows), budget))
 
 
 def row_boundaries(lengths: np.ndarray, budget: int) -> np.ndarray:
-    """int64 [R + 1]: the first of the units of each row, and their number.
+    """int64 [R + 1]: the first unit of each row, and the number of units.
 
-    Units come in their order; one goes into the next row where it does not fit, and one longer than a row has its own,
-    as `posttrain.models.packing.micro_batches` has it.
+    Units keep their order; one that does not fit goes into the next row, and one longer than a row has its own, as in
+    `posttrain.models.packing.micro_batches`.
 
     Args:
         lengths: int64 [U], tokens of each unit.
-        budget: tokens of a row at most.
+        budget: largest number of tokens of a row.
     """
     ends = np.cumsum(lengths)
     after = np.searchsorted(ends, ends - lengths + budget, side="right")
     following = np.maximum(after, np.arange(1, len(lengths) + 1)).tolist()
-    found = [0]
-    while found[-1] < len(following):
-        found.append(following[found[-1]])
-    return np.array(found, np.int64)
+    boundaries = [0]
+    while boundaries[-1] < len(following):
+        boundaries.append(following[boundaries[-1]])
+    return np.array(boundaries, np.int64)
 
 
 def pack_rows(tokens: Tokens, budget: int) -> PackedRows:
-    """Put units into rows of at most ``budget`` tokens; `row_boundaries` says which."""
-    places = row_boundaries(tokens.unit_lengths, budget)
+    """Pack units into rows of at most ``budget`` tokens."""
+    boundaries = row_boundaries(tokens.unit_lengths, budget)
     ends = np.concatenate([[0], np.cumsum(tokens.lengths)]).astype(np.int64)
-    first = np.concatenate([[0], np.cumsum(tokens.sequences)])[places]  # sequence of each row
+    first = np.concatenate([[0], np.cumsum(tokens.sequences)])[boundaries]  # sequence of each row
     numbers = np.arange(len(tokens.lengths), dtype=np.int32)
     numbers -= np.repeat(first[:-1].astype(np.int32), np.diff(first))
     positions = np.repeat(ends[:-1].astype(np.int32), tokens.lengths)
     np.subtract(_arange(len(positions).bit_length())[: len(positions)], positions, out=positions)
-    labels = tokens.ids - np.int32(IGNORE_INDEX)  # products are faster than a choice between two arrays
+    labels = tokens.ids - np.int32(IGNORE_INDEX)  # arithmetic is faster than np.where here
     labels *= tokens.supervised.view(np.int8)
     labels += np.int32(IGNORE_INDEX)
     return PackedRows(tokens.ids, labels, positions, np.repeat(numbers, tokens.lengths), ends[first])
@@ -103,7 +103,8 @@ def pack_rows(tokens: Tokens, budget: int) -> PackedRows:
 
 @lru_cache(maxsize=1)
 def _arange(bits: int) -> np.ndarray:
-    """int32 [2^bits]: 0, 1, and so on, kept because steps are about as long and counting takes as long as packing."""
-    found = np.arange(2**bits, dtype=np.int32)
-    found.flags.writeable = False
-    return found
+    """int32 [2^bits]: 0, 1, and so on."""
+    # Cached: steps are about as long as each other, and counting takes as long as packing.
+    numbers = np.arange(2**bits, dtype=np.int32)
+    numbers.flags.writeable = False
+    return numbers

@@ -46,7 +46,7 @@ class Tokens:
         return segment_sums(self.lengths, self.sequences)
 
     def views(self) -> "list[Unit]":
-        """The units, whose sequences' ids and supervised are parts of the arrays and no lists."""
+        """Return the units, whose sequences' ids and supervised are views of the arrays."""
         ends = np.cumsum(self.lengths).tolist()
         parts = [
             TokenizedExample(cast("list[int]", self.ids[first:last]), cast("list[bool]", self.supervised[first:last]))
@@ -57,23 +57,23 @@ class Tokens:
 
 
 class Units(Sequence["Unit"]):
-    """Units that are read when they are asked for."""
+    """A sequence of units that are read on access."""
 
     @abstractmethod
     def unit(self, row: int) -> "Unit":
-        """The unit of a row from 0 on that there is."""
+        """Read the unit of an existing row."""
 
     @overload
-    def __getitem__(self, place: int) -> "Unit": ...
+    def __getitem__(self, index: int) -> "Unit": ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence["Unit"]: ...
-    def __getitem__(self, place: int | slice) -> "Unit | Sequence[Unit]":
-        rows = range(len(self))[place]  # negative places, and an IndexError where there is none
+    def __getitem__(self, index: slice) -> Sequence["Unit"]: ...
+    def __getitem__(self, index: int | slice) -> "Unit | Sequence[Unit]":
+        rows = range(len(self))[index]  # handles negative indices, and raises the IndexError
         return self.unit(rows) if isinstance(rows, int) else [self.unit(row) for row in rows]
 
 
 class TokenSet(Units):
-    """The units of a training set; only those that are asked for are read from the disk.
+    """The units of a training set, read from disk on access.
 
     Args:
         folder: of a set that `tokenise` made.
@@ -83,7 +83,7 @@ class TokenSet(Units):
         self.folder = folder
         manifest = parse_manifest((folder / MANIFEST).read_bytes())
         self.id = manifest.id
-        """Made of all that the set holds."""
+        """Digest of the set's whole content."""
         self.meta: dict[str, Any] = manifest.meta
         self.shards = [TokenShard(folder / shard_name(number)) for number in range(self.meta["shards"])]
         self._starts = np.cumsum([0, *map(len, self.shards)])
@@ -92,12 +92,12 @@ class TokenSet(Units):
         return int(self._starts[-1])
 
     def unit(self, row: int) -> "Unit":
-        """The unit of a row from 0 on."""
+        """Read the unit of a row."""
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.shards[shard].unit(row - int(self._starts[shard]))
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Tokens:
-        """The tokens of some units, in the order in which they are asked for, each copied once.
+        """Copy the tokens of some units, in the given order.
 
         Raises:
             IndexError: there is no such unit.
@@ -129,7 +129,7 @@ class TokenSet(Units):
     @cached_property
     def longest(self) -> np.ndarray:
         """int64 [U]: tokens of each unit's longest sequence."""
-        return np.concatenate([np.maximum.reduceat(one.sequence_lengths, one.units[:-1]) for one in self.shards])
+        return np.concatenate([np.maximum.reduceat(shard.sequence_lengths, shard.units[:-1]) for shard in self.shards])
 
     @cached_property
     def _tokens(self) -> np.ndarray:
@@ -144,8 +144,8 @@ class TokenSet(Units):
     @cached_property
     def _sequences(self) -> np.ndarray:
         """int64 [U]: each unit's first sequence, among those of the set."""
-        found: np.ndarray = np.cumsum(self._counts) - self._counts
-        return found
+        starts: np.ndarray = np.cumsum(self._counts) - self._counts
+        return starts
 
     @property
     def largest_id(self) -> int:
@@ -190,7 +190,7 @@ class TokenShard(Units):
         return len(self.units) - 1
 
     def unit(self, row: int) -> "Unit":
-        """The unit of a row from 0 on."""
+        """Read the unit of a row."""
         return [self._sequence(number) for number in range(int(self.units[row]), int(self.units[row + 1]))]
 
     def _sequence(self, number: int) -> TokenizedExample:
@@ -215,8 +215,8 @@ class TokenShard(Units):
     @property
     def starts(self) -> np.ndarray:
         """int64 [U]: where each unit's tokens begin."""
-        found: np.ndarray = self.offsets[self.units[:-1]]
-        return found
+        starts: np.ndarray = self.offsets[self.units[:-1]]
+        return starts
 
 
 def open_shard(folder: Path, number: int) -> TokenShard:
@@ -243,18 +243,18 @@ def open_shard(folder: Path, number: int) -> TokenShard:
 
 
 def longest_lengths(units: Sequence["Unit"]) -> np.ndarray:
-    """int64 [U]: tokens of each unit's longest sequence; counted only where the units do not have it as ``longest_lengths``."""
+    """int64 [U]: tokens of each unit's longest sequence, counted only if the units have no ``longest``."""
     known: np.ndarray | None = getattr(units, "longest", None)
     return count_longest(units) if known is None else known
 
 
 def count_longest(units: Sequence["Unit"]) -> np.ndarray:
-    """What `longest_lengths` gives, by looking at every unit."""
+    """int64 [U]: tokens of each unit's longest sequence, by reading every unit."""
     return np.array([max(len(sequence.ids) for sequence in unit) for unit in units], np.int64)
 
 
 def unit_lengths(units: Sequence["Unit"]) -> np.ndarray:
-    """int64 [U]: tokens of each unit; counted only where the units do not have it as ``unit_lengths``."""
+    """int64 [U]: tokens of each unit, counted only if the units have no ``unit_lengths``."""
     known: np.ndarray | None = getattr(units, "unit_lengths", None)
     if known is None:
         return np.array([sum(len(sequence.ids) for sequence in unit) for unit in units], np.int64)
@@ -262,36 +262,35 @@ def unit_lengths(units: Sequence["Unit"]) -> np.ndarray:
 
 
 def shard_name(number: int) -> str:
-    """The folder of a shard in its set."""
+    """Return the name of a shard's folder in its set."""
     return f"shard-{number:05d}"
 
 
 def _memory_map(folder: Path, name: str) -> np.ndarray:
     path, dtype = folder / name, DTYPES[name]
-    if path.stat().st_size == 0:  # nothing to map
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "r"))  # a memmap takes longer to index
 
 
 def gather(sources: Sequence[np.ndarray], numbers: Sequence[int], spans: Sequence[slice]) -> np.ndarray:
-    """Parts of some flat arrays of one dtype one after another, each copied once, from where it lies.
-
-    Joining buffers is the one way of Python to copy many blocks of different lengths from anywhere, which NumPy does
-    by a call each or element by element; it takes half the time.
+    """Concatenate spans of flat arrays of one dtype.
 
     Args:
         sources: the arrays.
-        numbers: for each part, which array it is of.
-        spans: for each part, where it lies in its array.
+        numbers: index of each span's array.
+        spans: each span in its array.
     """
+    # Joining buffers copies many blocks of different lengths at once; NumPy needs a call for each, or copies element by
+    # element, which takes twice as long.
     views = [source.data for source in sources]
     joined = bytearray().join([views[number][span] for number, span in zip(numbers, spans, strict=True)])
     return np.frombuffer(joined, sources[0].dtype)
 
 
 def segment_sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Sums of the first ``counts[0]`` values, of the ``counts[1]`` after them, and so on."""
-    if len(values) == len(counts):  # there is no empty unit
+    """Sum the first ``counts[0]`` values, the ``counts[1]`` after them, and so on."""
+    if len(values) == len(counts):  # no unit is empty, so each has one value
         return values
     return np.add.reduceat(values, np.cumsum(counts) - counts) if len(counts) else np.zeros(0, values.dtype)
 

@@ -17,7 +17,7 @@ SHARD_TOKENS = 2**28
 
 @dataclass(frozen=True, eq=False)
 class Block(Tokens):
-    """The tokens of U records, and what else is known of them.
+    """The tokens of U records, and their targets and margins.
 
     Args:
         cut: bool [U].
@@ -31,32 +31,32 @@ class Block(Tokens):
 
 
 def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard_tokens: int) -> dict[str, int]:
-    """Fill a folder with shards of whole records, as many as fit into ``shard_tokens``, or one.
+    """Write shards of whole records, as many as fit into ``shard_tokens``, or one.
 
-    What is written does not depend on how the records are cut into blocks.
+    The bytes do not depend on how the records are cut into blocks.
 
     Args:
         blocks: all records, in their order.
         records: with their ids.
 
     Returns:
-        What the manifest says of the set: ``shards``, ``sequences``, ``tokens``, ``count_supervised``,
+        The manifest's fields: ``shards``, ``sequences``, ``tokens``, ``count_supervised``,
         ``largest_id``.
     """
-    found = {"shards": 0, "sequences": 0, "tokens": 0, "supervised_tokens": 0, "largest_id": 0}
+    counts = {"shards": 0, "sequences": 0, "tokens": 0, "supervised_tokens": 0, "largest_id": 0}
     written, shard = 0, None
     try:
         for block in blocks:
-            found["sequences"] += len(block.lengths)
-            found["tokens"] += len(block.ids)
-            found["supervised_tokens"] += int(block.supervised.sum())
-            found["largest_id"] = max(found["largest_id"], int(block.ids.max(initial=0)))
+            counts["sequences"] += len(block.lengths)
+            counts["tokens"] += len(block.ids)
+            counts["supervised_tokens"] += int(block.supervised.sum())
+            counts["largest_id"] = max(counts["largest_id"], int(block.ids.max(initial=0)))
             ends = np.cumsum(block.unit_lengths)
             first, count = 0, len(block.sequences)
             while first < count:
                 if shard is None:
-                    shard = _ShardWriter(folder / shard_name(found["shards"]))
-                    found["shards"] += 1
+                    shard = _ShardWriter(folder / shard_name(counts["shards"]))
+                    counts["shards"] += 1
                 before = ends[first - 1] if first else 0
                 last = int(np.searchsorted(ends, before + shard_tokens - shard.tokens, side="right"))
                 if last <= first and shard.tokens:
@@ -66,18 +66,18 @@ def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard
                 last = max(last, first + 1)
                 shard.add(_slice_block(block, first, last))
                 first = last
-        if shard is not None or not found["shards"]:
+        if shard is not None or not counts["shards"]:
             shard = shard or _ShardWriter(folder / shard_name(0))
             shard.finish(records.slice(written))
-            found["shards"] = max(1, found["shards"])
+            counts["shards"] = max(1, counts["shards"])
     finally:
         if shard is not None:
             shard.close()
-    return found
+    return counts
 
 
 class _ShardWriter:
-    """The files of a shard that is being written."""
+    """Writes the files of one shard."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,7 +102,7 @@ class _ShardWriter:
         self._supervised.close()
 
     def finish(self, records: pa.Table) -> int:
-        """Write what else there is; the records begin with the shard's. Returns how many it has."""
+        """Write the remaining files; ``records`` begins with the shard's. Return their number."""
         self.close()
         values = {
             name: np.concatenate([np.empty(0, dtype), *(getattr(block, name) for block in self._blocks)])
@@ -127,7 +127,7 @@ class _ShardWriter:
 
 
 def _slice_block(block: Block, first: int, last: int) -> Block:
-    """The units from ``first`` to before ``last``."""
+    """Slice the units from ``first`` to before ``last``."""
     if (first, last) == (0, len(block.sequences)):
         return block
     sequences = np.concatenate([[0], np.cumsum(block.sequences)])

@@ -58,43 +58,43 @@ def tokenise(
     processes: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
 ) -> TokenSet:
-    """The records' token ids, made now, or found in the folder where the same were made before.
+    """Tokenise records, or load the token set that was made of the same before.
 
-    What is found is checked to the byte; what is damaged is made again, with a line in the log.
+    A cached set is checked to the byte; a damaged one is made again, with a line in the log.
 
     Args:
         speaker: a language model, or an `Encoder`; its weights are not needed.
         records: rows of the record schema.
         max_length: longer sequences are cut at their beginning, in tokens.
-        shape: what a record holds, see `posttrain.train.data.encoding.build_example`.
-        folder: holds any number of sets.
-        processes: how many tokenise; None: as many as there are cores where that is worth it. The bytes are the same.
-        shard_tokens: a shard of a new set holds as many whole records as fit into so many tokens.
+        shape: contents of a record, see `posttrain.train.data.encoding.build_example`.
+        folder: of any number of sets.
+        processes: number of processes; None: one a core, if there are enough records. The bytes are the same.
+        shard_tokens: tokens of a shard of a new set, which holds whole records.
 
     Raises:
         UserError: a record cannot be used, the template does not fit the tokenizer, or the disk refused.
-        WorkError: a process that tokenised was killed.
+        WorkError: a tokenising process was killed.
     """
     encoder = Encoder(speaker.chat, speaker.task)
-    wanted = token_set_key(encoder, records, max_length, shape)
+    key = token_set_key(encoder, records, max_length, shape)
     store = LocalArtifacts(folder, folder / "tmp")
-    if found := _find(store, wanted):
-        return TokenSet(found)
+    if cached := _find(store, key):
+        return TokenSet(cached)
     store.remove_abandoned()
     check_template(encoder.chat)
     with store.temporary_folder() as fresh:
         with progress_bar("tokenising", records.num_rows, "records") as advance:
-            found_blocks = _with_progress(tokenise_blocks(encoder, records, max_length, shape, processes), advance)
-            counts = write_shards(found_blocks, records, fresh, shard_tokens)
-        meta = {"key": wanted, "shape": shape, "max_length": max_length, "records": records.num_rows, **counts}
-        made = store.commit(fresh, _KIND, meta)
-    return TokenSet(store.path(made.id))
+            blocks = _with_progress(tokenise_blocks(encoder, records, max_length, shape, processes), advance)
+            counts = write_shards(blocks, records, fresh, shard_tokens)
+        meta = {"key": key, "shape": shape, "max_length": max_length, "records": records.num_rows, **counts}
+        artifact = store.commit(fresh, _KIND, meta)
+    return TokenSet(store.path(artifact.id))
 
 
-def _find(store: LocalArtifacts, wanted: str) -> Path | None:
+def _find(store: LocalArtifacts, key: str) -> Path | None:
     for id in store.ids():
         try:
-            if store.get(id).meta.get("key") == wanted:
+            if store.get(id).meta.get("key") == key:
                 return store.path(id)
         except DamagedArtifactError as damage:
             log.warning("  tokenised data are thrown away: %s", damage)
@@ -102,14 +102,14 @@ def _find(store: LocalArtifacts, wanted: str) -> Path | None:
     return None
 
 
-def _with_progress(made: Iterator[Block], advance: Callable[[int], None]) -> Iterator[Block]:
-    for block in made:
+def _with_progress(blocks: Iterator[Block], advance: Callable[[int], None]) -> Iterator[Block]:
+    for block in blocks:
         yield block
         advance(len(block.sequences))
 
 
 def token_set_key(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> str:
-    """64 hex characters that two sets share whose tokens are the same."""
+    """Return 64 hex characters, the same for two sets with the same tokens."""
     import tokenizers
     import transformers
 
@@ -131,16 +131,17 @@ def token_set_key(encoder: Encoder, records: pa.Table, max_length: int, shape: S
 
 
 def content_digest(records: pa.Table) -> str:
-    """Of what decides records' tokens. Ids do not do: two of one id may differ in white space or in their label."""
+    """Digest the columns that decide records' tokens."""
+    # Ids do not do: two records of one id may differ in white space or in their label.
     names = [name for name in TOKEN_COLUMNS if name in records.column_names]
-    found = hashlib.sha256(json.dumps(names).encode())
+    sha256 = hashlib.sha256(json.dumps(names).encode())
     for batch in records.select(names).combine_chunks().to_batches(max_chunksize=65_536):
-        found.update(batch.serialize())
-    return found.hexdigest()
+        sha256.update(batch.serialize())
+    return sha256.hexdigest()
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
-    """A digest of the tokenizer's vocabulary, rules and special tokens, without what calling it changes."""
+    """Digest the tokenizer's vocabulary, rules and special tokens."""
     named = [type(tokenizer).__name__, tokenizer.special_tokens_map]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -155,14 +156,14 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 def tokenise_blocks(
     encoder: Encoder, records: pa.Table, max_length: int, shape: Shape, processes: int | None
 ) -> Iterator[Block]:
-    """All records in their order, some at a time; what they hold does not depend on who made them.
+    """Tokenise all records in their order, a block at a time; the blocks do not depend on the number of processes.
 
     Args:
-        processes: how many tokenise; None: as many as there are cores where that is worth it.
+        processes: number of processes; None: one a core, if there are enough records.
 
     Raises:
         TooLong: the first record that cannot be used is too long; those like it are counted.
-        UserError: something else is wrong with it.
+        UserError: it has another fault.
         WorkError: a process was killed.
     """
     records = records.select([name for name in (*TOKEN_COLUMNS, *SOURCE_COLUMNS) if name in records.column_names])
@@ -171,22 +172,22 @@ def tokenise_blocks(
         processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = processes if records.num_rows >= _PARALLEL_FROM else 1
     if processes == 1 or len(parts) < 2:
-        made: Generator[Block | UserError, None, None] = (
+        blocks: Generator[Block | UserError, None, None] = (
             _try_block(encoder, part, max_length, shape) for part in parts
         )
     else:
-        made = _by_processes(encoder, parts, max_length, shape, min(processes, len(parts)))
+        blocks = _by_processes(encoder, parts, max_length, shape, min(processes, len(parts)))
     too_long: ExampleTooLong | None = None
-    with closing(made):
-        for found in made:
-            if isinstance(found, ExampleTooLong):
-                too_long = too_long.and_others(1 + found.others) if too_long else found
+    with closing(blocks):
+        for block in blocks:
+            if isinstance(block, ExampleTooLong):
+                too_long = too_long.and_others(1 + block.others) if too_long else block
             elif too_long:
-                continue  # only counted from here on
-            elif isinstance(found, UserError):
-                raise found
+                continue  # only further long records are counted from here on
+            elif isinstance(block, UserError):
+                raise block
             else:
-                yield found
+                yield block
     if too_long:
         raise too_long
 
@@ -198,19 +199,19 @@ def _by_processes(
     # that and would begin a training of its own.
     from joblib.externals.loky import ProcessPoolExecutor
 
-    alone = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    pool = ProcessPoolExecutor(processes, initializer=_init_process, initargs=(encoder,), env=alone)
-    left = iter(parts)
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    pool = ProcessPoolExecutor(processes, initializer=_init_process, initargs=(encoder,), env=environment)
+    remaining = iter(parts)
 
     def submit(count: int) -> list[Any]:
-        return [pool.submit(_in_process, _to_ipc(part), max_length, shape) for part in islice(left, count)]
+        return [pool.submit(_in_process, _to_ipc(part), max_length, shape) for part in islice(remaining, count)]
 
     try:
         waiting = deque(submit(_BLOCKS_PER_PROCESS * processes))
         while waiting:
-            found = waiting.popleft().result()
+            block = waiting.popleft().result()
             waiting.extend(submit(1))
-            yield found
+            yield block
     except BrokenProcessPool:
         fix = "set train.loader.processes to 1, or free some memory"
         raise WorkError(f"a process that tokenised was killed: {fix}") from None
@@ -219,7 +220,8 @@ def _by_processes(
 
 
 def _to_ipc(records: pa.Table) -> pa.Buffer:
-    """Records as bytes; pickling a part of a table would take the whole of it along."""
+    """Serialise records."""
+    # Pickle would take the whole table along with a slice of it.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, records.schema) as stream:
         stream.write_table(records)
@@ -237,7 +239,8 @@ def _in_process(sent: pa.Buffer, max_length: int, shape: Shape) -> Block | UserE
 
 
 def _try_block(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Block | UserError:
-    """A block, or what is wrong with its first bad record: a block before it may hold another one."""
+    """Return a block, or the error of its first bad record."""
+    # Returned and not raised: an earlier block that is still in work may have an error, which comes first.
     try:
         return _block(encoder, records, max_length, shape)
     except UserError as error:
@@ -245,14 +248,14 @@ def _try_block(encoder: Encoder, records: pa.Table, max_length: int, shape: Shap
 
 
 def _block(encoder: Encoder, records: pa.Table, max_length: int, shape: Shape) -> Block:
-    found = build_examples(encoder, records, max_length, shape)
-    sequences = [sequence for one in found for sequence in one.unit]
+    encoded = build_examples(encoder, records, max_length, shape)
+    sequences = [sequence for example in encoded for sequence in example.unit]
     return Block(
         np.fromiter(chain.from_iterable(sequence.ids for sequence in sequences), np.int32),
         np.fromiter(chain.from_iterable(sequence.supervised for sequence in sequences), np.bool_),
         np.array([len(sequence.ids) for sequence in sequences], np.int64),
-        np.array([len(one.unit) for one in found], np.int64),
-        np.array([one.cut for one in found], np.bool_),
-        np.array([one.target for one in found], np.int32),
-        np.array([one.margin for one in found], np.float32),
+        np.array([len(example.unit) for example in encoded], np.int64),
+        np.array([example.cut for example in encoded], np.bool_),
+        np.array([example.target for example in encoded], np.int32),
+        np.array([example.margin for example in encoded], np.float32),
     )

@@ -15,12 +15,12 @@ from posttrain.train.data.token_set import TokenSet, count_longest
 
 
 class UnitView(Sequence[Unit]):
-    """So many units, each made when it is asked for, so that no token is held twice.
+    """A sequence of units that are made on access, so that no token is held twice.
 
     Args:
-        length: how many.
-        make: a unit by its place.
-        longest: int64 [length], tokens of each unit's longest sequence; without it they are counted when asked for.
+        length: number of units.
+        make: makes the unit of a row.
+        longest: int64 [length], tokens of each unit's longest sequence; None: counted on access.
     """
 
     def __init__(self, length: int, make: Callable[[int], Unit], longest: np.ndarray | None = None) -> None:
@@ -37,31 +37,31 @@ class UnitView(Sequence[Unit]):
         return self._length
 
     @overload
-    def __getitem__(self, place: int) -> Unit: ...
+    def __getitem__(self, index: int) -> Unit: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Unit]: ...
-    def __getitem__(self, place: int | slice) -> Unit | list[Unit]:
-        if isinstance(place, slice):
-            return [self._make(one) for one in range(*place.indices(self._length))]
-        return self._make(range(self._length)[place])
+    def __getitem__(self, index: slice) -> list[Unit]: ...
+    def __getitem__(self, index: int | slice) -> Unit | list[Unit]:
+        if isinstance(index, slice):
+            return [self._make(row) for row in range(*index.indices(self._length))]
+        return self._make(range(self._length)[index])
 
 
 def map_sequences(
     units: Sequence[Unit], change: Callable[[TokenizedExample], TokenizedExample], longest: np.ndarray | None = None
 ) -> UnitView:
-    """The units with every sequence changed; ``longest`` as `UnitView` takes it."""
-    return UnitView(len(units), lambda place: [change(sequence) for sequence in units[place]], longest)
+    """Change every sequence of the units; ``longest`` as in `UnitView`."""
+    return UnitView(len(units), lambda row: [change(sequence) for sequence in units[row]], longest)
 
 
 def split_units(units: Sequence[Unit]) -> UnitView:
-    """Every sequence of units of one size as a unit of its own."""
+    """Make each sequence a unit of its own; all units have as many sequences."""
     size = len(units[0])
     lengths = units.sequence_lengths if isinstance(units, TokenSet) else None
-    return UnitView(len(units) * size, lambda place: [units[place // size][place % size]], lengths)
+    return UnitView(len(units) * size, lambda row: [units[row // size][row % size]], lengths)
 
 
 def answer_start(sequence: TokenizedExample) -> int:
-    """Where the last answer begins: the supervised tokens that nothing follows."""
+    """Return the index of the last answer's first token: the supervised tokens at the end."""
     start = len(sequence.ids)
     while start and sequence.supervised[start - 1]:
         start -= 1
@@ -69,21 +69,19 @@ def answer_start(sequence: TokenizedExample) -> int:
 
 
 def only_answer(sequence: TokenizedExample) -> TokenizedExample:
-    """The sequence with its last answer supervised, and earlier ones only read."""
+    """Supervise the last answer only."""
     start = answer_start(sequence)
     return TokenizedExample(sequence.ids, [False] * start + sequence.supervised[start:])
 
 
 def whole_text(sequence: TokenizedExample) -> TokenizedExample:
-    """The sequence with every token supervised."""
+    """Supervise every token."""
     return TokenizedExample(sequence.ids, [True] * len(sequence.ids))
 
 
 def read_to_last_token(ids: Sequence[int], padding: int | None) -> TokenizedExample:
-    """A sequence whose state is wanted at its last token, so far as that is no padding token (as transformers has it).
-
-    Packing gives the states of tokens that a supervised one follows, and does not read that one: so one is put behind.
-    """
+    """Supervise one token behind the last one that is not padding (as in transformers), to read the model there."""
+    # Packing returns the states that predict a supervised token, and does not read that token itself.
     end = len(ids)
     while end > 1 and ids[end - 1] == padding:
         end -= 1
@@ -91,33 +89,34 @@ def read_to_last_token(ids: Sequence[int], padding: int | None) -> TokenizedExam
 
 
 def group_by_tokens(units: Sequence[Unit], rows: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """The rows of some units, cut into micro-batches as `micro_batches` does it."""
-    left = iter(rows)
-    for part in micro_batches(UnitView(len(rows), lambda place: units[rows[place]]), tokens):
-        yield list(islice(left, len(part)))
+    """Cut rows of units into micro-batches, as `micro_batches` does."""
+    remaining = iter(rows)
+    for part in micro_batches(UnitView(len(rows), lambda index: units[rows[index]]), tokens):
+        yield list(islice(remaining, len(part)))
 
 
-def first_pass_groups(units: Sequence[Unit], order: BatchSampler, tokens: int) -> Iterator[list[int]]:
-    """The micro-batches of an order's steps, up to the one after which every unit was met, or none is decided."""
+def first_pass_groups(units: Sequence[Unit], sampler: BatchSampler, tokens: int) -> Iterator[list[int]]:
+    """Yield the micro-batches of the first steps, until every unit was read or no further step is decided."""
     waiting = set(range(len(units)))
-    for step in range(order.decided):
+    for step in range(sampler.decided):
         if not waiting:
             return
-        rows = order.rows(step)
+        rows = sampler.rows(step)
         waiting.difference_update(rows)
         yield from group_by_tokens(units, rows, tokens)
 
 
 def count_supervised(sequence: TokenizedExample) -> int:
-    """The tokens that a loss is taken on; nothing predicts a first one."""
+    """Count the tokens that a loss is taken on."""
+    # Nothing predicts a first token.
     return sum(sequence.supervised[1:])
 
 
 def tokens_digest(units: Sequence[Unit]) -> str:
-    """SHA-256 of the units' tokens and of which are supervised."""
-    found = hashlib.sha256()
+    """SHA-256 of the units' tokens and supervision."""
+    sha256 = hashlib.sha256()
     for unit in units:
         for sequence in unit:
-            found.update(np.array([len(unit), len(sequence.ids), *sequence.ids], np.int64).tobytes())
-            found.update(bytes(sequence.supervised))
-    return found.hexdigest()
+            sha256.update(np.array([len(unit), len(sequence.ids), *sequence.ids], np.int64).tobytes())
+            sha256.update(bytes(sequence.supervised))
+    return sha256.hexdigest()

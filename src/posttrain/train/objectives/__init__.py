@@ -1,1 +1,1 @@
-"""Training objectives: pure functions from what a model computed to a sum, a count and metrics."""
+"""Training objectives, a file each: the formula as a plain function, and the class that feeds it from a model."""

@@ -1,98 +1,156 @@
-"""The base class of all objectives."""
+"""The base class of all objectives, and what one is built from.
+
+To add an objective, write its formula as a plain function of log-probabilities, logits or hidden states that returns a
+`Loss`, and a subclass of `Objective` that computes those from a model; name the class in `registry.OBJECTIVES`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.packing import Packed, Unit
-from posttrain.train.config import TrainConfig
-from posttrain.train.objectives.functions import FUNCTIONS
 from posttrain.train.objectives.loss import Loss
 
 _DEFAULT_TOKENS = 4096
 
 
+class TrainArguments(Protocol):
+    """The settings of a training that objectives read; ``TrainConfig`` has them all.
+
+    Beside these it has a section under the objective's name: the objective's own ``settings``.
+    """
+
+    @property
+    def objective(self) -> str:
+        """Name of the objective."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples an optimiser step."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+
+    @property
+    def micro_batch_tokens(self) -> int | Literal["auto"]:
+        """Tokens in memory at once."""
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the weights that the model computes with."""
+
+
+@dataclass(frozen=True)
+class ObjectiveInputs:
+    """Everything that an objective is built from.
+
+    Args:
+        units: in the records' order, in the shape that `build.record_shape` names.
+        config: the training's.
+        lm: the loaded model, to inspect; no objective keeps it, as a teacher may need its memory.
+        targets: the class of each record, or whether its answer is desirable.
+        margins: how much better each chosen answer is.
+        weights: float64 [units], above 0, each unit's weight in the loss; None: 1 each.
+    """
+
+    units: Sequence[Unit]
+    config: TrainArguments
+    lm: LanguageModel
+    targets: Sequence[int] = ()
+    margins: Sequence[float] = ()
+    weights: np.ndarray | None = None
+
+
 class Objective(ABC):
     """The units of a training under its objective.
 
-    The trainer adds up the sums of a step's micro-batches and divides them by what ``begin`` gave before the first, so
-    that neither loss nor gradient depends on how a step is cut.
+    The trainer adds up the sums of a step's micro-batches and divides them by what ``begin_step`` returned before the
+    first, so that neither loss nor gradient depends on how a step is cut.
 
     Args:
-        units: what the trainer packs; it names them by their places.
+        units: sequences that the trainer packs; it refers to them by row.
         config: names the objective and its settings.
     """
 
+    formula: ClassVar[Callable[..., Loss]]
+    """The objective as a plain function."""
     has_teacher = False
-    """Whether ``consult`` has something to do; the model that is trained need not be in memory then."""
+    """Whether ``cache_teacher_outputs`` does anything; the trained model need not be in memory for that."""
     weights: Tensor | None = None
-    """float64 [units]: what each counts in the loss, in its sum and in what that is divided by; None: 1 each."""
+    """float64 [units]: each unit's weight in the loss, in both its sum and its count; None: 1 each."""
 
-    def __init__(self, units: Sequence[Unit], config: TrainConfig) -> None:
+    def __init__(self, units: Sequence[Unit], config: TrainArguments) -> None:
         self.units, self.config = units, config
-        self.function: Callable[..., Loss] = FUNCTIONS[config.objective]
         self.settings: Any = getattr(config, config.objective, None)
 
+    @classmethod
+    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
+        """Build the objective; override it where more than units and config is needed."""
+        return cls(inputs.units, inputs.config)
+
     @property
-    def tokens_at_once(self) -> int:
-        """How many are in memory where nothing is learned of them, which takes little."""
+    def inference_tokens(self) -> int:
+        """Tokens in memory at once in passes without gradients."""
         budget = self.config.micro_batch_tokens
         return budget if isinstance(budget, int) else _DEFAULT_TOKENS
 
     def cache_teacher_outputs(self, folder: Path) -> None:
-        """Ask a teacher, once and ahead of the training, and keep its answers in ``folder``."""
+        """Run the teacher once, before the training, and cache its outputs in ``folder``."""
         return None
 
     @contextmanager
     def attach_modules(self, lm: LanguageModel) -> Iterator[None]:
-        """The model with what is trained beside it and thrown away after."""
+        """Attach modules that are trained with the model and discarded afterwards."""
         yield
 
-    def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, parts: Iterable[Sequence[int]] = ()) -> None:
-        """Compute what the model says before its first step, and keep it in ``folder``.
+    def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
+        """Compute what depends on the initial weights, and cache it in ``folder``.
 
         Args:
-            padded: whether the model must be given padded rows.
-            parts: the micro-batches in which the training will meet the units first.
+            padded: whether the model needs padded rows.
+            groups: the rows of the micro-batches in which training first reads the units.
         """
         return None
 
-    def begin(self, lm: LanguageModel, parts: Sequence[Sequence[int]]) -> float:
-        """Take up a step.
+    def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
+        """Begin an optimiser step.
 
         Args:
-            parts: the places of each micro-batch's units.
+            groups: the rows of each micro-batch.
 
         Returns:
-            What the sum of all the micro-batches' losses is divided by: here the units, by their weights.
+            The divisor of the sum of all micro-batches' losses: here the number of units, by their weights.
         """
-        rows = [row for part in parts for row in part]
-        return self.counted(rows, [1] * len(rows))
+        rows = [row for group in groups for row in group]
+        return self.weighted_count(rows, [1] * len(rows))
 
-    def counted(self, rows: Sequence[int], counts: Sequence[int]) -> float:
-        """The sum of what some units count, each times its weight."""
+    def weighted_count(self, rows: Sequence[int], counts: Sequence[int]) -> float:
+        """Sum the counts of some units, each times its weight."""
         if self.weights is None:
             return float(sum(counts))
         return float(self.weights[list(rows)] @ torch.tensor(counts, dtype=torch.float64))
 
     def row_weights(self, rows: Sequence[int], like: Tensor) -> Tensor | None:
-        """float32 [rows], on the device of ``like``; None where all count alike."""
+        """float32 [rows], on the device of ``like``; None if all weights are 1."""
         return None if self.weights is None else self.weights[list(rows)].to(like.device, torch.float32)
 
     @abstractmethod
     def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
-        """The loss of the units ``rows``, which ``packed`` holds in this order."""
+        """Compute the loss of the units ``rows``, which ``packed`` holds in this order."""
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model without dropout and other noise."""
+    """Run the model without dropout and other noise."""
     training = model.training
     model.eval()
     try:

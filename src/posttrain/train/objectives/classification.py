@@ -1,12 +1,18 @@
 """Sequence classification: one label of a closed set for a whole text."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from posttrain.models.classifier import class_logits, output_names, padding_token
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit, predicting_states
 from posttrain.store.errors import UserError, suggest
+from posttrain.train.data.units import answer_start, map_sequences, read_to_last_token
+from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.config import ClassificationConfig
 from posttrain.train.objectives.loss import Loss, apply_row_weights, to_float32
 
@@ -47,7 +53,7 @@ def classification(
 
 
 def label_weights(labels: Sequence[str], config: ClassificationConfig, where: str | None = None) -> Tensor | None:
-    """float32 [K], each label's weight; None when the config names none.
+    """float32 [K], each label's weight; None if the config names none.
 
     Raises:
         UserError: a weight is given for something that is no label.
@@ -58,3 +64,44 @@ def label_weights(labels: Sequence[str], config: ClassificationConfig, where: st
     if not config.label_weights:
         return None
     return torch.tensor([config.label_weights.get(label, 1.0) for label in labels])
+
+
+class ClassificationObjective(Objective):
+    """``classification``: predicts the class of a text, at the position where a served model is read.
+
+    Args:
+        units: one sequence each, a text with one supervised token behind it.
+        lm: a model with an output for each class.
+        targets: the class of each unit, its index among the outputs.
+    """
+
+    formula = staticmethod(classification)
+
+    def __init__(
+        self, units: Sequence[Unit], config: TrainArguments, lm: LanguageModel, targets: Sequence[int]
+    ) -> None:
+        padding = padding_token(lm)
+        super().__init__(
+            map_sequences(units, lambda sequence: read_to_last_token(sequence.ids[: answer_start(sequence)], padding)),
+            config,
+        )
+        self.targets = torch.tensor(list(targets))
+        self.label_weights = label_weights(output_names(lm), self.settings, "train.classification.label_weights")
+
+    @classmethod
+    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
+        return cls(inputs.units, inputs.config, inputs.lm, inputs.targets)
+
+    def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
+        """Count the step's texts, by their weights and those of their classes."""
+        if self.label_weights is None:
+            return super().begin_step(lm, groups)
+        rows = [row for group in groups for row in group]
+        class_weights = self.label_weights[self.targets[rows]].double()
+        return float(class_weights.sum() if self.weights is None else class_weights @ self.weights[rows])
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        logits = class_logits(lm, predicting_states(lm, packed))
+        weights = None if self.label_weights is None else self.label_weights.to(logits.device)
+        targets, row_weights = self.targets[list(rows)].to(logits.device), self.row_weights(rows, logits)
+        return self.formula(logits, targets, self.settings, weights=weights, row_weights=row_weights)

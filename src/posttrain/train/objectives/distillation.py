@@ -5,41 +5,36 @@ and chunks' sums add.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor
+from torch import Tensor, nn
 
+from posttrain.models.head import map_logits
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit, predicting_states, predicting_states_of_layers
 from posttrain.store.errors import UserError
+from posttrain.train.objectives.base import ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.config import DistillationConfig, HiddenConfig
-from posttrain.train.objectives.loss import Loss, to_float32
+from posttrain.train.objectives.loss import Loss, join_losses, to_float32
+from posttrain.train.objectives.sft import SftObjective
+from posttrain.train.objectives.teacher import (
+    TeacherOutputs,
+    TeacherSpec,
+    TopTokens,
+    compute_teacher_outputs,
+    load_head,
+    top_tokens,
+)
 
 _LOG_ZERO = -1e4
-"""The log-probability of what cannot happen: finite, so that 0 ln 0 is 0."""
+"""The log-probability of an impossible event: finite, so that 0 ln 0 is 0 and not NaN."""
 
-
-@dataclass(frozen=True, eq=False)
-class TopTokens:
-    """What is kept of a teacher: its k most probable next tokens at N positions.
-
-    Args:
-        ids: int64 [N, k].
-        log_probabilities: float32 [N, k] under the whole vocabulary, at the objective's temperature, nats.
-    """
-
-    ids: Tensor
-    log_probabilities: Tensor
-
-    def __getitem__(self, rows: slice) -> "TopTokens":
-        return TopTokens(self.ids[rows], self.log_probabilities[rows])
-
-
-def top_tokens(logits: Tensor, k: int, temperature: float = 1.0) -> TopTokens:
-    """The teacher's k most probable tokens from its logits [N, V], most probable first."""
-    best = (to_float32(logits.detach()) / temperature).log_softmax(-1).topk(min(k, logits.shape[-1]), dim=-1)
-    return TopTokens(best.indices, best.values)
+_PROJECTION_MODULE = "distillation_projections"
 
 
 def distill(
@@ -151,7 +146,184 @@ def _merge_rest(student: Tensor, teacher: TopTokens) -> tuple[Tensor, Tensor]:
     log_teacher = to_float32(teacher.log_probabilities.detach())
     mass = log_teacher.logsumexp(-1, keepdim=True)
     smallest = torch.finfo(mass.dtype).eps
-    # A rest too small to be told from rounding is at most that, and what the student says of it below.
+    # 1 - mass of a teacher that is sure of its k tokens is rounding error: bound the rest by the smallest number that
+    # is not, and by the student's own rest, so that two models that agree have divergence 0.
     unknown = rest.detach().clamp(max=math.log(smallest)).to(mass.dtype)
     left = torch.where(mass < -smallest, torch.log(-torch.expm1(mass)), unknown)
     return torch.cat([known, rest], -1), torch.cat([log_teacher, left], -1)
+
+
+class DistillationArguments(TrainArguments, Protocol):
+    """The settings of a training that distillation reads."""
+
+    @property
+    def distill(self) -> DistillationConfig:
+        """Settings of ``distill``, which name the teacher of both."""
+
+    @property
+    def distill_hidden(self) -> HiddenConfig:
+        """Settings of ``distill_hidden``."""
+
+
+class Distillation(SftObjective):
+    """The base of both kinds: like supervised fine-tuning they count every supervised token.
+
+    Args:
+        units: one sequence each.
+        lm: the student, to inspect tokenizer and sizes; it is not kept.
+        hidden: the settings of hidden states, if they are compared.
+        logits: whether distributions are compared.
+
+    Raises:
+        UserError: there is no teacher, it has another tokenizer, or a named layer does not exist.
+    """
+
+    has_teacher = True
+
+    config: DistillationArguments
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        config: DistillationArguments,
+        lm: LanguageModel,
+        hidden: HiddenConfig | None,
+        logits: bool,
+    ) -> None:
+        super().__init__(units, config)
+        self.teacher = Path(config.distill.teacher or "").resolve()
+        teacher = _teacher_config(self.teacher, lm.tokenizer)
+        student = lm.model.config.get_text_config()
+        self.hidden, self._task = hidden, lm.task
+        where = "train.distill.hidden.layers" if logits else "train.distill_hidden.layers"
+        for student_layer, teacher_layer in hidden.layers if hidden else []:
+            _check_layer(student_layer, student.num_hidden_layers, "student", where)
+            _check_layer(teacher_layer, teacher.num_hidden_layers, "teacher", where)
+        self._widths = student.hidden_size, teacher.hidden_size
+        self.spec = TeacherSpec(
+            logits=logits,
+            top_k=config.distill.top_k if logits else None,
+            temperature=config.distill.temperature,
+            vocabulary=student.vocab_size,
+            layers=[teacher_layer for _, teacher_layer in hidden.layers] if hidden else [],
+            dtype=config.dtype,
+        )
+
+    def cache_teacher_outputs(self, folder: Path) -> None:
+        self._compute_teacher_outputs(folder)
+
+    @contextmanager
+    def attach_modules(self, lm: LanguageModel) -> Iterator[None]:
+        """Attach a projection for each pair of layers if the teacher's states have another width."""
+        student_width, teacher_width = self._widths
+        if self.hidden is None or student_width == teacher_width:
+            yield
+            return
+        like = next(lm.model.parameters())
+        projections = nn.ModuleList(nn.Linear(student_width, teacher_width, bias=False) for _ in self.hidden.layers)
+        lm.model.add_module(_PROJECTION_MODULE, projections.to(like.device, like.dtype))
+        try:
+            yield
+        finally:
+            delattr(lm.model, _PROJECTION_MODULE)
+
+    def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
+        """Open the teacher's outputs; compute them first if ``cache_teacher_outputs`` was not called."""
+        outputs = self._compute_teacher_outputs(folder)
+        self.teacher_outputs = TeacherOutputs(outputs, self.units, self.spec, lm.device)
+        if self.spec.logits and self.spec.top_k is None:
+            self.head = load_head(outputs, self.teacher, lm)
+
+    def _compute_teacher_outputs(self, folder: Path) -> Path:
+        return compute_teacher_outputs(self.teacher, self.units, self.spec, self._task, self.inference_tokens, folder)
+
+    def _hidden_loss(
+        self, lm: LanguageModel, states: Sequence[Tensor], rows: Sequence[int], config: HiddenConfig
+    ) -> Loss:
+        """Sum the distances of all pairs of layers."""
+        projections = getattr(lm.model, _PROJECTION_MODULE, [None] * len(states))
+        targets = self.teacher_outputs.layers(rows).unbind(1)
+        total, *losses = (
+            distill_hidden(student, target, config, projection=projection)
+            for student, target, projection in zip(states, targets, projections, strict=True)
+        )
+        for loss in losses:
+            total = total.plus(loss)
+        return total
+
+
+class LogitDistillation(Distillation):
+    """``distill``: the teacher's next-token distributions, and with ``hidden`` its hidden states as well."""
+
+    formula = staticmethod(distill)
+
+    def __init__(self, units: Sequence[Unit], config: DistillationArguments, lm: LanguageModel) -> None:
+        super().__init__(units, config, lm, config.distill.hidden, logits=True)
+
+    @classmethod
+    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
+        return cls(inputs.units, cast(DistillationArguments, inputs.config), inputs.lm)
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        if self.hidden is None:
+            return self._logits_loss(lm, predicting_states(lm, packed), packed, rows)
+        last, *states = predicting_states_of_layers(lm, packed, [-1, *(layer for layer, _ in self.hidden.layers)])
+        loss = self._logits_loss(lm, last, packed, rows)
+        return loss.plus(self._hidden_loss(lm, states, rows, self.hidden), self.hidden.weight)
+
+    def _logits_loss(self, lm: LanguageModel, states: Tensor, packed: Packed, rows: Sequence[int]) -> Loss:
+        config = self.config.distill
+        if config.top_k is not None:
+            top = self.teacher_outputs.top(rows)
+
+            def chunk_loss(student: Tensor, part: slice) -> Loss:
+                return distill(student, top[part], config, targets=packed.targets[part])
+
+        else:
+            last = self.teacher_outputs.last(rows)
+
+            def chunk_loss(student: Tensor, part: slice) -> Loss:
+                teacher = self.head.logits(last[part])
+                size = min(student.shape[-1], teacher.shape[-1])  # embeddings are padded; no token lies beyond
+                return distill(student[:, :size], teacher[:, :size], config, targets=packed.targets[part])
+
+        return join_losses(map_logits(lm, states, chunk_loss))
+
+
+class HiddenDistillation(Distillation):
+    """``distill_hidden``: the teacher's hidden states."""
+
+    formula = staticmethod(distill_hidden)
+
+    def __init__(self, units: Sequence[Unit], config: DistillationArguments, lm: LanguageModel) -> None:
+        self.compared = config.distill_hidden
+        super().__init__(units, config, lm, self.compared, logits=False)
+
+    @classmethod
+    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
+        return cls(inputs.units, cast(DistillationArguments, inputs.config), inputs.lm)
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        states = predicting_states_of_layers(lm, packed, [layer for layer, _ in self.compared.layers])
+        return self._hidden_loss(lm, states, rows, self.compared)
+
+
+def _check_layer(layer: int, depth: int, whose: str, where: str) -> None:
+    if not -depth - 1 <= layer <= depth:
+        raise UserError(f"the {whose} has {depth} layers, and no layer {layer}", where=where)
+
+
+def _teacher_config(folder: Path, tokenizer: Any) -> Any:
+    """The config of a teacher's text model, if it reads what the student reads."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    where = "train.distill.teacher"
+    try:
+        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab()
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"no teacher: {str(error).splitlines()[0]}", where=where) from None
+    if theirs != tokenizer.get_vocab():
+        fix = "take a teacher with the student's tokenizer"
+        raise UserError(f"`{folder}` has another tokenizer than the student", where=where, fix=fix)
+    return config.get_text_config()

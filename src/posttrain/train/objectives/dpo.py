@@ -1,16 +1,29 @@
-"""Objectives over pairs that measure the policy against a reference.
+"""DPO and its kin: objectives over pairs that compare the policy with a reference.
 
 With h = ln pi(y|x)/ref(y|x), the log-ratio of a whole answer, d = h(chosen) - h(rejected) and rewards beta h.
 The loss is a mean over pairs; ``row_weights``, float32 [N], are what each counts in it, 1 each when left out. TRL 1.16
 has the same in its DPOTrainer, under the ``loss_type`` that is named.
 """
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
 from torch import Tensor
 
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed
+from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.config import DpoConfig, HingeConfig, IpoConfig, RobustDpoConfig
+from posttrain.train.objectives.log_probs import (
+    SequenceLogProbs,
+    add_unit_losses,
+    check_same_length,
+    log_ratios,
+    sequence_log_probs,
+)
 from posttrain.train.objectives.loss import Loss
-from posttrain.train.objectives.pairs import logistic, pair_loss
-from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs, check_same_length, log_ratios
+from posttrain.train.objectives.pairs import logistic, pair_loss, split_pairs
+from posttrain.train.objectives.reference import reference_log_probs
 
 
 def dpo(
@@ -101,3 +114,50 @@ def _ratios(
 ) -> tuple[Tensor, Tensor]:
     check_same_length(chosen, rejected)
     return log_ratios(chosen, reference_chosen), log_ratios(rejected, reference_rejected)
+
+
+class ReferencePairObjective(Objective):
+    """Compares the policy with the reference: the model before its first step."""
+
+    def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
+        # Computed once and not with the adapter switched off in each step: that would read every pair once an epoch.
+        self.reference = reference_log_probs(
+            lm, self.units, folder, self.inference_tokens, padded=padded, groups=groups
+        )
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        chosen, rejected = split_pairs(sequence_log_probs(lm, packed))
+        reference = self.reference[list(rows)].to(chosen.sums.device)
+        loss = self.formula(
+            chosen,
+            rejected,
+            SequenceLogProbs(reference[:, 0], chosen.counts),
+            SequenceLogProbs(reference[:, 1], rejected.counts),
+            self.settings,
+            row_weights=self.row_weights(rows, chosen.sums),
+        )
+        return add_unit_losses(loss, chosen)
+
+
+class DpoObjective(ReferencePairObjective):
+    """``dpo``, and ``cdpo`` with other settings."""
+
+    formula = staticmethod(dpo)
+
+
+class RobustDpoObjective(ReferencePairObjective):
+    """``robust_dpo``."""
+
+    formula = staticmethod(robust_dpo)
+
+
+class IpoObjective(ReferencePairObjective):
+    """``ipo``."""
+
+    formula = staticmethod(ipo)
+
+
+class HingeObjective(ReferencePairObjective):
+    """``hinge``."""
+
+    formula = staticmethod(hinge)

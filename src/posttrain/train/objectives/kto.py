@@ -1,11 +1,24 @@
 """Kahneman-Tversky optimisation: answers that are desirable or not, in no pairs."""
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.models.chat import TokenizedExample
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit, pack
+from posttrain.store.errors import UserError
+from posttrain.train.data.token_set import longest_lengths
+from posttrain.train.data.units import UnitView, answer_start, map_sequences, only_answer, split_units
+from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments, evaluation_mode
 from posttrain.train.objectives.config import KtoConfig
+from posttrain.train.objectives.log_probs import SequenceLogProbs, add_unit_losses, log_ratios, sequence_log_probs
 from posttrain.train.objectives.loss import Loss
-from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs, log_ratios
+from posttrain.train.objectives.reference import reference_log_probs
 
 
 def kto(
@@ -55,3 +68,98 @@ def _metrics(logps: Tensor, rewards: Tensor, desirable: Tensor, kl: Tensor) -> d
         metrics[f"rewards/{name}"] = (rewards.detach().where(mask, 0.0).sum(), count)
         metrics[f"logps/{name}"] = (logps.detach().where(mask, 0.0).sum(), count)
     return metrics
+
+
+class KtoObjective(Objective):
+    """``kto``: compares each answer with the reference, shifted by an estimate of the policy's divergence from it.
+
+    Args:
+        units: one sequence each.
+        desirable: whether each answer is.
+
+    Raises:
+        UserError: there is only one answer.
+    """
+
+    formula = staticmethod(kto)
+
+    def __init__(self, units: Sequence[Unit], config: TrainArguments, desirable: Sequence[bool]) -> None:
+        super().__init__(map_sequences(units, only_answer, longest_lengths(units)), config)
+        self.desirable = torch.tensor(list(desirable))
+        prompts = [sequence.ids[: answer_start(sequence)] for (sequence,) in units]
+        self.partner = mismatched_partners(prompts, config.batch_size)
+
+    @classmethod
+    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
+        """Take labelled answers, or pairs as a desirable and an undesirable answer each, as TRL does."""
+        if len(inputs.units[0]) == 1:
+            return cls(inputs.units, inputs.config, [target == 1 for target in inputs.targets])
+        return cls(split_units(inputs.units), inputs.config, [True, False] * len(inputs.units))
+
+    def prepare(self, lm: LanguageModel, folder: Path, *, padded: bool, groups: Iterable[Sequence[int]] = ()) -> None:
+        self._padded, groups = padded, list(groups)
+        mismatched = UnitView(len(self.units), lambda row: [self.mismatched(row)])
+        self.reference = torch.cat(
+            [
+                reference_log_probs(lm, units, folder, self.inference_tokens, padded=padded, groups=groups)
+                for units in (self.units, mismatched)
+            ],
+            1,
+        )
+
+    @torch.no_grad()
+    def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
+        """Estimate the divergence on mismatched pairs, and count the step's answers."""
+        # Of the whole step. TRL estimates it on each micro-batch, which changes the gradient with how a step is cut.
+        policy, reference = [], []
+        with evaluation_mode(lm.model):
+            for rows in groups:
+                units = [[self.mismatched(row)] for row in rows]
+                policy.append(sequence_log_probs(lm, pack(units, lm.device, padded=self._padded)))
+                reference.append(self._reference(rows, 1, policy[-1]))
+        self.divergence = kl_estimate(SequenceLogProbs.join(policy), SequenceLogProbs.join(reference))
+        return float(sum(map(len, groups)))
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        policy = sequence_log_probs(lm, packed)
+        desirable = self.desirable[list(rows)].to(policy.sums.device)
+        reference = self._reference(rows, 0, policy)
+        return add_unit_losses(self.formula(policy, reference, desirable, self.divergence, self.settings), policy)
+
+    def mismatched(self, row: int) -> TokenizedExample:
+        """Join a unit's prompt with its partner's answer."""
+        (own,), (partner,) = self.units[row], self.units[self.partner[row]]
+        prompt, answer = own.ids[: answer_start(own)], partner.ids[answer_start(partner) :]
+        supervised = [False] * len(prompt) + [True] * len(answer)
+        longest = self.config.max_length
+        return TokenizedExample((prompt + answer)[-longest:], supervised[-longest:])
+
+    def _reference(self, rows: Sequence[int], column: int, policy: SequenceLogProbs) -> SequenceLogProbs:
+        return SequenceLogProbs(self.reference[list(rows), column].to(policy.sums.device), policy.counts)
+
+
+def mismatched_partners(prompts: Sequence[Sequence[int]], size: int) -> list[int]:
+    """Choose for each prompt the record whose answer it is given: the one before it, as in TRL.
+
+    Like TRL's they come from groups of a step's size in the records' order, so that they stay the same in every epoch
+    and the reference has to read them once. Every answer is given once.
+
+    Raises:
+        UserError: there is only one prompt.
+    """
+    if len(prompts) < 2:
+        raise UserError("kto compares answers with those to other prompts, and there is but one record")
+    seen: dict[tuple[int, ...], int] = {}
+    numbers = np.array([seen.setdefault(tuple(prompt), len(seen)) for prompt in prompts])
+    partners: list[int] = []
+    while len(partners) < len(numbers):
+        start = len(partners)
+        end = min(start + max(size, 2), len(numbers))
+        if end == len(numbers) - 1:  # the last one alone would have no partner
+            end += 1
+        group = numbers[start:end]
+        # Pairs that were split stand next to each other: a shift by 1 would give a prompt its own answers.
+        same = [int((group == np.roll(group, shift)).sum()) for shift in range(1, len(group))]
+        shift = 1 + same.index(min(same))
+        partners += [start + (row - shift) % len(group) for row in range(len(group))]
+    return partners

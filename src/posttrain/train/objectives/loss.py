@@ -1,4 +1,4 @@
-"""What an objective returns: sums and counts, never means, in float32 or better."""
+"""The result of an objective: sums and counts, never means, in float32 or better."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ class Loss:
 
     Args:
         sum: scalar float32 with its graph, in nats.
-        count: what the sum is divided by: supervised tokens, pairs, rows, or the rows' weights.
-        metrics: what else was measured.
+        count: divisor of the sum: supervised tokens, pairs, rows, or the rows' weights.
+        metrics: the objective's other values.
         unit_losses: float32 [units] without graph, nats a supervised token of each unit, of a pair's chosen sequence;
-            None where they are not read.
+            None if they are not measured.
     """
 
     sum: Tensor
@@ -28,7 +28,7 @@ class Loss:
     unit_losses: Tensor | None = None
 
     def plus(self, other: "Loss", weight: float = 1.0) -> "Loss":
-        """This loss and ``weight`` times another over the same rows.
+        """Add ``weight`` times another loss over the same rows.
 
         Raises:
             ValueError: the counts differ, so that their means do not add.
@@ -39,36 +39,34 @@ class Loss:
 
 
 def join_losses(losses: Sequence[Loss]) -> Loss:
-    """The losses of disjoint rows as that of all of them."""
+    """Join the losses of disjoint rows."""
     if not losses:
         raise ValueError("there is no loss to join")
-    total = torch.stack([one.sum for one in losses]).sum()
-    return Loss(total, sum(one.count for one in losses), merge_metrics(one.metrics for one in losses))
+    total = torch.stack([loss.sum for loss in losses]).sum()
+    return Loss(total, sum(loss.count for loss in losses), merge_metrics(loss.metrics for loss in losses))
 
 
 def merge_metrics(metrics: Iterable[Metrics]) -> dict[str, tuple[Tensor, float]]:
-    """The metrics of several losses as those of one: sums and counts added by name."""
+    """Add the sums and counts of several losses' metrics, by name."""
     total: dict[str, tuple[Tensor, float]] = {}
-    for one in metrics:
-        for name, (value, count) in one.items():
+    for loss_metrics in metrics:
+        for name, (value, count) in loss_metrics.items():
             before, counted = total.get(name, (torch.zeros_like(value), 0.0))
             total[name] = before + value, counted + count
     return total
 
 
 def mean_metrics(metrics: Metrics) -> dict[str, float]:
-    """Each metric's mean; one that nothing was counted for is left out.
-
-    Rows that are not pairs (KTO) have no margin each: theirs is the difference of the mean rewards.
-    """
-    found = {name: value.item() / count for name, (value, count) in metrics.items() if count}
-    if "rewards/margins" not in found and {"rewards/chosen", "rewards/rejected"} <= found.keys():
-        found["rewards/margins"] = found["rewards/chosen"] - found["rewards/rejected"]
-    return found
+    """Return each metric's mean; one with a count of 0 is left out."""
+    values = {name: value.item() / count for name, (value, count) in metrics.items() if count}
+    if "rewards/margins" not in values and {"rewards/chosen", "rewards/rejected"} <= values.keys():
+        # Rows that are not pairs (KTO) have no margin each: it is the difference of the mean rewards, as in TRL.
+        values["rewards/margins"] = values["rewards/chosen"] - values["rewards/rejected"]
+    return values
 
 
 def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
-    """The values [N], each times its row's weight [N]; as they are where there are no weights.
+    """Multiply the values [N] by their rows' weights [N], if there are any.
 
     Raises:
         ValueError: there are not as many weights as values (they would be broadcast).
@@ -81,5 +79,5 @@ def apply_row_weights(values: Tensor, row_weights: Tensor | None) -> Tensor:
 
 
 def to_float32(values: Tensor) -> Tensor:
-    """The values in float32, or as they are in float64."""
+    """Convert to float32, and leave float64 as it is."""
     return values if values.dtype == torch.float64 else values.float()

@@ -1,8 +1,9 @@
-"""What objectives over pairs of a chosen and a rejected answer share."""
+"""The terms that objectives over pairs of a chosen and a rejected answer share."""
 
 import torch.nn.functional as functional
 from torch import Tensor
 
+from posttrain.train.objectives.log_probs import SequenceLogProbs
 from posttrain.train.objectives.loss import Loss, apply_row_weights
 
 
@@ -49,3 +50,8 @@ def pair_loss(
     count = pairs if row_weights is None else float(row_weights.sum())
     metrics = {name: (value.sum(), pairs) for name, value in values.items()}
     return Loss(apply_row_weights(losses, row_weights).sum(), count, metrics)
+
+
+def split_pairs(sequences: SequenceLogProbs) -> tuple[SequenceLogProbs, SequenceLogProbs]:
+    """Split alternating sequences into the chosen and the rejected ones."""
+    return sequences[slice(0, None, 2)], sequences[slice(1, None, 2)]

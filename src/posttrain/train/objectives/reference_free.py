@@ -6,14 +6,28 @@ whole optimiser step by its pairs. Left out, it is taken from the pairs at hand,
 whole step. ``row_weights``, float32 [N], are what each pair and its tokens count; 1 each when left out.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from posttrain.models.head import token_log_probabilities
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit, predicting_states
+from posttrain.train.data.token_set import longest_lengths
+from posttrain.train.data.units import UnitView, count_supervised, whole_text
+from posttrain.train.objectives.base import Objective, TrainArguments
 from posttrain.train.objectives.config import CpoConfig, OrpoConfig, SimpoConfig
+from posttrain.train.objectives.log_probs import (
+    SequenceLogProbs,
+    add_unit_losses,
+    check_same_length,
+    sequence_log_probs,
+    sum_by_sequence,
+)
 from posttrain.train.objectives.loss import Loss, apply_row_weights
-from posttrain.train.objectives.pairs import logistic, pair_loss
-from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs, check_same_length
+from posttrain.train.objectives.pairs import logistic, pair_loss, split_pairs
 
 
 def orpo(
@@ -110,3 +124,85 @@ def _plus_nll(
     else:
         nll = nll / tokens_per_pair
     return loss.plus(Loss(nll, loss.count, {"nll": (nll.detach(), loss.count)}), weight)
+
+
+class ReferenceFreeObjective(Objective):
+    """Scores pairs under the policy alone, and may add the chosen answers' likelihood, a mean over tokens."""
+
+    tokens_per_pair = 1.0
+
+    def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
+        """Count the step's pairs, by their weights."""
+        rows = [row for group in groups for row in group]
+        tokens = self.weighted_count(rows, [count_supervised(self.units[row][0]) for row in rows])
+        pairs = super().begin_step(lm, groups)
+        # Of the whole step, not of a micro-batch: the gradient must not depend on how the step is cut.
+        self.tokens_per_pair = (tokens or 1.0) / (pairs or 1.0)
+        return pairs
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        chosen, rejected = split_pairs(sequence_log_probs(lm, packed))
+        loss = self.formula(
+            chosen,
+            rejected,
+            self.settings,
+            tokens_per_pair=self.tokens_per_pair,
+            row_weights=self.row_weights(rows, chosen.sums),
+        )
+        return add_unit_losses(loss, chosen)
+
+
+class SimpoObjective(ReferenceFreeObjective):
+    """``simpo``."""
+
+    formula = staticmethod(simpo)
+
+
+class CpoObjective(ReferenceFreeObjective):
+    """``cpo``."""
+
+    formula = staticmethod(cpo)
+
+
+class OrpoObjective(ReferenceFreeObjective):
+    """``orpo``, whose likelihood may be that of the chosen text with its prompt."""
+
+    formula = staticmethod(orpo)
+
+    def __init__(self, units: Sequence[Unit], config: TrainArguments) -> None:
+        self.answers = units
+        super().__init__(units, config)
+        if self.settings.likelihood == "text":
+            # The prompt is supervised in the chosen sequence only, so that the pair cannot share its tokens.
+            self.units = UnitView(
+                len(units), lambda row: supervise_whole_chosen(self.answers[row]), longest_lengths(units)
+            )
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        tokens = token_log_probabilities(lm, predicting_states(lm, packed), packed.targets)
+        chosen, rejected = split_pairs(sum_by_sequence(tokens, packed, self._in_answer(rows).to(tokens.device)))
+        texts, _ = split_pairs(sum_by_sequence(tokens, packed))
+        loss = self.formula(
+            chosen,
+            rejected,
+            self.settings,
+            likelihood=texts,
+            tokens_per_pair=self.tokens_per_pair,
+            row_weights=self.row_weights(rows, chosen.sums),
+        )
+        return add_unit_losses(loss, texts)
+
+    def _in_answer(self, rows: Sequence[int]) -> Tensor:
+        """bool [S]: which of the supervised tokens belong to an answer."""
+        marks: list[bool] = []
+        for row in rows:
+            for learned, answer in zip(self.units[row], self.answers[row], strict=True):
+                pairs = zip(learned.supervised[1:], answer.supervised[1:], strict=True)
+                marks += [in_answer for supervised, in_answer in pairs if supervised]
+        return torch.tensor(marks, dtype=torch.bool)
+
+
+def supervise_whole_chosen(pair: Unit) -> Unit:
+    """Supervise every token of a pair's chosen sequence."""
+    chosen, rejected = pair
+    return [whole_text(chosen), rejected]

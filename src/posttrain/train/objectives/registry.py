@@ -1,4 +1,4 @@
-"""The objectives by name: what each needs, so that data and model can be checked before any work. Loads no torch."""
+"""The objectives by name, with their requirements on data and model. Loads no torch: the command line reads it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,17 +14,19 @@ Output = Literal["log_probabilities", "reward", "classes", "logits", "hidden"]
 
 @dataclass(frozen=True)
 class ObjectiveSpec:
-    """One objective.
+    """The requirements of one objective, to check data and model before any work.
 
     Args:
-        shape: what a record must hold.
-        output: what the model must compute.
-        config: its settings.
+        path: dotted path of its class, imported on first use.
+        shape: contents of a record.
+        output: output that the model computes.
+        config: section of its settings.
         summary: one line for help texts.
         reference: whether it needs the reference's log-probabilities.
         mismatched: whether it needs log-probabilities of prompts with other prompts' answers (see ``kl_estimate``).
     """
 
+    path: str
     shape: Shape
     output: Output
     config: type[Section]
@@ -33,21 +35,39 @@ class ObjectiveSpec:
     mismatched: bool = False
 
 
-def _pair(config: type[Section], summary: str, reference: bool) -> ObjectiveSpec:
-    return ObjectiveSpec("pair", "log_probabilities", config, summary, reference=reference)
+def _pair(path: str, config: type[Section], summary: str, reference: bool) -> ObjectiveSpec:
+    return ObjectiveSpec(path, "pair", "log_probabilities", config, summary, reference=reference)
 
+
+_HERE = "posttrain.train.objectives"
 
 OBJECTIVES: dict[str, ObjectiveSpec] = {
-    "sft": ObjectiveSpec("completion", "log_probabilities", settings.SftConfig, "supervised fine-tuning"),
-    "dpo": _pair(settings.DpoConfig, "direct preference optimisation", True),
-    "cdpo": _pair(settings.CdpoConfig, "conservative DPO, for preferences with mistakes", True),
-    "robust_dpo": _pair(settings.RobustDpoConfig, "DPO corrected for a known share of mistakes", True),
-    "ipo": _pair(settings.IpoConfig, "identity preference optimisation", True),
-    "hinge": _pair(settings.HingeConfig, "SLiC's hinge loss on DPO's rewards", True),
-    "orpo": _pair(settings.OrpoConfig, "odds-ratio preference optimisation", False),
-    "simpo": _pair(settings.SimpoConfig, "simple preference optimisation", False),
-    "cpo": _pair(settings.CpoConfig, "contrastive preference optimisation", False),
+    "sft": ObjectiveSpec(
+        f"{_HERE}.sft:SftObjective", "completion", "log_probabilities", settings.SftConfig, "supervised fine-tuning"
+    ),
+    "dpo": _pair(f"{_HERE}.dpo:DpoObjective", settings.DpoConfig, "direct preference optimisation", True),
+    "cdpo": _pair(
+        f"{_HERE}.dpo:DpoObjective", settings.CdpoConfig, "conservative DPO, for preferences with mistakes", True
+    ),
+    "robust_dpo": _pair(
+        f"{_HERE}.dpo:RobustDpoObjective",
+        settings.RobustDpoConfig,
+        "DPO corrected for a known share of mistakes",
+        True,
+    ),
+    "ipo": _pair(f"{_HERE}.dpo:IpoObjective", settings.IpoConfig, "identity preference optimisation", True),
+    "hinge": _pair(f"{_HERE}.dpo:HingeObjective", settings.HingeConfig, "SLiC's hinge loss on DPO's rewards", True),
+    "orpo": _pair(
+        f"{_HERE}.reference_free:OrpoObjective", settings.OrpoConfig, "odds-ratio preference optimisation", False
+    ),
+    "simpo": _pair(
+        f"{_HERE}.reference_free:SimpoObjective", settings.SimpoConfig, "simple preference optimisation", False
+    ),
+    "cpo": _pair(
+        f"{_HERE}.reference_free:CpoObjective", settings.CpoConfig, "contrastive preference optimisation", False
+    ),
     "kto": ObjectiveSpec(
+        f"{_HERE}.kto:KtoObjective",
         "labelled",
         "log_probabilities",
         settings.KtoConfig,
@@ -55,10 +75,30 @@ OBJECTIVES: dict[str, ObjectiveSpec] = {
         reference=True,
         mismatched=True,
     ),
-    "reward": ObjectiveSpec("pair", "reward", settings.RewardConfig, "a reward model"),
-    "classification": ObjectiveSpec("class", "classes", settings.ClassificationConfig, "one label a text"),
-    "distill": ObjectiveSpec("teacher", "logits", settings.DistillationConfig, "a teacher's next-token distributions"),
-    "distill_hidden": ObjectiveSpec("teacher", "hidden", settings.HiddenConfig, "a teacher's hidden states"),
+    "reward": ObjectiveSpec(
+        f"{_HERE}.reward:RewardObjective", "pair", "reward", settings.RewardConfig, "a reward model"
+    ),
+    "classification": ObjectiveSpec(
+        f"{_HERE}.classification:ClassificationObjective",
+        "class",
+        "classes",
+        settings.ClassificationConfig,
+        "one label a text",
+    ),
+    "distill": ObjectiveSpec(
+        f"{_HERE}.distillation:LogitDistillation",
+        "teacher",
+        "logits",
+        settings.DistillationConfig,
+        "a teacher's next-token distributions",
+    ),
+    "distill_hidden": ObjectiveSpec(
+        f"{_HERE}.distillation:HiddenDistillation",
+        "teacher",
+        "hidden",
+        settings.HiddenConfig,
+        "a teacher's hidden states",
+    ),
 }
 
 

@@ -1,7 +1,16 @@
 """Reward models: one number an answer, learned from which of two is better."""
 
+from collections.abc import Sequence
+from typing import Self
+
+import torch
 from torch import Tensor
 
+from posttrain.models.classifier import class_logits, padding_token
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, Unit, predicting_states
+from posttrain.train.data.units import map_sequences, read_to_last_token
+from posttrain.train.objectives.base import Objective, ObjectiveInputs, TrainArguments
 from posttrain.train.objectives.config import RewardConfig
 from posttrain.train.objectives.loss import Loss, to_float32
 from posttrain.train.objectives.pairs import logistic, pair_loss
@@ -38,3 +47,32 @@ def reward(
     if config.centring:
         losses = losses + config.centring * (chosen + rejected).square()
     return pair_loss(losses, chosen, rejected, row_weights=row_weights)
+
+
+class RewardObjective(Objective):
+    """``reward``: raises the chosen answer's reward above the rejected one's.
+
+    Args:
+        units: pairs.
+        lm: a model with one output.
+        margins: the wanted difference, for each pair; 0 if unknown.
+    """
+
+    formula = staticmethod(reward)
+
+    def __init__(
+        self, units: Sequence[Unit], config: TrainArguments, lm: LanguageModel, margins: Sequence[float]
+    ) -> None:
+        padding = padding_token(lm)
+        super().__init__(map_sequences(units, lambda sequence: read_to_last_token(sequence.ids, padding)), config)
+        self.margins = torch.tensor(list(margins), dtype=torch.float32)
+
+    @classmethod
+    def from_inputs(cls, inputs: ObjectiveInputs) -> Self:
+        return cls(inputs.units, inputs.config, inputs.lm, inputs.margins)
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        rewards = class_logits(lm, predicting_states(lm, packed))[:, 0]
+        margin = self.margins[list(rows)].to(rewards.device)
+        weights = self.row_weights(rows, rewards)
+        return self.formula(rewards[0::2], rewards[1::2], self.settings, margin=margin, row_weights=weights)

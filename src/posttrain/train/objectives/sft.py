@@ -1,10 +1,22 @@
 """Supervised fine-tuning."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from posttrain.models.head import token_and_mean_log_probabilities
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, predicting_states
+from posttrain.train.data.units import count_supervised
+from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.config import SftConfig
+from posttrain.train.objectives.log_probs import (
+    SequenceLogProbs,
+    add_unit_losses,
+    sequence_log_probs,
+    sum_by_sequence,
+)
 from posttrain.train.objectives.loss import Loss, apply_row_weights
-from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 
 def sft(
@@ -37,3 +49,26 @@ def sft(
         raise ValueError("label smoothing needs the mean log-probability over the vocabulary of each sequence")
     smoothed = (1 - smoothing) * likelihood - smoothing * apply_row_weights(mean_sums, row_weights).sum()
     return Loss(smoothed, count, {"nll": (likelihood.detach(), count)})
+
+
+class SftObjective(Objective):
+    """``sft``: every supervised token of a unit has the same weight."""
+
+    formula = staticmethod(sft)
+
+    def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
+        """Count the step's supervised tokens, by their units' weights."""
+        rows = [row for group in groups for row in group]
+        return self.weighted_count(rows, [sum(map(count_supervised, self.units[row])) for row in rows])
+
+    def loss(self, lm: LanguageModel, packed: Packed, rows: Sequence[int]) -> Loss:
+        mean_sums = None
+        if self.settings and self.settings.label_smoothing:
+            states = predicting_states(lm, packed)
+            tokens, mean = token_and_mean_log_probabilities(lm, states, packed.targets)
+            log_probs, mean_sums = sum_by_sequence(tokens, packed), sum_by_sequence(mean, packed).sums
+        else:
+            log_probs = sequence_log_probs(lm, packed)
+        weights = self.row_weights(rows, log_probs.sums)
+        loss = self.formula(log_probs, self.settings, mean_sums=mean_sums, row_weights=weights)
+        return add_unit_losses(loss, log_probs)

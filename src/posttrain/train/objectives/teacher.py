@@ -1,4 +1,4 @@
-"""What a teacher says of every supervised token: computed once, before the student is trained, and kept in files.
+"""A teacher's outputs at every supervised token: computed once, before the student is trained, and cached in files.
 
 The teacher is in memory only while it computes. Of its distributions either the ``top_k`` most probable tokens are
 kept, 8 k bytes a token, or the last hidden state, from which the output head alone gives all of them again: 2 D bytes a
@@ -26,7 +26,7 @@ from posttrain.store.hashing import digest, file_stats
 from posttrain.store.progress import progress_bar as progress
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import count_supervised, group_by_tokens, tokens_digest
-from posttrain.train.objectives.distillation import TopTokens, top_tokens
+from posttrain.train.objectives.loss import to_float32
 from posttrain.train.out_of_memory import run_in_groups
 
 _FORMAT = 1
@@ -36,17 +36,39 @@ _SPEC_FILE = "what.json"
 _HEAD_FILE = "head.safetensors"
 
 
-@dataclass(frozen=True)
-class TeacherSpec:
-    """What is kept of a teacher.
+@dataclass(frozen=True, eq=False)
+class TopTokens:
+    """A teacher's k most probable next tokens at N positions.
 
     Args:
-        logits: whether its distributions are wanted.
+        ids: int64 [N, k].
+        log_probabilities: float32 [N, k] under the whole vocabulary, at the objective's temperature, nats.
+    """
+
+    ids: Tensor
+    log_probabilities: Tensor
+
+    def __getitem__(self, rows: slice) -> "TopTokens":
+        return TopTokens(self.ids[rows], self.log_probabilities[rows])
+
+
+def top_tokens(logits: Tensor, k: int, temperature: float = 1.0) -> TopTokens:
+    """The teacher's k most probable tokens from its logits [N, V], most probable first."""
+    best = (to_float32(logits.detach()) / temperature).log_softmax(-1).topk(min(k, logits.shape[-1]), dim=-1)
+    return TopTokens(best.indices, best.values)
+
+
+@dataclass(frozen=True)
+class TeacherSpec:
+    """Names the outputs of a teacher that are kept.
+
+    Args:
+        logits: whether its distributions are kept.
         top_k: how many tokens of each; None for all.
         temperature: divides the logits that the ``top_k`` are taken from.
         vocabulary: the student's: what the teacher's head has beyond it is no token.
-        layers: whose hidden states are wanted.
-        dtype: that it computes in.
+        layers: layers whose hidden states are kept.
+        dtype: dtype that it computes in.
     """
 
     logits: bool
@@ -58,19 +80,19 @@ class TeacherSpec:
 
 
 class TeacherOutputs:
-    """A teacher's view of N units, in memory-mapped files.
+    """Reads a teacher's outputs for N units from memory-mapped files.
 
     Args:
-        folder: where ``compute_teacher_outputs`` has put it.
-        units: those that it was asked about.
-        wanted: what it was asked.
-        device: where the tensors are wanted.
+        folder: as ``compute_teacher_outputs`` returned it.
+        units: the units that it read.
+        spec: the outputs that were kept.
+        device: the tensors' device.
     """
 
-    def __init__(self, folder: Path, units: Sequence[Unit], wanted: TeacherSpec, device: torch.device) -> None:
+    def __init__(self, folder: Path, units: Sequence[Unit], spec: TeacherSpec, device: torch.device) -> None:
         self._starts = _token_offsets(units)
-        self._device, self._dtype = device, DTYPES[wanted.dtype]
-        self._kept = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+        self._device, self._dtype = device, DTYPES[spec.dtype]
+        self._arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
 
     def top(self, rows: Sequence[int]) -> TopTokens:
         """The most probable tokens at the S supervised tokens of some units."""
@@ -81,46 +103,47 @@ class TeacherOutputs:
         return self._of("last", rows).view(self._dtype)
 
     def layers(self, rows: Sequence[int]) -> Tensor:
-        """[S, L, D], hidden states of the wanted layers."""
+        """[S, L, D], hidden states of the layers in the spec."""
         return self._of("layers", rows).view(self._dtype)
 
     def _of(self, name: str, rows: Sequence[int]) -> Tensor:
-        parts = [self._kept[name][self._starts[row] : self._starts[row + 1]] for row in rows]
+        parts = [self._arrays[name][self._starts[row] : self._starts[row + 1]] for row in rows]
         return torch.from_numpy(np.concatenate(parts)).to(self._device)
 
 
 def compute_teacher_outputs(
-    source: Path, units: Sequence[Unit], wanted: TeacherSpec, task: TaskConfig, tokens: int, folder: Path
+    source: Path, units: Sequence[Unit], spec: TeacherSpec, task: TaskConfig, tokens: int, folder: Path
 ) -> Path:
-    """Have a teacher read all units, unless it has.
+    """Run a teacher over all units, unless its outputs are cached.
 
     Args:
         source: folder of the teacher, in Hugging Face layout.
-        task: what the student is asked to do.
+        task: the student's.
         tokens: how many are in memory at once.
-        folder: gets a folder of the answers, whose path is returned.
+        folder: gets a folder of outputs, whose path is returned.
 
     Raises:
         UserError: there is no such model.
     """
-    key = digest([_FORMAT, file_stats(source), tokens_digest(units), asdict(wanted)])
-    kept = folder / f"teacher-{key[:16]}"
-    if not (kept / _SPEC_FILE).exists():
-        unfinished = folder / f"{kept.name}.part"
+    key = digest([_FORMAT, file_stats(source), tokens_digest(units), asdict(spec)])
+    outputs = folder / f"teacher-{key[:16]}"
+    if not (outputs / _SPEC_FILE).exists():
+        unfinished = folder / f"{outputs.name}.part"
         remove_tree(unfinished)
         make_folder(unfinished)
-        _run_teacher(load_language_model(source, task, wanted.dtype), units, wanted, tokens, unfinished)
+        _run_teacher(load_language_model(source, task, spec.dtype), units, spec, tokens, unfinished)
         for file in unfinished.iterdir():
             sync_file(file)
-        write_atomically(unfinished / _SPEC_FILE, json.dumps(asdict(wanted)).encode())
-        unfinished.replace(kept)
+        # The spec is written last and marks the folder as whole: a kill before leaves a folder that is not used.
+        write_atomically(unfinished / _SPEC_FILE, json.dumps(asdict(spec)).encode())
+        unfinished.replace(outputs)
         sync_folder(folder)
-    return kept
+    return outputs
 
 
 @torch.no_grad()
-def _run_teacher(lm: LanguageModel, units: Sequence[Unit], wanted: TeacherSpec, tokens: int, folder: Path) -> None:
-    if wanted.logits and wanted.top_k is None:
+def _run_teacher(lm: LanguageModel, units: Sequence[Unit], spec: TeacherSpec, tokens: int, folder: Path) -> None:
+    if spec.logits and spec.top_k is None:
         save_head(lm, folder)
     starts = _token_offsets(units)
     with (
@@ -131,33 +154,33 @@ def _run_teacher(lm: LanguageModel, units: Sequence[Unit], wanted: TeacherSpec, 
 
         def read(rows: Sequence[int]) -> dict[str, Tensor]:
             packed = pack([units[row] for row in rows], lm.device, padded=not packs)
-            last, *layers = predicting_states_of_layers(lm, packed, [-1, *wanted.layers])
-            return _select_outputs(lm, last, layers, wanted)
+            last, *layers = predicting_states_of_layers(lm, packed, [-1, *spec.layers])
+            return _select_outputs(lm, last, layers, spec)
 
-        for rows, answers in run_in_groups(units, group_by_tokens(units, range(len(units)), tokens), read):
-            for name, values in answers.items():
+        for rows, outputs in run_in_groups(units, group_by_tokens(units, range(len(units)), tokens), read):
+            for name, values in outputs.items():
                 put(name, int(starts[rows[0]]), values)
             advance(len(rows))
 
 
-def _select_outputs(lm: LanguageModel, last: Tensor, layers: list[Tensor], wanted: TeacherSpec) -> dict[str, Tensor]:
-    """What is kept of the states of some tokens, by the name of its file."""
-    found: dict[str, Tensor] = {}
-    if wanted.layers:
-        found["layers"] = torch.stack(layers, 1)
-    if wanted.logits and wanted.top_k is None:
-        found["last"] = last
-    elif wanted.logits:
-        k, temperature = wanted.top_k or 0, wanted.temperature
-        best = map_logits(lm, last, lambda logits, _: top_tokens(logits[:, : wanted.vocabulary], k, temperature))
-        found["ids"] = torch.cat([one.ids for one in best]).int()
-        found["log_probabilities"] = torch.cat([one.log_probabilities for one in best])
-    return found
+def _select_outputs(lm: LanguageModel, last: Tensor, layers: list[Tensor], spec: TeacherSpec) -> dict[str, Tensor]:
+    """Select the outputs of some tokens to keep, by file name."""
+    outputs: dict[str, Tensor] = {}
+    if spec.layers:
+        outputs["layers"] = torch.stack(layers, 1)
+    if spec.logits and spec.top_k is None:
+        outputs["last"] = last
+    elif spec.logits:
+        k, temperature = spec.top_k or 0, spec.temperature
+        best = map_logits(lm, last, lambda logits, _: top_tokens(logits[:, : spec.vocabulary], k, temperature))
+        outputs["ids"] = torch.cat([top.ids for top in best]).int()
+        outputs["log_probabilities"] = torch.cat([top.log_probabilities for top in best])
+    return outputs
 
 
 @contextmanager
 def _output_files(folder: Path, rows: int) -> Iterator[Any]:
-    """A function that puts rows of a tensor into the file of its name, from a place on."""
+    """Yield a function that writes rows of a tensor into the file of its name, from a row on."""
     opened: dict[str, np.memmap[Any, Any]] = {}
 
     def put(name: str, start: int, values: Tensor) -> None:
@@ -175,13 +198,13 @@ def _output_files(folder: Path, rows: int) -> Iterator[Any]:
 
 
 def _token_offsets(units: Sequence[Unit]) -> np.ndarray:
-    """int64 [N + 1]: how many supervised tokens stand before each unit."""
+    """int64 [N + 1]: number of supervised tokens before each unit."""
     counts = [sum(map(count_supervised, unit)) for unit in units]
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 class _HeadOnlyModel(nn.Module):
-    """What `LanguageModel.logits` needs of a model."""
+    """The parts of a model that `LanguageModel.logits` uses."""
 
     generation_config = None
 
@@ -197,7 +220,7 @@ def save_head(lm: LanguageModel, folder: Path) -> None:
     """Write the weights of a model's head.
 
     Raises:
-        UserError: it is no linear layer.
+        UserError: it is not a linear layer.
     """
     from safetensors.torch import save_file
 
@@ -209,10 +232,10 @@ def save_head(lm: LanguageModel, folder: Path) -> None:
 
 
 def load_head(folder: Path, teacher: Path, like: LanguageModel) -> LanguageModel:
-    """A model that can do nothing but ``logits``.
+    """Load a head as a model that only computes ``logits``.
 
     Args:
-        folder: where ``save_head`` wrote.
+        folder: as ``save_head`` wrote it.
         teacher: the whole model's folder.
         like: the student, whose tokenizer it shares.
     """
@@ -220,9 +243,9 @@ def load_head(folder: Path, teacher: Path, like: LanguageModel) -> LanguageModel
     from transformers import AutoConfig
 
     weights = load_file(folder / _HEAD_FILE, device=str(like.device))
-    words, width = weights["weight"].shape
-    with torch.device("meta"):
-        head = nn.Linear(width, words, bias="bias" in weights)
+    vocabulary, width = weights["weight"].shape
+    with torch.device("meta"):  # no memory for weights that are assigned below
+        head = nn.Linear(width, vocabulary, bias="bias" in weights)
     head.load_state_dict(weights, assign=True)
     head.requires_grad_(False)
     config = AutoConfig.from_pretrained(teacher, trust_remote_code=False)

@@ -71,8 +71,8 @@ def test_the_shares_of_several_processes_add_up(school: Any, processes: int) -> 
     order = BatchSampler(8, 8, 3, [PhaseConfig(epochs=1)])
     ranks = RankPartition(order, np.array([len(unit[0].ids) for unit in taken.lesson.units]), processes).ranks(0)
     shares = [[row for row, rank in zip(order.rows(0), ranks, strict=True) if rank == one] for one in range(processes)]
-    whole = sum(taken.lesson.begin(taken.lm, [share]) for share in shares)
-    assert whole == pytest.approx(taken.lesson.begin(taken.lm, [ALL]), rel=1e-12)
+    whole = sum(taken.lesson.begin_step(taken.lm, [share]) for share in shares)
+    assert whole == pytest.approx(taken.lesson.begin_step(taken.lm, [ALL]), rel=1e-12)
     total = 0.0
     for share in shares:
         found = taken.lesson.loss(taken.lm, pack([taken.lesson.units[row] for row in share]), share)
@@ -89,7 +89,7 @@ def test_each_unit_has_a_loss_of_its_own(school: Any, tiny_model: Path, objectiv
     """Nats a supervised token, of a pair's chosen sequence, whatever the objective makes of it and how rows are cut."""
     taken = school(objective)
     lesson, lm = taken.lesson, taken.lm
-    lesson.begin(lm, [ALL])
+    lesson.begin_step(lm, [ALL])
     plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     plain.load_state_dict(lm.model.state_dict())
     expected = []

@@ -15,9 +15,8 @@ from posttrain.store.errors import WorkError
 from posttrain.train.config import LoraConfig
 from posttrain.train.lora import add_adapter
 from posttrain.train.objectives import reference as module
-from posttrain.train.objectives.log_probs import sequence_log_probs
+from posttrain.train.objectives.log_probs import SequenceLogProbs, sequence_log_probs
 from posttrain.train.objectives.reference import reference_log_probs
-from posttrain.train.objectives.sequence_log_probs import SequenceLogProbs
 
 UNITS: list[Unit] = [
     [TokenizedExample([5, 6, 7, said, 9], [False, False, False, True, True]) for said in (20 + number, 40)]
@@ -68,7 +67,7 @@ def test_micro_batches_that_are_named_are_read_as_they_are(
 
     monkeypatch.setattr(module, "pack", noted)
     parts = iter([[3, 1], [1, 0], [0, 3]])  # the last has nothing new
-    found = reference_log_probs(fresh(), UNITS, tmp_path, 10, padded=True, parts=parts)
+    found = reference_log_probs(fresh(), UNITS, tmp_path, 10, padded=True, groups=parts)
     assert read == [[3, 1], [1, 0], [2], [4]]
     (tmp_path / "other").mkdir()
     torch.testing.assert_close(found, reference_log_probs(fresh(), UNITS, tmp_path / "other", 12, padded=True))
@@ -98,7 +97,7 @@ def test_memory_runs_out(
         return sequence_log_probs(lm, packed)
 
     monkeypatch.setattr(module, "sequence_log_probs", short)
-    found = reference_log_probs(fresh(), UNITS, tmp_path / "short", 40, padded=True, parts=[[3, 1, 0, 4], [0, 2]])
+    found = reference_log_probs(fresh(), UNITS, tmp_path / "short", 40, padded=True, groups=[[3, 1, 0, 4], [0, 2]])
     torch.testing.assert_close(found, expected)
     assert done == sizes
     said = [f"  out of memory: at most {budget} tokens are read at a time from here on" for budget in budgets]

@@ -11,7 +11,7 @@ from posttrain.models.classifier import padding_token
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.task import TaskConfig
 from posttrain.train.objectives.distillation import divergence
-from posttrain.train.objectives.kto_objective import mismatched_partners
+from posttrain.train.objectives.kto import mismatched_partners
 
 ALL = [list(range(8))]
 

@@ -11,7 +11,8 @@ from posttrain.train.config import TrainConfig
 from posttrain.train.data.token_set import TokenSet, count_longest, longest_lengths
 from posttrain.train.data.tokenise import tokenise
 from posttrain.train.data.units import UnitView, map_sequences, read_to_last_token, split_units
-from posttrain.train.objectives.build import ObjectiveInputs, build_objective
+from posttrain.train.objectives.base import ObjectiveInputs
+from posttrain.train.objectives.build import build_objective
 
 
 @pytest.fixture

@@ -1,0 +1,224 @@
+"""Sets a training up: the model's context managers, the batch sampler, the state, the loader and recovery."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posttrain.models.fused import fuse_layers
+from posttrain.models.language_model import LanguageModel
+from posttrain.models.packing import Packed, packed_attention
+from posttrain.store.files import make_folder
+from posttrain.train.checkpoint.checkpoints import Checkpoints
+from posttrain.train.config import TrainConfig, training_phases
+from posttrain.train.data.batch_sampler import BatchSampler
+from posttrain.train.data.config import curriculum_difficulty
+from posttrain.train.data.loader import BatchLoader
+from posttrain.train.data.token_set import longest_lengths
+from posttrain.train.data.units import first_pass_groups
+from posttrain.train.initialization.activation_stats import activation_stats
+from posttrain.train.memory.micro_batch import MicroBatch
+from posttrain.train.memory.recompute import compile_layers, recompute
+from posttrain.train.monitor.meter import StepMeter, phase, wrap_calls
+from posttrain.train.monitor.metrics import Sink
+from posttrain.train.monitor.monitor import Monitor
+from posttrain.train.objectives.base import Objective
+from posttrain.train.objectives.reference import initial_losses
+from posttrain.train.objectives.registry import objective_spec
+from posttrain.train.optim.ema import Ema
+from posttrain.train.optim.loss_scale import LossScale
+from posttrain.train.optim.master_weights import MasterWeights
+from posttrain.train.recovery import Recovery
+from posttrain.train.recovery_log import read_recovery_log
+from posttrain.train.regularization.dropout import apply_noise
+from posttrain.train.regularization.weight_standardization import standardize_weights
+from posttrain.train.state import Interventions, TrainingState
+
+
+@dataclass
+class Training:
+    """The parts of a running training.
+
+    Args:
+        state: everything that the next step depends on.
+        loader: of its batches.
+        checkpoints: in its folder.
+        recovery: saves, resumes and rolls back.
+        meter: of its steps.
+        initial_variances: variances by layer before the first step; empty unless it is from scratch.
+    """
+
+    state: TrainingState
+    loader: BatchLoader
+    checkpoints: Checkpoints
+    recovery: Recovery
+    meter: StepMeter
+    initial_variances: list[dict[str, Any]]
+
+
+@contextmanager
+def set_up_training(
+    lm: LanguageModel,
+    objective: Objective,
+    config: TrainConfig,
+    *,
+    seed: int,
+    scratch: Path,
+    sink: Sink | None,
+    kinds: Mapping[str, Sequence[str]] | None,
+    difficulties: np.ndarray | None,
+) -> Iterator[Training]:
+    """Prepare model and objective, and resume from the newest checkpoint; restore the model at the end.
+
+    Args:
+        seed: of the order of the data and of dropout.
+        scratch: folder of everything that a training resumes from.
+        sink: receives the values of each step.
+        kinds: each unit's kind, by the column that a phase mixes by.
+        difficulties: float [units], for a curriculum by a column.
+
+    Raises:
+        UserError: config and data do not fit, or the folder holds another training.
+    """
+    make_folder(scratch)
+    recovery_log = read_recovery_log(scratch)
+    budget = recovery_log.limit_tokens(config.token_budget)
+    step_meter = StepMeter(
+        lm,
+        config.precision,
+        classifier=objective_spec(config.objective).output in ("reward", "classes"),
+        weights_frozen=config.method == "lora",
+    )
+    torch.manual_seed(seed)
+    longest = int(longest_lengths(objective.units).max())
+    with ExitStack() as stack:
+        if config.weight_standardization:
+            stack.enter_context(standardize_weights(lm))
+        stack.enter_context(objective.attach_modules(lm))
+        stack.enter_context(fuse_layers(lm, compiled=config.compile))
+        padded = not stack.enter_context(packed_attention(lm, longest))
+        stack.enter_context(_training_mode(lm, training=False))
+        sampler = _build_sampler(lm, objective, config, seed, scratch, kinds, difficulties, padded=padded)
+        with autocast(lm, config)():
+            groups = first_pass_groups(objective.units, sampler, budget)
+            objective.prepare(lm, scratch, padded=padded, groups=groups)
+        variances: list[dict[str, Any]] = []
+        if config.initialization.method != "none":
+            variances = _measure_variances(lm, objective, config, sampler.rows(0), budget, scratch, padded=padded)
+        # Master weights copy the weights: whatever changes them has to come before, and what noises them after.
+        checkpoints = Checkpoints(scratch / "checkpoints", config.checkpoint)
+        state = _initial_state(lm, config, sampler, can_go_back=lambda: bool(checkpoints.steps()))
+        stack.callback(state.masters.close)
+        for context in _training_contexts(lm, config, state, MicroBatch.full(budget, config, longest)):
+            stack.enter_context(context)
+        if config.compile:
+            compile_layers(lm)
+        stack.enter_context(checkpoints)
+        recovery = Recovery(state, recovery_log, checkpoints, scratch, config.watch.rate_factor, sink)
+        recovery.resume()
+        loader = BatchLoader(objective.units, sampler, budget, device=lm.device, padded=padded, config=config.loader)
+        stack.enter_context(loader)
+        yield Training(state, loader, checkpoints, recovery, step_meter, variances)
+
+
+def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:
+    """Return the context that forward passes run in: bfloat16 under precision ``autocast``, else none."""
+    if config.precision == "autocast":
+        return partial(torch.autocast, lm.device.type, torch.bfloat16)
+    return nullcontext
+
+
+def _measure_variances(
+    lm: LanguageModel,
+    objective: Objective,
+    config: TrainConfig,
+    rows: list[int],
+    budget: int,
+    scratch: Path,
+    *,
+    padded: bool,
+) -> list[dict[str, Any]]:
+    """Measure variances by layer under freshly drawn weights."""
+
+    def loss(packed: Packed, rows: list[int], scale: float) -> Tensor:
+        count = objective.begin_step(lm, [rows]) or 1.0
+        with autocast(lm, config)():
+            return objective.loss(lm, packed, rows).sum * (scale / count)
+
+    return activation_stats(
+        lm,
+        objective.units,
+        rows,
+        loss,
+        config.initialization,
+        float16=config.precision == "float16",
+        budget=budget,
+        padded=padded,
+        file=scratch / "variances.json",
+    )
+
+
+def _build_sampler(
+    lm: LanguageModel,
+    objective: Objective,
+    config: TrainConfig,
+    seed: int,
+    scratch: Path,
+    kinds: Mapping[str, Sequence[str]] | None,
+    difficulties: np.ndarray | None,
+    *,
+    padded: bool,
+) -> BatchSampler:
+    """Build the sampler, and check it against the learning-rate schedule and the average of the weights."""
+    units, phases = objective.units, training_phases(config)
+    if curriculum_difficulty(phases) == "loss":
+        difficulties = initial_losses(lm, units, scratch, config.token_budget, padded=padded)
+    sampler = BatchSampler(
+        len(units),
+        config.batch_size,
+        seed if config.shuffle else None,
+        phases,
+        kinds=kinds,
+        lengths=longest_lengths(units),
+        difficulties=difficulties,
+    )
+    for position in sampler.phases:
+        config.schedule.check(position.steps)
+    config.ema.check(sampler.steps)
+    return sampler
+
+
+def _initial_state(
+    lm: LanguageModel, config: TrainConfig, sampler: BatchSampler, can_go_back: Callable[[], bool]
+) -> TrainingState:
+    masters = MasterWeights(lm.model, config.optimizer)
+    ema = None if config.ema.decay is None else Ema(config.ema, masters.names, masters.masters)
+    scale = LossScale(config.scaling) if config.precision == "float16" else None
+    return TrainingState(masters, sampler, Monitor(config.watch, can_go_back), Interventions(), ema, scale)
+
+
+def _training_contexts(
+    lm: LanguageModel, config: TrainConfig, state: TrainingState, batch: MicroBatch
+) -> Iterator[AbstractContextManager[object]]:
+    """Yield the contexts that change the model while it trains, in their order."""
+    yield _training_mode(lm, training=True)
+    yield state.masters.swapped_in()
+    yield wrap_calls(lm.decoder, lambda: phase("forward"))
+    yield apply_noise(lm, config.noise)
+    yield recompute(lm, config, batch)
+
+
+@contextmanager
+def _training_mode(lm: LanguageModel, *, training: bool) -> Iterator[None]:
+    """Put the model in training or evaluation mode, and in evaluation mode afterwards."""
+    lm.model.train(training)
+    try:
+        yield
+    finally:
+        lm.model.eval()
