@@ -1,4 +1,4 @@
-"""The settings with the most tokens a second here, found by measuring, in a bounded time.
+"""Find the settings with the most tokens a second on this machine, by measuring, in a bounded time.
 
 One setting after another is varied, beginning from the config (coordinate search); then the best two are measured
 again in turns, as a machine that others use is now faster and now slower by a third.
@@ -44,12 +44,12 @@ _FINAL_REPEATS = 3  # of each of the best two
 _LOADER_BOUND = 0.01  # share of a step spent waiting, from which the loader is worth a look
 
 Measure = Callable[[Settings, float, float], Trial]
-"""A setting, the tokens a second below which it may be given up, and the seconds that it may take."""
+"""Measures a setting, given the tokens a second below which to give up, and the seconds it may take."""
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What was found.
+    """The result of a search.
 
     Args:
         settings: the best, by key below ``train``.
@@ -71,7 +71,7 @@ def autotune_settings(
     seconds: float,
     measure: Measure | None = None,
 ) -> TuningResult:
-    """Find the best settings and write them into ``out/config.yaml``, and all that was measured beside it.
+    """Search the fastest settings and write them to ``out/config.yaml``, and all trials to a file beside it.
 
     Args:
         out: made if missing; may hold an earlier tuning and nothing else.
@@ -106,7 +106,7 @@ def autotune_settings(
 def search(
     config: TrainConfig, measure: Measure, seconds: float, steps: int, passed: Callable[[], float] | None = None
 ) -> TuningResult:
-    """The search alone.
+    """Search without files.
 
     Args:
         steps: of the whole training, over which what compiling takes is spread.
@@ -139,7 +139,7 @@ class _Search:
         self.best: Trial | None = None
 
     def explore(self) -> None:
-        """Vary one setting after another, as long as there is time and something was gained."""
+        """Vary one setting after another, while there is time and progress."""
         trial = self._try(self._start) or (self.trials[-1] if self.trials else None)
         tokens = _most_tokens(trial or Trial(self._start))
         while self.best is None and trial and trial.problem and tokens > _MIN_TOKENS:
@@ -156,7 +156,7 @@ class _Search:
                 return
 
     def decide(self) -> tuple[Trial, float]:
-        """The better of the best two, measured in turns, and its tokens a second."""
+        """Measure the best two in turns; return the better and its tokens a second."""
         assert self.best is not None
         usable = {_settings_key(trial.settings): trial for trial in self.trials if trial.rate(self._steps)}
         ranked = sorted(usable.values(), key=lambda trial: -trial.rate(self._steps))[:2]
@@ -177,7 +177,7 @@ class _Search:
         return (ranked[1], second) if takes_second else (ranked[0], first)
 
     def _micro_batch(self) -> None:
-        """Double it while that helps and a step has so many tokens, else halve it while that helps."""
+        """Double the micro-batch while that helps and a step has enough tokens, else halve it while that helps."""
         assert self.best is not None
         for factor in (2.0, 0.5):
             before = self.best
@@ -194,7 +194,8 @@ class _Search:
                 return
 
     def _with(self, key: str, value: Any) -> dict[str, Any]:
-        """What goes with a value: memory that is saved is there for a larger micro-batch."""
+        """Return settings to change together with this one."""
+        # Recomputation frees memory for a larger micro-batch.
         assert self.best is not None
         return {_TOKENS_KEY: 2 * _most_tokens(self.best)} if key == "recompute.mode" and value != "none" else {}
 
@@ -208,7 +209,7 @@ class _Search:
         return True
 
     def _try(self, settings: Settings) -> Trial | None:
-        """Measure a setting unless it was; it is the best if it is better by more than a little."""
+        """Measure a new setting; it becomes the best if it is clearly better."""
         if any(_settings_key(trial.settings) == _settings_key(settings) for trial in self.trials):
             return None
         best = self.best.rate(self._steps) if self.best else 0.0
@@ -218,7 +219,8 @@ class _Search:
         return trial
 
     def _run(self, settings: Settings, floor: float) -> Trial | None:
-        """None where there is no time for another: a trial takes about as long as the one before."""
+        """Run a trial; None if there is no time left."""
+        # A trial takes about as long as the one before.
         left = self.until - self._passed()
         usual = self.trials[-1].seconds if self.trials else 0.0
         if left <= 0 or left < usual:
@@ -237,7 +239,7 @@ class _Search:
 
 @contextmanager
 def _time_budget(seconds: float) -> Iterator[Callable[[], float]]:
-    """Seconds so far, shown as progress."""
+    """Yield a clock of the seconds so far, shown as a progress bar."""
     began, shown = time.monotonic(), 0
     with progress_bar("tuning", max(1, int(seconds)), "s") as advance:
 
@@ -252,13 +254,13 @@ def _time_budget(seconds: float) -> Iterator[Callable[[], float]]:
 
 
 def _most_tokens(trial: Trial) -> int:
-    """Tokens of a micro-batch at most; a guess where nobody had decided them yet."""
+    """Return the tokens of a micro-batch; a guess for ``auto``."""
     tokens = trial.settings[_TOKENS_KEY]
     return tokens if isinstance(tokens, int) else _DEFAULT_TOKENS
 
 
 def as_overrides(tuned: TuningResult) -> list[str]:
-    """The settings as ``--set`` takes them."""
+    """Format the settings for ``--set``."""
     return [f"train.{key}={_yaml(value)}" for key, value in tuned.settings.items()]
 
 
@@ -271,7 +273,7 @@ def _settings_key(settings: Settings) -> str:
 
 
 def _nested_value(values: Any, key: str) -> Any:
-    """What stands under a dotted key; None where there is nothing."""
+    """Return the value of a dotted key, or None."""
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
             return None

@@ -1,4 +1,4 @@
-"""Low-rank adapters: put on before training, folded into the weights after it."""
+"""Add LoRA adapters before training, and merge them into the weights after it."""
 
 import json
 import warnings
@@ -14,12 +14,12 @@ _ADAPTER_CONFIG = "adapter_config.json"
 
 
 def add_adapter(lm: LanguageModel, config: LoraConfig) -> LanguageModel:
-    """The model with a fresh float32 adapter as its only trainable weights."""
+    """Return the model with a fresh float32 adapter as its only trainable weights."""
     return LanguageModel(attach_lora(lm.model, config), lm.tokenizer, lm.task)
 
 
 def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
-    """A transformers model, perhaps on the ``meta`` device, with a fresh adapter; options are peft's.
+    """Add a fresh LoRA adapter to a transformers model, perhaps on the ``meta`` device; options are peft's.
 
     Raises:
         UserError: the model has none of the modules that are to be adapted.
@@ -44,21 +44,22 @@ def attach_lora(model: Any, config: LoraConfig, **options: Any) -> Any:
 
 
 def merge_adapter(adapted: LanguageModel, adapter: Path) -> LanguageModel:
-    """Save the adapter into a folder, and add it to the base weights (in float32, so that nothing is rounded twice)."""
+    """Save the adapter to a folder, and merge it into the base weights."""
     adapted.model.save_pretrained(adapter)
     _strip_run_details(adapter)
+    # In float32, so that nothing is rounded twice.
     merged = adapted.model.float().merge_and_unload()
     return LanguageModel(merged, adapted.tokenizer, adapted.task)
 
 
 def set_base_model(adapter: Path, model: str) -> None:
-    """Note which model a saved adapter is for, so that peft finds it: a folder or a Hub id."""
+    """Write the base model of a saved adapter, a folder or a Hub id, where peft looks for it."""
     file = adapter / _ADAPTER_CONFIG
     _write_adapter_config(file, json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": model})
 
 
 def _strip_run_details(adapter: Path) -> None:
-    """Take out of the folder what is not the adapter's content, so that the same training writes the same bytes.
+    """Remove everything that differs between runs of the same training, so that they write the same bytes.
 
     peft notes the base model's path, in its settings and in a form for a model card, and writes a set of module names
     in an order that changes from process to process.

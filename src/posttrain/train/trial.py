@@ -1,4 +1,4 @@
-"""A setting measured in a process of its own, so that neither a crash nor memory outlives it.
+"""Measure a setting in its own process, so that neither a crash nor leaked memory outlives it.
 
 ``python -m posttrain.train.trial FOLDER`` is that process; `TrialRunner` starts it and reads what it writes.
 """
@@ -38,7 +38,7 @@ Settings = Mapping[str, Any]
 """Values by key below ``train``, such as ``{"loader.prefetch": 4}``."""
 
 MEASURED_STEPS = 4
-"""Steps that are measured, after those that are not."""
+"""Measured steps, after the warm-up."""
 OUT_OF_MEMORY = "out of memory"
 _POLL_SECONDS = 0.2
 _SPEC, _STEPS, _LOG, _USER_ERROR = "trial.json", "steps.jsonl", "log.txt", "mistake.json"
@@ -46,7 +46,7 @@ _SPEC, _STEPS, _LOG, _USER_ERROR = "trial.json", "steps.jsonl", "log.txt", "mist
 
 @dataclass(frozen=True)
 class Trial:
-    """What a setting gave.
+    """The measurement of a setting.
 
     Args:
         settings: the setting.
@@ -69,14 +69,14 @@ class Trial:
     problem: str = ""
 
     def rate(self, steps: int) -> float:
-        """Tokens a second over a training of so many steps, what its start takes included; 0 if it cannot be used."""
+        """Return tokens a second over a whole training, start-up included; 0 if the setting fails."""
         if self.problem or not self.rates:
             return 0.0
         return 1 / (1 / median(self.rates) + self.start / (steps * max(self.tokens, 1)))
 
 
 def with_settings(config: TrainConfig, settings: Settings) -> TrainConfig:
-    """The config with some of its values replaced.
+    """Return the config with some values replaced.
 
     Raises:
         UserError: a key is unknown, or a value does not fit.
@@ -174,7 +174,7 @@ class TrialRunner:
             parquet.write_table(self._records, self._folder / "records.parquet")
 
     def _wait(self, process: "subprocess.Popen[bytes]", warm: int, floor: float, until: float) -> int | None:
-        """Wait for the end, or until it is clear; the exit code, None where it was not waited for."""
+        """Wait for the exit code; None if the trial is out of time or clearly slower."""
         while time.monotonic() < until:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
@@ -214,7 +214,7 @@ class TrialRunner:
         )
 
     def _why(self, code: int) -> str:
-        """The last thing that a process said, or the signal that ended it."""
+        """Return the last line of a process's output, or the signal that ended it."""
         if code < 0:
             return OUT_OF_MEMORY if -code == signal.SIGKILL else f"ended by {signal.Signals(-code).name}"
         output = self._output()
@@ -226,11 +226,11 @@ class TrialRunner:
 
 
 class _EnoughSteps(Exception):
-    """So many steps are over."""
+    """Raised to end a training after enough steps."""
 
 
 class _TrialSink:
-    """Writes each step down and ends the training after so many."""
+    """Writes each step to a file and ends the training after enough of them."""
 
     def __init__(self, path: Path, steps: int) -> None:
         self._lines, self._steps = JsonlSink(path), steps
@@ -248,7 +248,7 @@ class _TrialSink:
 
 
 def run_trial(folder: Path) -> None:
-    """Train as ``trial.json`` says, until enough steps are over."""
+    """Train as ``trial.json`` says, for a few steps."""
     from posttrain.train.stage import train
 
     spec = json.loads((folder / _SPEC).read_bytes())
@@ -268,7 +268,7 @@ def run_trial(folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """The process: its exit code; a user's mistake is left in ``mistake.json``."""
+    """Run the trial's process and return its exit code; a UserError is written to ``mistake.json``."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         run_trial(folder)
@@ -283,7 +283,7 @@ def main(folder: Path) -> int:
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """A trial as it stands in ``autotune.json``."""
+    """Convert a trial to its JSON in ``autotune.json``."""
     return asdict(trial) | {"settings": dict(trial.settings)}
 
 

@@ -62,8 +62,8 @@ class Checkpoints:
     def save(self, step: int, checkpoint: Checkpoint, metric: float | None = None) -> bool:
         """Save a checkpoint; its tensors may change as soon as this returns.
 
-        Afterwards the checkpoints that the config does not keep are removed. A full disk in the background is logged, and
-        costs checkpoints, not the training.
+        Afterwards the checkpoints that the config does not keep are removed. A full disk in the background is
+        logged, and costs checkpoints, not the training.
 
         Args:
             step: number of optimiser steps so far; a checkpoint of the same step is replaced.

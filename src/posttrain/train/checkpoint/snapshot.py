@@ -53,7 +53,7 @@ class Snapshots:
         plain = [name for name, tensor in tensors.items() if _is_plain(tensor)]
         for name in tensors.keys() - plain:
             buffers[name].copy_(tensors[name].detach(), non_blocking=tensors[name].is_cuda)
-        # Our own threads, which do not wait for one another: torch's do, and on busy cores that costs ten times the copying.
+        # Our own threads do not wait for one another: torch's do, and on busy cores that costs ten times the copying.
         map_in_threads(
             lambda name: np.copyto(np.asarray(byte_view(buffers[name])), byte_view(tensors[name].detach())), plain
         )

@@ -141,9 +141,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[bytes, dic
     Raises:
         OSError: the disk refused.
     """
-    order = sorted(
-        tensors, key=lambda name: -tensors[name].element_size()
-    )  # largest elements first, so that all are aligned
+    # Largest elements first, so that all are aligned.
+    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     header, starts = _build_header({name: tensors[name] for name in order})
     checksums = {}
     with path.open("wb") as file:

@@ -1,1 +1,1 @@
-"""Training from scratch: the weights that a model begins with, and a look at what they do to its signals."""
+"""Training from scratch: initial weights, and their effect on activations and gradients."""

@@ -74,7 +74,7 @@ def activation_stats(
 
 @dataclass(frozen=True)
 class LayerVariance:
-    """The hidden states that leave one layer.
+    """The variance of one layer's output and of its gradient.
 
     Attributes:
         layer: ``embeddings`` or the number of the layer, from 0.
@@ -87,7 +87,7 @@ class LayerVariance:
     gradients: float
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON, which has no word for a number that is not finite: None."""
+        """Convert to JSON; NaN and infinities become None."""
         numbers = {"activations": self.activations, "gradients": self.gradients}
         return {
             "layer": self.layer,
@@ -127,7 +127,7 @@ def layer_variances(lm: LanguageModel, loss: Callable[[], Tensor], scale: float 
 
 
 def variance_warnings(layers: Sequence[LayerVariance], largest_ratio: float) -> list[str]:
-    """What is wrong, a line each: a variance that is no number or 0, or that changes too much from layer to layer.
+    """Return a warning for each variance that is 0, not finite, or changes too much from layer to layer.
 
     From the embeddings to the first layer anything may happen: that layer adds to embeddings of any size.
 
@@ -150,7 +150,7 @@ def variance_warnings(layers: Sequence[LayerVariance], largest_ratio: float) -> 
 
 
 def variance_table(layers: Sequence[LayerVariance]) -> str:
-    """Plain text, a line a layer, each variance with its ratio to the layer below."""
+    """Format as text, a line a layer, with the ratio of each variance to the layer below."""
     lines = [f"{'layer':>10}  {'activations':>12} {'ratio':>8}  {'gradients':>12} {'ratio':>8}"]
     for before, layer in zip([None, *layers], layers, strict=False):
         cells = [f"{layer.layer:>10}"]

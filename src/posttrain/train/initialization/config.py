@@ -1,4 +1,4 @@
-"""The config section ``initialization``."""
+"""The config section ``train.initialization``."""
 
 import re
 from typing import Literal, Self
@@ -11,7 +11,7 @@ InitMethod = Literal["normal", "xavier", "kaiming", "depth_scaled", "ds_init", "
 
 
 class InitRuleConfig(Section):
-    """How some of the parameters begin."""
+    """The initialisation of some parameters."""
 
     match: str = Field(description="Pattern that is looked for in a parameter's name.")
     method: InitMethod = Field(description="How they begin.")
@@ -29,7 +29,7 @@ class InitRuleConfig(Section):
 
 
 class InitializationConfig(Section):
-    """Training from scratch: of the model to start from, only config and tokenizer are read."""
+    """Training from scratch: only config and tokenizer of the model to start from are read."""
 
     method: Literal["none", "normal", "xavier", "kaiming", "depth_scaled", "ds_init"] = Field(
         "none",

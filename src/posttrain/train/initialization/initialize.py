@@ -27,7 +27,7 @@ _RESIDUAL_PROJECTIONS = re.compile(
 
 @torch.no_grad()
 def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int) -> None:
-    """Draw the matrices by the config's method, embeddings from N(0, std), and what a rule matches as that says.
+    """Draw matrices by the config's method, embeddings from N(0, std), and parameters that match a rule by the rule.
 
     Norms, biases and all else stay as they are, and so do embeddings of padding. Each weight has random numbers of its
     own, which depend on the seed and its name only: a rule for one changes no other.
@@ -64,7 +64,7 @@ def initialize_weights(model: nn.Module, config: InitializationConfig, seed: int
 
 @dataclass(frozen=True)
 class WeightRole:
-    """What a weight's distribution depends on.
+    """The properties of a weight that decide its distribution.
 
     Args:
         fans: number of inputs of an output, and of outputs that an input reaches; None where it is no matrix.
@@ -93,13 +93,13 @@ def _weight_role(
 
 @dataclass(frozen=True)
 class Distribution:
-    """Mean 0 and this standard deviation, uniform or normal."""
+    """A uniform or normal distribution of mean 0."""
 
     std: float
     uniform: bool = False
 
     def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """float32, on the generator's device."""
+        """Draw a float32 tensor on the generator's device."""
         if self.uniform:
             bound = math.sqrt(3) * self.std
             return torch.empty(shape).uniform_(-bound, bound, generator=generator)
@@ -145,7 +145,7 @@ def _weight_generator(seed: int, name: str) -> torch.Generator:
 
 
 def init_distribution(method: InitMethod, gain: float, std: float, role: WeightRole, name: str) -> Distribution:
-    """What a weight is drawn from, with fans n and m.
+    """Return the distribution of a weight with fans n and m.
 
     - ``normal``: N(0, (gain std)^2).
     - ``xavier``: uniform of variance gain^2 2 / (n + m) (X. Glorot, Y. Bengio, Understanding the difficulty of training
@@ -176,7 +176,7 @@ def init_distribution(method: InitMethod, gain: float, std: float, role: WeightR
 
 
 def fan_in_and_fan_out(weight: Tensor, owner: nn.Module) -> tuple[int, int] | None:
-    """How many numbers each output of a weight is a sum over, and how many outputs each input is part of.
+    """Count the inputs of each output of a weight, and the outputs of each input.
 
     Args:
         weight: of a linear layer, an embedding, a convolution, or of several experts [E, ...].
@@ -199,7 +199,7 @@ def fan_in_and_fan_out(weight: Tensor, owner: nn.Module) -> tuple[int, int] | No
 def model_from_config(
     folder: Path, task: TaskConfig, config: InitializationConfig, seed: int, dtype: str = "bfloat16"
 ) -> LanguageModel:
-    """The model that a folder describes, with weights drawn at random.
+    """Create the model that a folder's config describes, with random weights.
 
     Args:
         folder: holds ``config.json`` and a tokenizer; weights that lie there are not read.

@@ -1,1 +1,1 @@
-"""How much memory a training takes, by formula, and what fits."""
+"""Estimates of the memory of a training, and the choices that make it fit."""

@@ -1,4 +1,4 @@
-"""What autograd keeps of a decoder layer for the backward pass, derived from what each operation saves.
+"""Estimate the activations that autograd keeps of a decoder layer, from what each operation saves.
 
 A layer is ``x + attention(norm(x))`` and then ``x + feed_forward(norm(x))``. With hidden states of width d, queries q,
 keys k, an inner width f, and w bytes a number (4 in float32, else 2), a token costs, where all weights are trained:
@@ -35,7 +35,7 @@ _OUTPUT_PROJECTIONS = {"o_proj", "out_proj", "dense", "c_proj", "wo"}
 
 @dataclass(frozen=True)
 class ActivationCost:
-    """A part of a layer.
+    """The activation memory of a part of a layer, and the cost of recomputing it.
 
     Args:
         kept: bytes that autograd keeps of it.
@@ -49,13 +49,13 @@ class ActivationCost:
 
     @property
     def saved(self) -> int:
-        """Bytes that computing it again saves."""
+        """Bytes that recomputing it saves."""
         return self.kept - self.again
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """A decoder layer, for one micro-batch.
+    """The activation memory of a decoder layer, for one micro-batch.
 
     Args:
         norms: all of its norms.
@@ -75,7 +75,7 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class NumberSizes:
-    """Bytes of a number, and what decides how many numbers there are.
+    """Bytes of a number by use, and which operations are fused.
 
     Args:
         stream: of what layers add to.
@@ -93,7 +93,7 @@ class NumberSizes:
 
     @classmethod
     def of(cls, config: TrainConfig, shape: ModelShape, device: str) -> "NumberSizes":
-        """In a training of this precision."""
+        """Derive the sizes from a training's config."""
         wide_sum = shape.rms and device == "cpu"
         fused = wide_sum and not config.compile
         autocast = config.precision == "autocast"
@@ -104,7 +104,7 @@ class NumberSizes:
 
 
 def layer_costs(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
-    """What a layer of the middle keeps of a micro-batch."""
+    """Estimate the activations of a middle layer for a micro-batch."""
     shape = blueprint.shape
     numbers = NumberSizes.of(config, shape, device)
     reads = _LinearInputs.of(blueprint, config, numbers)
@@ -156,7 +156,7 @@ def layer_costs(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, de
 
 
 def norm_bytes(shape: ModelShape, numbers: NumberSizes, *, trained: bool) -> int:
-    """Bytes a token that a norm of the hidden states keeps."""
+    """Count the bytes a token that a norm of the hidden states keeps."""
     if not shape.rms:
         return numbers.stream * shape.hidden + 8
     if numbers.fused:
@@ -166,7 +166,7 @@ def norm_bytes(shape: ModelShape, numbers: NumberSizes, *, trained: bool) -> int
 
 @dataclass(frozen=True)
 class _LinearInputs:
-    """Bytes a token that linear layers keep of what they read, and whether the last of a module has an adapter."""
+    """Bytes a token of the inputs that linear layers keep, and whether the last of a module has an adapter."""
 
     states_for_attention: int
     attended: int
@@ -210,7 +210,7 @@ class _LinearInputs:
 
 
 def _adapter_bytes(readers: Sequence[ParameterSpec], config: LoraConfig, numbers: NumberSizes) -> int:
-    """Bytes a token that adapters which read the same tensor keep, from their first matrices [rank, width]."""
+    """Count the bytes a token that adapters with a shared input keep, from their first matrices [rank, width]."""
     if not readers:
         return 0
     width = readers[0].shape[1]

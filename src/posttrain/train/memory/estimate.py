@@ -1,4 +1,4 @@
-"""The memory that a training takes at its peak, by formula.
+"""Estimate the peak memory of a training by formula.
 
 Bytes of four kinds are added up:
 
@@ -42,7 +42,7 @@ _DISTILLED_LOGITS = 2**23  # that a distillation works on at once
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that a training takes on the device that it runs on.
+    """The bytes that a training takes on its device.
 
     Args:
         parameters: weights.
@@ -74,7 +74,7 @@ class MemoryEstimate:
 
     @property
     def static(self) -> int:
-        """What is there all the time."""
+        """Bytes that are held all the time."""
         fixed = self.parameters + self.masters + self.gradients + self.optimizer + self.averages
         return fixed + self.snapshot + self.process
 
@@ -95,7 +95,7 @@ class MemoryEstimate:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The bytes at the peak by what they are for; their sum is the total."""
+        """Bytes at the peak by purpose; their sum is the total."""
         activations, holes = self._kept(self.peak)
         return {
             "parameters": self.parameters,
@@ -111,14 +111,14 @@ class MemoryEstimate:
         }
 
     def _kept(self, phase: str) -> tuple[int, int]:
-        """Activations, while there are any, and the holes between them."""
+        """Return the activations held in a phase, and the fragmentation between them."""
         return (0, 0) if phase in ("step", "fold") else (self.activations, self.holes)
 
 
 def estimate_memory(
     blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
 ) -> MemoryEstimate:
-    """What a training takes.
+    """Estimate the memory of a training.
 
     Args:
         blueprint: the model.
@@ -197,14 +197,14 @@ def _activation_bytes(
 
 
 def _merge_adapter_working(blueprint: ModelSpec, config: TrainConfig) -> int:
-    """What it takes to add an adapter to 16-bit weights: all of them in float32 (``train/lora.py``)."""
+    """Count the bytes to merge an adapter into 16-bit weights, which happens in float32 (``train/lora.py``)."""
     return 4 * blueprint.count() if config.method == "lora" and config.dtype != "float32" else 0
 
 
 def _fragmentation(
     shape: ModelShape, config: TrainConfig, batch: MicroBatch, activations: int, recomputed: int, numbers: NumberSizes
 ) -> int:
-    """What the C library's heap holds beside its tensors, and does not give back while training goes on.
+    """Estimate the fragmentation of the C library's heap: bytes between tensors that it does not return.
 
     Tensors that are kept stand between others that are freed, and a hole takes in only what is smaller than itself, as
     torch asks for aligned memory. Where blocks come and go like this, there is about half as much in holes as in use
@@ -230,7 +230,7 @@ def _fragmentation(
 
 
 def _forward_working(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, numbers: NumberSizes) -> int:
-    """At the end of the forward pass: the last norm, or the head.
+    """Estimate the working memory at the end of the forward pass: the last norm, or the head.
 
     The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in their dtype
     and, where it is not fused, in float32.
@@ -243,7 +243,7 @@ def _forward_working(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatc
 def _backward_working(
     blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: NumberSizes
 ) -> int:
-    """In the backward pass: the head, the last norm, or a layer.
+    """Estimate the working memory of the backward pass: the head, the last norm, or a layer.
 
     - The head: what it works with, the states' gradient in float32 and in their dtype, and the weights' gradient.
     - The last norm, a root mean square in float32: the gradient of its input by two ways, of the mean square, and
@@ -268,7 +268,7 @@ def _backward_working(
 
 
 def _logit_bytes(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
-    """What the head works with: parts of the logits, the one before included, one in low precision as well.
+    """Estimate the working memory of the head: chunks of logits, the previous one included.
 
     Args:
         gradients: bytes of their gradients in low precision, a logit.
@@ -288,5 +288,5 @@ def _objective_output(config: TrainConfig) -> str:
 
 
 def _head_number_bytes(config: TrainConfig) -> int:
-    """Bytes of a number in the head's weights as they are used."""
+    """Return the bytes of a number in the head's weights as they are used."""
     return 4 if config.dtype == "float32" else 2

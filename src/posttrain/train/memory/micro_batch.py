@@ -1,4 +1,4 @@
-"""What a micro-batch is made of, as far as memory and work depend on it."""
+"""The size of a micro-batch, as far as memory and FLOPs depend on it."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -10,7 +10,7 @@ from posttrain.train.objectives.registry import OBJECTIVES
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The largest micro-batch of a training.
+    """The size of a micro-batch, as far as memory and FLOPs depend on it.
 
     Args:
         tokens: in its row.
@@ -32,7 +32,7 @@ class MicroBatch:
 
     @classmethod
     def of(cls, packed: Packed) -> "MicroBatch":
-        """What a packed micro-batch is made of."""
+        """Measure a packed micro-batch."""
         queries = copied = pairs = scores = longest = 0
         alone = False
         for group in packed.pieces.groups:
@@ -53,7 +53,7 @@ class MicroBatch:
 
     @classmethod
     def full(cls, budget: int, config: TrainConfig, longest: int | None = None) -> "MicroBatch":
-        """The largest that a token budget allows: sequences as long as can be, every token supervised.
+        """Return the largest micro-batch of a token budget: the longest sequences, all tokens supervised.
 
         Args:
             budget: tokens.
@@ -67,5 +67,5 @@ class MicroBatch:
 
 
 def elementwise_max(batches: Iterable[MicroBatch]) -> MicroBatch:
-    """A micro-batch that is at least as large as each of them in every respect."""
+    """Return the elementwise maximum of several micro-batches' sizes."""
     return MicroBatch(*(max(values) for values in zip(*map(astuple, batches), strict=True)))

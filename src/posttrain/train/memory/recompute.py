@@ -33,7 +33,7 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 
 @dataclass(frozen=True)
 class RecomputePolicy:
-    """What one layer computes again.
+    """The parts of one layer that are recomputed in the backward pass.
 
     Args:
         parts: some of ``norms``, ``attention``, ``feed_forward``, ``activation``; or ``layer`` alone.
@@ -48,7 +48,7 @@ class RecomputePolicy:
 
 @contextmanager
 def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iterator[list[RecomputePolicy]]:
-    """Have the model compute activations again as ``train.recompute`` says; leave it as it was.
+    """Recompute activations in the backward pass as ``train.recompute`` says, within a ``with`` block.
 
     Args:
         lm: the model as it is trained, its adapter on it.
@@ -79,7 +79,7 @@ def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iter
 
 
 def _recomputed_modules(layer: nn.Module, part: str) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
-    """Modules of a layer, and what takes their forward's place so that a part is computed again."""
+    """Yield the modules of a part of a layer with the forward that recomputes them."""
     if part == "layer":
         yield layer, _checkpointed(layer.forward)
     elif part == "norms":
@@ -106,7 +106,7 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recompute_after_products(module: Any) -> Callable[[Tensor], Tensor]:
-    """A gated feed-forward block that keeps its first products, and computes again what follows from them."""
+    """Recompute a gated feed-forward block except its first two products."""
 
     def rest(gate: Tensor, up: Tensor) -> Tensor:
         output: Tensor = module.down_proj(module.act_fn(gate) * up)
@@ -123,7 +123,7 @@ def _recompute_after_products(module: Any) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def _is_gated(module: Any) -> bool:
-    """Whether a feed-forward block is ``down(act(gate(x)) * up(x))`` and nothing else, which a probe finds out."""
+    """Whether a feed-forward block is ``down(act(gate(x)) * up(x))`` and nothing else; a probe decides."""
     if {name for name, _ in module.named_children()} != GATED:
         return False
     weight = next(module.parameters())
@@ -138,7 +138,7 @@ def _is_gated(module: Any) -> bool:
 
 
 def _submodule(layer: nn.Module, *names: str) -> Any:
-    """A layer's own module that one of the words is in the name of, and that is no norm."""
+    """Return the direct submodule whose name contains one of the names and that is not a norm."""
     for name, module in layer.named_children():
         if any(part in name for part in names) and not is_norm(module):
             return module
@@ -153,7 +153,7 @@ KEEP_ALL = RecomputePolicy(frozenset(), 0, 0.0)
 
 
 def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
-    """All ways of a layer, `KEEP_ALL` first."""
+    """Return all policies of a layer, `KEEP_ALL` first."""
     attention: list[tuple[str, ActivationCost]] = [("attention", costs.attention)]
     forward = [("feed_forward", costs.feed_forward)]
     if costs.activation:
@@ -170,7 +170,7 @@ def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
 
 
 def choose_policies(policies: Sequence[RecomputePolicy], layers: int, needed: int) -> list[RecomputePolicy]:
-    """A way for each layer that together save at least ``needed`` bytes, or as many as can be.
+    """Choose a policy for each layer so that they save at least ``needed`` bytes, or as many as possible.
 
     What is computed again stands in the first layers: when the backward pass comes to it, what the later ones kept is
     freed already.
@@ -196,7 +196,7 @@ def choose_policies(policies: Sequence[RecomputePolicy], layers: int, needed: in
 
 
 def layer_policies(config: TrainConfig, costs: LayerCosts, layers: int) -> list[RecomputePolicy]:
-    """The way of each layer that ``train.recompute`` asks for."""
+    """Return the policy of each layer for ``train.recompute``."""
     recompute = config.recompute
     if recompute.mode == "none":
         return [KEEP_ALL] * layers
@@ -208,7 +208,7 @@ def layer_policies(config: TrainConfig, costs: LayerCosts, layers: int) -> list[
 
 
 def _efficient_chain(policies: Sequence[RecomputePolicy]) -> list[RecomputePolicy]:
-    """From `KEEP_ALL` upwards, ways of which each saves the most further bytes per further FLOP."""
+    """Order policies, from `KEEP_ALL` on, so that each saves the most further bytes per further FLOP."""
     chain = [KEEP_ALL]
     while more := [way for way in policies if way.saved > chain[-1].saved]:
         last = chain[-1]
@@ -222,7 +222,7 @@ def _efficient_chain(policies: Sequence[RecomputePolicy]) -> list[RecomputePolic
 
 
 def compile_layers(lm: LanguageModel) -> None:
-    """Compile each layer when it is first used, for sequences of any length.
+    """Compile each layer with ``torch.compile`` on first use, for sequences of any length.
 
     Raises:
         UserError: there is no compiler, or the model has no list of layers.

@@ -21,7 +21,7 @@ log = logging.getLogger("posttrain")
 CGROUP = Path("/sys/fs/cgroup")
 
 _DEFAULT_TOKENS = 4096
-"""Tokens, for a model that the estimate knows nothing of."""
+"""Tokens for a model that cannot be estimated."""
 
 _FULL_SPEED_TOKENS = {"cpu": 4096, "cuda": 32768}
 """Tokens beyond which larger matrix products are no faster."""
@@ -29,11 +29,11 @@ _FULL_SPEED_TOKENS = {"cpu": 4096, "cuda": 32768}
 _MIN_TOKENS = 256
 
 _USABLE_SHARE = 0.92
-"""Of the memory that is there; the rest is what the estimate may be wrong by (benchmarks/memory_estimate.py)."""
+"""Share of the available memory; the rest covers the estimate's error (benchmarks/memory_estimate.py)."""
 
 
 def resolve_token_budget(config: TrainConfig, lm: LanguageModel, longest: int, scratch: Path) -> TrainConfig:
-    """The config with ``micro_batch_tokens`` as a number: what was decided before, or what fits here.
+    """Resolve ``micro_batch_tokens: auto`` to a number: the one decided before, or one that fits here.
 
     Args:
         lm: the model as it is trained, its adapter on it.
@@ -67,7 +67,7 @@ def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """A token budget, what it takes, and whether that fits.
+    """A token budget, its memory estimate, and whether that fits.
 
     Where even the smallest does not fit, it is that one.
     """
@@ -86,7 +86,7 @@ def choose_budget(
     device: str = "cpu",
     process: int = 0,
 ) -> TokenBudget:
-    """What ``train.micro_batch_tokens: auto`` is: the largest power of two that fits, up to where speed ends.
+    """Choose the largest power of two of tokens that fits, up to full speed.
 
     Args:
         blueprint: the model.
@@ -107,12 +107,12 @@ def choose_budget(
 
 
 def fits(estimate: MemoryEstimate, available: int | None) -> bool:
-    """Whether an estimate fits into what is available."""
+    """Whether an estimate fits into the available bytes."""
     return available is None or estimate.total <= _USABLE_SHARE * available
 
 
 def available_bytes(device: str = "cpu") -> int | None:
-    """Bytes that this process may have in all, with what it has already; None where the system does not tell.
+    """Return the bytes available to this process, its own included; None where the system does not report it.
 
     Args:
         device: ``cpu`` or ``cuda``. A container's limit (cgroup version 2 or 1) counts as the machine's end. Files in
@@ -133,7 +133,7 @@ def _meminfo(name: str) -> int | None:
 
 
 def _cgroup_free() -> int | None:
-    """What the container's limit leaves, cached files counted as free; None without a limit."""
+    """Return the bytes left under the container's limit, page cache counted as free; None without a limit."""
     for limit, usage, statistics, cached in (
         ("memory.max", "memory.current", "memory.stat", "file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_cache"),

@@ -18,7 +18,7 @@ _QUANTISED_MINIMUM = 4096  # numbers below which it keeps 32 bits
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter. A tied head is an embedding and counted once."""
+    """The shape and role of one parameter. A tied head counts once, as an embedding."""
 
     name: str
     kind: ParameterKind
@@ -28,18 +28,18 @@ class ParameterSpec:
 
     @property
     def adapter(self) -> bool:
-        """Whether it is LoRA's."""
+        """Whether it belongs to a LoRA adapter."""
         return ".lora_" in self.name
 
     @property
     def count(self) -> int:
-        """Its numbers."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """All that a model's config says about the memory it takes.
+    """The shape and the parameters of a model, which decide its memory.
 
     Args:
         shape: its sizes.
@@ -51,7 +51,7 @@ class ModelSpec:
 
     @classmethod
     def of(cls, config: Any, train: TrainConfig) -> "ModelSpec":
-        """From a transformers config, as `train` has it trained.
+        """Build from a transformers config, for a training with `train`.
 
         Raises:
             UserError: no model of this kind has this config, or LoRA does not find what it is to adapt.
@@ -62,7 +62,7 @@ class ModelSpec:
 
     @classmethod
     def of_model(cls, model: Any) -> "ModelSpec":
-        """From a model as it is trained, its adapter on it; one on the ``meta`` device will do."""
+        """Build from a model with its adapter, perhaps on the ``meta`` device."""
         where = parameter_locations(model)
         return cls(
             model_shape(model),
@@ -73,7 +73,7 @@ class ModelSpec:
         )
 
     def count(self, *kinds: ParameterKind, trained: bool = False) -> int:
-        """Numbers in the weights of these kinds, or of all, and only in those that are trained if asked for."""
+        """Count the elements of parameters of these kinds, or of all; with ``trained`` only trained ones."""
         return sum(
             weight.count
             for weight in self.weights
@@ -81,7 +81,7 @@ class ModelSpec:
         )
 
     def table(self) -> dict[str, int]:
-        """Numbers by kind, of adapters, and of all that is trained."""
+        """Count elements by kind, of adapters, and of all trained parameters."""
         kinds = dict.fromkeys(weight.kind for weight in self.weights if not weight.adapter)
         return {
             **{
@@ -94,7 +94,7 @@ class ModelSpec:
 
 
 def parameter_bytes(blueprint: ModelSpec, config: TrainConfig, *, trained: bool = False) -> int:
-    """Of all weights, or those that are trained: 2 bytes a number in 16 bits, else 4; adapters are always float32."""
+    """Count the bytes of all weights, or of trained ones; adapters are always float32."""
     number = 4 if config.dtype == "float32" else 2
     chosen = (weight for weight in blueprint.weights if weight.trained or not trained)
     return sum(weight.count * (4 if weight.adapter else number) for weight in chosen)
@@ -108,22 +108,22 @@ def master_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
 
 
 def gradient_bytes(blueprint: ModelSpec) -> int:
-    """Of gradients, which are summed in float32."""
+    """Count the bytes of the gradients, which are summed in float32."""
     return 4 * blueprint.count(trained=True)
 
 
 def ema_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
-    """Of moving averages of the weights, float32."""
+    """Count the bytes of the float32 moving averages."""
     return 0 if config.ema.decay is None else 4 * blueprint.count(trained=True)
 
 
 def optimizer_state_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
-    """Of what the optimiser remembers."""
+    """Count the bytes of the optimiser's state."""
     return sum(parameter_state_bytes(weight, config) for weight in blueprint.weights if weight.trained)
 
 
 def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
-    """Bytes that the optimiser remembers of a weight of n numbers.
+    """Count the bytes of the optimiser's state for a weight of n numbers.
 
     AdamW two moments, 8n. Muon's momentum 4n for hidden matrices, AdamW else. SGD 4n with momentum. Adafactor a number
     a row and a column of the last two dimensions (arXiv:1804.04235, algorithm 4), of vectors 4n. 8-bit Adam
@@ -146,7 +146,7 @@ def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int
 
 
 def step_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
-    """The most that the optimiser works with beside its state, while it steps one weight of n numbers.
+    """Count the optimiser's working memory beside its state, while it steps one weight of n numbers.
 
     Fused AdamW nothing. Adafactor its update, 4n. SGD the gradient with decay, and with Nesterov's step, 4n each. Muon
     the update 4n, three bfloat16 matrices 2n and two Gram matrices (https://kellerjordan.github.io/posts/muon/). 8-bit
@@ -166,7 +166,7 @@ def step_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
 
 
 def snapshot_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
-    """Of the copy of masters, averages and state that a checkpoint is written from in the background."""
+    """Count the bytes of the copy that checkpoints are written from in the background."""
     checkpoint = config.checkpoint
     if not checkpoint.background or (checkpoint.every_seconds is None and checkpoint.every_steps is None):
         return 0

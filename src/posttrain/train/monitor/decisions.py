@@ -68,7 +68,7 @@ class Decision:
 
     @property
     def restores(self) -> bool:
-        """Whether to restore the last good checkpoint."""
+        """Whether the last good checkpoint is restored."""
         return self.can_go_back and self.drops_gradient and self.action in ("rollback", "lower_rate")
 
     @property

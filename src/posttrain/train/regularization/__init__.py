@@ -1,1 +1,1 @@
-"""What is done to a model's inside while it trains so that it does not lean on chance: noise, dropout, attacks."""
+"""Regularisation inside the model: dropout, NEFTune, adversarial training, weight standardisation."""

@@ -1,4 +1,4 @@
-"""Adversarial training in embedding space: learn from the batch as it is, and from its worst neighbour."""
+"""Adversarial training in embedding space: FGM and PGD."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from posttrain.train.regularization.embedding_noise import TokenSegments, transf
 
 
 def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageModel, config: AdversarialConfig) -> Loss:
-    """Add the gradients of one micro-batch to its weights': those of (L(x) + weight L(x + r)) / ``whole``.
+    """Run the backward pass of (L(x) + weight L(x + r)) / ``whole`` for one micro-batch.
 
     ``fgm``: r goes as far as it may along the gradient g of the embedded tokens x, r = e |x| g / |g| (T. Miyato,
     A. Dai, I. Goodfellow, Adversarial Training Methods for Semi-Supervised Text Classification, 2017,
@@ -59,7 +59,7 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
 
 
 class _Perturbation:
-    """The perturbations of one micro-batch, one for each time that its forward pass embeds tokens."""
+    """The perturbations of one micro-batch, one for each call of the embedding layer."""
 
     def __init__(self, config: AdversarialConfig) -> None:
         self.epsilon = config.epsilon
@@ -80,7 +80,7 @@ class _Perturbation:
 
     @torch.no_grad()
     def climb(self, *, last: bool = False) -> None:
-        """Step along the gradients that the pass before left; ``last`` when no more are wanted."""
+        """Step along the gradients of the previous pass; ``last`` if no further gradients are needed."""
         self._number = 0
         for index, (before, rows, size) in enumerate(zip(self.perturbations, self._rows, self._sizes, strict=True)):
             if before.grad is None:
@@ -93,5 +93,5 @@ class _Perturbation:
 
 
 def _safe_divide(length: Tensor, norm: Tensor) -> Tensor:
-    """length / norm, 0 where there is no norm."""
+    """Return length / norm, and 0 where the norm is 0."""
     return torch.where(norm > 0, length / norm, 0.0)

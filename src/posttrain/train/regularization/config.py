@@ -1,4 +1,4 @@
-"""The config section ``apply_noise``."""
+"""The config section ``train.noise``."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ _Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DropoutConfig(Section):
-    """Dropout (Srivastava et al. 2014) where the model has a place for it; what is not set stays as it is."""
+    """Dropout (Srivastava et al. 2014) where the model supports it; unset rates stay as they are."""
 
     attention: _Share | None = Field(None, description="Share of the attention weights.")
     residual: _Share | None = Field(None, description="Share of what a block adds to the residual stream.")
@@ -34,7 +34,7 @@ class AdversarialConfig(Section):
 
 
 class NoiseConfig(Section):
-    """What is done to a model's inside while it trains."""
+    """Regularisation inside the model."""
 
     neftune: float = Field(
         0.0, ge=0, description="NEFTune's alpha (arXiv:2310.05914): uniform noise on embeddings; 5 to 15 are usual."

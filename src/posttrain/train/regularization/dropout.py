@@ -30,7 +30,7 @@ _CONFIG_NAMES = {
 
 @contextmanager
 def apply_noise(lm: LanguageModel, config: NoiseConfig) -> Iterator[None]:
-    """Drop out and add noise as configured, in training mode only.
+    """Apply the configured dropout and NEFTune, in training mode only.
 
     Raises:
         UserError: the model has no place for a dropout that is set.
@@ -45,7 +45,7 @@ def apply_noise(lm: LanguageModel, config: NoiseConfig) -> Iterator[None]:
 
 @contextmanager
 def set_dropout(lm: LanguageModel, config: DropoutConfig) -> Iterator[None]:
-    """Give the model the config's dropout, and after that its own again.
+    """Set the config's dropout, and restore the model's own afterwards.
 
     Raises:
         UserError: the model has no place for one that is set.
@@ -64,7 +64,7 @@ def set_dropout(lm: LanguageModel, config: DropoutConfig) -> Iterator[None]:
 
 
 def _config_fields(model: Any, config: DropoutConfig) -> dict[str, float]:
-    """The names of the model's config with their new values."""
+    """Return the fields of the model's config with their new values."""
     fields: dict[str, float] = {}
     for position in _CONFIG_NAMES:
         share: float | None = getattr(config, position)
@@ -82,7 +82,7 @@ def _config_fields(model: Any, config: DropoutConfig) -> dict[str, float]:
 
 
 def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, Any]]:
-    """Set in every module what a fresh model of the changed config has there.
+    """Set the dropout of every module to that of a fresh model with these config fields.
 
     Returns:
         What was there: object, attribute and value.
@@ -106,7 +106,7 @@ def _set_fields(model: Any, fields: dict[str, float]) -> list[tuple[Any, str, An
 
 
 def _dropout_attributes(module: nn.Module) -> list[str]:
-    """Attributes that say how much is dropped."""
+    """Return the names of a module's dropout rates."""
     if isinstance(module, nn.Dropout):
         return ["p"]
     return [name for name, value in vars(module).items() if "drop" in name and type(value) in (int, float)]

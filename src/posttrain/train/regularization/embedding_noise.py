@@ -14,7 +14,7 @@ from posttrain.models.language_model import LanguageModel
 
 @contextmanager
 def neftune(lm: LanguageModel, alpha: float) -> Iterator[None]:
-    """Add uniform noise from -s to s to the embedded tokens while the model trains, with s = alpha / sqrt(L D).
+    """Add uniform noise in [-s, s] to the embedded tokens while the model trains, with s = alpha / sqrt(L D).
 
     N. Jain et al., NEFTune: Noisy Embeddings Improve Instruction Finetuning, 2023, arXiv:2310.05914, algorithm 1. L is
     the number of tokens read of the sequence itself, whatever is packed or padded beside it, and D the width. Tokens
@@ -36,7 +36,7 @@ def neftune(lm: LanguageModel, alpha: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenSegments:
-    """The places of a forward pass over B rows of T tokens.
+    """Assigns each token of a forward pass over B rows of T tokens to a segment.
 
     Args:
         piece: int64 [B, T], number of the piece that a place is in: a sequence, or a part of one where several share
@@ -53,23 +53,23 @@ class TokenSegments:
     inverse_length: Tensor
 
     def norms(self, values: Tensor) -> Tensor:
-        """float32 [pieces], the L2 norm of each piece's part of ``values`` [B, T, D]."""
+        """Return float32 [segments], the L2 norm of each segment's ``values`` [B, T, D]."""
         squares = values.detach().double().square().sum(-1) * self.real
         total = squares.new_zeros(self.pieces).index_add_(0, self.piece.flatten(), squares.flatten())
         return total.sqrt().float()
 
     def spread(self, values: Tensor) -> Tensor:
-        """[B, T, 1], at each place the value of its piece, from ``values`` [pieces]."""
+        """Return [B, T, 1], each token's value of its segment, from ``values`` [segments]."""
         return values[self.piece][..., None]
 
 
 EmbeddingTransform = Callable[[Tensor, TokenSegments], Tensor]
-"""Embedded tokens [B, T, D] and their places to what the layers get instead."""
+"""Maps embedded tokens [B, T, D] and their segments to the input of the layers."""
 
 
 @contextmanager
 def transform_embeddings(lm: LanguageModel, change: EmbeddingTransform) -> Iterator[None]:
-    """Change what the embedding layer gives, where something is learned from it: in training mode and with gradients.
+    """Transform the output of the embedding layer, in training mode and with gradients only.
 
     The layer's weights stay as they are.
     """
@@ -96,7 +96,7 @@ def transform_embeddings(lm: LanguageModel, change: EmbeddingTransform) -> Itera
 
 
 def token_segments(shape: Sequence[int], options: Mapping[str, Any], device: torch.device) -> TokenSegments:
-    """The places of a forward pass.
+    """Find the segments of a forward pass.
 
     Args:
         shape: B and T.
@@ -125,7 +125,7 @@ def _packed_segments(plan: AttentionPlan, tokens: int, device: torch.device) -> 
 
 
 def _inverse_lengths(plan: AttentionPlan, tokens: int, device: torch.device) -> Tensor:
-    """float32 [T]: the mean of 1 / length over the sequences that go through each place.
+    """Return float32 [T], the mean of 1 / length over the sequences through each token.
 
     A sequence is a piece that no other goes on from, with all that it goes on from itself.
     """
