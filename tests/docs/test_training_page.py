@@ -42,9 +42,9 @@ def called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], dic
 
 def test_another_trainer_gets_every_token_of_every_pass(called: Callable[[int], dict[str, Any]]) -> None:
     left = called(2)
-    assert left["step"].step + 1 == left["order"].steps
+    assert left["step"].step + 1 == left["sampler"].steps
     assert left["resume_from"] == left["steps"].state()
-    with left["RowLoader"](left["units"], left["order"], 1024) as steps:
+    with left["RowLoader"](left["units"], left["sampler"], 1024) as steps:
         assert sum(len(step.packed.ids) for step in steps) == 3 * int(left["units"].unit_lengths.sum())
 
 
