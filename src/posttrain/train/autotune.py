@@ -1,7 +1,7 @@
 """Find the settings with the most tokens a second on this machine, by measuring, in a bounded time.
 
-One setting after another is varied, beginning from the config (coordinate search); then the best two are measured
-again in turns, as a machine that others use is now faster and now slower by a third.
+Coordinate search from the config's settings; then the best two are measured again in turns, because the speed of
+a shared machine varies by a third.
 """
 
 import json
@@ -38,10 +38,10 @@ _CHOICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("loader.workers", (0, 1, 2)),
 )
 _SEARCH_SHARE = 0.6  # share of the time; the rest is for the best two
-_MIN_GAIN = 1.03
-_GIVE_UP_BELOW = 0.65
+_MIN_GAIN = 1.03  # below it the gain is within noise
+_GIVE_UP_BELOW = 0.65  # of the best; a shared machine slows by less
 _FINAL_REPEATS = 3  # of each of the best two
-_LOADER_BOUND = 0.01  # share of a step spent waiting, from which the loader is worth a look
+_LOADER_BOUND = 0.01  # share of a step spent waiting, above which the loader's settings are tried
 
 Measure = Callable[[Settings, float, float], Trial]
 """Measures a setting, given the tokens a second below which to give up, and the seconds it may take."""
@@ -109,14 +109,14 @@ def search(
     """Search without files.
 
     Args:
-        steps: of the whole training, over which what compiling takes is spread.
-        passed: seconds so far; may be a clock of its own.
+        steps: of the whole training, over which compile time is spread.
+        passed: returns the seconds so far; by default a wall clock.
     """
     began = time.monotonic()
     tuner = _Search(config, measure, steps, passed or (lambda: time.monotonic() - began))
     tuner.until = _SEARCH_SHARE * seconds
     tuner.explore()
-    if sum(not trial.problem for trial in tuner.trials) < 2:  # nothing to decide between, so there is time to look on
+    if sum(not trial.problem for trial in tuner.trials) < 2:  # nothing to compare, so the time of the final is free
         tuner.until = seconds
         tuner.explore()
     if tuner.best is None:
@@ -149,7 +149,7 @@ class _Search:
             before = self.best
             self._micro_batch()
             for key, values in _CHOICES:
-                if key in self._start and self._is_worth_a_look(key):
+                if key in self._start and self._is_worth_trying(key):
                     for value in values:
                         self._try({**self.best.settings, key: value, **self._with(key, value)})
             if self.best is before or self._passed() >= self.until:
@@ -182,7 +182,7 @@ class _Search:
         for factor in (2.0, 0.5):
             before = self.best
             while True:
-                whole = max(self.best.tokens, 1)  # of a step: what holds more of it is no other setting
+                whole = max(self.best.tokens, 1)  # a micro-batch above the batch changes nothing
                 tokens = int(min(_most_tokens(self.best), whole if factor < 1 else math.inf) * factor)
                 if tokens < _MIN_TOKENS or tokens >= 2 * whole:
                     break
@@ -199,11 +199,11 @@ class _Search:
         assert self.best is not None
         return {_TOKENS_KEY: 2 * _most_tokens(self.best)} if key == "recompute.mode" and value != "none" else {}
 
-    def _is_worth_a_look(self, key: str) -> bool:
+    def _is_worth_trying(self, key: str) -> bool:
         assert self.best is not None
         if key.startswith("loader."):
             return self.best.data_wait > _LOADER_BOUND
-        if key == "recompute.mode":  # it costs time, and only pays where memory is what limits the micro-batch
+        if key == "recompute.mode":  # pays only if memory limits the micro-batch
             limited = any(trial.problem == OUT_OF_MEMORY for trial in self.trials)
             return limited or self.best.settings[key] != "none"
         return True
@@ -229,7 +229,7 @@ class _Search:
             trial = self._measure(settings, floor, left)
         except UserError as error:
             if not self.trials:
-                raise  # as it stands in the config
+                raise  # the config itself is wrong, not a setting of ours
             trial = Trial(settings, problem=str(error))
         self.trials.append(trial)
         outcome = trial.problem or f"{trial.rate(self._steps):,.0f} tokens/s, {trial.memory_bytes / 1e9:.2f} GB"

@@ -12,7 +12,7 @@ from posttrain.store.errors import WorkError
 from posttrain.train.data.units import group_by_tokens
 
 _CPU_MESSAGES = ("can't allocate memory", "not enough memory")
-"""What torch's allocator for CPUs says, on POSIX systems and elsewhere; it has no error class for it."""
+"""Messages of torch's CPU allocator, on POSIX systems and elsewhere; it has no error class for them."""
 
 log = logging.getLogger("posttrain")
 

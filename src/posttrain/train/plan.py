@@ -101,22 +101,22 @@ def plan_training(settings: TrainJobConfig, source: str, records: pa.Table | Non
         UserError: there is no such model, or the records cannot be used.
     """
     config, train = read_config(source), settings.train
-    blueprint = ModelSpec.of(config, train)
+    spec = ModelSpec.of(config, train)
     process = process_bytes() if machine.device == "cpu" else 0
     stages, mixes = _plan_phases(settings, source, records)
     most_tokens = max(stage.longest for stage in stages)
     # As training does it, which does not pack all of its data for every budget.
-    auto = choose_budget(blueprint, train, machine.memory, most_tokens, device=machine.device, process=process)
+    auto = choose_budget(spec, train, machine.memory, most_tokens, device=machine.device, process=process)
     tokens = train.micro_batch_tokens if isinstance(train.micro_batch_tokens, int) else auto.tokens
     batches = [stage.batch(tokens) for stage in stages]
-    each = [estimate_memory(blueprint, train, batch, device=machine.device, process=process) for batch in batches]
+    each = [estimate_memory(spec, train, batch, device=machine.device, process=process) for batch in batches]
     most = max(range(len(each)), key=lambda number: each[number].total)
     peak_estimate, batch = each[most], batches[most]
     return {
         "model": settings.model,
-        "family": blueprint.shape.family,
+        "family": spec.shape.family,
         "device": machine.device,
-        "parameters": {"all": blueprint.count()} | blueprint.table(),
+        "parameters": {"all": spec.count()} | spec.table(),
         "memory": {
             "total": peak_estimate.total,
             "phase": peak_estimate.peak,

@@ -113,7 +113,7 @@ class TrialRunner:
     ) -> None:
         self._folder, self._source, self._config, self._task, self._seed = folder, source, config, task, seed
         self._command = list(command)
-        # As many as compiled layers need, which are not measured at first.
+        # Two more steps than are measured: compiled layers take them to compile.
         wanted = (MEASURED_STEPS + 2) * config.batch_size
         rows = np.arange(records.num_rows)
         if config.shuffle:
@@ -124,11 +124,11 @@ class TrialRunner:
         """Measure a setting.
 
         Args:
-            floor: tokens a second below which it is given up.
-            seconds: after which it is stopped.
+            floor: tokens a second below which to give up.
+            seconds: after which to stop.
 
         Raises:
-            UserError: what decides the training is wrong, whatever its settings.
+            UserError: the config is wrong, whatever the settings.
         """
         began = time.monotonic()
         warm = 2 if with_settings(self._config, settings).compile else 1
@@ -141,7 +141,7 @@ class TrialRunner:
             ended = self._wait(process, warm, floor, began + seconds)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # its workers as well
+                os.killpg(process.pid, signal.SIGKILL)  # the whole group: data workers would outlive it
                 process.wait()
         return self._read(settings, warm, ended, time.monotonic() - began)
 
@@ -151,12 +151,12 @@ class TrialRunner:
         a_pass = math.ceil(self._records.num_rows / self._config.batch_size)
         quiet = {
             "epochs": math.ceil((MEASURED_STEPS + warm) / a_pass),
-            "shuffle": False,
+            "shuffle": False,  # the records are shuffled already, as the training would meet them
             "schedule": ScheduleConfig(name="constant", warmup=0),
             "checkpoint": CheckpointConfig(every_seconds=None),
             "sinks": SinksConfig(),
             "profile": ProfileConfig(),
-            # Only a whole training can follow these.
+            # These only make sense over a whole training.
             "stages": [],
             "curriculum": CurriculumConfig(),
             "weight": None,
@@ -193,10 +193,10 @@ class TrialRunner:
             raise UserError(**json.loads(mistake.read_bytes()))
         if ended:
             return Trial(settings, seconds=seconds, problem=self._why(ended))
-        if OUT_OF_MEMORY in self._output().lower():  # the training went on with smaller micro-batches
+        if OUT_OF_MEMORY in self._output().lower():  # the training itself continued, with smaller micro-batches
             return Trial(settings, seconds=seconds, problem=OUT_OF_MEMORY)
         decided = read_recovery_log(self._folder / "scratch").auto_budget
-        if decided is not None:  # automatic
+        if decided is not None:  # ``auto``
             settings = {**settings, "micro_batch_tokens": decided}
         lines = self._lines()
         counted = lines[warm:]
@@ -252,7 +252,7 @@ def run_trial(folder: Path) -> None:
     from posttrain.train.stage import train
 
     spec = json.loads((folder / _SPEC).read_bytes())
-    with suppress(OSError):  # where memory runs out, this process goes first, and not the one that waits for it
+    with suppress(OSError):  # on out-of-memory the kernel kills the trial, not its parent
         Path("/proc/self/oom_score_adj").write_text("800")
     with suppress(_EnoughSteps):
         train(

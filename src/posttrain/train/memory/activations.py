@@ -103,11 +103,11 @@ class NumberSizes:
         return cls(4 if wide or wide_sum else 2, product, autocast, fused, adapter)
 
 
-def layer_costs(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
+def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device: str = "cpu") -> LayerCosts:
     """Estimate the activations of a middle layer for a micro-batch."""
-    shape = blueprint.shape
+    shape = spec.shape
     numbers = NumberSizes.of(config, shape, device)
-    reads = _LinearInputs.of(blueprint, config, numbers)
+    reads = _LinearInputs.of(spec, config, numbers)
     tokens, hidden, inner = batch.tokens, shape.hidden, shape.inner
     stream = tokens * numbers.stream * hidden
     full = config.method == "full"
@@ -176,9 +176,9 @@ class _LinearInputs:
     product_adapted: bool
 
     @classmethod
-    def of(cls, blueprint: ModelSpec, config: TrainConfig, numbers: NumberSizes) -> "_LinearInputs":
-        shape = blueprint.shape
-        first = [weight for weight in blueprint.weights if weight.depth == 0 and len(weight.shape) == 2]
+    def of(cls, spec: ModelSpec, config: TrainConfig, numbers: NumberSizes) -> "_LinearInputs":
+        shape = spec.shape
+        first = [weight for weight in spec.weights if weight.depth == 0 and len(weight.shape) == 2]
         attention = [weight for weight in first if "attn" in weight.name or "attention" in weight.name]
         others = [weight for weight in first if weight not in attention]
         if config.method == "full":

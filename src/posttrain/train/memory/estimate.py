@@ -116,39 +116,39 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
+    spec: ModelSpec, config: TrainConfig, batch: MicroBatch, *, device: str = "cpu", process: int = 0
 ) -> MemoryEstimate:
     """Estimate the memory of a training.
 
     Args:
-        blueprint: the model.
+        spec: the model.
         config: how it is trained.
         batch: the largest micro-batch.
         device: ``cpu`` or ``cuda``.
-        process: bytes of this process with its libraries and without a model (`available.process_bytes`).
+        process: bytes of this process with its libraries and without a model (`process_bytes`).
     """
-    costs = layer_costs(blueprint, config, batch, device)
-    chosen = layer_policies(config, costs, blueprint.shape.layers)
-    masters, state = master_bytes(blueprint, config), optimizer_state_bytes(blueprint, config.optimizer)
+    costs = layer_costs(spec, config, batch, device)
+    chosen = layer_policies(config, costs, spec.shape.layers)
+    masters, state = master_bytes(spec, config), optimizer_state_bytes(spec, config.optimizer)
     sums, averages, snapshot = (
-        gradient_bytes(blueprint),
-        ema_bytes(blueprint, config),
-        snapshot_bytes(blueprint, config),
+        gradient_bytes(spec),
+        ema_bytes(spec, config),
+        snapshot_bytes(spec, config),
     )
     on_cpu = device == "cpu"
     offloaded = not on_cpu and config.optimizer.offload
     host = 0 if on_cpu else process + snapshot
-    step = step_bytes(blueprint, config.optimizer)
+    step = step_bytes(spec, config.optimizer)
     if offloaded:
         # Masters of adapters and float32 weights are copies there too, and each gradient lands beside its sum.
-        landing = parameter_bytes(blueprint, config, trained=True)
-        host += 4 * blueprint.count(trained=True) + sums + landing + state + averages + step
+        landing = parameter_bytes(spec, config, trained=True)
+        host += 4 * spec.count(trained=True) + sums + landing + state + averages + step
         masters = sums = state = averages = step = 0
-    numbers = NumberSizes.of(config, blueprint.shape, device)
-    activations = _activation_bytes(blueprint, config, batch, costs.whole.kept, chosen, numbers)
-    again = sum(bool(way.parts) for way in chosen)
+    numbers = NumberSizes.of(config, spec.shape, device)
+    activations = _activation_bytes(spec, config, batch, costs.whole.kept, chosen, numbers)
+    again = sum(bool(policy.parts) for policy in chosen)
     return MemoryEstimate(
-        parameters=parameter_bytes(blueprint, config),
+        parameters=parameter_bytes(spec, config),
         masters=masters,
         gradients=sums,
         optimizer=state,
@@ -156,49 +156,49 @@ def estimate_memory(
         snapshot=snapshot if on_cpu else 0,
         process=process + _LIBRARY_BYTES if on_cpu else 0,
         activations=activations,
-        holes=_fragmentation(blueprint.shape, config, batch, activations, again, numbers) if on_cpu else 0,
+        holes=_fragmentation(spec.shape, config, batch, activations, again, numbers) if on_cpu else 0,
         working={
-            "forward": _forward_working(blueprint, config, batch, numbers),
+            "forward": _forward_working(spec, config, batch, numbers),
             "backward": _backward_working(
-                blueprint, config, batch, max((way.saved for way in chosen), default=0), numbers
+                spec, config, batch, max((policy.saved for policy in chosen), default=0), numbers
             ),
             "step": step,
-            "fold": _merge_adapter_working(blueprint, config),
+            "fold": _merge_adapter_working(spec, config),
         },
         host=host,
-        recomputed=sum(way.flops for way in chosen),
+        recomputed=sum(policy.flops for policy in chosen),
     )
 
 
 def _activation_bytes(
-    blueprint: ModelSpec,
+    spec: ModelSpec,
     config: TrainConfig,
     batch: MicroBatch,
     layer: int,
     chosen: list[RecomputePolicy],
     numbers: NumberSizes,
 ) -> int:
-    shape = blueprint.shape
-    kept = shape.layers * layer - sum(way.saved for way in chosen)
+    shape = spec.shape
+    kept = shape.layers * layer - sum(policy.saved for policy in chosen)
     norm = batch.tokens * norm_bytes(shape, numbers, trained=config.method == "full")
     attacked = config.noise.adversarial.method != "none"
     if attacked:
-        kept += 4 * batch.tokens * shape.hidden  # what is added to the embeddings, in float32
+        kept += 4 * batch.tokens * shape.hidden  # the perturbation, in float32
     elif config.method == "lora" and chosen and not chosen[0].parts & {"norms", "layer"}:
-        kept -= norm  # nothing before the first adapter needs a gradient
+        kept -= norm  # no gradient is needed before the first adapter, so that norm keeps nothing
     kept += norm + batch.supervised * (_head_number_bytes(config) * shape.hidden + 4)
     # Sine and cosine.
     kept += batch.tokens * 2 * (numbers.product if numbers.fused else numbers.stream) * shape.head_size
     # Places are 64-bit: tokens, positions, the plan of attention, and what is predicted.
     kept += 8 * (3 * batch.tokens + 2 * batch.queries + batch.keys + 3 * batch.supervised)
     if config.precision == "autocast":
-        kept += 2 * sum(weight.count for weight in blueprint.weights if weight.kind == "matrix")
+        kept += 2 * sum(weight.count for weight in spec.weights if weight.kind == "matrix")
     return kept
 
 
-def _merge_adapter_working(blueprint: ModelSpec, config: TrainConfig) -> int:
+def _merge_adapter_working(spec: ModelSpec, config: TrainConfig) -> int:
     """Count the bytes to merge an adapter into 16-bit weights, which happens in float32 (``train/lora.py``)."""
-    return 4 * blueprint.count() if config.method == "lora" and config.dtype != "float32" else 0
+    return 4 * spec.count() if config.method == "lora" and config.dtype != "float32" else 0
 
 
 def _fragmentation(
@@ -229,19 +229,19 @@ def _fragmentation(
     return activations // share + recomputed * largest * batch.tokens * shape.inner
 
 
-def _forward_working(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, numbers: NumberSizes) -> int:
+def _forward_working(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, numbers: NumberSizes) -> int:
     """Estimate the working memory at the end of the forward pass: the last norm, or the head.
 
     The norm: embeddings and hidden states, which are held until the decoder returns, the normed states in their dtype
     and, where it is not fused, in float32.
     """
-    shape = blueprint.shape
+    shape = spec.shape
     normed = (4 if config.dtype == "float32" else 2) + (0 if numbers.fused else 4)
-    return max(batch.tokens * shape.hidden * (2 * numbers.stream + normed), _logit_bytes(blueprint, config, batch, 0))
+    return max(batch.tokens * shape.hidden * (2 * numbers.stream + normed), _logit_bytes(spec, config, batch, 0))
 
 
 def _backward_working(
-    blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: NumberSizes
+    spec: ModelSpec, config: TrainConfig, batch: MicroBatch, recomputed: int, numbers: NumberSizes
 ) -> int:
     """Estimate the working memory of the backward pass: the head, the last norm, or a layer.
 
@@ -254,11 +254,11 @@ def _backward_working(
 
     A tied head's gradient waits through the last two.
     """
-    shape = blueprint.shape
+    shape = spec.shape
     number = _head_number_bytes(config)
     full = config.method == "full"
     weight = number * shape.vocabulary * shape.hidden if full and _objective_output(config) != "hidden" else 0
-    logits = _logit_bytes(blueprint, config, batch, 4 if number == 2 else 0)
+    logits = _logit_bytes(spec, config, batch, 4 if number == 2 else 0)
     head = weight + logits + batch.supervised * (4 + number) * shape.hidden
     normed = numbers.stream if full else 0
     norm = batch.tokens * shape.hidden * (20 - normed if shape.rms and not numbers.fused else 2 * numbers.stream)
@@ -267,13 +267,13 @@ def _backward_working(
     return max(head, waiting + max(norm, recomputed + layer))
 
 
-def _logit_bytes(blueprint: ModelSpec, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
+def _logit_bytes(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, gradients: int) -> int:
     """Estimate the working memory of the head: chunks of logits, the previous one included.
 
     Args:
         gradients: bytes of their gradients in low precision, a logit.
     """
-    output, vocabulary = _objective_output(config), blueprint.shape.vocabulary
+    output, vocabulary = _objective_output(config), spec.shape.vocabulary
     if output == "logits":  # of the student and the teacher, their log-probabilities and the divergence
         return 4 * 8 * min(_DISTILLED_LOGITS, batch.supervised * vocabulary)
     if output != "log_probabilities":

@@ -56,10 +56,10 @@ def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iter
         batch: the largest micro-batch; what fits the budget is chosen for it.
 
     Yields:
-        What each layer computes again.
+        The policy of each layer.
 
     Raises:
-        UserError: the model's layers cannot be told apart.
+        UserError: the layers cannot be found.
     """
     if config.recompute.mode == "none":
         yield []
@@ -67,12 +67,12 @@ def recompute(lm: LanguageModel, config: TrainConfig, batch: MicroBatch) -> Iter
     layers = decoder_layers(lm.model)
     if layers is None:
         kind = lm.model.config.model_type
-        raise UserError(f"models of type {kind} have no list of layers to compute again", where="train.recompute")
+        raise UserError(f"models of type {kind} have no list of layers to recompute", where="train.recompute")
     costs = layer_costs(ModelSpec.of_model(lm.model), config, batch, lm.device.type)
     chosen = layer_policies(config, costs, len(layers))
     with ExitStack() as changed:
-        for layer, way in zip(layers, chosen, strict=True):
-            for part in sorted(way.parts):
+        for layer, policy in zip(layers, chosen, strict=True):
+            for part in sorted(policy.parts):
                 for module, forward in _recomputed_modules(layer, part):
                     changed.enter_context(override_forward(module, forward))
         yield chosen
@@ -172,23 +172,22 @@ def recompute_policies(costs: LayerCosts) -> list[RecomputePolicy]:
 def choose_policies(policies: Sequence[RecomputePolicy], layers: int, needed: int) -> list[RecomputePolicy]:
     """Choose a policy for each layer so that they save at least ``needed`` bytes, or as many as possible.
 
-    What is computed again stands in the first layers: when the backward pass comes to it, what the later ones kept is
-    freed already.
-
     Args:
-        every: ways, `KEEP_ALL` among them.
-        layers: how many layers there are, all alike.
+        policies: all policies, `KEEP_ALL` among them.
+        layers: number of layers, all alike.
         needed: bytes.
     """
     chain = _efficient_chain(policies)
     chosen = [KEEP_ALL] * layers
     missing = needed
     for before, after in pairwise(chain):
+        # The first layers recompute: when the backward pass reaches them, the activations of later ones are freed.
         for layer in range(layers):
             if missing <= 0:
                 return chosen
-            enough = [way for way in policies if way.saved - before.saved >= missing]
-            cheapest = min(enough, key=lambda way: way.flops, default=after)
+            enough = [policy for policy in policies if policy.saved - before.saved >= missing]
+            # The last step: a cheaper policy off the chain may be enough.
+            cheapest = min(enough, key=lambda policy: policy.flops, default=after)
             step = cheapest if cheapest.flops <= after.flops else after
             chosen[layer] = step
             missing -= step.saved - before.saved
@@ -210,12 +209,12 @@ def layer_policies(config: TrainConfig, costs: LayerCosts, layers: int) -> list[
 def _efficient_chain(policies: Sequence[RecomputePolicy]) -> list[RecomputePolicy]:
     """Order policies, from `KEEP_ALL` on, so that each saves the most further bytes per further FLOP."""
     chain = [KEEP_ALL]
-    while more := [way for way in policies if way.saved > chain[-1].saved]:
+    while more := [policy for policy in policies if policy.saved > chain[-1].saved]:
         last = chain[-1]
 
-        def worth(way: RecomputePolicy, last: RecomputePolicy = last) -> tuple[float, int]:
-            extra = way.flops - last.flops
-            return ((way.saved - last.saved) / extra if extra > 0 else float("inf"), way.saved)
+        def worth(policy: RecomputePolicy, last: RecomputePolicy = last) -> tuple[float, int]:
+            extra = policy.flops - last.flops
+            return ((policy.saved - last.saved) / extra if extra > 0 else float("inf"), policy.saved)
 
         chain.append(max(more, key=worth))
     return chain

@@ -53,13 +53,13 @@ def resolve_token_budget(config: TrainConfig, lm: LanguageModel, longest: int, s
 def _fitting_budget(config: TrainConfig, lm: LanguageModel, longest: int) -> int:
     device = lm.device.type
     try:
-        blueprint = ModelSpec.of_model(lm.model)
+        spec = ModelSpec.of_model(lm.model)
     except UserError:
         log.info("  nothing is known of this model's memory: micro-batches of %d tokens", _DEFAULT_TOKENS)
         return _DEFAULT_TOKENS
     # The weights are in memory already, and part of the estimate.
-    process = max(0, process_bytes() - parameter_bytes(blueprint, config))
-    budget = choose_budget(blueprint, config, available_bytes(device), longest, device=device, process=process)
+    process = max(0, process_bytes() - parameter_bytes(spec, config))
+    budget = choose_budget(spec, config, available_bytes(device), longest, device=device, process=process)
     if not budget.fits:
         log.warning("  the estimate is that memory may run out: posttrain plan says of what")
     return budget.tokens
@@ -78,7 +78,7 @@ class TokenBudget:
 
 
 def choose_budget(
-    blueprint: ModelSpec,
+    spec: ModelSpec,
     config: TrainConfig,
     available: int | None,
     longest: int | None = None,
@@ -89,7 +89,7 @@ def choose_budget(
     """Choose the largest power of two of tokens that fits, up to full speed.
 
     Args:
-        blueprint: the model.
+        spec: the model.
         config: how it is trained.
         available: bytes (`available.available_bytes`); None where nobody knows, and anything fits.
         longest: tokens of the longest sequence, where it is known; no budget is smaller than what it needs.
@@ -99,7 +99,7 @@ def choose_budget(
     tokens = _FULL_SPEED_TOKENS.get(device, _FULL_SPEED_TOKENS["cuda"])
     while True:
         estimate = estimate_memory(
-            blueprint, config, MicroBatch.full(tokens, config, longest), device=device, process=process
+            spec, config, MicroBatch.full(tokens, config, longest), device=device, process=process
         )
         if fits(estimate, available) or tokens <= _MIN_TOKENS:
             return TokenBudget(tokens, estimate, fits(estimate, available))

@@ -93,33 +93,33 @@ class ModelSpec:
         }
 
 
-def parameter_bytes(blueprint: ModelSpec, config: TrainConfig, *, trained: bool = False) -> int:
+def parameter_bytes(spec: ModelSpec, config: TrainConfig, *, trained: bool = False) -> int:
     """Count the bytes of all weights, or of trained ones; adapters are always float32."""
     number = 4 if config.dtype == "float32" else 2
-    chosen = (weight for weight in blueprint.weights if weight.trained or not trained)
+    chosen = (weight for weight in spec.weights if weight.trained or not trained)
     return sum(weight.count * (4 if weight.adapter else number) for weight in chosen)
 
 
-def master_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
+def master_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     """Count the bytes of float32 copies, which all trained 16-bit weights have (``optim/master_weights.py``)."""
     if config.dtype == "float32":
         return 0
-    return sum(4 * weight.count for weight in blueprint.weights if weight.trained and not weight.adapter)
+    return sum(4 * weight.count for weight in spec.weights if weight.trained and not weight.adapter)
 
 
-def gradient_bytes(blueprint: ModelSpec) -> int:
+def gradient_bytes(spec: ModelSpec) -> int:
     """Count the bytes of the gradients, which are summed in float32."""
-    return 4 * blueprint.count(trained=True)
+    return 4 * spec.count(trained=True)
 
 
-def ema_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
+def ema_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     """Count the bytes of the float32 moving averages."""
-    return 0 if config.ema.decay is None else 4 * blueprint.count(trained=True)
+    return 0 if config.ema.decay is None else 4 * spec.count(trained=True)
 
 
-def optimizer_state_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
+def optimizer_state_bytes(spec: ModelSpec, config: OptimizerConfig) -> int:
     """Count the bytes of the optimiser's state."""
-    return sum(parameter_state_bytes(weight, config) for weight in blueprint.weights if weight.trained)
+    return sum(parameter_state_bytes(weight, config) for weight in spec.weights if weight.trained)
 
 
 def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int:
@@ -145,7 +145,7 @@ def parameter_state_bytes(weight: ParameterSpec, config: OptimizerConfig) -> int
     return 8 * count
 
 
-def step_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
+def step_bytes(spec: ModelSpec, config: OptimizerConfig) -> int:
     """Count the optimiser's working memory beside its state, while it steps one weight of n numbers.
 
     Fused AdamW nothing. Adafactor its update, 4n. SGD the gradient with decay, and with Nesterov's step, 4n each. Muon
@@ -153,7 +153,7 @@ def step_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
     Adam is one compiled loop.
     """
     most = 0
-    for weight in blueprint.weights:
+    for weight in spec.weights:
         if not weight.trained:
             continue
         if config.name == "adafactor":
@@ -165,10 +165,10 @@ def step_bytes(blueprint: ModelSpec, config: OptimizerConfig) -> int:
     return most
 
 
-def snapshot_bytes(blueprint: ModelSpec, config: TrainConfig) -> int:
+def snapshot_bytes(spec: ModelSpec, config: TrainConfig) -> int:
     """Count the bytes of the copy that checkpoints are written from in the background."""
     checkpoint = config.checkpoint
     if not checkpoint.background or (checkpoint.every_seconds is None and checkpoint.every_steps is None):
         return 0
-    kept = 4 * blueprint.count(trained=True) + ema_bytes(blueprint, config)
-    return kept + optimizer_state_bytes(blueprint, config.optimizer)
+    kept = 4 * spec.count(trained=True) + ema_bytes(spec, config)
+    return kept + optimizer_state_bytes(spec, config.optimizer)

@@ -59,7 +59,7 @@ class NoSupervisedConfig(Section):
 
 
 class MonitorConfig(Section):
-    """What is watched for while training, and what is done about it."""
+    """The faults that the monitor detects while training, and its actions."""
 
     nan: NanConfig = Field(NanConfig(), description="Loss or gradient norm that is NaN or infinite.")
     explosion: ExplosionConfig = Field(ExplosionConfig(), description="A gradient norm far above the recent ones.")
@@ -85,7 +85,7 @@ class ProfileConfig(Section):
 
 
 class SinksConfig(Section):
-    """Where else the values of each step go. Nothing leaves the machine unless it is named here."""
+    """Sinks for the metrics of each step. Nothing leaves the machine unless it is named here."""
 
     prometheus: int | None = Field(
         None, ge=0, le=65535, description="Port that a Prometheus server reads from; 0 picks a free one."

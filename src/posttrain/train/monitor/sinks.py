@@ -138,7 +138,7 @@ class PrometheusSink:
         named = {"namespace": _PROMETHEUS_NAMESPACE, "registry": registry}
         self._gauges = {attribute: client.Gauge(name, text, **named) for name, attribute, text in _GAUGES}
         for gauge in self._gauges.values():
-            gauge.set(math.nan)
+            gauge.set(math.nan)  # not 0, which would look like a measurement
         self._lowest = client.Gauge("lowest_loss", "Lowest loss of a step in this process", **named)
         self._lowest.set(math.inf)
         self._group = client.Gauge("group_gradient_norm", "Gradient norm by layer group", ["group"], **named)
@@ -152,6 +152,7 @@ class PrometheusSink:
         self._findings = client.Counter("findings", "What the detectors found", ["kind"], **named)
         self._decisions = client.Counter("decisions", "What was done about it", ["action"], **named)
         self._seconds = client.Histogram("step_seconds", "Wall time of the steps", buckets=_BUCKETS, **named)
+        # Every label starts at 0, so that rates are right from the first event on.
         for kind in KINDS:
             self._findings.labels(kind)
         for action in ACTIONS:

@@ -11,7 +11,7 @@ _MomentDecay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class MuonConfig(Section):
-    """What only Muon knows (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/)."""
+    """Settings of Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/)."""
 
     rate_scale: float = Field(1.0, gt=0, description="Rate of the matrices, as a multiple of that of all others.")
     adjust: Literal["match_rms_adamw", "original"] = Field(
@@ -22,14 +22,14 @@ class MuonConfig(Section):
 
 
 class AdafactorConfig(Section):
-    """What only Adafactor knows (Shazeer & Stern 2018, arXiv:1804.04235)."""
+    """Settings of Adafactor (Shazeer & Stern 2018, arXiv:1804.04235)."""
 
     beta2_decay: float = Field(-0.8, le=0, description="Exponent by which the second moment's memory grows.")
     clip_threshold: float = Field(1.0, ge=1, description="Largest root mean square of an update.")
 
 
 class OptimizerConfig(Section):
-    """What turns gradients into updates."""
+    """The optimiser, which turns gradients into updates."""
 
     name: Literal["adamw", "adafactor", "muon", "adam8bit", "sgd"] = Field(
         "adamw",

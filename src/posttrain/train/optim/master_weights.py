@@ -71,6 +71,7 @@ class MasterWeights:
             _gradient_sum(master).zero_()
         self._stale.clear()
         squares: dict[str, float] = {}
+        # One transfer to the host for all norms, rather than one a weight.
         norms = torch.stack(torch._foreach_norm(self.sums)).tolist()
         for group, norm in zip(self._groups, norms, strict=True):
             squares[group] = squares.get(group, 0.0) + norm * norm

@@ -22,10 +22,9 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
     2019, arXiv:1909.11764, algorithm 1, started at 0).
 
     Norms are those of a sequence. The paper's e is a length in a space whose embeddings were normalised first; here it
-    is a share of |x|, which means the same in every model and at every length: 5 over 400 normalised embeddings of 256
-    channels is 0.016. Of sequences that share their beginning, what is shared and what is not are each held to that
-    share, so that each sequence is too. All passes of a micro-batch drop and add the same at random, as FreeLB has it.
-    The embeddings' weights are not touched.
+    is a share of |x|: 5 over 400 normalised embeddings of 256 channels is 0.016. Where sequences share a
+    beginning, the shared and the other part are each held to that share, and so is each sequence. The embeddings' weights are not
+    touched.
 
     Args:
         loss: the forward pass; called once, or ``steps + 2`` times.
@@ -45,6 +44,7 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
     devices = [lm.device] if lm.device.type == "cuda" else []
     with transform_embeddings(lm, attack.add):
         with torch.random.fork_rng(devices):
+            # Every pass of a micro-batch draws the same dropout and noise, as in FreeLB.
             plain = loss()
             (plain.sum / whole).backward()  # type: ignore[no-untyped-call]
         for _ in range(steps - 1):
@@ -62,7 +62,7 @@ class _Perturbation:
     """The perturbations of one micro-batch, one for each call of the embedding layer."""
 
     def __init__(self, config: AdversarialConfig) -> None:
-        self.epsilon = config.epsilon
+        self.epsilon = config.epsilon  # relative, so that it means the same in every model and at every length
         self.step = config.step_size if config.method == "pgd" else config.epsilon
         self.perturbations: list[Tensor] = []  # float32 [B, T, D]
         self._rows: list[TokenSegments] = []
@@ -85,7 +85,7 @@ class _Perturbation:
         for index, (before, rows, size) in enumerate(zip(self.perturbations, self._rows, self._sizes, strict=True)):
             if before.grad is None:
                 continue
-            # A gradient that is 0, or overflowed, leads nowhere.
+            # A gradient that is 0, or has overflowed, has no direction.
             along = before.grad.nan_to_num(0.0, 0.0, 0.0)
             after = before + along * rows.spread(_safe_divide(self.step * size, rows.norms(along)))
             after *= rows.spread(_safe_divide(self.epsilon * size, rows.norms(after)).clamp(max=1))
