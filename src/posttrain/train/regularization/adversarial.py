@@ -21,10 +21,10 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
     radius e |x| (A. Madry et al., 2018, arXiv:1706.06083, section 2.1; in embedding space as C. Zhu et al., FreeLB,
     2019, arXiv:1909.11764, algorithm 1, started at 0).
 
-    Norms are those of a sequence. The paper's e is a length in a space whose embeddings were normalised first; here it
-    is a share of |x|: 5 over 400 normalised embeddings of 256 channels is 0.016. Where sequences share a
-    beginning, the shared and the other part are each held to that share, and so is each sequence. The embeddings' weights are not
-    touched.
+    Norms are those of a sequence. The paper's e is a length in a space whose embeddings were normalised first; here
+    it is a share of |x|: 5 over 400 normalised embeddings of 256 channels is 0.016. Where sequences share a
+    beginning, the shared and the other part are each held to that share, and so is each sequence. The embeddings'
+    weights are not touched.
 
     Args:
         loss: the forward pass; called once, or ``steps + 2`` times.
