@@ -11,7 +11,7 @@ import pytest
 
 from posttrain.models.task import TaskConfig
 from posttrain.store.errors import WorkError
-from posttrain.train import trainer
+from posttrain.train import setup, trainer
 from posttrain.train.checkpoint.checkpoints import Checkpoints
 from posttrain.train.config import TrainConfig
 from posttrain.train.monitor.decisions import Decision
@@ -181,13 +181,13 @@ def test_micro_batches_are_no_larger_than_config_and_memory_say(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: dict[str, int], taken: int
 ) -> None:
     budgets = []
-    usual = trainer.BatchLoader
+    usual = setup.BatchLoader
 
     def loader(units: Any, order: Any, budget: int, **options: Any) -> Any:
         budgets.append(budget)
         return usual(units, order, budget, **options)
 
-    monkeypatch.setattr(trainer, "BatchLoader", loader)
+    monkeypatch.setattr(setup, "BatchLoader", loader)
     (tmp_path / "noted" / "scratch").mkdir(parents=True)
     RecoveryLog(**noted).write(tmp_path / "noted" / "scratch")
     run("noted", {}, {}, micro_batch_tokens=64, epochs=1)

@@ -40,7 +40,7 @@ def test_one_stage_is_epoch_after_epoch(count: int, seed: int | None) -> None:
 def test_stages_go_on_from_each_other() -> None:
     order = BatchSampler(7, 4, 3, [stage(epochs=2), stage(steps=5, learning_rate=1e-5), stage(epochs=1)])
     places = [order.position(step) for step in range(order.steps)]
-    assert [(place.stage, place.step, place.steps) for place in places] == [
+    assert [(place.phase, place.step, place.steps) for place in places] == [
         *((0, step, 4) for step in range(4)),
         *((1, step, 5) for step in range(5)),
         *((2, step, 2) for step in range(2)),
@@ -56,7 +56,7 @@ def test_stages_go_on_from_each_other() -> None:
 @pytest.mark.parametrize("step", [-1, 4])
 def test_there_is_no_such_step(step: int) -> None:
     order = BatchSampler(8, 4, 3, [stage(epochs=2)])
-    for ask in (order.rows, order.place):
+    for ask in (order.rows, order.position):
         with pytest.raises(IndexError):
             ask(step)
 
@@ -80,7 +80,7 @@ def test_short_records_first(caplog: pytest.LogCaptureFixture) -> None:
         order = BatchSampler(6, 2, 3, [stage(max_length=8, epochs=2), stage(epochs=1)], lengths=lengths)
     assert order.seen(order.phases[0].steps).tolist() == [2, 0, 2, 2, 0, 2]
     assert order.seen().tolist() == [3, 1, 3, 3, 1, 3]
-    assert "train.stages.0: 2 of 6 records are not met" in caplog.text
+    assert "train.stages.0: 2 of 6 records are not used" in caplog.text
     with pytest.raises(UserError, match=r"train\.stages\.0\.max_length: all records are longer"):
         BatchSampler(2, 2, 3, [stage(max_length=8, epochs=1)], lengths=np.array([9, 10]))
 

@@ -211,5 +211,5 @@ def test_a_state_of_something_else_is_refused(
         for samples in (-1, 0, 6):
             with pytest.raises(ValueError, match="the last step has no"):
                 loader.state(samples)
-    with pytest.raises(ValueError, match="of 2 processes none is number 2"):
+    with pytest.raises(ValueError, match="rank 2 is not below the world size 2"):
         RowLoader(units, order(), 64, rank=2, world_size=2)

@@ -149,7 +149,7 @@ def test_another_growth_holds_from_the_next_look_on() -> None:
 def test_losses_must_be_told() -> None:
     made = order()
     for wrong in (None, np.zeros(3, np.float32)):
-        with pytest.raises(ValueError, match="step 0 met 4 records"):
+        with pytest.raises(ValueError, match="step 0 has 4 records"):
             order().observe(0, 1.0, wrong)
     tell(made, 0)
     with pytest.raises(ValueError, match="step 0 is told of after 1 steps"):
@@ -157,7 +157,7 @@ def test_losses_must_be_told() -> None:
 
 
 def test_it_has_no_other_difficulty() -> None:
-    with pytest.raises(UserError, match="self_paced goes by the records' own losses"):
+    with pytest.raises(UserError, match="self_paced uses the records' own losses"):
         paced(difficulty="score")
 
 
@@ -165,7 +165,7 @@ def test_it_has_no_other_difficulty() -> None:
     ("objective", "says"),
     [
         ("distill", r"train\.curriculum\.name: distill measures no likelihood of single records"),
-        ("reward", "before reward there is no loss to go by"),
+        ("reward", "reward has no loss before training"),
     ],
 )
 def test_objectives_that_measure_no_likelihood(objective: str, says: str) -> None:

@@ -52,9 +52,11 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of the records whenever some are tokenised."""
     found: list[int] = []
 
+    usual = blocks.tokenise_blocks
+
     def counted(encoder: Encoder, records: pa.Table, *given: Any) -> Any:
         found.append(len(records))
-        return blocks.tokenise_blocks(encoder, records, *given)
+        return usual(encoder, records, *given)
 
     monkeypatch.setattr("posttrain.train.data.tokenise.tokenise_blocks", counted)
     return found

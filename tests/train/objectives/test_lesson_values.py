@@ -103,7 +103,7 @@ def test_reward_and_classes_are_what_transformers_reads(school: Any) -> None:
             apart = logits[0::2, 0] - logits[1::2, 0] - torch.arange(1, 9) / 8
             expected = -functional.logsigmoid(apart).mean()
         else:
-            expected = functional.cross_entropy(logits, taken.lesson.numbers)
+            expected = functional.cross_entropy(logits, taken.lesson.targets)
         assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 

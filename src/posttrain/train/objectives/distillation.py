@@ -164,6 +164,9 @@ class DistillationArguments(TrainArguments, Protocol):
     def distill_hidden(self) -> HiddenConfig:
         """Settings of ``distill_hidden``."""
 
+    def with_teacher_from(self, root: Path) -> Self:
+        """Check and resolve the teacher's folder."""
+
 
 class Distillation(SftObjective):
     """The base of both kinds: like supervised fine-tuning they count every supervised token.
@@ -191,7 +194,7 @@ class Distillation(SftObjective):
         logits: bool,
     ) -> None:
         super().__init__(units, config)
-        self.teacher = Path(config.distill.teacher or "").resolve()
+        self.teacher = Path(config.with_teacher_from(Path()).distill.teacher or "")
         teacher = _teacher_config(self.teacher, lm.tokenizer)
         student = lm.model.config.get_text_config()
         self.hidden, self._task = hidden, lm.task
