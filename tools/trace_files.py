@@ -67,7 +67,8 @@ def run_step(folder: Path) -> None:
     """Train the tiny model for a few steps."""
     from posttrain.train import train
 
-    train("tiny", str(write_records(folder / "a.jsonl")), out=str(folder / "out"), config={"epochs": 1, "batch_size": 8})
+    settings = {"train": {"epochs": 2, "batch_size": 8}}
+    train("tiny", write_records(folder / "a.jsonl"), folder / "out", settings=settings)
 
 
 def run_version(folder: Path) -> None:
@@ -105,9 +106,8 @@ def run_stage(folder: Path) -> None:
         (out / "value.txt").write_text("1", encoding="utf-8")
         return {}
 
-    with Workspace.open(folder) as workspace, workspace.lock():
-        tracer = sys.getprofile()
-        sys.setprofile(tracer)
+    (folder / "posttrain.yaml").write_text("model: tiny\n", encoding="utf-8")
+    with Workspace.create(folder) as workspace, workspace.lock():
         run(workspace, "toy", 1, kind="toy", inputs={}, config={}, seed=0, round=None, work=work)
 
 
@@ -124,11 +124,11 @@ def call(main: Callable[[], None], arguments: list[str]) -> None:
 def main() -> None:
     """Trace the paths that the command line names, all by default."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("paths", nargs="*", default=list(WINDOWS), choices=[*WINDOWS, []])
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=f"of {', '.join(WINDOWS)}; all by default")
     parser.add_argument("--files", action="store_true", help="list the files, too")
     options = parser.parse_args()
     runs = {"step": run_step, "version": run_version, "batch": run_batch, "stage": run_stage}
-    for path in options.paths:
+    for path in options.paths or WINDOWS:
         tracer = Tracer(path)
         with tempfile.TemporaryDirectory() as folder:
             sys.setprofile(tracer)
