@@ -46,7 +46,7 @@ class Distribution:
         return float(np.sqrt((self.values - self.mean) ** 2 @ self.counts / self.count))
 
     def quantile(self, share: float) -> float:
-        """The smallest value that at least ``ratio`` of all are not above: NumPy's ``inverted_cdf``."""
+        """The smallest value that at least ``share`` of all are not above: NumPy's ``inverted_cdf``."""
         at = np.searchsorted(np.cumsum(self.counts), share * self.count * (1 - 1e-12))
         return float(self.values[min(int(at), len(self.values) - 1)])
 

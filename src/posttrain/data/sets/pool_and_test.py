@@ -23,7 +23,7 @@ from posttrain.data.split import hash_split
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import RowStep, Step
 from posttrain.data.steps.validity import Answers
-from posttrain.data.versions.named_versions import Versions, ids_processed_by, test_side, training_side
+from posttrain.data.versions.named_versions import Versions, evaluation_side, ids_processed_by, training_side
 from posttrain.data.versions.recipe import Recipe, Suite, applicable_steps
 from posttrain.data.versions.suites import require_unseen_suites, shared_inputs_error, suite_tables
 from posttrain.store.errors import UserError
@@ -162,7 +162,7 @@ class _NamedSources:
         if name not in self.versions:
             return self.to_learn_from(name, answers=True)
         learned_from = {self.versions[one].id for one in self._learned_from if one in self.versions}
-        return test_side(self.versions[name], name, learned_from)
+        return evaluation_side(self.versions[name], name, learned_from)
 
     def answered(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
         tables = [self.to_test_on(name) if test else self.to_learn_from(name, answers=True) for name in names]

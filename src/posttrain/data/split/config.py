@@ -70,7 +70,7 @@ class SplitsConfig(Section):
         if self.by == "time" and self.stratify is not None:
             raise ValueError("`stratify` is for `by: hash`; time decides by itself")
         if self.by == "hash" and (self.time is not None or self.since is not None):
-            raise ValueError("`time` and `phase_seconds_since` are for `by: time`")
+            raise ValueError("`time` and `since` are for `by: time`")
         return self
 
 

@@ -15,7 +15,7 @@ _STRATA = 10_000
 def freeze_settings(keys: pa.Table, config: SplitsConfig, clusters: Indices | None = None) -> SplitsConfig:
     """The config with everything decided that the set's counts decide; what is decided already stays.
 
-    By time: ``phase_seconds_since``, the moments that part the records by the shares. With strata: ``thresholds``, which lie as near
+    By time: ``since``, the moments that part the records by the shares. With strata: ``thresholds``, which lie as near
     to the shares as the shares' whole numbers of this set's records allow, so that odds change as little as can be.
     The outcome belongs into the recipe, and all later versions take it from there.
 
