@@ -87,6 +87,7 @@ def build_version(
     written, recipe = recipe, recipe.located(root)
     for step in recipe.steps:
         step.check()
+    # Files are hashed before the build, so that a finished version is found without reading records.
     sources = _sources(files, grown_from, root)
     versions = resolve_versions([suite.file for suite in suites], root, workspace)
     digests = {

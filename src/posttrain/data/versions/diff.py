@@ -97,6 +97,7 @@ def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
 
 def _with_reasons(went: pa.Table, newer: Version) -> pa.Table:
     ids = went["id"].combine_chunks()
+    # Only rows of removed records are kept, as a version may have rejected millions.
     tables = [table.filter(pa.compute.is_in(table["id"], value_set=ids)) for table in newer.rejected()]
     reasons = {row["id"]: row for row in concat(tables, REJECTED).to_pylist()}
     unknown = {**dict.fromkeys(REJECTED.names), "step": "", "reason": "not in the newer version", "detail": ""}

@@ -59,6 +59,7 @@ def export_rows(records: pa.Table, path: Path) -> list[dict[str, Any]]:
     """Converts records to objects that all have the same columns."""
     given = records.to_pylist()
     shapes = {_shape(record) for record in given}
+    # JSONL and CSV readers take the shape from the first row.
     if len(shapes) > 1:
         fix = "export to .parquet, which holds all of them"
         raise UserError(f"the records have the shapes {', '.join(sorted(shapes))}", where=str(path), fix=fix)

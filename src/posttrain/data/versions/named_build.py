@@ -63,6 +63,7 @@ def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None =
         raise UserError(f"`{config.name}` is no name", where="--name", fix="letters, digits, `_`, `-` and `.`")
     if config.name in RESERVED_NAMES:
         raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
+    # Settings are checked before any work, which may take hours.
     if config.version is not None:
         parse_version(config.version)
     for tag in config.tags:
@@ -81,6 +82,7 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
     if config.version and before and parse_version(config.version) < parse_version(before):
         raise UserError(f"{config.name}@v{before} is there already", where="--version", fix="give a later version")
     parent = None if last is None or config.fresh else Version.open(workspace.artifacts, last.artifact_id)
+    # Without files a build only makes sense for the parent's files with another recipe.
     if not config.files and parent is None:
         raise UserError("no file is named", where="files", fix="name a file of records")
     recipe = _resolve_recipe(config, parent)
@@ -95,6 +97,7 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
             begin=lambda: _refuse_taken(config, earlier),
         )
     semantic = config.version.removeprefix("v") if config.version else next_version(before, _bump(parent, version))
+    # Named last: an interrupted build leaves no name.
     number = workspace.metadata.name_artifact(
         config.name,
         version.id,

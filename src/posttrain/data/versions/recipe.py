@@ -40,6 +40,7 @@ def parse_step(value: Any) -> Step:
     try:
         return STEPS[name].read(settings or {}, name)
     except UserError as error:
+        # pydantic reports a ValueError with the key in the config; a UserError would hide it.
         raise ValueError(str(error)) from None
 
 
@@ -95,7 +96,7 @@ class Recipe(Section):
 
     @property
     def chain(self) -> list[Step]:
-        """All steps, with the split, if any, before those for training records only."""
+        """Lists all steps, with the split, if any, before those for training records only."""
         split = [Split(settings=self.splits)] if self.splits else []
         return [*self.steps[: self.boundary], *split, *self.steps[self.boundary :]]
 

@@ -46,6 +46,7 @@ def record_histories(version: Version, text: str) -> list[RecordHistory]:
     id = _full_id(version, text, origins)
     if id is None:
         return []
+    # A record may have had several ids, one after each rewriting step.
     ids = {
         candidate
         for candidate in {id, *origins, *(before for before, _ in origins.values())}

@@ -168,6 +168,7 @@ class ShardTask:
             rejections.append(rejected)
             changes.append(changed)
             facts += [fact_table(before, step.name, name, values) for name, values in measured.items()]
+            # Each shard counts for itself, so that the funnel needs no second pass over all rejections.
             counts = Counter(rejected["reason"].to_pylist())
             funnel += [[step.name, reason, count] for reason, count in counts.items()]
             if added := table.num_rows - (before.num_rows - rejected.num_rows):
@@ -327,6 +328,7 @@ class ShardCorpus:
         table = self._cache.pop(number, None)
         if table is None:
             table = self.shards[number].records()
+            # Least recently used shards go first: global steps read neighbouring rows again and again.
             while self._cache and sum(cached.nbytes for cached in self._cache.values()) + table.nbytes > _DECODED_BYTES:
                 self._cache.popitem(last=False)
         self._cache[number] = table
