@@ -80,8 +80,8 @@ class Substring(GlobalStep):
         rewritten: dict[int, dict[str, Any]] = {}
         share: list[float | None] = [None] * corpus.rows
         at: list[str | None] = [None] * corpus.rows
-        for row, record, own in self._repeated(find_repeats(concatenate_windows(found), self.length), corpus):
-            share[row], at[row] = own.share, "; ".join(own.told)
+        for row, record, own in self._repeated(find_repeats(concatenate_windows(suspects), self.length), corpus):
+            share[row], at[row] = own.share, "; ".join(own.details)
             if self.action == "reject":
                 rejected = own.share > self.share
             else:
