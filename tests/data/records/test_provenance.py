@@ -92,7 +92,7 @@ def test_they_do_not_count_where_shares_are_settled() -> None:
     more = concat([ORIGINALS, made(*(synthetic() for _ in range(200)))])
     assert freeze_settings(split_keys(more, config), config) == freeze_settings(split_keys(ORIGINALS, config), config)
     alone = split_keys(made(synthetic("a"), variant("b")), config)
-    with pytest.raises(UserError, match=r"^data\.splits: every record was made of others"):
+    with pytest.raises(UserError, match=r"^data\.splits: every record was derived from others"):
         freeze_settings(alone, config)
     everything = SplitsConfig(test=0)
     assert assign_splits(alone, freeze_settings(alone, everything)).splits.tolist() == [0, 0]
