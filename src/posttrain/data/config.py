@@ -1,4 +1,4 @@
-"""The config section ``data``."""
+"""Defines the config section ``data``."""
 
 from typing import Any
 
@@ -8,16 +8,8 @@ from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.reading.shapes import TARGETS
 from posttrain.data.split import SplitsConfig
 from posttrain.data.steps.drop import Drop
-from posttrain.data.versions.recipe import Files, Steps
+from posttrain.data.versions.recipe import DEFAULT_STEPS, Files, Steps
 from posttrain.store.section import Section
-
-_DEFAULT_STEPS: Any = [
-    "exact",
-    "conflicts",
-    {"minhash": {"threshold": 0.9}},
-    # A short message may well hold most of another.
-    {"decontaminate": {"threshold": 0.9, "contained": None}},
-]
 
 
 class DataConfig(Section):
@@ -42,7 +34,7 @@ class DataConfig(Section):
         "alone makes no record, such as {group: user}, other columns count by their own names",
     )
     steps: Steps = Field(
-        default=_DEFAULT_STEPS,
+        default=DEFAULT_STEPS,
         description="what records go through; see docs/data.md. Pool and test records meet those that are for them",
     )
     splits: SplitsConfig | None = Field(
@@ -54,22 +46,22 @@ class DataConfig(Section):
 
     @property
     def decontamination(self) -> Decontaminate | None:
-        """The step that keeps training records off what is measured; None where the config leaves it out."""
+        """The step that removes training records that give test records away; None if the config leaves it out."""
         return next((step for step in self.steps if isinstance(step, Decontaminate)), None)
 
     @property
     def drops(self) -> list[Drop]:
-        """The steps that take out the records that a file names, labelled ones of earlier rounds too."""
+        """The steps that remove the records that a file names, including labelled ones of earlier rounds."""
         return [step for step in self.steps if isinstance(step, Drop)]
 
     @property
     def files(self) -> list[str]:
-        """Every file and folder that is named, once each, the pool's first."""
+        """Names every file and folder once, the pool's first."""
         return list(dict.fromkeys([*self.pool, *self.answered_files]))
 
     @property
     def answered_files(self) -> list[str]:
-        """Those whose answers are used: labelled and test records."""
+        """Names the files whose answers are used: labelled and test records."""
         return [*self.labelled, *(self.test if isinstance(self.test, list) else [])]
 
     @field_validator("test")

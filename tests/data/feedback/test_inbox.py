@@ -200,7 +200,7 @@ def test_a_segment_that_cannot_be_sealed_grows_on(
         inbox.append(feedback("f0")).result()
         inbox.append(feedback("f1")).result()
     assert sealed_segments(tmp_path) == []
-    assert "cannot be sealed: Input/output error; it grows on" in caplog.text
+    assert "cannot be sealed: Input/output error; it keeps growing" in caplog.text
     with Inbox(tmp_path, segment_bytes=1) as inbox:
         inbox.append(feedback("f2")).result()
     assert entries(tmp_path) == ["f0", "f1", "f2"]

@@ -85,5 +85,5 @@ def test_damage_and_ratings_without_a_meaning_are_said(tmp_path: Path, monkeypat
     segment.write_bytes(segment.read_bytes().replace(b'"id":"z"', b'"id":"y"'))
     [batch] = ingest(tmp_path, Ratings(up_from=5, down_to=1))
     assert batch.counts == {"pool": 1, "damaged": 1}
-    assert f"{segment}:2: does not match its checksum; it is left out" in warnings
+    assert f"{segment}:2: does not match its checksum; skipping the line" in warnings
     assert any("1 ratings are neither up nor down (up from 5, down to 1)" in line for line in warnings)

@@ -92,7 +92,7 @@ def test_they_do_not_count_where_shares_are_settled() -> None:
     more = concat([ORIGINALS, made(*(synthetic() for _ in range(200)))])
     assert freeze_settings(split_keys(more, config), config) == freeze_settings(split_keys(ORIGINALS, config), config)
     alone = split_keys(made(synthetic("a"), variant("b")), config)
-    with pytest.raises(UserError, match=r"^data\.splits: every record was made of others"):
+    with pytest.raises(UserError, match=r"^data\.splits: every record was derived from others"):
         freeze_settings(alone, config)
     everything = SplitsConfig(test=0)
     assert assign_splits(alone, freeze_settings(alone, everything)).splits.tolist() == [0, 0]
@@ -139,7 +139,7 @@ def test_the_check_finds_one_whose_origin_is_held_out(mark: object) -> None:
     for tables in ({"train": one, "test": other}, {"train": other, "test": one}):
         (leak,) = find_leaks(tables)
         assert (leak.kind, leak.splits) == ("origin", ("train", "test"))
-        assert leak.detail == "one is made of the other, or both of a third"
+        assert leak.detail == "one is derived from the other, or both from a third"
     assert find_leaks({"train": one, "test": ORIGINALS.slice(4, 2)}) == []
     (leak,) = find_leaks({"train": made("{}", mark("q")).slice(1), "test": made(mark("q"))})  # type: ignore[operator]
     assert leak.kind == "origin"

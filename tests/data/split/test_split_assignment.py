@@ -149,7 +149,7 @@ def test_a_group_across_a_moment_is_not_torn() -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(None, "f:2: has no `at`, which decides its split"), ("soon", "f:2: `at`: `soon` is no moment; write it like")],
+    [(None, "f:2: has no `at`, which decides its split"), ("soon", "f:2: `at`: `soon` is no timestamp; write it like")],
 )
 def test_a_record_without_a_moment_is_named(value: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -164,7 +164,7 @@ def test_a_record_without_a_moment_is_named(value: str | None, message: str) -> 
         ({"by": "time"}, "needs `time`"),
         ({"since": {"test": "2026-01-01"}}, "are for `by: time`"),
         ({"by": "time", "time": "t", "stratify": "label"}, "is for `by: hash`"),
-        ({"by": "time", "time": "t", "since": {"test": "yesterday"}}, "`yesterday` is no moment"),
+        ({"by": "time", "time": "t", "since": {"test": "yesterday"}}, "`yesterday` is no timestamp"),
         ({"by": "time", "time": "t", "since": {"validation": "2026-02-01", "test": "2026-01-01"}}, "before test"),
     ],
 )

@@ -7,10 +7,10 @@ import pytest
 from posttrain.data.duplicates.repeated_substrings import (
     RepeatedSpan,
     comparable_words,
+    concatenate_windows,
+    find_repeats,
     fingerprints,
-    joined,
     repeated_values,
-    repeats,
     verify_span,
     windows,
 )
@@ -50,7 +50,7 @@ def by_step(texts: list[str], length: int) -> list[list[int]]:
     shared = repeated_values(fingerprints(texts, length).values)
     own = [comparable_words(text) for text in texts]
     gone: list[set[int]] = [set() for _ in texts]
-    for repeat in repeats(windows(texts, length, shared), length):
+    for repeat in find_repeats(windows(texts, length, shared), length):
         assert verify_span(repeat, own[repeat.text], own[repeat.source], length) == [repeat]
         gone[repeat.text].update(range(repeat.begin, repeat.end))
     return [sorted(one) for one in gone]
@@ -161,12 +161,12 @@ def test_what_only_shares_a_hash_is_not_cut() -> None:
     texts = [prose(0, 20), prose(1, 20), words(prose(0, 20), 0, 12)]
     found = windows(texts, LENGTH, np.unique(fingerprints(texts, LENGTH).values))
     assert len(found.text) == 11 + 11 + 3
-    collided = repeats(found._replace(value=np.zeros(len(found.value), np.uint64)), LENGTH)
+    collided = find_repeats(found._replace(value=np.zeros(len(found.value), np.uint64)), LENGTH)
     own = [comparable_words(text) for text in texts]
     true = [part for one in collided for part in verify_span(one, own[one.text], own[one.source], LENGTH)]
     assert true == [RepeatedSpan(2, 0, 10, 0, 0)]
 
 
 def test_nothing_has_no_repeats() -> None:
-    assert repeats(joined([]), LENGTH) == []
+    assert find_repeats(concatenate_windows([]), LENGTH) == []
     assert by_step(["", "a b"], LENGTH) == [[], []]

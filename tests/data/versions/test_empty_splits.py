@@ -25,8 +25,8 @@ def made(folder: Path, groups: list[str | None], texts: list[str] = WORDS, **spl
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (["anna"] * 8, "2 records left that reach over its border from an earlier split, of the group anna;"),
-        (["anna", "ben"] * 4, "2 records left that .* split, of 2 groups, anna, ben;"),
+        (["anna"] * 8, "2 records were dropped because they are linked to an earlier split, of the group anna;"),
+        (["anna", "ben"] * 4, "2 records were dropped .* split, of 2 groups, anna, ben;"),
     ],
 )
 def test_groups_that_reach_over_the_border_are_named(tmp_path: Path, groups: list[str | None], message: str) -> None:
@@ -37,7 +37,7 @@ def test_groups_that_reach_over_the_border_are_named(tmp_path: Path, groups: lis
 
 def test_near_duplicates_over_the_border_are_named_by_their_place(tmp_path: Path) -> None:
     texts = [*WORDS[:6], *WORDS[:2]]
-    with pytest.raises(UserError, match=r"2 records that would be in it hang together with .* first at a\.jsonl:7;"):
+    with pytest.raises(UserError, match=r"2 records that would be in it are linked to .* first at a\.jsonl:7;"):
         made(tmp_path, [None] * 8, texts)
 
 

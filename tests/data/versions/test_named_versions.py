@@ -118,7 +118,7 @@ def test_a_version_that_holds_nothing_out(store: Workspace) -> None:
     support = add(store)
     assert built(store, config(labelled="support", test="whole")).test.num_rows == whole.count("train")
     assert support.count("train")
-    with pytest.raises(UserError, match=r"^whole@v1: models learn from all its records"):
+    with pytest.raises(UserError, match=r"^whole@v1: models train on all its records"):
         built(store, config(labelled="whole", test="whole@v1"))
 
 

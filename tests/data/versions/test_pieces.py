@@ -60,7 +60,7 @@ def test_cuts_fall_on_line_ends(tmp_path_factory: pytest.TempPathFactory, length
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_pieces_grow_with_what_is_before_them(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"PIECE_BYTES": 800, "LEAST_PIECE_BYTES": 100, "BLOCK_BYTES": 8, "PIECE_ROWS": 1000}
+    values = {"MAX_PIECE_BYTES": 800, "MIN_PIECE_BYTES": 100, "BLOCK_BYTES": 8, "PIECE_ROWS": 1000}
     for constant, value in values.items():
         monkeypatch.setattr(cutting, constant, value)
     path = tmp_path / name

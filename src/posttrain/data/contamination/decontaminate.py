@@ -168,7 +168,9 @@ def _search(item: _Item, index: EvaluationIndex, prefilter: Prefilter | None) ->
     if not len(rows):
         return rows, Findings({}, [])
     shares = (
-        rows_sharing_runs(sketches.select(["runs"]).take(pa.array(rows)), index.words.marks) if index.words else None
+        rows_sharing_runs(sketches.select(["runs"]).take(pa.array(rows)), index.word_index.marks)
+        if index.word_index
+        else None
     )
     findings = index.search(item.part.take(rows), shares)
     return rows, Findings(

@@ -1,4 +1,4 @@
-"""An index of the evaluation records, which finds the training records that give them away."""
+"""Indexes the evaluation records, and finds the training records that give them away."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ _ROWS_A_BLOCK = 256  # so that what is made of them fits a processor's cache
 
 
 class Findings(NamedTuple):
-    """What is wrong with a table of training records.
+    """Holds the result of a search in a table of training records.
 
     Attributes:
         rejections: by row.
@@ -34,36 +34,37 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationIndex:
-    """T evaluation records, ready to be looked for. Made by `index_evaluation`.
+    """Indexes T evaluation records for a search. Built by `index_evaluation`.
 
     Attributes:
         where: ``file:line`` of every evaluation record.
         ids: of every evaluation record.
         inputs: by ``input_id`` the evaluation records that have it.
         groups: by group its first evaluation record.
-        words: finds shared word n-grams; None: they are not looked for.
-        alike: finds inputs that are alike; None: they are not looked for.
+        word_index: finds shared word n-grams; None: they are not searched.
+        input_index: finds similar inputs; None: they are not searched.
     """
 
     where: Sequence[str]
     ids: Sequence[str]
     inputs: dict[str, list[int]]
     groups: dict[str, int]
-    words: WordIndex | None
-    alike: InputIndex | None
+    word_index: WordIndex | None
+    input_index: InputIndex | None
 
     def find(self, table: pa.Table) -> dict[int, Rejection]:
-        """The rows of a RECORD table that give something away, each with the strongest reason."""
+        """Finds the rows of a RECORD table that give something away, each with the strongest reason."""
         return self.search(table).rejections
 
     def search(self, table: pa.Table, sharing: npt.NDArray[np.bool_] | None = None) -> Findings:
-        """As `find`, with all evaluation records that are given away.
+        """Finds the same rows as `find`, and all evaluation records that are given away.
 
         Args:
             sharing: bool [N]: no other row shares a run of words with an evaluation record; None: any may.
         """
         rejections: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
+        # Fingerprints have ruled out the other rows, whose texts are not hashed again.
         asked = np.arange(table.num_rows) if sharing is None else np.flatnonzero(sharing)
         for first in range(0, table.num_rows, _ROWS_A_BLOCK):
             inside = asked[(asked >= first) & (asked < first + _ROWS_A_BLOCK)] - first
@@ -73,47 +74,51 @@ class EvaluationIndex:
         return Findings(rejections, pairs)
 
     def _block(self, table: pa.Table, sharing: Sequence[int]) -> Findings:
-        found: dict[int, Rejection] = {}
+        rejections: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
         rows = zip(table["input_id"].to_pylist(), table["group"].to_pylist(), strict=True)
         for row, (identity, group) in enumerate(rows):
+            # The strongest reason comes first, as later ones only fill rows without a rejection.
             if (equal := self.inputs.get(identity)) is not None:
                 pairs += ((row, other) for other in equal)
-                found[row] = self._rejection(
+                rejections[row] = self._rejection(
                     "equals a test input", f"the same input as {self.where[equal[0]]}", equal[0]
                 )
+            # A group marks records that belong together, such as one user's: one of them gives the others away.
             elif group is not None and group in self.groups:
                 other = self.groups[group]
                 detail = f"group `{group}` is also that of {self.where[other]}"
-                found[row] = self._rejection("group of a test record", detail, other)
+                rejections[row] = self._rejection("group of a test record", detail, other)
         inputs, texts = input_texts(table), joined_texts(table)
-        alike = SimilarInputs({}, {}) if self.alike is None else self.alike.search(inputs, texts, pairs)
+        similar_inputs = (
+            SimilarInputs({}, {}) if self.input_index is None else self.input_index.search(inputs, texts, pairs)
+        )
         shared = self._sharing(inputs, texts, sharing, pairs)
-        for row, (other, similarity) in alike.similar.items():
+        for row, (other, similarity) in similar_inputs.similar.items():
             detail = f"similarity {similarity:.2f} to {self.where[other]}"
-            found.setdefault(row, self._rejection("like a test input", detail, other, similarity))
+            rejections.setdefault(row, self._rejection("like a test input", detail, other, similarity))
         for row, overlap in shared:
-            found.setdefault(row, self._shared(overlap))
-        for row, (other, share) in alike.contained.items():
+            rejections.setdefault(row, self._shared(overlap))
+        for row, (other, share) in similar_inputs.contained.items():
             detail = f"{share:.0%} of the input of {self.where[other]} stands in it"
-            found.setdefault(row, self._rejection("like a test input", detail, other, share))
-        return Findings(found, pairs)
+            rejections.setdefault(row, self._rejection("like a test input", detail, other, share))
+        return Findings(rejections, pairs)
 
     def _sharing(
         self, inputs: Sequence[str], texts: Sequence[str], rows: Sequence[int], pairs: list[tuple[int, int]]
     ) -> Iterator[tuple[int, Overlap]]:
-        """By row, of those rows alone."""
-        if self.words is None or not rows:
+        """Yields shared runs of words, of these rows only."""
+        if self.word_index is None or not rows:
             return
-        found: list[tuple[int, int]] = []
-        shared = self.words.search([inputs[row] for row in rows], [texts[row] for row in rows], found)
-        pairs += ((rows[place], other) for place, other in found)
-        for place, overlap in shared.items():
-            yield rows[place], overlap
+        pairs_found: list[tuple[int, int]] = []
+        shared = self.word_index.search([inputs[row] for row in rows], [texts[row] for row in rows], pairs_found)
+        pairs += ((rows[index], other) for index, other in pairs_found)
+        for index, overlap in shared.items():
+            yield rows[index], overlap
 
     def _shared(self, overlap: Overlap) -> Rejection:
-        assert self.words is not None
-        runs = f"{self.words.ngram}-gram"
+        assert self.word_index is not None
+        runs = f"{self.word_index.ngram}-gram"
         where = self.where[overlap.other]
         detail = f"the same words as {where}"
         if not overlap.whole:
@@ -138,13 +143,13 @@ def index_evaluation(
     ignore_above: int | None = 10,
     over: Map = map,
 ) -> EvaluationIndex:
-    """An index of evaluation records; the settings are those of `posttrain.data.contamination.decontaminate.Decontaminate`.
+    """Builds an index; the settings are those of `posttrain.data.contamination.decontaminate.Decontaminate`.
 
-    The order of the records decides nothing but which of equally fitting ones is named: the first.
+    The order of the records only decides which of equally good matches is named: the first.
 
     Args:
         evaluation: RECORD table of T rows.
-        over: ``map`` or what does the same with several processes.
+        over: ``map``, or a parallel equivalent.
     """
     inputs: dict[str, list[int]] = {}
     groups: dict[str, int] = {}
@@ -153,16 +158,16 @@ def index_evaluation(
         inputs.setdefault(identity, []).append(row)
         if group is not None:
             groups.setdefault(group, row)
-    of_words = None if ngram is None else partial(WordIndex.of, evaluation, ngram, share, ignore_above)
-    of_inputs = None if threshold is None else partial(InputIndex.of, evaluation, threshold, contained, least_words)
-    words, alike = over(_build, [of_words, of_inputs])
+    build_words = None if ngram is None else partial(WordIndex.of, evaluation, ngram, share, ignore_above)
+    build_inputs = None if threshold is None else partial(InputIndex.of, evaluation, threshold, contained, least_words)
+    word_index, input_index = over(_build, [build_words, build_inputs])
     return EvaluationIndex(
         where=locations(evaluation),
         ids=evaluation["id"].to_pylist(),
         inputs=inputs,
         groups=groups,
-        words=words,
-        alike=alike,
+        word_index=word_index,
+        input_index=input_index,
     )
 
 
@@ -171,7 +176,7 @@ def _build(part: Callable[[], Any] | None) -> Any:
 
 
 def contaminated_counts(evaluation: pa.Table, pairs: Iterable[tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Of every source of evaluation records how many of them are given away, and how many there are.
+    """Counts for every source the evaluation records that are given away, and all of them.
 
     Args:
         evaluation: RECORD table of T rows.
@@ -179,5 +184,5 @@ def contaminated_counts(evaluation: pa.Table, pairs: Iterable[tuple[int, int]]) 
     """
     given_away = {other for _, other in pairs}
     sources = evaluation["source"].to_pylist()
-    found = Counter(source for row, source in enumerate(sources) if row in given_away)
-    return {source: (found[source], count) for source, count in Counter(sources).items()}
+    counts = Counter(source for row, source in enumerate(sources) if row in given_away)
+    return {source: (counts[source], count) for source, count in Counter(sources).items()}

@@ -1,9 +1,10 @@
-"""Two indexes of hashed n-grams: an inverted index of the sets that hold each, and Bloom filters.
+"""Indexes hashed n-grams in two ways: by an inverted index of the sets that hold each, and by Bloom filters.
 
-The filters say which n-grams a text certainly does not hold. A stretch of a text has one bit for each of 2,048
-parts of the hashes of its n-grams, set where it holds one of that part: a Bloom filter with one hash (Bloom,
-"Space/time trade-offs in hash coding with allowable errors", Communications of the ACM, 1970). An n-gram whose
-bit is not set is absent, so the missing bits of a set of n-grams bound from below how many of it are missing."""
+A Bloom filter says which n-grams a text certainly does not hold. A stretch of a text has one bit for each of 2,048
+parts of the hashes of its n-grams, set if it holds an n-gram of that part: a Bloom filter with one hash (Bloom,
+"Space/time trade-offs in hash coding with allowable errors", Communications of the ACM, 1970). An n-gram whose bit is
+not set is absent, so the missing bits of a set of n-grams bound from below how many of it are missing.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Self
@@ -35,12 +36,12 @@ _WORDS_PER_BYTE = 3  # whose bits a byte can count
 
 
 class SharedCounts(NamedTuple):
-    """Pairs of sets that share members.
+    """Lists pairs of sets that share members.
 
     Attributes:
-        asked: int64 [P], the set that was asked about.
-        owner: int64 [P], the indexed set that it meets.
-        shared: int64 [P], how many members both have.
+        asked: int64 [P], the queried set.
+        owner: int64 [P], the indexed set that shares members with it.
+        shared: int64 [P], number of members in both.
     """
 
     asked: Indices
@@ -49,7 +50,7 @@ class SharedCounts(NamedTuple):
 
 
 class Postings(NamedTuple):
-    """K distinct hashes, and the indexed sets that hold each.
+    """Maps K distinct hashes to the indexed sets that hold each.
 
     Attributes:
         keys: uint64 [K], sorted.
@@ -69,7 +70,7 @@ class Postings(NamedTuple):
 
     @classmethod
     def of(cls, sets: Shingles, owners: Indices) -> Self:
-        """Index ``sets``; ``owners``: int64 [N], the number by which each of the N sets is named."""
+        """Indexes ``sets``; ``owners``: int64 [N], the number that names each of the N sets."""
         named = np.repeat(owners, sets.sizes)
         order = np.argsort(sets.values)
         values, named = sets.values[order], named[order]
@@ -94,17 +95,17 @@ class Postings(NamedTuple):
 
     @property
     def counts(self) -> Indices:
-        """Sets that hold each key, int64 [K]."""
+        """Number of sets that hold each key, int64 [K]."""
         return np.diff(self.offsets)
 
     def among(self, wanted: npt.NDArray[np.bool_]) -> Self:
-        """What some of the indexed sets hold; ``wanted``: bool, by owner."""
+        """Keeps only some of the indexed sets; ``wanted``: bool, by owner."""
         chosen = wanted[self.owners]
         values, owners = np.repeat(self.keys, self.counts)[chosen], self.owners[chosen].astype(np.int64)
         return self.of(Shingles(values, np.arange(len(values) + 1)), owners)
 
     def find(self, values: Hashes) -> tuple[Indices, Indices]:
-        """The places in ``values`` that hold a key, in order, and the key at each."""
+        """Positions in ``values`` that hold a key, in order, and the key at each."""
         if not len(self.keys):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         places = np.flatnonzero(self.table[_leading_bits(values, len(self.table).bit_length() - 1)])
@@ -122,7 +123,7 @@ class Postings(NamedTuple):
         return places[known], keys[known]
 
     def meet(self, asked: Indices, keys: Indices, least: int = 1) -> Iterator[SharedCounts]:
-        """Every pair of an asked set and an indexed one that share members, block by block; no pair is parted.
+        """Yields every pair of a queried and an indexed set that share members, block by block; no pair is split.
 
         Args:
             asked, keys: int64 [H], which set holds which key; in any order, and as often as it likes.
@@ -152,19 +153,19 @@ class Postings(NamedTuple):
 
 
 def owning_set(sets: Shingles, places: Indices) -> Indices:
-    """The set that holds each of some places in ``sets.values``, which are in order."""
+    """Set that holds each of some positions in ``sets.values``, which are in order."""
     return np.repeat(np.arange(len(sets.sizes)), np.diff(np.searchsorted(places, sets.offsets)))
 
 
 def _count_values(values: Indices, least: int = 1) -> tuple[Indices, Indices]:
-    """Different values in order, and how often each stands there, if that is often enough: faster than np.unique."""
+    """Counts distinct values in order, if they occur often enough: faster than np.unique."""
     values = np.sort(values.astype(np.int32) if values.max(initial=0) < 1 << 31 else values)
     often = np.flatnonzero(values[least - 1 :] == values[: max(len(values) - least + 1, 0)])
-    found = values[often]
-    new = np.ones(len(found), dtype=bool)
-    np.not_equal(found[1:], found[:-1], out=new[1:])
+    frequent = values[often]
+    new = np.ones(len(frequent), dtype=bool)
+    np.not_equal(frequent[1:], frequent[:-1], out=new[1:])
     starts = np.flatnonzero(new)
-    return found[starts].astype(np.int64), np.diff(starts, append=len(found)) + least - 1
+    return frequent[starts].astype(np.int64), np.diff(starts, append=len(frequent)) + least - 1
 
 
 def _leading_bits(values: Hashes, bits: int) -> Hashes:
@@ -172,12 +173,13 @@ def _leading_bits(values: Hashes, bits: int) -> Hashes:
 
 
 def build_bloom_filters(grams: Shingles, others: Shingles, rows: Indices) -> pa.Array:
-    """One binary value a text: the bitmaps of its stretches, 256 bytes each.
+    """Builds one binary value a text: the bitmaps of its stretches, 256 bytes each.
 
     Args:
         grams: N texts made by `posttrain.data.duplicates.shingles.ngram_sequences`.
         others: n-grams that count as held by the first stretch of the texts ``rows``, int64 [len(others)].
     """
+    # Longer bitmaps would saturate: beyond 1,024 n-grams two in five bits are set.
     stretches = np.maximum(-(-grams.sizes // STRETCH), 1)
     first = offsets_of(stretches)
     sizes = np.full(int(first[-1]), STRETCH, dtype=np.int64)
@@ -192,29 +194,29 @@ def build_bloom_filters(grams: Shingles, others: Shingles, rows: Indices) -> pa.
 
 
 class BloomFilters:
-    """The bitmaps of N texts, to be asked which texts may hold enough of a set."""
+    """Holds the bitmaps of N texts, and finds the texts that may hold enough of a set."""
 
     def __init__(self, column: pa.Array | pa.ChunkedArray) -> None:
         """``column``: made by `build_bloom_filters`."""
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         _, offsets, content = array.buffers()
         borders = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-        words = np.frombuffer(content or b"", np.uint64)[borders[0] // 8 : borders[-1] // 8].reshape(-1, _WORDS)
+        bit_words = np.frombuffer(content or b"", np.uint64)[borders[0] // 8 : borders[-1] // 8].reshape(-1, _WORDS)
         self.first = (borders - borders[0]) // _BYTES
-        self._absent = np.ascontiguousarray(~words.T)
+        self._absent = np.ascontiguousarray(~bit_words.T)
         """Words of bits, one column a stretch."""
         self._windows: dict[int, _Windows] = {}
         self._whole: dict[int, _Windows] = {}
 
     def near(self, members: Hashes, missing: int, stretches: int) -> Indices:
-        """The texts that may hold all but ``missing`` members of a set in ``stretches`` one behind the other."""
+        """Finds texts that may hold all but ``missing`` members of a set in ``stretches`` consecutive stretches."""
         if stretches not in self._windows:
             self._windows[stretches] = self._in_a_row(stretches)
         absent, texts = self._windows[stretches]
         return np.unique(texts[_within_missing(members, missing, absent)])
 
     def near_long(self, members: Hashes, missing: int, stretches: int) -> Indices:
-        """Of the texts of more stretches than that those that may hold all but ``missing`` members anywhere."""
+        """Finds longer texts, of more than ``stretches``, that may hold all but ``missing`` members anywhere."""
         if stretches not in self._whole:
             long = np.flatnonzero(np.diff(self.first) > stretches)
             absent = self._absent[:, :0]
@@ -227,6 +229,7 @@ class BloomFilters:
     def _in_a_row(self, stretches: int) -> "_Windows":
         counts = np.diff(self.first)
         end = np.repeat(self.first[1:], counts)
+        # Windows double in length each pass, so w stretches take about log2 w passes.
         absent, joined = self._absent, 1
         while joined < min(stretches, int(counts.max(initial=1))):
             further = min(joined, stretches - joined)
@@ -241,7 +244,7 @@ class BloomFilters:
 
 
 class _Windows(NamedTuple):
-    """Stretches looked at together.
+    """Holds the bits of consecutive stretches that are searched together.
 
     Attributes:
         absent: uint64 [32, W], the bits that none of a window's stretches has.
@@ -257,31 +260,33 @@ def _bit_of(values: Hashes) -> Indices:
 
 
 def _within_missing(members: Hashes, missing: int, absent: npt.NDArray[np.uint64]) -> Indices:
-    """The columns of ``absent`` that miss at most so many of the members' bits."""
+    """Columns of ``absent`` that lack at most so many of the members' bits."""
     wanted = np.zeros(_BITS, dtype=bool)
     wanted[_bit_of(members)] = True
-    words = np.packbits(wanted).view(np.uint64)
+    wanted_words = np.packbits(wanted).view(np.uint64)
     likely = np.arange(absent.shape[1])
     count = np.zeros(len(likely), dtype=np.uint16)
     for start in range(0, _WORDS, _WORDS_PER_STEP):
-        some = absent[start : start + _WORDS_PER_STEP]
+        absent_words = absent[start : start + _WORDS_PER_STEP]
         count += _count_missing(
-            words[start : start + _WORDS_PER_STEP], some if len(likely) == some.shape[1] else some.take(likely, axis=1)
+            wanted_words[start : start + _WORDS_PER_STEP],
+            absent_words if len(likely) == absent_words.shape[1] else absent_words.take(likely, axis=1),
         )
         near = count <= missing
+        # Columns are dropped only when half of them can go, as copying them costs as much as counting.
         if 2 * np.count_nonzero(near) < len(near) or start + _WORDS_PER_STEP == _WORDS:
             likely, count = likely[near], count[near]
     return likely
 
 
 def _count_missing(wanted: npt.NDArray[np.uint64], missing: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint16]:
-    """How many bits of the words wanted every stretch misses."""
+    """Counts the wanted bits that every stretch lacks."""
     count = np.zeros(missing.shape[1], dtype=np.uint16)
-    bits, few, some = np.empty_like(missing[0]), np.empty_like(count, np.uint8), np.empty_like(count, np.uint8)
+    bits, few, counted = np.empty_like(missing[0]), np.empty_like(count, np.uint8), np.empty_like(count, np.uint8)
     for first in range(0, len(wanted), _WORDS_PER_BYTE):
-        some[:] = 0
+        counted[:] = 0
         for word in range(first, min(first + _WORDS_PER_BYTE, len(wanted))):
             np.bitwise_and(wanted[word], missing[word], out=bits)
-            some += np.bitwise_count(bits, out=few)
-        count += some
+            counted += np.bitwise_count(bits, out=few)
+        count += counted
     return count

@@ -1,9 +1,9 @@
-"""Inputs of training records that are like, or hold, the input of an evaluation record.
+"""Finds inputs of training records that are similar to, or contain, the input of an evaluation record.
 
 Inputs are sets of character 5-grams. A training record must hold the share c of an evaluation input's set, both to
 have a Jaccard similarity of c to it and to contain c of it. So of that set's n members, rarest first, it must hold
-at least k of the first ``n - ceil(c * n) + k`` (prefix filtering): only those are
-indexed, and only what then is found is compared exactly.
+at least k of the first ``n - ceil(c * n) + k`` (prefix filtering): only those are indexed, and only the candidates that
+they find are compared exactly.
 """
 
 import math
@@ -29,11 +29,11 @@ _PART_BITS = 22
 
 
 class SimilarInputs(NamedTuple):
-    """By row of a training record the evaluation record, and how much of it there is.
+    """Holds the best matching evaluation record of each training record, by row.
 
     Attributes:
-        similar: with the Jaccard similarity of the two inputs.
-        contained: with the share of the evaluation input that stands in the training record.
+        similar: evaluation record, and Jaccard similarity of the two inputs.
+        contained: evaluation record, and the share of its input that the training record contains.
     """
 
     similar: dict[int, tuple[int, float]]
@@ -41,7 +41,7 @@ class SimilarInputs(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Pairs [P] of a training record and an evaluation record; ``begin``: place in the record's 5-grams."""
+    """Lists pairs [P] of a training record and an evaluation record; ``begin``: position in the record's 5-grams."""
 
     row: Indices
     other: Indices
@@ -50,7 +50,7 @@ class _Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class InputIndex:
-    """The inputs of T evaluation records.
+    """Indexes the inputs of T evaluation records.
 
     Attributes:
         threshold: Jaccard similarity from which two inputs are alike.
@@ -74,29 +74,30 @@ class InputIndex:
 
     @classmethod
     def of(cls, evaluation: pa.Table, threshold: float, contained: float | None, least_words: int) -> Self:
-        """Index the inputs of a RECORD table; those of fewer than ``least_words`` words are contained in nothing."""
+        """Indexes the inputs of a RECORD table; those of fewer than ``least_words`` words are contained in nothing."""
         texts = input_texts(evaluation)
         sets = ngram_sets(texts, NGRAM)
+        # One prefix serves both searches, so it has to be long enough for the weaker condition.
         least = threshold if contained is None else min(threshold, contained)
         sizes = sets.sizes
         required = np.array([_required_members(least, size) for size in sizes.tolist()], dtype=np.int64)
         # The more are needed, the fewer are compared in vain, and the more are indexed.
         needed = np.minimum(np.maximum(sizes // _SHARE_NEEDED, _MIN_NEEDED), required)
         prefix = _rarest(sets, sizes - required + needed)
-        words = plain_words(texts)
-        long = np.array([len(text.split(None, least_words)) >= least_words for text in words], dtype=bool)
+        word_texts = plain_words(texts)
+        long = np.array([len(text.split(None, least_words)) >= least_words for text in word_texts], dtype=bool)
         lengths = np.where(long, ngram_sequences(texts, NGRAM).sizes, 0)
         longest = int(np.ceil(lengths.max(initial=0) / least))
         postings = Postings.of(prefix, np.arange(len(texts)))
         return cls(threshold, contained, least_words, sets, needed, lengths, postings, max(_MIN_STRETCH, 2 * longest))
 
     def search(self, inputs: Sequence[str], texts: Sequence[str], pairs: list[tuple[int, int]]) -> SimilarInputs:
-        """The evaluation record that each of N training records is most like, of equals the first.
+        """Finds the evaluation record most similar to each of N training records, of equals the first.
 
         Args:
             inputs: of every record.
             texts: all of every record.
-            pairs: every training and evaluation record that are found are noted there.
+            pairs: list to which all matching training and evaluation records are added.
         """
         similar: dict[int, tuple[int, float]] = {}
         contained: dict[int, tuple[int, float]] = {}
@@ -105,10 +106,12 @@ class InputIndex:
             rows, places = np.unique(likely.row, return_inverse=True)
             own = ngram_sets([inputs[row] for row in rows.tolist()], NGRAM)
             similarity = jaccard(own, self.sets, places, likely.other)
-            found = similarity >= self.threshold
-            _keep_best(similar, likely.row[found], likely.other[found], similarity[found], pairs)
+            enough_similar = similarity >= self.threshold
+            _keep_best(
+                similar, likely.row[enough_similar], likely.other[enough_similar], similarity[enough_similar], pairs
+            )
             if self.contained is not None:
-                rest = np.flatnonzero(~found & (self.lengths[likely.other] > 0))
+                rest = np.flatnonzero(~enough_similar & (self.lengths[likely.other] > 0))
                 share = np.array([self._share(grams, *(int(column[pair]) for column in likely)) for pair in rest])
                 enough = share >= self.contained
                 rest = rest[enough]
@@ -116,27 +119,27 @@ class InputIndex:
         return SimilarInputs(similar, contained)
 
     def likely(self, filters: BloomFilters, least: Indices) -> Indices:
-        """Of N training records all that are like an evaluation record, or hold it, and few others.
+        """Finds all of N training records that are similar to an evaluation record or contain it, and few others.
 
         Args:
             filters: of their texts.
             least: int64 [N], how many different 5-grams the input has at least.
         """
-        found = [np.empty(0, np.int64)]
+        rows_found = [np.empty(0, np.int64)]
         for other, (size, length) in enumerate(zip(self.sets.sizes.tolist(), self.lengths.tolist(), strict=True)):
             members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
-            alike = spare = size - _required_members(self.threshold, size)
+            similar_spare = spare = size - _required_members(self.threshold, size)
             stretches = 1
             if self.contained is not None and length:
                 spare = max(spare, size - _required_members(self.contained, size))
                 stretches = -(-(_window_width(length, self.contained) - 1) // STRETCH) + 1
-            found.append(filters.near(members, spare, stretches))
-            long = filters.near_long(members, alike, stretches)
-            found.append(long[least[long] * self.threshold <= size + _ROUNDING])
-        return np.unique(np.concatenate(found))
+            rows_found.append(filters.near(members, spare, stretches))
+            long = filters.near_long(members, similar_spare, stretches)
+            rows_found.append(long[least[long] * self.threshold <= size + _ROUNDING])
+        return np.unique(np.concatenate(rows_found))
 
     def _candidates(self, grams: Shingles, inputs: Sequence[str]) -> Iterator[_Candidates]:
-        """Long records are looked at stretch by stretch, each half over the next: a long text holds most 5-grams."""
+        """Yields candidates; long records are searched in overlapping stretches, as a long text holds most 5-grams."""
         # An input of fewer than 5 characters is a shingle of its own that all of the record does not have.
         short = np.array([row for row, text in enumerate(inputs) if len(text) < 2 * NGRAM], dtype=np.int64)
         half = self.stretch // 2
@@ -161,49 +164,49 @@ class InputIndex:
             yield _Candidates(row, other, (asked - first[row]) * half)
 
     def _share(self, grams: Shingles, row: int, other: int, begin: int) -> float:
-        """The largest part of an evaluation input's 5-grams that stand close together in a stretch of a record."""
+        """Largest share of an evaluation input's 5-grams that stand close together in a stretch of a record."""
         members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
         start = grams.offsets[row] + begin
         stretch = grams.values[start : min(start + self.stretch, grams.offsets[row + 1])]
         which = np.minimum(np.searchsorted(members, stretch), len(members) - 1)
-        places = np.flatnonzero(members[which] == stretch)
+        positions = np.flatnonzero(members[which] == stretch)
         assert self.contained is not None
         width = _window_width(int(self.lengths[other]), self.contained)
-        found = which[places]
-        different = np.count_nonzero(np.bincount(found))
-        if different < _required_members(self.contained, len(members)) or places[-1] - places[0] < width:
+        which_found = which[positions]
+        different = np.count_nonzero(np.bincount(which_found))
+        if different < _required_members(self.contained, len(members)) or positions[-1] - positions[0] < width:
             return different / len(members)  # too few, or all together
-        return _most_together(places.tolist(), found.tolist(), width) / len(members)
+        return _most_together(positions.tolist(), which_found.tolist(), width) / len(members)
 
 
 def _required_members(share: float, size: int) -> int:
-    """How many members of a set are that share of it."""
+    """Number of members of a set that make up that share of it."""
     return math.ceil(share * size - _ROUNDING)
 
 
 def _window_width(length: int, contained: float) -> int:
-    """How many 5-grams in a row may hold an input of ``length`` of them."""
+    """Number of consecutive 5-grams that may hold an input of ``length`` of them."""
     return math.ceil(length / contained)
 
 
-def _most_together(places: Sequence[int], members: Sequence[int], width: int) -> int:
-    """The most different members whose places lie in one window of ``width``."""
+def _most_together(positions: Sequence[int], members: Sequence[int], width: int) -> int:
+    """Largest number of distinct members whose positions lie in one window of ``width``."""
     counts: dict[int, int] = {}
     best = first = 0
-    for place, member in zip(places, members, strict=True):
+    for position, member in zip(positions, members, strict=True):
         counts[member] = counts.get(member, 0) + 1
-        while places[first] <= place - width:
-            gone = members[first]
-            counts[gone] -= 1
-            if not counts[gone]:
-                del counts[gone]
+        while positions[first] <= position - width:
+            dropped = members[first]
+            counts[dropped] -= 1
+            if not counts[dropped]:
+                del counts[dropped]
             first += 1
         best = max(best, len(counts))
     return best
 
 
 def _rarest(sets: Shingles, counts: Indices) -> Shingles:
-    """Of every set the ``counts[n]`` members that stand in the fewest sets; hashes that begin alike count together."""
+    """Selects of every set the ``counts[n]`` rarest members; hashes that begin alike count together."""
     part = (sets.values >> np.uint64(64 - _PART_BITS)).astype(np.int64)
     frequency = np.minimum(np.bincount(part, minlength=1)[part], (1 << 16) - 1).astype(np.uint64)
     rank = frequency << np.uint64(48) | sets.values >> np.uint64(16)
@@ -220,7 +223,9 @@ def _keep_best(
     values: npt.NDArray[np.float64],
     pairs: list[tuple[int, int]],
 ) -> None:
+    """Adds all pairs, and keeps the best match of each row, of equals the first."""
     pairs += zip(rows.tolist(), others.tolist(), strict=True)
     for row, other, value in zip(rows.tolist(), others.tolist(), values.tolist(), strict=True):
+        # Ties go to the first evaluation record, whatever order candidates come in.
         if row not in best or (-value, other) < (-best[row][1], best[row][0]):
             best[row] = (other, value)

@@ -1,9 +1,10 @@
-"""Find the word n-grams that training and evaluation records share.
+"""Finds runs of words that training and evaluation records share.
 
-Fingerprints find candidates without their texts. Of each run of n words the smallest hash of the shorter runs
-within it is kept, so two texts that share a run of n words share a fingerprint (Schleimer, Wilkerson and Aiken,
-"Winnowing: local algorithms for document fingerprinting", SIGMOD 2003). Neighbouring runs mostly keep the same
-one: a text of 13-grams has two fingerprints for five words."""
+Fingerprints find candidates without their texts. Of each run of n words the smallest hash of the shorter runs within it
+is kept, so two texts that share a run of n words share a fingerprint (Schleimer, Wilkerson and Aiken, "Winnowing: local
+algorithms for document fingerprinting", SIGMOD 2003). Neighbouring runs mostly keep the same one: a text of 13-grams
+has two fingerprints for five words.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,13 +33,13 @@ _WINDOW = 4  # shorter runs in a run; the more, the fewer fingerprints, and the 
 
 
 class Overlap(NamedTuple):
-    """What a training record shares with one evaluation record.
+    """Measures the runs of words that a training record shares with one evaluation record.
 
     Attributes:
         other: the evaluation record's row.
         shared: distinct n-grams that both have.
-        own: those of the training record.
-        others: those of the evaluation record.
+        own: n-grams of the training record.
+        others: n-grams of the evaluation record.
         whole: whether both are shorter than an n-gram, and the same.
     """
 
@@ -56,7 +57,7 @@ class Overlap(NamedTuple):
 
 @dataclass(frozen=True)
 class WordIndex:
-    """The word n-grams of T evaluation records, prompt and answers in one.
+    """Indexes the word n-grams of T evaluation records, prompt and answers in one.
 
     Attributes:
         ngram: words in a run.
@@ -78,34 +79,38 @@ class WordIndex:
 
     @classmethod
     def of(cls, evaluation: pa.Table, ngram: int, share: float, ignore_above: int | None) -> Self:
-        """Index a RECORD table; n-grams in more than ``ignore_above`` different records of it are left out."""
+        """Indexes a RECORD table, without n-grams that more than ``ignore_above`` of its distinct records hold."""
         rows = np.arange(evaluation.num_rows)
-        words = plain_words(joined_texts(evaluation))
-        sets = ngram_sets(words, ngram, "word")
+        word_texts = plain_words(joined_texts(evaluation))
+        sets = ngram_sets(word_texts, ngram, "word")
         common = np.concatenate(
             [ngram_sets([""], ngram, "word").values, _common_ngrams(sets, evaluation, ignore_above)]
         )
         sets = _without_ngrams(sets, common)
-        few, short = short_inputs(input_texts(evaluation), ngram)
-        least, told = window_minima(words, ngram), ~np.isin(ngram_sequences(words, ngram, "word").values, common)
-        marks = np.concatenate([least.values[told], fingerprints(few, ngram).values])
-        owners = np.concatenate([np.repeat(rows, least.sizes)[told], short])
+        short_texts, short = short_inputs(input_texts(evaluation), ngram)
+        least, distinctive = (
+            window_minima(word_texts, ngram),
+            ~np.isin(ngram_sequences(word_texts, ngram, "word").values, common),
+        )
+        marks = np.concatenate([least.values[distinctive], fingerprints(short_texts, ngram).values])
+        owners = np.concatenate([np.repeat(rows, least.sizes)[distinctive], short])
         return cls(
             ngram,
             share,
             sets.sizes,
             Postings.of(sets, rows),
-            Postings.of(ngram_sets(few, ngram, "word"), short),
+            Postings.of(ngram_sets(short_texts, ngram, "word"), short),
             Postings.of(Shingles(truncate_fingerprints(marks), np.arange(len(marks) + 1)), owners),
         )
 
     def search(self, inputs: Sequence[str], texts: Sequence[str], pairs: list[tuple[int, int]]) -> dict[int, Overlap]:
-        """By row of N training records the evaluation record that shares most n-grams, of equals the first.
+        """Finds the evaluation record that shares the most n-grams with each of N training records, of equals the
+        first.
 
         Args:
             inputs: of every record.
             texts: all of every record.
-            pairs: every training and evaluation record that are found are noted there.
+            pairs: list to which all matching training and evaluation records are added.
         """
         best: dict[int, Overlap] = {}
         sets = ngram_sequences(plain_words(texts), self.ngram, "word")
@@ -132,7 +137,7 @@ class WordIndex:
 
 
 def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int, ignore_above: int) -> Indices:
-    """The evaluation records, rows of the table, of which some n-gram has become one of too many records.
+    """Finds the evaluation records, rows of the table, with an n-gram that too many records have come to hold.
 
     Args:
         before: bool [T], the records that there were before.
@@ -146,9 +151,10 @@ def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int
 
 
 def _common_ngrams(sets: Shingles, evaluation: pa.Table, ignore_above: int | None) -> Hashes:
-    """The members that are in too many sets; a record that stands in two suites counts once."""
+    """The members that too many sets hold; a record in two suites counts once."""
     if ignore_above is None:
         return np.empty(0, dtype=np.uint64)
+    # A record that stands in two suites is one record, not two uses of its wording.
     _, first = np.unique(np.asarray(evaluation["id"].to_pylist(), dtype=str), return_index=True)
     values = np.sort(select_sets(sets, first).values)
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
@@ -156,16 +162,18 @@ def _common_ngrams(sets: Shingles, evaluation: pa.Table, ignore_above: int | Non
 
 
 def truncate_fingerprints(values: Hashes) -> Hashes:
-    """Fingerprints without their last 32 bits, which sketches do not hold."""
+    """Drops the last 32 bits, which sketches do not hold."""
     return values >> np.uint64(32) << np.uint64(32)
 
 
 def short_inputs(inputs: Sequence[str], ngram: int) -> tuple[list[str], Indices]:
-    """The words of the inputs that have fewer than ``ngram`` of them, but one at least, and their rows."""
+    """The words and rows of inputs that have fewer than ``ngram`` words, but at least one."""
     rows = [row for row, text in enumerate(inputs) if len(text) < _SHORT_INPUT]
-    words = plain_words([inputs[row] for row in rows])
-    found = [(text, row) for row, text in zip(rows, words, strict=True) if 0 < len(text.split(None, ngram)) < ngram]
-    return [text for text, _ in found], np.array([row for _, row in found], dtype=np.int64)
+    word_texts = plain_words([inputs[row] for row in rows])
+    short = [
+        (text, row) for row, text in zip(rows, word_texts, strict=True) if 0 < len(text.split(None, ngram)) < ngram
+    ]
+    return [text for text, _ in short], np.array([row for _, row in short], dtype=np.int64)
 
 
 def _without_ngrams(sets: Shingles, common: npt.NDArray[np.uint64]) -> Shingles:
@@ -174,15 +182,15 @@ def _without_ngrams(sets: Shingles, common: npt.NDArray[np.uint64]) -> Shingles:
     return Shingles(sets.values[keep], before[sets.offsets])
 
 
-def window_minima(words: Sequence[str], ngram: int) -> Shingles:
-    """The fingerprint of every run of ``ngram`` words; its place is that of the run in
+def window_minima(word_texts: Sequence[str], ngram: int) -> Shingles:
+    """Fingerprints every run of ``ngram`` words, at the run's position in
     `posttrain.data.duplicates.shingles.ngram_sequences`.
 
     Args:
-        words: texts made by `posttrain.data.records.identity.plain_words`; one of fewer words is one run.
+        word_texts: texts made by `posttrain.data.records.identity.plain_words`; one of fewer words is one run.
     """
     window = min(_WINDOW, ngram)
-    shorter = ngram_sequences(words, ngram - window + 1, "word")
+    shorter = ngram_sequences(word_texts, ngram - window + 1, "word")
     least = shorter.values.copy()
     for further in range(1, window):
         np.minimum(least[:-further], shorter.values[further:], out=least[:-further])
@@ -197,11 +205,11 @@ def window_minima(words: Sequence[str], ngram: int) -> Shingles:
     return Shingles(least[places], offsets)
 
 
-def fingerprints(words: Sequence[str], ngram: int) -> Shingles:
-    """The fingerprints of every text in the order of the text; neighbours differ. Arguments as in `window_minima`."""
-    every = window_minima(words, ngram)
-    new = np.ones(len(every.values), dtype=bool)
-    np.not_equal(every.values[1:], every.values[:-1], out=new[1:])
-    new[every.offsets[:-1]] = True
+def fingerprints(word_texts: Sequence[str], ngram: int) -> Shingles:
+    """Fingerprints every text in text order, without equal neighbours. Arguments as in `window_minima`."""
+    minima = window_minima(word_texts, ngram)
+    new = np.ones(len(minima.values), dtype=bool)
+    np.not_equal(minima.values[1:], minima.values[:-1], out=new[1:])
+    new[minima.offsets[:-1]] = True
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(new)])
-    return Shingles(every.values[new], before[every.offsets])
+    return Shingles(minima.values[new], before[minima.offsets])

@@ -1,4 +1,4 @@
-"""Clusters of vectors by their cosine."""
+"""Clusters vectors by cosine similarity."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ _PASSES = 10
 
 
 def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100_000, seed: int = 0) -> Indices:
-    """Cluster of every row, int64 [N], named by the smallest row in it.
+    """Clusters rows: int64 [N], each cluster named by its smallest row.
 
-    Rows whose cosine, in float64, is at least ``threshold`` are joined; a cluster is what hangs together. A row of
-    zeros is like nothing.
+    Rows whose cosine, in float64, is at least ``threshold`` are joined; clusters are the connected components. A row of
+    zeros is similar to nothing.
 
     Args:
         embeddings: [N, D] of any length.
-        exact_rows: most different rows of which all pairs are compared; of more, those that share one of their two
-            nearest cells.
+        exact_rows: largest number of distinct rows of which all pairs are compared; of more rows only those that share
+            one of their two nearest cells.
         seed: draws the first centres of the cells.
     """
     cluster = np.arange(len(embeddings), dtype=np.int64)
@@ -41,6 +41,7 @@ def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100
     for i, j in _candidate_pairs(embeddings, rows, threshold - _ROUNDING, exact_rows, seed):
         apart = cluster[i] != cluster[j]
         i, j = i[apart], j[apart]
+        # Blocks are filtered in float32 with a margin; only float64 decides, so that the block size changes nothing.
         alike = cosines(embeddings, i, j) >= threshold
         union(cluster, i[alike], j[alike])
     return cluster
@@ -48,17 +49,17 @@ def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100
 
 def cosines(embeddings: Vectors, i: Indices, j: Indices) -> npt.NDArray[np.float64]:
     """Cosine of the rows ``i[p]`` and ``j[p]``, none of zeros: float64 [P]."""
-    found = np.empty(len(i))
+    result = np.empty(len(i))
     for start in range(0, len(i), _PAIRS_A_CHUNK):
         chunk = slice(start, start + _PAIRS_A_CHUNK)
         a, b = embeddings[i[chunk]].astype(np.float64), embeddings[j[chunk]].astype(np.float64)
         lengths = np.einsum("pd,pd->p", a, a) * np.einsum("pd,pd->p", b, b)
-        found[chunk] = np.einsum("pd,pd->p", a, b) / np.sqrt(lengths)
-    return found
+        result[chunk] = np.einsum("pd,pd->p", a, b) / np.sqrt(lengths)
+    return result
 
 
 def _distinct_rows(embeddings: Vectors, cluster: Indices) -> Indices:
-    """The rows that differ, in order; equal ones are joined, and those of zeros left out."""
+    """Distinct rows, in order; joins equal ones and skips rows of zeros."""
     first: dict[bytes, int] = {}
     real = np.flatnonzero([row.any() for row in embeddings])
     same = [
@@ -72,10 +73,11 @@ def _distinct_rows(embeddings: Vectors, cluster: Indices) -> Indices:
 def _candidate_pairs(
     embeddings: Vectors, rows: Indices, least: float, exact_rows: int, seed: int
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Pairs of ``rows`` with a product of at least ``least``, block by block."""
+    """Yields pairs of ``rows`` with a product of at least ``least``, block by block."""
     if len(rows) <= exact_rows:
         yield from _pairs(embeddings, rows, least)
         return
+    # Two cells a row: neighbours across a border share at least one.
     cells = _nearest_centres(embeddings, rows, _centres(embeddings, rows, seed), 2)
     order = np.argsort(cells.reshape(-1), kind="stable")
     borders = np.flatnonzero(np.diff(cells.reshape(-1)[order])) + 1
@@ -101,10 +103,12 @@ def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Floats:
     """Centres [K, D] of spherical k-means (Dhillon and Modha, Machine Learning, 2001) on a sample."""
     count = max(2, len(rows) // _ROWS_A_CELL)
     draw = np.random.default_rng(seed)
+    # A sorted sample reads the embeddings in order.
     sample = np.sort(draw.choice(rows, min(len(rows), count * _SAMPLE_A_CELL), replace=False))
     centres = _unit_vectors(embeddings[np.sort(draw.choice(sample, count, replace=False))])
     for _ in range(_PASSES):
         cell = _nearest_centres(embeddings, sample, centres, 1)[:, 0]
+        # Sums of many float32 vectors lose digits.
         sums = np.zeros(centres.shape, dtype=np.float64)
         np.add.at(sums, cell, _unit_vectors(embeddings[sample]))
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)
@@ -115,9 +119,9 @@ def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Floats:
 
 def _nearest_centres(embeddings: Vectors, rows: Indices, centres: Floats, count: int) -> Indices:
     """The ``count`` centres with the largest cosine to each row, int64 [N, count]."""
-    found = np.empty((len(rows), count), dtype=np.int64)
+    result = np.empty((len(rows), count), dtype=np.int64)
     size = max(1, _PRODUCTS_A_BLOCK // len(centres))
     for start in range(0, len(rows), size):
         products = _unit_vectors(embeddings[rows[start : start + size]]) @ centres.T
-        found[start : start + size] = np.argpartition(-products, count - 1, axis=1)[:, :count]
-    return found
+        result[start : start + size] = np.argpartition(-products, count - 1, axis=1)[:, :count]
+    return result

@@ -1,13 +1,14 @@
-"""All pairs at or above a Jaccard similarity among thousands of texts that differ little from each other.
+"""Compares all pairs of dense buckets: of texts so alike that comparing candidates one by one would cost more.
 
-A symmetric difference stays what it is when both its sets are first compared with a third: for any set C,
+For a symmetric difference it makes no difference if both sets are first compared with a third: for any set C,
 ``A ^ B = (A ^ C) ^ (B ^ C)``. With the n-grams that most texts hold for C, the differences ``a = A ^ C`` are small,
-and ``|A ^ B| = |a| + |b| - 2 |a & b|`` says how alike A and B are. The ``|a & b|`` of all pairs are a matrix product,
-here of dense matrices for the n-grams that many differences hold, and of sparse ones for the others; those that only
-one difference holds take no part. The numbers are whole and exact in float32 unless both differences have 2^24 members.
+and ``|A ^ B| = |a| + |b| - 2 |a & b|`` gives the similarity of A and B. The ``|a & b|`` of all pairs are a matrix
+product, of dense matrices for the n-grams that many differences hold, and of sparse ones for the others; those that
+only one difference holds take no part. The numbers are whole and exact in float32 unless both differences have 2^24
+members.
 
-The work is quadratic: some nanoseconds a pair where what sets two texts apart is in few others, and up to half a
-nanosecond for each n-gram in which they differ where it is in many. The memory does not grow with the number of texts.
+The work is quadratic: a few nanoseconds a pair if few others share what sets two texts apart, and up to half a
+nanosecond for each n-gram in which they differ if many do. The memory does not grow with the number of texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,6 @@ _MOST_CELLS = 1 << 25
 
 _SHRINK_BELOW = 0.75
 
-RowIndices = npt.NDArray[np.int64]
 
 _PAIRS_OF_DENSE_BUCKET = 8_192
 
@@ -55,7 +55,7 @@ _PAIRS_A_ROW = 1_000  # to read a text takes as long as to compare so many pairs
 
 
 class _Differences(NamedTuple):
-    """What sets R texts apart from a core.
+    """Holds the differences of R sets from a core.
 
     Attributes:
         owners: int32 [M], the text each member belongs to.
@@ -71,7 +71,7 @@ class _Differences(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """R differences as rows of two matrices whose columns are n-grams that two rows or more hold."""
+    """Holds R differences as rows of two matrices, whose columns are n-grams that at least two rows hold."""
 
     dense: Floats
     sparse: Any
@@ -84,6 +84,7 @@ class _Frame(NamedTuple):
 
         owners, members, counts, sizes = differences
         bins = (members >> np.uint64(64 - min(_MOST_BITS, len(members).bit_length() + 3))).astype(np.int64)
+        # Counting hashes by leading bits drops most n-grams that only one difference holds, before the costly sort.
         often = np.bincount(bins)[bins] > 1 if len(bins) else np.zeros(0, dtype=bool)
         owners, members = owners[often], members[often]
         del bins, often  # as large as all else
@@ -98,6 +99,7 @@ class _Frame(NamedTuple):
         ones = np.ones(len(owners), dtype=np.float32)
         columns = csr_array((ones, owners, np.append(starts, len(owners))), shape=shape)
         common = np.argsort(-held, kind="stable")[: _MOST_CELLS // max(1, len(sizes))]
+        # Frequent n-grams go into the dense product, which is faster there than the sparse one.
         common = common[held[common] > _DENSE * len(sizes)]
         rare = held > 1
         rare[common] = False
@@ -106,7 +108,7 @@ class _Frame(NamedTuple):
 
 
 class _Partners(NamedTuple):
-    """The rows of a frame that others are compared with."""
+    """Holds the rows of a frame that others are compared with."""
 
     rows: Indices
     dense: Floats
@@ -121,15 +123,16 @@ class _Partners(NamedTuple):
 def all_pairs(
     rows: Indices, new: npt.NDArray[np.bool_], cluster: Indices, texts: Fetch, threshold: float, ngram: int, over: Map
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Blocks of pairs at or above the threshold, each at least once, as two arrays of rows.
+    """Yields blocks of pairs at or above the threshold, each at least once, as two arrays of rows.
 
     Args:
         rows: int64 [R], distinct.
         new: bool [R]; one of each pair is new.
-        cluster: int64 [N], by row, and read again before every block; pairs within one cluster may be left out.
-        texts: gives the texts of rows.
-        over: ``map`` or what does the same with several processes.
+        cluster: int64 [N], by row, and read again before every block; pairs within one cluster may be skipped.
+        texts: returns the texts of rows.
+        over: ``map``, or a parallel equivalent.
     """
+    # Earlier comparisons may have joined all rows by now.
     if len(np.unique(cluster[rows])) < 2:
         return
     sample = rows[np.unique(np.linspace(0, len(rows) - 1, _TEXTS_A_SAMPLE).astype(np.int64))]
@@ -137,7 +140,7 @@ def all_pairs(
     read = partial(_read_differences, texts=texts, core=core, ngram=ngram, over=over)
     usual = max(1, int(read(sample).counts.mean()))
     height = min(_MOST_ROWS, max(_ROWS_A_BLOCK, _MOST_MEMBERS // usual))
-    height = -(-len(rows) // -(-len(rows) // height))  # parts of one size
+    height = -(-len(rows) // -(-len(rows) // height))  # blocks of equal size
     rows, fresh = np.concatenate([rows[new], rows[~new]]), int(new.sum())
     for top in range(0, fresh, height):
         left = rows[top : top + height]
@@ -164,16 +167,17 @@ def _pairs(
     rows: Indices,
     threshold: float,
 ) -> Iterator[tuple[Indices, Indices]]:
-    """Pairs of an origin and a partner, as places in ``rows``; what has been compared is nobody's partner any more."""
+    """Yields pairs of an origin and a partner, as indices of ``rows``; compared rows stop being partners."""
     # A pair is alike when |a| + |b| - 2 shared <= share * (|A| + |B|), that is when shared >= bar[a] + bar[b].
     share = (1 - threshold) / (1 + threshold)
     bar = (frame.counts - share * frame.sizes) / 2
+    # The float32 bar may round; candidates within the slack are decided in exact integers below.
     slack = 0.5 + 1e-6 * np.abs(bar).max()  # what passes is judged again without rounding
     bar = bar.astype(np.float32)
     partners = _Partners.of(frame, np.flatnonzero(partner))
     while True:
-        _, place = np.unique(cluster[rows], return_inverse=True)
-        own = np.bincount(place[partner], minlength=len(place))[place]
+        _, label = np.unique(cluster[rows], return_inverse=True)
+        own = np.bincount(label[partner], minlength=len(label))[label]
         open_ = np.flatnonzero(origin & (own < partner.sum()))
         if not len(open_):
             return
@@ -183,7 +187,7 @@ def _pairs(
         alike = shared >= (bar[block] - np.float32(slack))[:, None] + bar[partners.rows]
         at = np.flatnonzero(alike)
         i, j, both = block[at // len(partners.rows)], partners.rows[at % len(partners.rows)], shared.ravel()[at]
-        apart = place[i] != place[j]
+        apart = label[i] != label[j]
         i, j, both = i[apart], j[apart], both[apart]
         total = frame.sizes[i] + frame.sizes[j]
         differ = frame.counts[i] + frame.counts[j] - 2 * both.astype(np.int64)
@@ -196,7 +200,7 @@ def _pairs(
 
 
 def _shared_members(frame: _Frame, block: Indices, partners: _Partners) -> Floats:
-    """Members that the differences of a block and of its partners share, [B, P]."""
+    """Counts the members that the differences of a block and of its partners share, [B, P]."""
     shared: Floats = frame.dense[block] @ partners.dense
     if frame.sparse.nnz:
         shared += (frame.sparse[block] @ partners.sparse).toarray()
@@ -211,16 +215,16 @@ def _core(texts: Sequence[str], ngram: int) -> Hashes:
 
 
 def _read_differences(rows: Indices, texts: Fetch, core: Hashes, ngram: int, over: Map) -> _Differences:
-    """Differences of the rows' texts; few texts are held at a time."""
-    found = []
+    """Reads the rows' texts a few at a time, and computes their differences."""
+    differences = []
     for start in range(0, len(rows), _TEXTS_A_FETCH):
         held = texts(rows[start : start + _TEXTS_A_FETCH])
-        found += list(over(partial(_differences, core=core, ngram=ngram), _items(held, len(core))))
-    return _concatenate(found)
+        differences += list(over(partial(_differences, core=core, ngram=ngram), _items(held, len(core))))
+    return _concatenate(differences)
 
 
 def _concatenate(parts: Sequence[_Differences]) -> _Differences:
-    """One part behind the other."""
+    """Concatenates differences."""
     starts = offsets_of(np.array([len(part.sizes) for part in parts], dtype=np.int64)).tolist()
     return _Differences(
         np.concatenate([part.owners + start for part, start in zip(parts, starts[:-1], strict=True)]),
@@ -231,7 +235,7 @@ def _concatenate(parts: Sequence[_Differences]) -> _Differences:
 
 
 def _items(texts: Sequence[str], core: int) -> list[Sequence[str]]:
-    """Texts in pieces for one process each, none of which takes much memory."""
+    """Cuts texts into work items for one process each, none of which takes much memory."""
     work = np.cumsum([max(len(text), core) for text in texts]) // _CHARACTERS_AN_ITEM
     borders = [0, *(np.flatnonzero(np.diff(work)) + 1).tolist(), len(texts)]
     return [texts[begin:end] for begin, end in pairwise(borders)]
@@ -241,12 +245,12 @@ def _differences(texts: Sequence[str], core: Hashes, ngram: int) -> _Differences
     sets = ngram_sets(texts, ngram)
     sizes = sets.sizes
     owners = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    place = np.searchsorted(core, sets.values)
+    position = np.searchsorted(core, sets.values)
     inside = np.zeros(len(owners), dtype=bool)
     if len(core):
-        inside = core[np.minimum(place, len(core) - 1)] == sets.values
+        inside = core[np.minimum(position, len(core) - 1)] == sets.values
     lacks = np.ones((len(sizes), len(core)), dtype=bool)
-    lacks[owners[inside], place[inside]] = False
+    lacks[owners[inside], position[inside]] = False
     lacking, missing = np.nonzero(lacks)
     owners = np.concatenate([owners[~inside], lacking.astype(np.int32)])
     members = np.concatenate([sets.values[~inside], core[missing]])
@@ -254,61 +258,62 @@ def _differences(texts: Sequence[str], core: Hashes, ngram: int) -> _Differences
 
 
 class DenseBuckets(NamedTuple):
-    """Sets of rows all of whose pairs are compared.
+    """Groups rows all of whose pairs are compared.
 
     Attributes:
-        rows: the rows of each crowd, int64.
-        names: int32 [N] each, the crowd of every row or -1; a row is in one crowd of each array at most.
+        rows: the rows of each group, int64.
+        names: int32 [N] each, the group of every row or -1; a row is in one group of each array at most.
     """
 
-    rows: Sequence[RowIndices]
+    rows: Sequence[Indices]
     names: Sequence[npt.NDArray[np.int32]]
 
     @classmethod
     def of(
-        cls, bands: Sequence[npt.NDArray[np.uint64]], buckets: Sequence[RowIndices], cluster: RowIndices, old: int
+        cls, bands: Sequence[npt.NDArray[np.uint64]], buckets: Sequence[Indices], cluster: Indices, old: int
     ) -> Self:
-        """Crowded buckets; those that share rows are one crowd where that is less work.
+        """Finds dense buckets, and joins those that share rows if that is less work.
 
         Args:
             bands: uint64 [N] each, the key of every row.
             buckets: for each band rows, those with one key one behind the other.
             old: pairs of rows before this one are not to be compared.
         """
-        found = [_dense(keys, members, cluster, old) for keys, members in zip(bands, buckets, strict=True)]
-        if not any(len(members) for members, _ in found):
+        dense = [_dense(keys, members, cluster, old) for keys, members in zip(bands, buckets, strict=True)]
+        if not any(len(members) for members, _ in dense):
             return cls([], [])
         root = np.arange(len(cluster))
-        for members, starts in found:
+        for members, starts in dense:
             union(root, members, np.repeat(members[starts], np.diff(starts, append=len(members))))
-        everyone = np.unique(np.concatenate([members for members, _ in found]))
-        whole = _pair_cost(root[everyone], everyone, cluster, old)
-        parted = np.zeros(len(cluster))
-        for members, starts in found:
+        everyone = np.unique(np.concatenate([members for members, _ in dense]))
+        # Joining buckets reads each text once, but compares pairs that share no bucket.
+        cost_joined = _pair_cost(root[everyone], everyone, cluster, old)
+        cost_apart = np.zeros(len(cluster))
+        for members, starts in dense:
             label = np.repeat(members[starts], np.diff(starts, append=len(members)))
-            parted += np.bincount(root, weights=_pair_cost(label, members, cluster, old), minlength=len(cluster))
-        together = whole <= parted
-        crowds: list[RowIndices] = []
+            cost_apart += np.bincount(root, weights=_pair_cost(label, members, cluster, old), minlength=len(cluster))
+        joined_label_wins = cost_joined <= cost_apart
+        groups: list[Indices] = []
         names = []
-        joined = everyone[together[root[everyone]]]
+        joined = everyone[joined_label_wins[root[everyone]]]
         joined = joined[np.argsort(root[joined], kind="stable")]
-        names.append(_name_buckets(crowds, joined, root[joined], len(cluster)))
-        for members, starts in found:
+        names.append(_name_buckets(groups, joined, root[joined], len(cluster)))
+        for members, starts in dense:
             label = np.repeat(members[starts], np.diff(starts, append=len(members)))
-            alone = ~together[root[members]]
-            if alone.any():
-                names.append(_name_buckets(crowds, members[alone], label[alone], len(cluster)))
-        return cls(crowds, names)
+            separate = ~joined_label_wins[root[members]]
+            if separate.any():
+                names.append(_name_buckets(groups, members[separate], label[separate], len(cluster)))
+        return cls(groups, names)
 
-    def hold(self, i: RowIndices, j: RowIndices) -> npt.NDArray[np.bool_]:
-        """Whether the rows ``i[p]`` and ``j[p]`` are in one crowd."""
+    def hold(self, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
+        """True where the rows ``i[p]`` and ``j[p]`` are in one group."""
         held = np.zeros(len(i), dtype=bool)
         for names in self.names:
             held |= (names[i] == names[j]) & (names[i] >= 0)
         return held
 
-    def outside(self, keys: npt.NDArray[np.uint64], members: RowIndices) -> RowIndices:
-        """The members of the buckets that are not whole in one crowd."""
+    def outside(self, keys: npt.NDArray[np.uint64], members: Indices) -> Indices:
+        """Members of the buckets that do not lie in one group as a whole."""
         if not self.names or not len(members):
             return members
         starts, sizes = equal_runs(keys[members])
@@ -316,12 +321,12 @@ class DenseBuckets(NamedTuple):
         for names in self.names:
             lowest, highest = (reduce.reduceat(names[members], starts) for reduce in (np.minimum, np.maximum))
             inside |= (lowest == highest) & (lowest >= 0)
-        left: RowIndices = members[~np.repeat(inside, sizes)]
+        left: Indices = members[~np.repeat(inside, sizes)]
         return left
 
 
-def equal_runs(*columns: npt.NDArray[Any]) -> tuple[RowIndices, RowIndices]:
-    """Where runs of equal values begin, and how long they are."""
+def equal_runs(*columns: npt.NDArray[Any]) -> tuple[Indices, Indices]:
+    """Starts and lengths of runs of equal values."""
     count = len(columns[0])
     new = np.zeros(count, dtype=bool)
     new[:1] = True
@@ -331,10 +336,8 @@ def equal_runs(*columns: npt.NDArray[Any]) -> tuple[RowIndices, RowIndices]:
     return starts, np.diff(starts, append=count)
 
 
-def _dense(
-    keys: npt.NDArray[np.uint64], members: RowIndices, cluster: RowIndices, old: int
-) -> tuple[RowIndices, RowIndices]:
-    """Members of the crowded buckets of a band, and where these begin."""
+def _dense(keys: npt.NDArray[np.uint64], members: Indices, cluster: Indices, old: int) -> tuple[Indices, Indices]:
+    """Members of a band's dense buckets, and where these begin."""
     _, sizes = equal_runs(keys[members])
     members = members[np.repeat(sizes * (sizes - 1) // 2 >= _PAIRS_OF_DENSE_BUCKET, sizes)]
     starts, sizes = equal_runs(keys[members])
@@ -343,33 +346,33 @@ def _dense(
     return members, equal_runs(keys[members])[0]
 
 
-def _pair_cost(label: RowIndices, rows: RowIndices, cluster: RowIndices, old: int) -> npt.NDArray[np.float64]:
-    """The work that groups of rows are, by label, in pairs: float64 [N]."""
+def _pair_cost(label: Indices, rows: Indices, cluster: Indices, old: int) -> npt.NDArray[np.float64]:
+    """Cost of comparing groups of rows, by label, in units of one pair: float64 [N]."""
     work = np.zeros(len(cluster))
     width = label.max(initial=-1) + 1
     work[:width] = np.bincount(label) * _PAIRS_A_ROW + _pairs_across_clusters(label, rows, cluster, old)
     return work
 
 
-def _pairs_across_clusters(label: RowIndices, rows: RowIndices, cluster: RowIndices, old: int) -> RowIndices:
-    """How many pairs the rows of each label make that lie in two clusters and are not both old."""
+def _pairs_across_clusters(label: Indices, rows: Indices, cluster: Indices, old: int) -> Indices:
+    """Counts the pairs of each label's rows that lie in two clusters and are not both old."""
 
-    def pairs(group: RowIndices) -> RowIndices:
+    def pairs(group: Indices) -> Indices:
         every, before = np.bincount(group), np.bincount(group[rows < old], minlength=group.max(initial=-1) + 1)
         return np.asarray((every * (every - 1) - before * (before - 1)) // 2, dtype=np.int64)
 
     both = label * len(cluster) + cluster[rows]
-    names, place = np.unique(both, return_inverse=True)
+    names, position = np.unique(both, return_inverse=True)
     within = np.zeros(label.max(initial=-1) + 1, dtype=np.int64)
-    np.add.at(within, names // len(cluster), pairs(place))
+    np.add.at(within, names // len(cluster), pairs(position))
     return pairs(label) - within
 
 
-def _name_buckets(crowds: list[RowIndices], rows: RowIndices, label: RowIndices, count: int) -> npt.NDArray[np.int32]:
-    """Adds the rows of each label, which stand together, to the crowds, and says of every row in which it is."""
+def _name_buckets(groups: list[Indices], rows: Indices, label: Indices, count: int) -> npt.NDArray[np.int32]:
+    """Adds the rows of each label, which stand together, to the groups, and says of every row in which it is."""
     names = np.full(count, -1, dtype=np.int32)
     starts, sizes = equal_runs(label)
-    names[rows] = np.repeat(np.arange(len(crowds), len(crowds) + len(starts)), sizes)
+    names[rows] = np.repeat(np.arange(len(groups), len(groups) + len(starts)), sizes)
     if len(starts):
-        crowds += np.split(rows, starts[1:])
+        groups += np.split(rows, starts[1:])
     return names

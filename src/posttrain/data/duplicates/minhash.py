@@ -1,4 +1,4 @@
-"""Sketches of texts that agree where the texts are alike: MinHash signatures cut into bands.
+"""Sketches texts so that similar texts agree: MinHash signatures cut into bands.
 
 Of two sets with Jaccard similarity s a minimum under a random permutation is the same with probability s (Broder,
 "On the resemblance and containment of documents", 1997). With b bands of r minima each, the two agree in a whole
@@ -29,7 +29,7 @@ _SETS_A_PIECE = 256
 
 
 class Banding(NamedTuple):
-    """``bands`` bands of ``rows`` minima each."""
+    """Divides a signature into ``bands`` bands of ``rows`` minima each."""
 
     bands: int
     rows: int
@@ -37,11 +37,11 @@ class Banding(NamedTuple):
 
 @lru_cache
 def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
-    """The banding that proposes the fewest pairs below the threshold of those that miss 0.1 % of the pairs at it.
+    """Finds the banding that proposes the fewest pairs below the threshold, of those that miss 0.1 % of pairs at it.
 
     The number of rows is that with the smallest ``integral from 0 to threshold of 1 - (1 - s^r)^b ds``; the number
     of bands follows from it: the fewest with ``(1 - threshold^r)^b`` at most 0.00095. The rest, up to 0.001, is
-    what :func:`required_matching_bits` may miss.
+    the share that :func:`required_matching_bits` may miss.
 
     Args:
         permutations: bands times rows is at most this, unless one row a band needs more.
@@ -52,15 +52,16 @@ def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold must lie in (0, 1], not {threshold}")
     similarity = np.linspace(0, threshold, 201)
-    found, least = Banding(1, 1), math.inf
+    best, smallest_area = Banding(1, 1), math.inf
     for rows in range(1, permutations + 1):
         bands = _bands_needed(threshold, rows)
+        # At least one row a band is allowed, however many bands a low threshold needs.
         if rows > 1 and bands * rows > permutations:
             break  # more rows take more bands too
         area = float(np.mean(1 - (1 - similarity**rows) ** bands))
-        if area < least:
-            found, least = Banding(bands, rows), area
-    return found
+        if area < smallest_area:
+            best, smallest_area = Banding(bands, rows), area
+    return best
 
 
 def _bands_needed(threshold: float, rows: int) -> int:
@@ -69,7 +70,7 @@ def _bands_needed(threshold: float, rows: int) -> int:
 
 
 def required_matching_bits(threshold: float, bits: int = _BITS) -> int:
-    """In how many of ``bits`` bits a pair at the threshold agrees, except for 0.005 % of such pairs.
+    """Number of ``bits`` bits in which a pair at the threshold agrees, except for 0.005 % of such pairs.
 
     The greatest k with ``P(Binomial(bits, (1 + threshold) / 2) < k)`` at most that.
     """
@@ -85,7 +86,7 @@ def required_matching_bits(threshold: float, bits: int = _BITS) -> int:
 def minhash_sketch(
     texts: Sequence[str], threshold: float = 0.8, ngram: int = 5, seed: int = 0, permutations: int = PERMUTATIONS
 ) -> pa.Table:
-    """One row a text, all columns uint64: ``grams``, ``bits`` and ``band_0``, ``band_1`` ...
+    """Sketches each text in one row; all columns are uint64: ``grams``, ``bits`` and ``band_0``, ``band_1`` ...
 
     Two texts share ``grams`` exactly when they have the same n-grams equally often; ``bits`` are the lowest bits
     of the first 64 minima; a band is a hash of its minima. A text's sketch depends on nothing but the text.
@@ -108,23 +109,26 @@ def minhash_sketch(
 def cached_minhash_sketch(
     texts: tuple[str, ...], threshold: float, ngram: int, seed: int, permutations: int
 ) -> pa.Table:
-    """As `sketch`; steps that follow each other ask for the same, of which the last is remembered."""
+    """Caches the last `minhash_sketch`, as steps that follow each other need the same one."""
     return minhash_sketch(texts, threshold, ngram, seed, permutations)
 
 
 def _sketch_piece(shingles: Shingles, shape: Banding, seed: int) -> npt.NDArray[np.uint64]:
     minima = signatures(shingles, shape.bands * shape.rows, seed)
+    # A sum does not depend on order, so texts with the same n-grams have the same value.
     grams = np.add.reduceat(shingles.values, shingles.offsets[:-1])
     lowest = np.zeros((len(minima), _BITS), dtype=np.uint8)
+    # With fewer than 64 minima the missing bits are 0 in every sketch, and so agree.
     lowest[:, : minima.shape[1]] = minima[:, :_BITS] & 1
     bits = np.packbits(lowest, axis=1).view(np.uint64)
+    # Odd weights are invertible modulo 2^64, so no minimum of a band is lost in its hash.
     weights = splitmix64(np.arange(1, shape.rows + 1, dtype=np.uint64)) | np.uint64(1)
     bands = splitmix64(minima.astype(np.uint64).reshape(len(minima), shape.bands, shape.rows) @ weights)
     return np.column_stack([grams, bits, bands])
 
 
 def signatures(shingles: Shingles, permutations: int, seed: int) -> npt.NDArray[np.uint32]:
-    """The minimum of every set under each permutation, uint32 [N, permutations]."""
+    """Minimum of every set under each permutation, uint32 [N, permutations]."""
     from rensa import RMinHash
 
     count, pack = len(shingles.offsets) - 1, Struct(f"{permutations}I").pack
@@ -133,9 +137,9 @@ def signatures(shingles: Shingles, permutations: int, seed: int) -> npt.NDArray[
     for start in range(0, count, _SETS_A_PIECE):
         offsets = shingles.offsets[start : start + _SETS_A_PIECE + 1]
         values = shingles.values[offsets[0] : offsets[-1]]
-        found = RMinHash.digest_matrix_from_flat_token_hashes(
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(
             values, (offsets - offsets[0]).astype(np.uint64), permutations, seed
         )
-        packed = b"".join([pack(*row) for row in found.to_rows()])
+        packed = b"".join([pack(*row) for row in matrix.to_rows()])
         minima[start : start + _SETS_A_PIECE] = np.frombuffer(packed, np.uint32).reshape(-1, permutations)
     return minima

@@ -34,11 +34,11 @@ log = logging.getLogger("posttrain")
 def near_duplicates(
     texts: Sequence[str], threshold: float = 0.8, ngram: int = 5, seed: int = 0
 ) -> npt.NDArray[np.int64]:
-    """Cluster of every text, int64 [N], named by the smallest index in it.
+    """Clusters near-duplicate texts: int64 [N], each cluster named by the smallest index in it.
 
     Texts are case-folded, their whitespace is folded, and each becomes its set of ``ngram``-character runs:
     characters rather than words, because a message of ten words has too few word runs to survive one typo.
-    Pairs whose Jaccard similarity is at least ``threshold`` are joined; a cluster is what hangs together.
+    Pairs whose Jaccard similarity is at least ``threshold`` are joined; clusters are the connected components.
     Pairs are found by MinHash (`posttrain.data.duplicates.minhash`), which misses one in a thousand of those that are
     just at
     the threshold and fewer above it, and are verified exactly.
@@ -72,7 +72,7 @@ class _Pairs(NamedTuple):
 
 
 class _CompareItem(NamedTuple):
-    """Work for one process: pairs among a few texts."""
+    """Describes the work of one process: pairs among a few texts."""
 
     texts: Sequence[str]
     i: Indices
@@ -88,15 +88,15 @@ def cluster_near_duplicates(
     known: Indices | None = None,
     over: Map = map,
 ) -> Indices:
-    """Cluster of every row, int64 [N], named by the smallest row in it.
+    """Clusters N rows by near duplicates: int64 [N], each cluster named by its smallest row.
 
     Args:
         sketches: N rows made by `posttrain.data.duplicates.minhash.minhash_sketch` with this threshold and ngram.
-        texts: gives the texts of rows.
+        texts: returns the texts of rows.
         alive: bool [N]; other rows are clusters of their own. None: all.
-        known: int64 [K], what this function returned for the first K rows with the same settings. Only pairs with
-            a later row are looked for, and the result is that of a search from scratch.
-        over: ``map`` or what does the same with several processes.
+        known: int64 [K], the result of this function for the first K rows with the same settings. Only pairs with a
+            later row are compared, and the result equals that of a search from scratch.
+        over: ``map``, or a parallel equivalent.
     """
     names = [name for name in sketches.column_names if name.startswith("band_")]
     old = 0 if known is None else len(known)
@@ -106,23 +106,25 @@ def cluster_near_duplicates(
     rows = np.arange(len(cluster)) if alive is None else np.flatnonzero(alive)
     _, first, inverse = np.unique(_column(sketches, "grams")[rows], return_index=True, return_inverse=True)
     union(cluster, rows, rows[first][inverse])
+    # Equal n-gram sets need no comparison: one row stands for all of them.
     distinct = np.sort(rows[first])
     bands = [_column(sketches, name) for name in names]
     search = _Search(bands, _column(sketches, "bits"), required_matching_bits(threshold), old)
     buckets = [_buckets(keys, distinct, old) for keys in bands]
     compare = partial(_similarities, texts=texts, ngram=ngram, over=over)
     failed = _join_verified(search.stars(buckets, cluster), cluster, compare, threshold, search)
+    # Pairs that failed once are not compared again in later buckets.
     seen = np.sort(failed.i * len(cluster) + failed.j)
-    crowds = DenseBuckets.of(bands, buckets, cluster, old)
-    for crowd in crowds.rows:
-        if len(crowd) >= _ROWS_TO_WARN:
-            log.warning("%d texts are almost alike: comparing all of them takes a while", len(crowd))
-        for i, j in all_pairs(crowd, crowd >= old, cluster, texts, threshold, ngram, over):
+    dense = DenseBuckets.of(bands, buckets, cluster, old)
+    for rows_of_bucket in dense.rows:
+        if len(rows_of_bucket) >= _ROWS_TO_WARN:
+            log.warning("%d texts are almost alike; comparing all of them takes a while", len(rows_of_bucket))
+        for i, j in all_pairs(rows_of_bucket, rows_of_bucket >= old, cluster, texts, threshold, ngram, over):
             candidate = search.candidate(i, j)
             union(cluster, i[candidate], j[candidate])
-    buckets = [crowds.outside(keys, members) for keys, members in zip(bands, buckets, strict=True)]
+    buckets = [dense.outside(keys, members) for keys, members in zip(bands, buckets, strict=True)]
     for pairs in search.across(buckets, cluster):
-        fresh = ~(np.isin(pairs.i * len(cluster) + pairs.j, seen) | crowds.hold(*pairs))
+        fresh = ~(np.isin(pairs.i * len(cluster) + pairs.j, seen) | dense.hold(*pairs))
         _join_verified(_Pairs(pairs.i[fresh], pairs.j[fresh]), cluster, compare, threshold, search)
     return cluster
 
@@ -137,7 +139,7 @@ def similarities(texts: Fetch, i: Indices, j: Indices, ngram: int = 5, over: Map
 
 
 class _Search(NamedTuple):
-    """The candidates among rows, at least one of each pair at or behind ``old``."""
+    """Lists candidate pairs, of which at least one row is at or behind ``old``."""
 
     bands: Sequence[npt.NDArray[np.uint64]]
     bits: npt.NDArray[np.uint64]
@@ -145,7 +147,7 @@ class _Search(NamedTuple):
     old: int
 
     def candidate(self, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
-        """Whether pairs agree in a band and in enough bits."""
+        """True for pairs that agree in a band and in enough bits."""
         good = np.zeros(len(i), dtype=bool)
         for keys in self.bands:
             good |= keys[i] == keys[j]
@@ -153,7 +155,7 @@ class _Search(NamedTuple):
         return good
 
     def possible(self, band: int, cluster: Indices, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
-        """Whether pairs that agree in a band are in two clusters, agree in enough bits, and in no band before."""
+        """True for pairs of a band's bucket in two clusters that agree in enough bits, and in no earlier band."""
         good: npt.NDArray[np.bool_] = cluster[i] != cluster[j]
         good[good] = np.bitwise_count(~(self.bits[i[good]] ^ self.bits[j[good]])) >= self.needed
         for keys in self.bands[:band]:
@@ -161,32 +163,33 @@ class _Search(NamedTuple):
         return good
 
     def stars(self, buckets: Sequence[Indices], cluster: Indices) -> _Pairs:
-        """The pairs with the smallest row of each bucket, less those that join nothing if all others hold."""
+        """Pairs each bucket's rows with its smallest row, without pairs that join nothing if all others hold."""
         hoped = cluster.copy()
-        found = []
+        pairs = []
         for band, members in enumerate(buckets):
             if not len(members):
                 continue
             starts, sizes = equal_runs(self.bands[band][members])
             # Rows in a bucket are in order.
             i, j = np.repeat(members[starts], sizes), members
+            # Pairs of two old rows were compared when the set was smaller.
             late = (i != j) & (j >= self.old)
             i, j = i[late], j[late]
             good = self.possible(band, hoped, i, j)
-            found.append(_Pairs(i[good], j[good]))
-            union(hoped, *found[-1])
-        return _concatenate_pairs(found)
+            pairs.append(_Pairs(i[good], j[good]))
+            union(hoped, *pairs[-1])
+        return _concatenate_pairs(pairs)
 
     def across(self, buckets: Sequence[Indices], cluster: Indices) -> Iterator[_Pairs]:
-        """All pairs from two different clusters, as these are when a list is asked for."""
-        found: list[_Pairs] = []
+        """Yields all pairs from two different clusters, as these are when a block is requested."""
+        blocks: list[_Pairs] = []
         for band, members in enumerate(buckets):
             for pairs in self._across(band, members, cluster):
-                found.append(pairs)
-                if sum(len(one.i) for one in found) > _PAIRS_A_BLOCK:
-                    yield _concatenate_pairs(found)
-                    found = []
-        yield _concatenate_pairs(found)
+                blocks.append(pairs)
+                if sum(len(block.i) for block in blocks) > _PAIRS_A_BLOCK:
+                    yield _concatenate_pairs(blocks)
+                    blocks = []
+        yield _concatenate_pairs(blocks)
 
     def _across(self, band: int, members: Indices, cluster: Indices) -> Iterator[_Pairs]:
         keys = self.bands[band][members]
@@ -210,7 +213,7 @@ class _Search(NamedTuple):
             yield _Pairs(np.minimum(i, j), np.maximum(i, j))
 
     def forest(self, pairs: _Pairs, cluster: Indices) -> npt.NDArray[np.bool_]:
-        """Which of the pairs, most alike by their bits, would join all the clusters that all of them would."""
+        """Selects the pairs, with the most equal bits, that would join all the clusters that all pairs would."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import minimum_spanning_tree
 
@@ -230,7 +233,7 @@ class _Search(NamedTuple):
 def _join_verified(
     pairs: _Pairs, cluster: Indices, compare: Callable[[Indices, Indices], Any], threshold: float, search: _Search
 ) -> _Pairs:
-    """Joins in place the clusters of the pairs at or above the threshold; those that were compared and are not."""
+    """Joins in place the clusters of pairs at or above the threshold, and returns the pairs compared in vain."""
     failed = [_Pairs(pairs.i[:0], pairs.j[:0])]
 
     def settle(block: _Pairs) -> float:
@@ -241,6 +244,8 @@ def _join_verified(
         failed.append(_Pairs(i[~alike], j[~alike]))
         return float(alike.mean()) if len(i) else 0.0
 
+    # A spanning forest settles most of a long list with few comparisons; it is not worth it once most of its pairs
+    # fail.
     hopeful = True
     while hopeful and len(pairs.i) > _PAIRS_A_BLOCK:
         chosen = search.forest(pairs, cluster)
@@ -270,19 +275,20 @@ def _buckets(keys: npt.NDArray[np.uint64], rows: Indices, old: int) -> Indices:
 
 
 def _members_of(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> Indices:
-    """Where in ``keys`` stand values of ``wanted``, which is sorted; a table of leading bits spares most the search."""
+    """Positions in ``keys`` of values of ``wanted``, which is sorted."""
     table = np.zeros(1 << _LEADING_BITS, dtype=bool)
+    # A table of leading bits rules most keys out before the binary search, which misses the cache.
     table[wanted >> np.uint64(64 - _LEADING_BITS)] = True
     places = np.flatnonzero(table[keys >> np.uint64(64 - _LEADING_BITS)])
-    found = np.searchsorted(wanted, keys[places])
-    return places[wanted[np.minimum(found, len(wanted) - 1)] == keys[places]] if len(places) else places
+    position = np.searchsorted(wanted, keys[places])
+    return places[wanted[np.minimum(position, len(wanted) - 1)] == keys[places]] if len(places) else places
 
 
-def _concatenate_pairs(found: Sequence[_Pairs]) -> _Pairs:
-    """All pairs, each once, by row: neighbours in the list read the same texts."""
+def _concatenate_pairs(blocks: Sequence[_Pairs]) -> _Pairs:
+    """Concatenates pairs, sorted by row so that neighbours read the same texts."""
     empty = np.empty(0, np.int64)
-    i = np.concatenate([empty, *(pairs.i for pairs in found)])
-    j = np.concatenate([empty, *(pairs.j for pairs in found)])
+    i = np.concatenate([empty, *(pairs.i for pairs in blocks)])
+    j = np.concatenate([empty, *(pairs.j for pairs in blocks)])
     order = np.lexsort((j, i))
     return _Pairs(i[order], j[order])
 
@@ -293,7 +299,7 @@ def _blocks_of_pairs(pairs: _Pairs, size: int) -> Iterator[_Pairs]:
 
 
 def _similarities(i: Indices, j: Indices, *, texts: Fetch, ngram: int, over: Map) -> npt.NDArray[np.float64]:
-    """Similarity of one block of pairs, whose texts are held in memory."""
+    """Computes the similarities of one block of pairs, whose texts are held in memory."""
     rows, places = np.unique(np.concatenate([i, j]), return_inverse=True)
     held = texts(rows) if len(rows) else []
     items = _items(held, _Pairs(places[: len(i)], places[len(i) :]))

@@ -1,4 +1,4 @@
-"""Runs of words that stand more than once among many texts, found exactly.
+"""Finds runs of words that occur more than once among many texts, exactly.
 
 A window is ``length`` words in a row. Each is known by the least hash of the shorter runs of ``length // 2 + 1`` words
 in it, which equal windows have in common (winnowing; Schleimer, Wilkerson and Aiken, "Winnowing: local algorithms for
@@ -18,21 +18,21 @@ from posttrain.data.records.identity import fold_case
 
 
 class Windows(NamedTuple):
-    """Some windows of some texts [W].
+    """Holds some windows of some texts [W].
 
     Attributes:
         text: int64, the number of the text.
-        place: int64, the window's first word.
+        position: int64, the window's first word.
         value: uint64, hash of its words.
     """
 
     text: Indices
-    place: Indices
+    position: Indices
     value: Hashes
 
 
 class RepeatedSpan(NamedTuple):
-    """A run of words that is said to stand earlier.
+    """Describes a run of words that occurs earlier.
 
     Attributes:
         text, begin, end: the text and its words ``begin:end``.
@@ -47,7 +47,7 @@ class RepeatedSpan(NamedTuple):
 
 
 def fingerprints(texts: Sequence[str], length: int) -> Shingles:
-    """What each text is compared by: uint64 hashes, not sorted.
+    """Fingerprints each text by uint64 hashes, not sorted.
 
     If two windows of the same words do not overlap, their least hash stands among these at least twice.
     """
@@ -63,13 +63,13 @@ def fingerprints(texts: Sequence[str], length: int) -> Shingles:
 
 
 def repeated_values(values: Hashes) -> Hashes:
-    """The hashes that stand at least twice in ``values``, sorted and distinct."""
+    """The hashes that occur at least twice in ``values``, sorted and distinct."""
     values = np.sort(values)
     return np.unique(values[1:][values[1:] == values[:-1]])
 
 
 def is_member(values: Hashes, known: Hashes) -> npt.NDArray[np.bool_]:
-    """Whether each value is one of ``known``, which is sorted: bool [N]."""
+    """True for each value that is one of ``known``, which is sorted: bool [N]."""
     if not len(known):
         return np.zeros(len(values), dtype=bool)
     return np.asarray(known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values)
@@ -82,55 +82,58 @@ def windows(texts: Sequence[str], length: int, shared: Hashes) -> Windows:
     # A text that is shorter than a window has one run and no window.
     inside = np.repeat(least.sizes > 0, whole.sizes)
     text = np.repeat(np.arange(len(texts)), least.sizes)
-    place = np.arange(len(text)) - np.repeat(least.offsets[:-1], least.sizes)
+    position = np.arange(len(text)) - np.repeat(least.offsets[:-1], least.sizes)
     kept = is_member(least.values, shared)
-    return Windows(text[kept], place[kept], whole.values[inside][kept])
+    return Windows(text[kept], position[kept], whole.values[inside][kept])
 
 
-def joined(found: Sequence[Windows]) -> Windows:
-    """One behind the other."""
+def concatenate_windows(parts: Sequence[Windows]) -> Windows:
+    """Concatenates windows."""
     return Windows(
-        np.concatenate([np.empty(0, np.int64), *(one.text for one in found)]),
-        np.concatenate([np.empty(0, np.int64), *(one.place for one in found)]),
-        np.concatenate([np.empty(0, np.uint64), *(one.value for one in found)]),
+        np.concatenate([np.empty(0, np.int64), *(part.text for part in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(part.position for part in parts)]),
+        np.concatenate([np.empty(0, np.uint64), *(part.value for part in parts)]),
     )
 
 
-def repeats(found: Windows, length: int) -> list[RepeatedSpan]:
-    """Where windows seem to stand earlier, in the order of the texts; equal hashes are not yet equal words.
+def find_repeats(windows: Windows, length: int) -> list[RepeatedSpan]:
+    """Finds windows that seem to occur earlier, in text order; equal hashes are not yet equal words.
 
-    The first of equal windows stays, and those that overlap it in the same text. Neighbouring windows that stand side
-    by side in the source as well are one run, so that runs are as long as they can be.
+    The first of equal windows is kept, and so are those that overlap it in the same text. Windows that are neighbours
+    in text and source form one run, so that runs are as long as possible.
 
     Args:
-        found: in the order of the texts and of the words in them.
+        windows: in the order of the texts and of the words in them.
     """
-    order = np.argsort(found.value, kind="stable")
-    values = found.value[order]
+    order = np.argsort(windows.value, kind="stable")
+    values = windows.value[order]
     new = np.ones(len(order), dtype=bool)
     np.not_equal(values[1:], values[:-1], out=new[1:])
     first = np.empty(len(order), dtype=np.int64)
+    # A stable sort makes the first window of equal ones the earliest in text order.
     first[order] = order[new][np.cumsum(new) - 1] if len(order) else order
-    source, at = found.text[first], found.place[first]
-    gone = (source != found.text) | (found.place - at >= length)
-    text, place, source, at = found.text[gone], found.place[gone], source[gone], at[gone]
+    source, at = windows.text[first], windows.position[first]
+    repeated = (source != windows.text) | (windows.position - at >= length)
+    text, position, source, at = windows.text[repeated], windows.position[repeated], source[repeated], at[repeated]
     border = np.ones(len(text) + 1, dtype=bool)
-    border[1:-1] = (text[1:] != text[:-1]) | (source[1:] != source[:-1]) | (np.diff(place) != 1) | (np.diff(at) != 1)
+    border[1:-1] = (text[1:] != text[:-1]) | (source[1:] != source[:-1]) | (np.diff(position) != 1) | (np.diff(at) != 1)
     edges = np.flatnonzero(border)
     begins, ends = edges[:-1], edges[1:] - 1
-    columns = (text[begins], place[begins], place[ends] + length, source[begins], at[begins])
+    columns = (text[begins], position[begins], position[ends] + length, source[begins], at[begins])
     return [RepeatedSpan(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def verify_span(repeat: RepeatedSpan, words: Sequence[str], source: Sequence[str], length: int) -> list[RepeatedSpan]:
-    """The parts of a repeat that are one word by word; all of it, unless two windows share a hash by chance."""
+def verify_span(
+    repeat: RepeatedSpan, own_words: Sequence[str], source: Sequence[str], length: int
+) -> list[RepeatedSpan]:
+    """Keeps the parts of a span that agree word by word: all of it, unless two windows share a hash by chance."""
     size = repeat.end - repeat.begin
-    if words[repeat.begin : repeat.end] == source[repeat.at : repeat.at + size]:
+    if own_words[repeat.begin : repeat.end] == source[repeat.at : repeat.at + size]:
         return [repeat]
     shifts = [
         shift
         for shift in range(size - length + 1)
-        if words[repeat.begin + shift : repeat.begin + shift + length]
+        if own_words[repeat.begin + shift : repeat.begin + shift + length]
         == source[repeat.at + shift : repeat.at + shift + length]
     ]
     return [
@@ -140,7 +143,7 @@ def verify_span(repeat: RepeatedSpan, words: Sequence[str], source: Sequence[str
 
 
 def comparable_words(text: str) -> list[str]:
-    """The words by which texts are compared: without case, parted by whitespace."""
+    """Splits a text into the words that are compared: without case, separated by whitespace."""
     return fold_case(text).split()
 
 
@@ -149,7 +152,7 @@ def _short_run(length: int) -> int:
 
 
 def _window_minima(texts: Sequence[str], length: int) -> Shingles:
-    """The least hash of every window, in the order of the text."""
+    """Smallest hash of every window, in the order of the text."""
     gram = _short_run(length)
     width = length - gram + 1
     short = ngram_sequences(texts, gram, "word")

@@ -1,4 +1,4 @@
-"""Texts as sets of hashed n-grams, and exact sizes of what two sets share.
+"""Represents texts as sets of hashed n-grams, and counts exactly what two sets share.
 
 An n-gram is hashed as a polynomial of its characters' code points (or of its words' hashes) modulo 2^64 (Karp and
 Rabin, "Efficient randomized pattern-matching algorithms", IBM Journal of Research and Development, 1987), and then
@@ -30,7 +30,7 @@ _SPACE = 32
 
 
 class Shingles(NamedTuple):
-    """N sets one behind the other: set ``n`` is ``values[offsets[n] : offsets[n + 1]]``.
+    """Concatenates N sets: set ``n`` is ``values[offsets[n] : offsets[n + 1]]``.
 
     Attributes:
         values: uint64 [M]; within a set sorted and distinct.
@@ -42,14 +42,14 @@ class Shingles(NamedTuple):
 
     @property
     def sizes(self) -> Indices:
-        """Members of every set, int64 [N]."""
+        """Number of members of every set, int64 [N]."""
         return np.diff(self.offsets)
 
 
 def ngram_sets(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
-    """The set of n-grams of every text, as 64-bit hashes: 8 bytes a character, so pass large sets in pieces.
+    """Hashes the set of n-grams of every text to 64 bits: 8 bytes a character, so pass large sets in pieces.
 
-    Texts are compared in the form of `posttrain.data.records.identity.fold_case`; words are what its spaces part. A
+    Texts are compared in the form of `posttrain.data.records.identity.fold_case`; spaces separate words. A
     text
     of fewer than ``ngram`` units is one shingle. A hash depends on nothing but the n-gram.
 
@@ -63,7 +63,7 @@ def ngram_sets(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, un
 def ngram_sequences(
     texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character"
 ) -> Shingles:
-    """As `hashes`, in the order of the text and with repetitions: faster, and enough where order says nothing."""
+    """Hashes the n-grams in text order and with repetitions: faster than `ngram_sets`."""
     if ngram < 1:
         raise ValueError(f"an n-gram has at least one unit, not {ngram}")
     if isinstance(texts, pa.Array | pa.ChunkedArray):
@@ -73,22 +73,23 @@ def ngram_sequences(
         codes, lengths = _codes(block)
         if unit == "word":
             codes, lengths = _words(codes, lengths)
-        made, counts = _rolling(codes, lengths, ngram)
-        values.append(made)
-        sizes.append(counts)
+        values_of_block, sizes_of_block = _rolling(codes, lengths, ngram)
+        values.append(values_of_block)
+        sizes.append(sizes_of_block)
     return Shingles(np.concatenate(values), offsets_of(np.concatenate(sizes)))
 
 
 def offsets_of(sizes: Indices) -> Indices:
-    """Where sets of these sizes begin, and where the last one ends: int64 [N + 1]."""
+    """Offsets of concatenated sets of these sizes: int64 [N + 1]."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
 
 
 def intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
-    """How many members set ``i[p]`` of ``a`` and set ``j[p]`` of ``b`` share, int64 [P]."""
+    """Counts the members that set ``i[p]`` of ``a`` and set ``j[p]`` of ``b`` share, int64 [P]."""
     shared = np.zeros(len(i), dtype=np.int64)
+    # Chunks bound the memory: both sets of every pair are copied.
     work = np.cumsum(a.sizes[i] + b.sizes[j]) // _MEMBERS_A_CHUNK
     for chunk in np.split(np.arange(len(i)), np.flatnonzero(np.diff(work)) + 1):
         shared[chunk] = _intersections(a, b, i[chunk], j[chunk])
@@ -102,8 +103,9 @@ def jaccard(a: Shingles, b: Shingles, i: Indices, j: Indices) -> npt.NDArray[np.
 
 
 def splitmix64(values: Hashes) -> Hashes:
-    """A bijection on 64 bits after which every bit depends on every bit (splitmix64's finaliser; Steele, Lea and
-    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
+    """Mixes 64 bits bijectively, so that every bit depends on every bit (splitmix64's finaliser; Steele, Lea and Flood,
+    "Fast splittable pseudorandom number generators", OOPSLA 2014).
+    """
     shifted = values >> np.uint64(30)
     mixed = values ^ shifted
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -114,7 +116,7 @@ def splitmix64(values: Hashes) -> Hashes:
 
 
 def select_sets(sets: Shingles, rows: Indices) -> Shingles:
-    """Some of the sets, in the order given."""
+    """Selects some of the sets, in the order given."""
     sizes = sets.sizes[rows]
     offsets = offsets_of(sizes)
     places = np.arange(offsets[-1]) + np.repeat(sets.offsets[rows] - offsets[:-1], sizes)
@@ -122,7 +124,7 @@ def select_sets(sets: Shingles, rows: Indices) -> Shingles:
 
 
 def distinct(sets: Shingles) -> Shingles:
-    """Each member once; sorts ``sets.values`` in place, set by set, of which none is empty."""
+    """Removes repeated members; sorts ``sets.values`` in place, set by set, of which none is empty."""
     values, offsets = sets
     _sort(values, offsets)
     new = np.ones(len(values), dtype=bool)
@@ -134,7 +136,7 @@ def distinct(sets: Shingles) -> Shingles:
 
 
 def _intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
-    """Both sets of a pair are merged by sorting; what stands twice is shared."""
+    """Merges both sets of a pair by sorting; values that occur twice are shared."""
     left, right = select_sets(a, i), select_sets(b, j)
     sizes = left.sizes + right.sizes
     offsets = offsets_of(sizes)
@@ -154,7 +156,7 @@ def _sort(values: Hashes, offsets: Indices, kind: Literal["quicksort", "stable"]
 
 
 def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
-    """Pieces of ``texts`` that fit a processor's cache."""
+    """Cuts ``texts`` into blocks that fit a processor's cache."""
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     cuts = np.flatnonzero(np.diff(np.cumsum(lengths + 1) // _CHARACTERS_A_BLOCK)) + 1
     borders = [0, *cuts.tolist(), len(texts)]
@@ -162,7 +164,7 @@ def _blocks(texts: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
-    """Code points of the comparable texts, each with a space behind it, and the lengths without it."""
+    """Code points of the comparable texts, each followed by a space, and the lengths without it."""
     stripped = [text.strip() if is_nearly_ascii(text) else fold_case(text) for text in texts]
     lengths = np.fromiter(map(len, stripped), np.int64, len(stripped))
     joined = " ".join(stripped) + " "
@@ -174,16 +176,17 @@ def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
     # Of a run of spaces the last stays; the texts are stripped, so that the space behind a text follows no other.
     surplus = np.zeros(len(codes), dtype=bool)
     np.logical_and(codes[:-1] == _SPACE, codes[1:] == _SPACE, out=surplus[:-1])
+    # The space behind a text separates it from the next, even if a text is empty.
     surplus[ends - 1] = False
     if surplus.any():
-        gone = np.flatnonzero(surplus)
-        lengths = lengths - np.diff(np.searchsorted(gone, ends), prepend=0)
+        dropped = np.flatnonzero(surplus)
+        lengths = lengths - np.diff(np.searchsorted(dropped, ends), prepend=0)
         codes = codes[~surplus]
     return codes, lengths
 
 
 def _words(codes: Codes, lengths: Indices) -> tuple[Hashes, Indices]:
-    """One hash a word with a zero behind every text, and how many words each text has.
+    """Hashes each word, adds a zero after every text, and counts the words of each text.
 
     The hash of any run of characters is the difference of two prefix sums, brought back to power zero.
     """
@@ -192,10 +195,11 @@ def _words(codes: Codes, lengths: Indices) -> tuple[Hashes, Indices]:
     np.cumsum(codes * powers, out=sums[1:])
     ends = np.flatnonzero(codes == _SPACE)
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
-    words = splitmix64((sums[ends] - sums[begins]) * inverse_powers[begins] + _tag(ends - begins))
+    word_hashes = splitmix64((sums[ends] - sums[begins]) * inverse_powers[begins] + _tag(ends - begins))
     # An empty text is one empty word: like every text shorter than an n-gram it becomes one shingle.
     last = np.searchsorted(ends, np.cumsum(lengths + 1) - 1)
-    filled = np.insert(words, last + 1, np.uint64(0))
+    # A zero behind each text keeps n-grams from spanning two texts.
+    filled = np.insert(word_hashes, last + 1, np.uint64(0))
     return filled, np.diff(last, prepend=-1)
 
 
@@ -206,18 +210,20 @@ def _powers(base: int, count: int) -> Hashes:
 
 
 def _tag(length: Indices) -> Hashes:
-    """Sets runs of different lengths apart, whatever they begin with."""
+    """Distinguishes runs of different lengths, whatever they begin with."""
     return splitmix64(length.astype(np.uint64))
 
 
 def _rolling(codes: Codes, lengths: Indices, ngram: int) -> tuple[Hashes, Indices]:
-    """Hash of every n-gram that lies within a text, and how many each text has."""
+    """Hashes every n-gram within a text, and counts those of each text."""
     ends = np.cumsum(lengths + 1)
     starts = ends - lengths - 1
+    # Polynomial hashes of neighbouring n-grams are correlated; MinHash needs evenly spread bits.
     values = splitmix64(_polynomials(codes, ngram) + _tag(np.array([ngram])))
+    # Texts shorter than an n-gram are one shingle, or they would equal every other short text.
     for length in np.unique(lengths[lengths < ngram]).tolist():
         short = starts[lengths == length]
-        units = [codes[short + place] for place in range(length)]
+        units = [codes[short + offset] for offset in range(length)]
         values[short] = splitmix64(_horner(units, len(short)) + _tag(np.array([length])))
     outside = np.zeros(len(codes), dtype=bool)
     for back in range(1, ngram + 1):
@@ -228,28 +234,28 @@ def _rolling(codes: Codes, lengths: Indices, ngram: int) -> tuple[Hashes, Indice
 
 
 def _polynomials(codes: Codes, length: int) -> Hashes:
-    """Polynomial of the ``length`` codes from every place on, zeros behind the end: [len(codes)].
+    """Polynomial of the ``length`` codes from every position on, zeros behind the end: [len(codes)].
 
     That of 2k codes follows from those of its halves, so that n codes take about log2 n passes.
     """
     doubled = np.zeros(len(codes) + length, dtype=np.uint64)
     doubled[: len(codes)] = codes
-    total, made = np.zeros(0, np.uint64), 0
+    total, length_so_far = np.zeros(0, np.uint64), 0
     size, power = 1, _BASE
     while True:
         if length & size:
-            total = doubled if not made else _join_polynomials(total, doubled, made, power)
-            made += size
-        if made == length:
+            total = doubled if not length_so_far else _join_polynomials(total, doubled, length_so_far, power)
+            length_so_far += size
+        if length_so_far == length:
             return total[: len(codes)]
         doubled = _join_polynomials(doubled, doubled, size, power)
         size, power = 2 * size, power * power % (1 << 64)
 
 
-def _join_polynomials(first: Hashes, second: Hashes, made: int, power: int) -> Hashes:
-    """Polynomials of runs that begin with the ``made`` codes of ``first`` and go on with those of ``second``."""
-    joined = first[: len(second) - made] * np.uint64(power)
-    joined += second[made:]
+def _join_polynomials(first: Hashes, second: Hashes, length: int, power: int) -> Hashes:
+    """Extends polynomials of the ``length`` codes of ``first`` by those of ``second``."""
+    joined = first[: len(second) - length] * np.uint64(power)
+    joined += second[length:]
     return joined
 
 

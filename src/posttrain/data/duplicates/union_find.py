@@ -16,12 +16,13 @@ def union(cluster: Indices, i: Indices, j: Indices) -> None:
         a, b = cluster[i], cluster[j]
         apart = a != b
         i, j, a, b = i[apart], j[apart], a[apart], b[apart]
+        # The smaller index always wins, so the result does not depend on the order of the pairs.
         np.minimum.at(cluster, np.maximum(a, b), np.minimum(a, b))
         _flatten(cluster)
 
 
 def _flatten(cluster: Indices) -> None:
-    """Every member points at its root; a path is halved by each pass."""
+    """Points every member at its root; each pass halves the paths."""
     above = cluster[cluster]
     while not np.array_equal(above, cluster):
         cluster[:] = above

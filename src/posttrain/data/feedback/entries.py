@@ -1,4 +1,4 @@
-"""One entry of user feedback, and the record that it makes."""
+"""Defines an entry of user feedback, and the record that it makes."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -18,14 +18,14 @@ KINDS: tuple[Kind, ...] = ("labelled", "preferences", "pool")
 
 
 class Feedback(Section):
-    """One piece of feedback, as it is posted."""
+    """Validates one entry of feedback, as it is posted."""
 
-    id: str = Field(min_length=1, max_length=200, description="Chosen by who posts; sent again it is no second one.")
-    prompt: str | list[dict[str, Any]] = Field(description="What was asked: text, or turns with role and content.")
-    completion: str | None = Field(None, description="What was answered.")
+    id: str = Field(min_length=1, max_length=200, description="Chosen by the sender; a repeated entry adds nothing.")
+    prompt: str | list[dict[str, Any]] = Field(description="The prompt: text, or turns with role and content.")
+    completion: str | None = Field(None, description="The model's answer.")
     rating: Literal["up", "down"] | int | float | None = Field(None, description="up, down, or a number.")
-    corrected_answer: str | None = Field(None, description="What should have been answered.")
-    metadata: dict[str, Any] = Field({}, description="Whatever else is known, such as the model and the time.")
+    corrected_answer: str | None = Field(None, description="The right answer.")
+    metadata: dict[str, Any] = Field({}, description="Further facts, such as the model and the time.")
 
     @field_validator("id")
     @classmethod
@@ -56,18 +56,19 @@ class Feedback(Section):
         if self.rating is None and self.corrected_answer is None:
             raise ValueError("needs a `rating`, a `corrected_answer`, or both")
         try:
+            # Refused now, while the sender can mend it, rather than when the inbox is read.
             _prompt_shape().convert({"prompt": self.prompt, "completion": self.completion})
         except InvalidRecord as bad:
             raise ValueError(f"{bad.message}; {bad.fix}" if bad.fix else bad.message) from None
         return self
 
     def content(self) -> str:
-        """Digest by which the same feedback sent again is told from another one under its id."""
+        """Digest that tells the same feedback sent again from other feedback under its id."""
         return digest(self.model_dump(mode="json"))
 
 
 class Ratings(Section):
-    """Which numbers are approval and which are refusal; the words up and down need no such rule.
+    """Decides which numbers approve and which refuse; the words up and down need no such rule.
 
     The defaults are for 0 and 1 and for -1 and 1.
     """
@@ -82,7 +83,7 @@ class Ratings(Section):
         return self
 
     def of(self, rating: str | float | None) -> Literal["up", "down"] | None:
-        """What a rating says; None where it says neither."""
+        """The direction of a rating; None if it is neutral."""
         if rating is None or rating == "up" or rating == "down":
             return rating  # type: ignore[return-value]
         number = float(rating)
@@ -90,18 +91,18 @@ class Ratings(Section):
 
 
 def feedback_row(feedback: Mapping[str, Any], received: str, ratings: Ratings) -> tuple[Kind, dict[str, Any]]:
-    """The row of an accepted shape that a `Feedback`'s fields make, and the set that it belongs to.
+    """Builds the row that feedback makes, in an accepted shape, and names the set that it belongs to.
 
-    A corrected answer is a label, and with a refused completion the better one of a preference pair. An approved
-    completion is a label. What is left is a prompt whose answer nobody knows; what was answered stays in its ``meta``.
+    A corrected answer is a label, and with a refused completion the chosen answer of a preference pair. An approved
+    completion is a label. All other feedback makes a prompt without a known answer; its ``meta`` keeps the model's.
 
     Args:
         received: ISO 8601, when it was acknowledged.
     """
     completion, corrected = feedback.get("completion"), feedback.get("corrected_answer")
     rating = feedback.get("rating")
-    said = ratings.of(rating)
-    told = {
+    direction = ratings.of(rating)
+    note = {
         "id": feedback["id"],
         "rating": rating,
         "received": received,
@@ -109,18 +110,19 @@ def feedback_row(feedback: Mapping[str, Any], received: str, ratings: Ratings) -
     }
     prompt = {"prompt": feedback["prompt"]}
     if corrected is not None and corrected.strip():
-        meta = {"labelled_by": "feedback", "feedback": told}
-        if said == "down" and completion and normalise_text(completion) != normalise_text(corrected):
+        meta = {"labelled_by": "feedback", "feedback": note}
+        # A pair of answers that differ only in whitespace teaches nothing.
+        if direction == "down" and completion and normalise_text(completion) != normalise_text(corrected):
             return "preferences", {**prompt, "chosen": corrected, "rejected": completion, "meta": meta}
         return "labelled", {**prompt, "completion": corrected, "meta": meta}
-    if said == "up" and completion and completion.strip():
-        meta = {"labelled_by": "feedback", "feedback": told}
+    if direction == "up" and completion and completion.strip():
+        meta = {"labelled_by": "feedback", "feedback": note}
         return "labelled", {**prompt, "completion": completion, "meta": meta}
-    return "pool", {**prompt, "meta": {"feedback": {**told, "completion": completion}}}
+    return "pool", {**prompt, "meta": {"feedback": {**note, "completion": completion}}}
 
 
 def unknown_answer(feedback: Feedback, labels: Collection[str], ratings: Ratings = Ratings()) -> str | None:  # noqa: B008
-    """What is wrong with a label that the closed label set does not hold, in words; None where all is well.
+    """Describes a label outside the closed label set; None if there is no such label.
 
     Args:
         labels: the closed label set; empty for open-ended answers.
@@ -134,7 +136,7 @@ def unknown_answer(feedback: Feedback, labels: Collection[str], ratings: Ratings
 
 
 def _nested_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata in an object of its own, so that it cannot stand in for what we say ourselves."""
+    """Nests the metadata in an object of its own, so that it cannot replace our fields."""
     return {"metadata": json.loads(json.dumps(metadata))} if metadata else {}
 
 

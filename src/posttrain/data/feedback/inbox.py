@@ -1,7 +1,6 @@
-"""Where feedback waits: files that are only added to, so that nothing acknowledged is lost.
+"""Stores feedback in files that are only appended to, so that no acknowledged entry is lost.
 
-They are segments (`posttrain.data.feedback.segment`) of lines that each carry a checksum
-(`posttrain.store.checked_lines`). An
+The files are segments (`posttrain.data.feedback.segment`) of lines with checksums (`posttrain.store.checked_lines`). An
 entry is acknowledged once an fsync has followed its bytes; entries that arrive during one share the next (group
 commit, DeWitt et al. 1984, doi:10.1145/602259.602261).
 """
@@ -29,22 +28,22 @@ log = logging.getLogger("posttrain")
 
 SEGMENT_BYTES = 64 * 2**20
 
-POLL_SECONDS = 0.25  # how often an idle writer looks for a wish to seal
+POLL_SECONDS = 0.25  # between an idle writer's checks for a request to seal
 
 _MAX_BATCH = 4096
 
 
 class Conflict(UserError):
-    """Another feedback was acknowledged under this id."""
+    """Other feedback was acknowledged under this id."""
 
 
 class Full(UserError):
-    """The disk refused; nothing was acknowledged and nothing is left of the entry."""
+    """The disk refused; nothing was acknowledged and nothing of the entry is left."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """``repeated``: the same feedback had been acknowledged before."""
+    """Acknowledges an entry; ``repeated``: the same feedback had been acknowledged before."""
 
     id: str
     repeated: bool
@@ -59,16 +58,16 @@ class _PendingEntry:
 
 
 class Inbox(AbstractContextManager["Inbox"]):
-    """An inbox open for writing, by one process at a time; from any of its threads.
+    """Opens an inbox for writing, by one process at a time; from any of its threads.
 
     Ids and digests of all entries are held in memory, about 200 bytes an entry.
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Open or make the inbox, and tidy up after a crash.
+        """Opens or creates the inbox, and cleans up after a crash.
 
         Args:
-            segment_bytes: from this size on a segment is sealed.
+            segment_bytes: size from which a segment is sealed.
 
         Raises:
             UserError: another process has it open, or the disk refused.
@@ -91,12 +90,12 @@ class Inbox(AbstractContextManager["Inbox"]):
         self._writer.start()
 
     def append(self, feedback: Feedback) -> "Future[Receipt]":
-        """Take one in; the future is done when it is on the disk.
+        """Accepts an entry; the future is done when it is on the disk.
 
         Its errors: `Conflict`; `Full`; `WorkError` when the inbox is closed, or the disk refused even to undo.
         """
         future: Future[Receipt] = Future()
-        future.set_running_or_notify_cancel()  # a client that hangs up takes nothing back
+        future.set_running_or_notify_cancel()  # a client that disconnects does not withdraw its entry
         try:
             content = feedback.content()
             stamp = utc_now().isoformat(timespec="milliseconds")
@@ -108,10 +107,12 @@ class Inbox(AbstractContextManager["Inbox"]):
             if self._closing or self._broken is not None:
                 future.set_exception(WorkError(f"the inbox is closed{f': {self._broken}' if self._broken else ''}"))
                 return future
+            # A client that lost our reply sends again: the same content is acknowledged, other content refused.
             if (known := self._known.get(_id_digest(feedback.id))) is not None:
                 _resolve(future, feedback.id, known == _content_digest(content), repeated=True)
                 return future
             if (waiting := self._pending.get(feedback.id)) is not None:
+                # The first copy is not on the disk yet, so the repeat waits for the same fsync.
                 if waiting.content == content:
                     waiting.done.add_done_callback(lambda done: _copy_result(done, future))
                 else:
@@ -124,7 +125,7 @@ class Inbox(AbstractContextManager["Inbox"]):
         return future
 
     def status(self) -> dict[str, Any]:
-        """Counts: entries acknowledged, those waiting for the disk, segments sealed, bytes of the open one."""
+        """Counts acknowledged and waiting entries, sealed segments, and bytes of the open one."""
         with self._wake:
             return {
                 "entries": len(self._known),
@@ -138,18 +139,20 @@ class Inbox(AbstractContextManager["Inbox"]):
         self.close()
 
     def close(self) -> None:
-        """Acknowledge what waits and let go."""
+        """Acknowledges what waits, and releases the inbox."""
         with self._wake:
             if self._closing:
                 return
             self._closing = True
             self._wake.notify()
+        # The lock is released last: another process may open the inbox only after the writer has ended.
         self._writer.join()
         self._segment.close()
         self._lock.close()
 
     def _recover(self) -> Segment:
-        """Take in the ids of all that is there, and open the segment to write to."""
+        """Reads the ids of all entries, and opens the segment to write to."""
+        # A crash can leave several open segments; only the last one may still grow.
         last = seal_stale_segments(self.folder)
         paths = sealed_segments(self.folder)
         number = last or 1 + max((int(path.stem) for path in paths), default=0)
@@ -161,13 +164,13 @@ class Inbox(AbstractContextManager["Inbox"]):
     def _remember(self, path: Path) -> None:
         lines = read_lines(path.read_bytes())
         for number in lines.damaged:
-            log.warning("%s:%d: does not match its checksum; it is left where it is and not used", path, number)
+            log.warning("%s:%d: does not match its checksum; ignoring the line", path, number)
         for value in lines.values:
             feedback = Feedback.model_validate(value["feedback"])
             self._known[_id_digest(feedback.id)] = _content_digest(feedback.content())
 
     def _write_all(self) -> None:
-        """The writer's thread: one write and one fsync for all that wait."""
+        """Runs the writer's thread: one write and one fsync for all waiting entries."""
         while True:
             with self._wake:
                 if not self._queue and not self._closing:
@@ -185,13 +188,16 @@ class Inbox(AbstractContextManager["Inbox"]):
         error: Exception | None = self._broken
         if error is None:
             try:
+                # One write and one fsync for the whole batch: the fsync costs far more than the bytes.
                 self._segment.append(b"".join(entry.line for entry in batch))
             except OSError as problem:
+                # Part of a refused write may be on the disk; left there, it would run into the next entry's line.
                 error = self._undo(problem)
         with self._wake:
             for entry in batch:
                 del self._pending[entry.id]
                 if error is None:
+                    # Known only once it is on the disk: a repeat must not be acknowledged for an entry that failed.
                     self._known[_id_digest(entry.id)] = _content_digest(entry.content)
         for entry in batch:
             if error is None:
@@ -200,37 +206,41 @@ class Inbox(AbstractContextManager["Inbox"]):
                 entry.done.set_exception(error)
 
     def _undo(self, problem: OSError) -> Exception:
-        """Take back what a refused write left; what it means for those who wait."""
+        """Removes what a refused write left, and returns the error for those who wait."""
         path = self._segment.path
         log.warning("%s: %s; nothing of it was acknowledged", path, problem.strerror)
         try:
             self._segment.undo()
         except OSError as error:
             return self._give_up(error)
-        told = to_storage_error(problem, path)
-        return Full(told.what, where=told.where, fix=told.fix) if told else WorkError(f"{path}: {problem}")
+        user_error = to_storage_error(problem, path)
+        return (
+            Full(user_error.what, where=user_error.where, fix=user_error.fix)
+            if user_error
+            else WorkError(f"{path}: {problem}")
+        )
 
     def _give_up(self, error: OSError) -> Exception:
-        """Accept nothing any more: what the disk holds is known only after a new start."""
-        log.error("%s: %s; the inbox takes nothing until it is opened again", self._segment.path, error)
+        """Stops accepting entries: only a restart can tell what the disk holds."""
+        log.error("%s: %s; the inbox accepts nothing until it is reopened", self._segment.path, error)
         with self._wake:
             self._broken = WorkError(f"{self._segment.path}: {error}")
         return self._broken
 
     def _seal_if_due(self) -> None:
-        """Begin another segment when this one is full, or when `posttrain.data.feedback.inbox.seal_inbox` has asked for
-        it."""
-        wish = self.folder / "seal"
-        wished = wish.exists()
-        if self._segment.size and (wished or self._segment.size >= self._limit):
+        """Starts another segment if this one is full, or if `seal_inbox` requests it."""
+        request = self.folder / "seal"
+        requested = request.exists()
+        if self._segment.size and (requested or self._segment.size >= self._limit):
             try:
                 self._begin_another()
             except OSError as error:
-                log.warning("%s: cannot be sealed: %s; it grows on", self._segment.path, error.strerror)
-        if wished:
-            wish.unlink(missing_ok=True)
+                log.warning("%s: cannot be sealed: %s; it keeps growing", self._segment.path, error.strerror)
+        if requested:
+            request.unlink(missing_ok=True)
 
     def _begin_another(self) -> None:
+        # The new segment is opened before the full one is sealed: if the disk refuses, the full one stays in use.
         full, another = self._segment, Segment(self.folder, self._segment.number + 1)
         try:
             full.seal()
@@ -240,10 +250,12 @@ class Inbox(AbstractContextManager["Inbox"]):
         with self._wake:
             self._segment = another
         full.close()
+        # The rename is durable only when its folder is synced.
         sync_folder(another.path.parent)
 
 
 def _id_digest(id: str) -> bytes:
+    # Every id is held in memory, so a digest stands for it; 128 bits make collisions negligible.
     return xxhash.xxh3_128_digest(id.encode())
 
 
@@ -267,7 +279,7 @@ def _copy_result(done: "Future[Receipt]", future: "Future[Receipt]") -> None:
 
 
 def seal_inbox(folder: Path, *, patience: float = 10.0) -> None:
-    """Have all that is acknowledged by now in sealed segments, whether a server has the inbox open or none.
+    """Seals all that is acknowledged by now, whether a server has the inbox open or none.
 
     Args:
         patience: seconds to wait for the process that has it open.
@@ -278,13 +290,14 @@ def seal_inbox(folder: Path, *, patience: float = 10.0) -> None:
     open_ones = [path for path in (folder / "segments").glob("[0-9]*.open") if path.stat().st_size]
     if not open_ones:
         return
-    wish = folder / "seal"
-    write_atomically(wish, b"")
+    request = folder / "seal"
+    write_atomically(request, b"")
     end = time.monotonic() + patience
-    while wish.exists():
+    while request.exists():
         try:
+            # If no server has the inbox open, opening it here does the sealing; else the server sees the request.
             with Inbox(folder):
-                pass  # closing it grants the wish
+                pass  # closing it seals the segment and removes the request
         except UserError:
             if time.monotonic() > end:
                 raise

@@ -1,4 +1,4 @@
-"""Turn an inbox's sealed segments into files of records, each segment once, and export these to the workspace."""
+"""Turns an inbox's sealed segments into files of records, each segment once, and exports these to the workspace."""
 
 import json
 import logging
@@ -23,12 +23,12 @@ log = logging.getLogger("posttrain")
 
 @dataclass(frozen=True)
 class FeedbackBatch:
-    """What one sealed segment holds, as files that `posttrain.data.reading.reader.read` takes.
+    """Holds one sealed segment as files that `posttrain.data.reading.reader.read` accepts.
 
     Attributes:
         number: of the segment.
         files: by kind: ``labelled`` (prompt, completion), ``preferences`` (prompt, chosen, rejected), ``pool``
-            (prompt). The same segment always gives the same names and bytes, so that adding it again changes nothing.
+            (prompt). The same segment always gives the same names and bytes, so adding it again changes nothing.
         counts: records by kind, and ``damaged`` for lines that do not match their checksum.
     """
 
@@ -38,23 +38,24 @@ class FeedbackBatch:
     mark: Path
 
     def rejected(self, kind: Kind) -> Path:
-        """Where entries are set aside that cannot be used, each with its reason."""
+        """File for unusable entries, each with its reason."""
         return self.mark.parent.parent / "rejected" / f"feedback-{self.mark.stem}-{kind}.jsonl"
 
     def done(self) -> None:
-        """Say that the files' records are kept elsewhere: no later `ingest` gives this segment again."""
+        """Marks the records as stored elsewhere: no later `ingest` returns this segment."""
+        # The mark comes last: killed before it, the same files are written and read again.
         write_atomically(self.mark, b"")
 
     def tables(self, kind: Kind) -> Iterator[pa.Table]:
-        """RECORD tables of one kind; none where there is none."""
+        """Yields RECORD tables of one kind; none if there is none."""
         if kind in self.files:
             yield from read(self.files[kind], name=f"inbox/{self.files[kind].name}")
 
 
 def ingest(folder: Path, ratings: Ratings = Ratings()) -> list[FeedbackBatch]:  # noqa: B008 - it is immutable
-    """What an inbox holds by now and no batch before brought home, oldest first.
+    """Returns the batches of an inbox that have not been stored elsewhere, oldest first.
 
-    Whoever dies before `Batch.done` gets the same batch again.
+    After a kill before `FeedbackBatch.done` the same batch is returned again.
 
     Args:
         folder: the inbox's, such as ``.posttrain/inbox``.
@@ -63,6 +64,7 @@ def ingest(folder: Path, ratings: Ratings = Ratings()) -> list[FeedbackBatch]:  
     Raises:
         UserError: the disk refused, or the process that has the inbox open does not answer.
     """
+    # Only sealed segments never change, so only they give the same batch again after a kill.
     seal_inbox(folder)
     batches = []
     for segment in sealed_segments(folder):
@@ -82,18 +84,19 @@ def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> F
         rating = value["feedback"].get("rating")
         unclear += rating is not None and ratings.of(rating) is None
     for number in lines.damaged:
-        log.warning("%s:%d: does not match its checksum; it is left out", segment, number)
+        log.warning("%s:%d: does not match its checksum; skipping the line", segment, number)
     if unclear:
         rule = f"up from {ratings.up_from:g}, down to {ratings.down_to:g}"
-        log.warning("%s: %d ratings are neither up nor down (%s): answers not known", segment, unclear, rule)
+        log.warning("%s: %d ratings are neither up nor down (%s); treating answers as unknown", segment, unclear, rule)
     make_folder(records)
     files = {}
     for kind in KINDS:
         if kind in rows:
             files[kind] = records / f"feedback-{segment.stem}-{kind}.jsonl"
+            # Sorted keys: the same segment must give the same bytes, or the version would grow again.
             text = "".join(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows[kind])
             write_atomically(files[kind], text.encode())
-    counts: dict[str, int] = {kind: len(found) for kind, found in rows.items()}
+    counts: dict[str, int] = {kind: len(kind_rows) for kind, kind_rows in rows.items()}
     counts["damaged"] = len(lines.damaged)
     return FeedbackBatch(int(segment.stem), files, counts, mark)
 
@@ -101,10 +104,10 @@ def _read_batch(records: Path, segment: Path, mark: Path, ratings: Ratings) -> F
 def export_batch(
     batch: FeedbackBatch, folders: Mapping[Kind, Path], columns: Mapping[str, str] | None, labels: Collection[str] = ()
 ) -> list[Path]:
-    """Write a batch's records into folders by kind; the same batch always gives the same files.
+    """Writes a batch's records into folders by kind; the same batch always gives the same files.
 
-    A record that reading would refuse, or whose answer is outside the label set, is set aside in `Batch.rejected` with
-    its ``reason``, and said: one bad answer must not stop all others.
+    A record that reading would refuse, or whose answer is outside the label set, goes to `FeedbackBatch.rejected` with
+    its ``reason``, and is reported: one bad answer must not stop all others.
 
     Args:
         columns: which column of the workspace's files holds what; the records get the same columns.
@@ -117,11 +120,11 @@ def export_batch(
     for kind, file in batch.files.items():
         kept, refused = [], []
         for line in file.read_bytes().splitlines():
-            given = json.loads(line)
-            row = _rename_columns(given, columns or {})
+            entry = json.loads(line)
+            row = _rename_columns(entry, columns or {})
             if problem := _find_problem(row, file.name, columns, labels):
                 reason = f"{problem.message}; {problem.fix}" if problem.fix else problem.message
-                refused.append({**given, "reason": reason})
+                refused.append({**entry, "reason": reason})
             else:
                 kept.append(row)
         target = folders[kind] / file.name
@@ -130,14 +133,15 @@ def export_batch(
             _write_jsonl(target, kept)
             written.append(target)
         else:
+            # An earlier export with other labels may have left records that are refused now.
             target.unlink(missing_ok=True)
         if refused:
-            aside = batch.rejected(kind)
-            make_folder(aside.parent)
-            _write_jsonl(aside, refused)
+            rejected_file = batch.rejected(kind)
+            make_folder(rejected_file.parent)
+            _write_jsonl(rejected_file, refused)
             first = shorten(refused[0]["meta"]["feedback"]["id"])
-            told = (aside, len(refused), len(kept) + len(refused), kind, first, refused[0]["reason"])
-            log.warning("%s: %d of %d entries (%s) are set aside; the first, `%s`: %s", *told)
+            details = (rejected_file, len(refused), len(kept) + len(refused), kind, first, refused[0]["reason"])
+            log.warning("%s: %d of %d entries (%s) are set aside; the first, `%s`: %s", *details)
     return written
 
 
@@ -149,17 +153,17 @@ def _write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _find_problem(
     row: dict[str, Any], name: str, columns: Mapping[str, str] | None, labels: Collection[str]
 ) -> Problem | None:
-    """Why reading would refuse the row; None where it would not."""
-    for found in RecordConverter(name, columns, answers=False)([Row(1, row)]):
-        if isinstance(found, Problem):
-            return found
-        if labels and found["completion"] is not None and found["completion"] not in labels:
-            return unknown_label_problem(found["completion"], labels, name, 1)
+    """Returns the reason why reading would refuse the row; None if it would not."""
+    for converted in RecordConverter(name, columns, answers=False)([Row(1, row)]):
+        if isinstance(converted, Problem):
+            return converted
+        if labels and converted["completion"] is not None and converted["completion"] not in labels:
+            return unknown_label_problem(converted["completion"], labels, name, 1)
     return None
 
 
 def _rename_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row under the names of ``columns``; of a pair that they have no place for, the better answer."""
+    """Names the row's values by ``columns``; a pair without columns of its own keeps the better answer."""
     if columns and "chosen" in row and "chosen" not in columns:
         rest = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
         row = {**rest, "completion": row["chosen"]}

@@ -1,4 +1,4 @@
-"""A file of an inbox: added to while it is open, and never changed once it is sealed.
+"""Writes a file of an inbox: appended to while it is open, and never changed once it is sealed.
 
 ``segments/000001.open`` is being written; full or asked for, it is renamed to ``000001.jsonl``.
 """
@@ -14,21 +14,22 @@ log = logging.getLogger("posttrain")
 
 
 class Segment(AbstractContextManager["Segment"]):
-    """An open segment, written to by one thread.
+    """Writes to an open segment, from one thread.
 
     Attributes:
-        number: 1 for an inbox's first.
-        size: bytes that are on the disk.
+        number: of the segment; an inbox's first is 1.
+        size: bytes on the disk.
     """
 
     def __init__(self, inbox: Path, number: int) -> None:
-        """Make it, or open it and cut off what a crash left unfinished.
+        """Creates the segment, or opens it and cuts off what a crash left unfinished.
 
         Raises:
             OSError: the disk refused.
         """
         self.number = number
         self.path = open_segment_path(inbox, number)
+        # An unfinished line was never acknowledged, and would swallow the next entry.
         _cut_torn_line(self.path)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         self._descriptor = os.open(self.path, flags, 0o666)
@@ -41,19 +42,20 @@ class Segment(AbstractContextManager["Segment"]):
             raise
 
     def append(self, data: bytes) -> None:
-        """Add whole lines, and return once they are on the disk.
+        """Adds whole lines, and returns once they are on the disk.
 
         Raises:
             OSError: the disk refused; `undo` takes back what it took.
         """
         view = memoryview(data)
         while view:
+            # A write may accept fewer bytes than it is given.
             view = view[os.write(self._descriptor, view) :]
         os.fsync(self._descriptor)
         self.size += len(data)
 
     def undo(self) -> None:
-        """Take back what a refused `append` left.
+        """Removes what a refused `append` left.
 
         Raises:
             OSError: the disk refused this too.
@@ -62,7 +64,7 @@ class Segment(AbstractContextManager["Segment"]):
         os.fsync(self._descriptor)
 
     def seal(self) -> None:
-        """Give it the name under which nobody changes it.
+        """Renames the segment to the name under which nobody changes it.
 
         Raises:
             OSError: the disk refused.
@@ -77,14 +79,14 @@ class Segment(AbstractContextManager["Segment"]):
 
 
 def sealed_segments(inbox: Path) -> list[Path]:
-    """The sealed segments of an inbox, oldest first."""
+    """Lists the sealed segments of an inbox, oldest first."""
     return sorted((inbox / "segments").glob("[0-9]*.jsonl"))
 
 
 def seal_stale_segments(inbox: Path) -> int | None:
-    """Seal what a crash left open with entries besides the last segment; the number of that one, None for none.
+    """Seals segments with entries that a crash left open, except the last; returns the last's number, or None.
 
-    A crash of the machine may undo the renaming of a full segment and let the next one, with entries, be.
+    A crash of the machine may undo the rename of a full segment but keep the next one, with entries.
 
     Raises:
         OSError: the disk refused.
@@ -94,8 +96,9 @@ def seal_stale_segments(inbox: Path) -> int | None:
     for path in left:
         if int(path.stem) == newest and not path.with_suffix(".jsonl").exists():
             return newest
+        # Two segments of one number can only come from outside; sealing would overwrite acknowledged entries.
         if path.with_suffix(".jsonl").exists():
-            log.warning("%s: is sealed under this number already; it is left where it is and not used", path)
+            log.warning("%s: a sealed segment has this number already; ignoring the file", path)
             continue
         _cut_torn_line(path)
         with path.open("rb") as file:
@@ -106,7 +109,7 @@ def seal_stale_segments(inbox: Path) -> int | None:
 
 
 def open_segment_path(inbox: Path, number: int) -> Path:
-    """Where the segment of that number is while it is open."""
+    """Path of the segment of that number while it is open."""
     return inbox / "segments" / f"{number:06d}.open"
 
 
@@ -114,5 +117,5 @@ def _cut_torn_line(path: Path) -> None:
     raw = path.read_bytes() if path.exists() else b""
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):
-        log.warning("%s: the last line was never finished or acknowledged; it is cut off", path)
+        log.warning("%s: cutting off the last line, which was never finished or acknowledged", path)
         os.truncate(path, whole)

@@ -1,4 +1,4 @@
-"""A model behind OpenAI's chat completions API: retried with backoff, and never paid twice for one request."""
+"""Queries a model behind OpenAI's chat completions API: retries with backoff, and never pays twice for one request."""
 
 import logging
 import os
@@ -24,15 +24,15 @@ _MAX_WAIT = 60.0  # seconds
 
 
 class EndpointConfig(Section):
-    """A server that speaks OpenAI's chat completions: OpenAI's own, vLLM, llama.cpp, Ollama and others."""
+    """Configures a server with OpenAI's chat completions API: OpenAI, vLLM, llama.cpp, Ollama and others."""
 
-    base_url: str = Field(description="What `/chat/completions` is added to, such as http://127.0.0.1:8000/v1.")
+    base_url: str = Field(description="Base of `/chat/completions`, such as http://127.0.0.1:8000/v1.")
     model: str = Field(min_length=1, description="The model's name there.")
     key_variable: str | None = Field(None, description="The environment variable that holds the key; empty for none.")
     temperature: float = Field(0.7, ge=0, description="Sampling temperature.")
     max_tokens: int = Field(1024, ge=1, description="Longest reply, in tokens; a longer one is not used.")
     timeout: float = Field(120.0, gt=0, description="Seconds to wait for a reply.")
-    retries: int = Field(5, ge=0, description="How often a request is made again that failed in passing.")
+    retries: int = Field(5, ge=0, description="Retries of a request that failed temporarily.")
     wait: float = Field(1.0, ge=0, description="Seconds before the first retry; each further one waits twice as long.")
     concurrency: int = Field(8, ge=1, description="Requests under way at a time.")
 
@@ -46,7 +46,7 @@ class EndpointConfig(Section):
 
 @dataclass
 class Usage:
-    """What was paid for: replies and tokens as the server counts them, and replies that were kept from before."""
+    """Counts replies and tokens as the server bills them, and replies reused from the cache."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -55,13 +55,13 @@ class Usage:
 
 
 class Endpoint:
-    """A `posttrain.data.generation.reply_cache.Generate` over HTTP; ``usage`` counts what it cost.
+    """Implements `posttrain.data.generation.reply_cache.Generate` over HTTP; ``usage`` counts the cost.
 
     A reply that was cut off at ``max_tokens``, or holds no text, is None.
 
     Args:
-        replies: where every reply is kept.
-        anew: whether a prompt asked in an earlier call gets another reply than then.
+        replies: cache of every reply.
+        anew: whether a prompt of an earlier call gets a new reply.
 
     Raises:
         UserError: httpx is not installed, the key's variable is not set, or (when called) the server refuses.
@@ -99,9 +99,11 @@ class Endpoint:
             }
             for prompt in prompts
         ]
+        # Numbering starts over, so the same prompt finds its earlier reply.
         if not self._anew:
             self._asked.clear()
         names = request_keys([{"url": config.base_url, "body": body} for body in bodies], self._asked)
+        # Only what is not cached is paid for.
         new = [at for at, name in enumerate(names) if self._replies.get(name) is None]
         self.usage.reused += len(names) - len(new)
         if new:
@@ -112,6 +114,7 @@ class Endpoint:
             ):
                 futures = [pool.submit(self._ask, client, names[at], bodies[at]) for at in new]
                 try:
+                    # Results are read in order, so usage and errors do not depend on which reply comes first.
                     for future in futures:
                         self._count(future.result())
                 finally:
@@ -119,10 +122,11 @@ class Endpoint:
         return [_text(reply["response"]) if (reply := self._replies.get(name)) else None for name in names]
 
     def _ask(self, client: Any, key: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer, kept; tried again while what is wrong may pass."""
+        """Requests and caches a reply; retries while the failure may be temporary."""
         import httpx
 
         url = f"{self._config.base_url}/chat/completions"
+        # Jitter by key: parallel requests do not retry at once, and a rerun waits the same.
         spread = random.Random(key)
         for attempt in range(self._config.retries + 1):
             asked_to_wait = 0.0
@@ -136,11 +140,15 @@ class Endpoint:
                 if answer.status_code == 200 and (response := _completion(answer)) is not None:
                     self._replies.put(key, {"request": body, "response": response})
                     return response
-                said = " ".join(answer.text[:200].split())
+                reply_text = " ".join(answer.text[:200].split())
                 if answer.status_code != 200 and answer.status_code not in _TRANSIENT:
                     fix = "check address, model and key"
-                    raise UserError(f"the endpoint refused with {answer.status_code}: {said}", where=url, fix=fix)
-                problem = f"{answer.status_code} {said}" if answer.status_code != 200 else f"no chat completion: {said}"
+                    raise UserError(f"the endpoint refused with {answer.status_code}: {reply_text}", where=url, fix=fix)
+                problem = (
+                    f"{answer.status_code} {reply_text}"
+                    if answer.status_code != 200
+                    else f"no chat completion: {reply_text}"
+                )
                 asked_to_wait = _retry_after(answer.headers.get("retry-after"))
             if attempt < self._config.retries:
                 log.debug("%s: %s; trying again", url, problem)
@@ -150,6 +158,7 @@ class Endpoint:
         raise WorkError(f"{url}: failed {tries} times, the last time with: {problem}; the replies so far are kept")
 
     def _count(self, response: dict[str, Any]) -> None:
+        # Not every server counts tokens.
         usage = response.get("usage")
         self.usage.requests += 1
         for name in ("prompt_tokens", "completion_tokens"):
@@ -170,11 +179,12 @@ def _completion(answer: Any) -> dict[str, Any] | None:
 def _text(response: dict[str, Any]) -> str | None:
     choice = response["choices"][0]
     text = choice["message"].get("content")
+    # A truncated reply ends in the middle of an item.
     if choice.get("finish_reason") == "length" or not isinstance(text, str) or not text.strip():
         return None
     return text
 
 
 def _retry_after(header: str | None) -> float:
-    """Of ``Retry-After`` the seconds; its dates are not read."""
+    """Seconds of ``Retry-After``; ignores dates."""
     return float(header) if header is not None and header.isdigit() else 0.0

@@ -1,4 +1,4 @@
-"""Sample replies from a model on this machine."""
+"""Samples replies from a model on this machine."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,13 +24,14 @@ _SMALL_MODEL_PARAMETERS = 500_000_000
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A `posttrain.data.generation.reply_cache.Generate` by nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751).
+    """Implements `posttrain.data.generation.reply_cache.Generate` by nucleus sampling (Holtzman et al. 2020,
+    arXiv:1904.09751).
 
-    Replies depend on the seed and on the prompts of the call. A prompt for lines is over with its last line, and one
-    that is cut off keeps the lines before; any other reply that is cut off is None.
+    Replies depend on the seed and on the prompts of the call. A reply to a prompt for lines ends with the last line,
+    and a truncated one keeps its whole lines; any other truncated reply is None.
 
     Attributes:
-        max_tokens: of the longest reply.
+        max_tokens: length of the longest reply.
         temperature: 0 for the likeliest token each time.
     """
 
@@ -41,12 +42,13 @@ class LocalModel:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What replies depend on besides the model and the prompt, as JSON values."""
+        """JSON values that replies depend on, besides the model and the prompt."""
         return {"max_tokens": self.max_tokens, "temperature": self.temperature, "seed": self.seed}
 
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Turns]) -> list[str | None]:
         ids = [self.lm.prompt_ids([dict(turn) for turn in prompt]) for prompt in prompts]
+        # Prompts of similar length share a batch, so little of it is padding; ties keep their order for determinism.
         order = sorted(range(len(ids)), key=lambda at: (len(ids[at]), at))
         replies: list[str | None] = [None] * len(ids)
         with progress_bar("answering", len(ids), "replies") as advance, _limit_threads(self.lm):
@@ -65,11 +67,14 @@ class LocalModel:
         lm = self.lm
         width = max(map(len, prompts))
         filler = lm.tokenizer.pad_token_id or 0
-        ids = torch.tensor([[filler] * (width - len(one)) + one for one in prompts], device=lm.device)
-        mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=lm.device)
+        # Left padding: generation continues after the last token of every row.
+        ids = torch.tensor([[filler] * (width - len(prompt)) + prompt for prompt in prompts], device=lm.device)
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=lm.device)
         sampling = {"do_sample": True, "temperature": self.temperature, "top_p": _TOP_P, "top_k": 0}
         devices = [lm.device] if lm.device.type == "cuda" else []
+        # The caller's random state must not depend on whether replies were cached.
         with torch.random.fork_rng(devices):
+            # The seed depends on the batch's prompts, so a resumed synthesis draws the same replies.
             torch.manual_seed(int(digest([self.seed, prompts])[:15], 16))
             output = lm.model.generate(
                 input_ids=ids,
@@ -111,9 +116,12 @@ class _StopAfterLines(StoppingCriteria):
 
 @contextmanager
 def _limit_threads(lm: LanguageModel) -> Iterator[None]:
-    """One thread for a small model on the CPU."""
+    """Runs a small model on the CPU with one thread."""
     before = torch.get_num_threads()
-    few = lm.device.type == "cpu" and sum(one.numel() for one in lm.model.parameters()) < _SMALL_MODEL_PARAMETERS
+    few = (
+        lm.device.type == "cpu"
+        and sum(parameter.numel() for parameter in lm.model.parameters()) < _SMALL_MODEL_PARAMETERS
+    )
     torch.set_num_threads(1 if few else before)
     try:
         yield

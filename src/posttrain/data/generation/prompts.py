@@ -1,4 +1,4 @@
-"""Prompts that ask a model for new records, and parsers of its replies."""
+"""Writes prompts that ask a model for new records, and parses its replies."""
 
 import json
 import re
@@ -22,7 +22,7 @@ _QUOTES = ('""', "''", "“”", "‘’", "``", "「」", "«»")
 
 
 def instructions_prompt(examples: Sequence[str], count: int, form: Form = "json") -> list[Turn]:
-    """Ask for tasks like the examples, after the idea of Self-Instruct (Wang et al. 2023, arXiv:2212.10560)."""
+    """Asks for tasks like the examples, after the idea of Self-Instruct (Wang et al. 2023, arXiv:2212.10560)."""
     return _build_prompt(
         f"These are {len(examples)} tasks that people gave to an assistant:",
         examples,
@@ -34,7 +34,7 @@ def instructions_prompt(examples: Sequence[str], count: int, form: Form = "json"
 
 
 def label_inputs_prompt(label: str, examples: Sequence[str], count: int, form: Form = "json") -> list[Turn]:
-    """Ask for inputs of one class."""
+    """Asks for inputs of one class."""
     return _build_prompt(
         f"These are {len(examples)} messages of the class `{label}`:",
         examples,
@@ -45,7 +45,7 @@ def label_inputs_prompt(label: str, examples: Sequence[str], count: int, form: F
 
 
 def paraphrase_prompt(text: str, count: int, form: Form = "json") -> list[Turn]:
-    """Ask for a text in other words."""
+    """Asks for a text in other words."""
     return _build_prompt(
         "This is a message:",
         [text],
@@ -56,12 +56,13 @@ def paraphrase_prompt(text: str, count: int, form: Form = "json") -> list[Turn]:
 
 
 def parse_json(reply: str) -> list[str] | None:
-    """The texts of a reply that is a JSON array of strings, in a fence or none; None for any other reply."""
+    """Parses a reply that is a JSON array of strings, fenced or not; None for any other reply."""
     text = reply.strip()
     if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n\s*```", text, re.DOTALL):
         text = fenced[1]
     try:
         values = json.loads(text)
+    # Deeply nested brackets exhaust the parser's recursion.
     except (ValueError, RecursionError):
         return None
     if not isinstance(values, list) or not values:
@@ -72,21 +73,22 @@ def parse_json(reply: str) -> list[str] | None:
 
 
 def parse_list(reply: str) -> list[str] | None:
-    """The numbered or bulleted lines of a reply, without the quotes around them; None where there are none.
+    """Parses the numbered or bulleted lines of a reply, without the quotes around them; None if there are none.
 
     Other lines, as before and after a list, are no items.
     """
-    found = [_unquoted(match[1].strip()) for line in reply.splitlines() if (match := _ITEM.fullmatch(line))]
-    return [text for text in found if text and _storable(text)] or None
+    items = [_unquoted(match[1].strip()) for line in reply.splitlines() if (match := _ITEM.fullmatch(line))]
+    return [text for text in items if text and _storable(text)] or None
 
 
 def requested_lines(prompt: Sequence[Turn]) -> int | None:
-    """How many lines a prompt of this module asks for; None for any other prompt."""
+    """Number of lines that a prompt of this module requests; None for any other prompt."""
     match = _LINES.search(prompt[-1]["content"])
     return int(match[1]) if match else None
 
 
 def _unquoted(text: str) -> str:
+    # Quotes inside would mean that the outer ones do not belong together.
     quoted = len(text) > 2 and text[0] + text[-1] in _QUOTES and text[0] not in text[1:-1]
     return text[1:-1].strip() if quoted else text
 
@@ -100,6 +102,7 @@ def _build_prompt(opening: str, examples: Sequence[str], wish: str, count: int, 
 
 def _storable(text: str) -> bool:
     try:
+        # A lone surrogate parses as JSON but cannot be stored as UTF-8.
         text.encode()
     except UnicodeEncodeError:
         return False

@@ -1,4 +1,4 @@
-"""Cache every reply of a model on disk, so that work that starts again does not pay for it twice."""
+"""Caches every reply of a model on disk, so that a resumed synthesis does not pay for it twice."""
 
 import os
 import threading
@@ -16,14 +16,14 @@ from posttrain.store.hashing import digest
 
 Turns = Sequence[Turn]
 Generate = Callable[[Sequence[Turns]], Sequence[str | None]]
-"""One reply a prompt, in order; None where there is none that can be used."""
+"""Returns one reply a prompt, in order; None if it is unusable."""
 
 
 class ReplyCache:
-    """Replies by the digest of what was asked, in a folder of files that are only added to.
+    """Stores replies by the digest of the request, in a folder of append-only files.
 
-    Each process has a file of its own, so that several can work in one folder; it sees the others' replies of before
-    it began.
+    Each process has a file of its own, so that several can work in one folder; it sees the replies that others wrote
+    before it started.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,14 +33,15 @@ class ReplyCache:
         self._lock = threading.Lock()
         for path in sorted(folder.glob("*.jsonl")):
             for value in read_lines(path.read_bytes()).values:
+                # The first reply wins, so that a rerun reads what an earlier run used.
                 self._known.setdefault(value["key"], value)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What `put` has kept under the key."""
+        """Returns the value that `put` has stored under the key."""
         return self._known.get(key)
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Keep a reply; it is on the disk afterwards.
+        """Stores a reply; it is on the disk afterwards.
 
         Raises:
             UserError: the disk refused.
@@ -48,28 +49,30 @@ class ReplyCache:
         line = encode_line({"key": key, **value})
         with self._lock, disk_errors(self._path), self._path.open("ab") as file:
             file.write(line)
+            # Synced before it is returned: a reply that was paid for must survive a kill.
             file.flush()
             os.fsync(file.fileno())
         self._known[key] = value
 
 
 def request_keys(requests: Sequence[Any], asked: Counter[str]) -> list[str]:
-    """A key a request; equal requests are numbered, as each may be given a reply of its own.
+    """Builds a key for each request; equal requests are numbered, as each may get a reply of its own.
 
     Args:
         requests: JSON values.
-        asked: how often each was asked before; counted on.
+        asked: number of earlier equal requests; updated in place.
     """
-    found = []
+    keys = []
     for request in requests:
+        # A repeated prompt asks for another sample, so its key includes how often it was asked before.
         name = digest(request)
-        found.append(digest([name, asked[name]]))
+        keys.append(digest([name, asked[name]]))
         asked[name] += 1
-    return found
+    return keys
 
 
 class CachedGenerate:
-    """A `Generate` that asks another one only for what is not kept."""
+    """Wraps a `Generate`, and queries it only for replies that are not cached."""
 
     def __init__(
         self, generate: Generate, model: str, replies: ReplyCache, settings: Mapping[str, Any] | None = None
@@ -84,6 +87,7 @@ class CachedGenerate:
         new = [at for at, name in enumerate(names) if self._replies.get(name) is None]
         if new:
             given = self._generate([prompts[at] for at in new])
+            # A wrong number of replies would pair prompts with others' answers.
             if len(given) != len(new):
                 raise WorkError(f"the model gave {len(given)} replies to {len(new)} prompts")
             for at, reply in zip(new, given, strict=True):

@@ -1,4 +1,4 @@
-"""What is in a dataset version, and what changed from one to another; `posttrain.web.dataset_report` draws both."""
+"""Profiles a dataset version, and measures drift between two; `posttrain.web.dataset_report` draws both."""
 
 from posttrain.data.report.drift import Drift, measure_drift
 from posttrain.data.report.profile import Profile, build_profile

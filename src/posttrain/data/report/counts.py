@@ -1,4 +1,4 @@
-"""Count records, labels and the facts that steps measured, in one pass over their tables."""
+"""Counts records, labels and the facts that steps measured, in one pass over their tables."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ _MOST_WORDS = 1000
 
 
 class Sampled(NamedTuple):
-    """A record of the sample: its id, and the beginnings of its texts."""
+    """Holds a sampled record's id and the beginnings of its texts."""
 
     id: str
     input: str
@@ -110,11 +110,11 @@ class RecordCounts:
 
     @property
     def open_ended(self) -> bool:
-        """Whether answers are texts rather than labels: more than 1000 different ones, or fewer than two of each."""
+        """True if answers are texts rather than labels: more than 1000 different ones, or fewer than two of each."""
         return self._open_ended or len({label for _, label in self._labels}) * 2 > self.answered
 
     def balances(self) -> dict[str, LabelBalance]:
-        """Of all labelled records, and of each split's if there are any; nothing where answers are no labels."""
+        """Balances of all labelled records and of each split's; empty if answers are no labels."""
         if self.open_ended or not self._labels:
             return {}
         sides: dict[str, Counter[str]] = {name: Counter() for name in (ALL, *sorted(self.splits))}
@@ -126,13 +126,13 @@ class RecordCounts:
     def _add_lengths(self, parts: dict[str, pa.Array]) -> None:
         for part, texts in parts.items():
             known = texts.drop_null()
-            words = known.to_pylist()
+            texts_known = known.to_pylist()
             counted = {
                 "characters": pc.utf8_length(known).to_numpy(zero_copy_only=False),
-                "words": np.array([word_count(text) for text in words]),
+                "words": np.array([word_count(text) for text in texts_known]),
             }
             if self.tokenizer is not None:
-                counted["tokens"] = np.array([len(ids) for ids in self.tokenizer(words)])
+                counted["tokens"] = np.array([len(ids) for ids in self.tokenizer(texts_known)])
             for unit, lengths in counted.items():
                 name = f"{part} {unit}"
                 self._lengths.setdefault(name, DistributionBuilder()).add(lengths.astype(np.float64))
@@ -146,6 +146,7 @@ class RecordCounts:
         self._labels.update((side, answer) for side, answer in pairs if answer is not None)
         if len({label for _, label in self._labels}) > _MOST_LABELS:
             self._open_ended = True
+            # From here on labels are never read, so their memory, which would grow with the set, is freed.
             self._labels.clear()
 
     def _add_sample(self, ids: list[str], parts: dict[str, pa.Array]) -> None:
@@ -187,15 +188,15 @@ class FactCounts:
             chosen = pc.and_(pc.equal(table["step"], step), pc.equal(table["name"], name))
             rows = table.filter(chosen)
             numbers = rows["value"].drop_null().to_numpy()
-            words = rows["text"].drop_null()
+            texts = rows["text"].drop_null()
             if step.startswith("pii"):
-                self._add_hits(ANY if name == "pii" else name.removeprefix("pii_"), numbers, words)
+                self._add_hits(ANY if name == "pii" else name.removeprefix("pii_"), numbers, texts)
                 continue
             called = name if name.startswith(step) else f"{step}: {name}"
             if len(numbers):
                 self._numbers.setdefault(called, DistributionBuilder()).add(numbers)
-            if len(words):
-                self._add_words(name, called, words)
+            if len(texts):
+                self._add_words(name, called, texts)
 
     @property
     def scores(self) -> dict[str, Distribution]:
@@ -210,48 +211,51 @@ class FactCounts:
     def pii(self) -> dict[str, Hits]:
         return {kind: Hits(hits, self._records[kind]) for kind, hits in descending(self._hits).items()}
 
-    def _add_hits(self, kind: str, numbers: npt.NDArray[np.float64], words: pa.ChunkedArray) -> None:
-        found = numbers[np.isfinite(numbers)]
-        if hits := int(found.sum()):
+    def _add_hits(self, kind: str, numbers: npt.NDArray[np.float64], texts: pa.ChunkedArray) -> None:
+        kinds_found = numbers[np.isfinite(numbers)]
+        if hits := int(kinds_found.sum()):
             self._hits[kind] += hits
-            self._records[kind] += int((found > 0).sum())
-        for text in words.to_pylist():
+            self._records[kind] += int((kinds_found > 0).sum())
+        for text in texts.to_pylist():
             kinds = Counter(word.strip() for word in text.split(",") if word.strip())
             self._hits.update(kinds)
             self._records.update(kinds.keys())
 
-    def _add_words(self, name: str, called: str, words: pa.ChunkedArray) -> None:
-        found = {row["values"]: row["counts"] for row in pc.value_counts(words).to_pylist()}
+    def _add_words(self, name: str, called: str, texts: pa.ChunkedArray) -> None:
+        kinds_found = {row["values"]: row["counts"] for row in pc.value_counts(texts).to_pylist()}
         if name in _LANGUAGES:
-            self.languages.update(found)
+            self.languages.update(kinds_found)
             return
         counts = self._words.setdefault(called, Counter())
         if counts is not None:
-            counts.update(found)
+            counts.update(kinds_found)
             if len(counts) > _MOST_WORDS:
                 self._words[called] = None
 
 
 def descending(counts: Counter[str]) -> dict[str, int]:
     """Most common first, equal ones by name."""
-    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def label_balance(counts: Mapping[str, int]) -> LabelBalance:
     """The balance of at least one label, each with at least one record."""
-    ordered = dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    ordered = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     numbers = np.array(list(ordered.values()), dtype=np.float64)
     shares = numbers / numbers.sum()
+    # Rounding can push the entropy of a single label below zero.
     entropy = max(0.0, -float(shares @ np.log2(shares)))
+    # A single label has no greatest entropy to divide by, and is as even as it can be.
     evenness = entropy / float(np.log2(len(shares))) if len(shares) > 1 else 1.0
     return LabelBalance(ordered, entropy, evenness, float(numbers.max() / numbers.min()))
 
 
 def input_column(table: pa.Table) -> pa.Array:
-    """What `posttrain.data.records.texts.input_texts` gives, as a string array [N]; null for a record without
+    """Computes `posttrain.data.records.texts.input_texts` as a string array [N]; null for a record without
     input."""
     prompt = table["prompt"].combine_chunks()
     turns = prompt.flatten()
+    # Arrow joins a million prompts at once, where a Python loop over turns would take most of the report's time.
     owners = np.repeat(np.arange(len(prompt)), pc.fill_null(pc.list_value_length(prompt), 0).to_numpy())
     shown = pc.fill_null(pc.not_equal(turns.field("role"), "system"), True)
     counts = np.bincount(owners[shown.to_numpy(zero_copy_only=False)], minlength=len(prompt))
@@ -262,7 +266,7 @@ def input_column(table: pa.Table) -> pa.Array:
 
 
 def text_parts(table: pa.Table) -> dict[str, pa.Array]:
-    """A string array [N] for each part of a record that has a text, null where a record lacks it."""
+    """Returns a string array [N] for each part of a record that has a text, null where a record lacks it."""
     parts = {
         "input": input_column(table),
         "answer": table["completion"].combine_chunks(),

@@ -1,4 +1,4 @@
-"""Distributions of numbers in bounded memory, the same in whatever order and tables the numbers come."""
+"""Summarises numbers in bounded memory; the result does not depend on the order of numbers and tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Distribution:
-    """Counts of rounded numbers.
+    """Counts rounded numbers.
 
     Attributes:
         values: float64 [B], rising; numbers keep 11 significant bits, so whole numbers up to 2048 are exact and
@@ -46,12 +46,13 @@ class Distribution:
         return float(np.sqrt((self.values - self.mean) ** 2 @ self.counts / self.count))
 
     def quantile(self, share: float) -> float:
-        """The smallest value that at least ``ratio`` of all are not above: NumPy's ``inverted_cdf``."""
+        """Smallest value that at least ``share`` of all do not exceed: NumPy's ``inverted_cdf``."""
+        # The factor keeps rounding of the share from skipping a value.
         at = np.searchsorted(np.cumsum(self.counts), share * self.count * (1 - 1e-12))
         return float(self.values[min(int(at), len(self.values) - 1)])
 
     def to_json(self) -> dict[str, Any]:
-        """Count, mean, deviation, smallest, greatest, quantiles and a histogram; only counts where there is nothing."""
+        """Count, mean, deviation, smallest, greatest, quantiles and a histogram; only counts without numbers."""
         if not self.count:
             return {"count": 0, "missing": self.missing}
         edges, (counts,), (above,) = histograms([self])
@@ -68,7 +69,7 @@ class Distribution:
 
 
 class DistributionBuilder:
-    """Takes numbers in and becomes a `Distribution`."""
+    """Collects numbers and builds a `Distribution`."""
 
     def __init__(self) -> None:
         self._counts: dict[float, int] = {}
@@ -76,14 +77,14 @@ class DistributionBuilder:
         self._low, self._high = float("inf"), float("-inf")
 
     def add(self, values: Floats) -> None:
-        """Count float64 [N]; NaN and infinite ones are missing."""
+        """Counts float64 [N]; NaN and infinite values are missing."""
         finite = values[np.isfinite(values)]
         self._missing += len(values) - len(finite)
         if not finite.size:
             return
         self._low, self._high = min(self._low, float(finite.min())), max(self._high, float(finite.max()))
-        found, counts = np.unique(round_significant(finite), return_counts=True)
-        for value, count in zip(found.tolist(), counts.tolist(), strict=True):
+        values_found, counts = np.unique(round_significant(finite), return_counts=True)
+        for value, count in zip(values_found.tolist(), counts.tolist(), strict=True):
             self._counts[value] = self._counts.get(value, 0) + count
 
     def distribution(self) -> Distribution:
@@ -95,7 +96,8 @@ class DistributionBuilder:
 
 
 def round_significant(values: Floats) -> Floats:
-    """Finite float64 [N] rounded to 11 significant bits, ties away from zero."""
+    """Rounds finite float64 [N] to 11 significant bits, ties away from zero."""
+    # Rounding the mantissa bounds the number of buckets whatever the range, and keeps the relative error constant.
     dropped = 52 - _KEPT_BITS
     limit = np.finfo(np.float64).max / 2
     bits = np.ascontiguousarray(np.clip(values, -limit, limit)).view(np.int64)
@@ -112,24 +114,30 @@ def histograms(distributions: Sequence[Distribution], most: int = 30) -> tuple[F
         Edges float64 [B + 1], the counts int64 [B] of each distribution, and how many of it lie above the last edge.
         Bins hold their lower edge, not their upper one.
     """
-    known = [one for one in distributions if one.count]
+    known = [distribution for distribution in distributions if distribution.count]
     if not known:
         return np.zeros(1), [np.zeros(0, dtype=np.int64) for _ in distributions], [0] * len(distributions)
-    low, high = min(one.values[0] for one in known), max(one.values[-1] for one in known)
-    usual = max(one.quantile(0.99) for one in known)
+    low, high = (
+        min(distribution.values[0] for distribution in known),
+        max(distribution.values[-1] for distribution in known),
+    )
+    usual = max(distribution.quantile(0.99) for distribution in known)
+    # A few outliers would squeeze all else into one bin; they are counted above the last edge.
     if high - low > 1.5 * (usual - low) > 0:
         high = usual
-    whole = all(np.array_equal(one.values, np.rint(one.values)) for one in known)
+    whole = all(np.array_equal(distribution.values, np.rint(distribution.values)) for distribution in known)
     width = _round_width((high - low) / (most - 1), whole)
     first = np.floor(low / width)
     bins = int(np.floor(high / width) - first) + 1
     edges = (first + np.arange(bins + 1)) * width
-    placed = [np.searchsorted(edges, one.values + 1e-9 * width, side="right") - 1 for one in distributions]
-    counts = [
-        np.bincount(at.clip(0, bins), weights=one.counts, minlength=bins + 1).astype(np.int64)
-        for at, one in zip(placed, distributions, strict=True)
+    placed = [
+        np.searchsorted(edges, distribution.values + 1e-9 * width, side="right") - 1 for distribution in distributions
     ]
-    return edges, [one[:bins] for one in counts], [int(one[bins]) for one in counts]
+    counts = [
+        np.bincount(at.clip(0, bins), weights=distribution.counts, minlength=bins + 1).astype(np.int64)
+        for at, distribution in zip(placed, distributions, strict=True)
+    ]
+    return edges, [distribution[:bins] for distribution in counts], [int(distribution[bins]) for distribution in counts]
 
 
 def _round_width(least: float, whole: bool) -> float:

@@ -1,4 +1,4 @@
-"""The drift report: what changed from one dataset version to another."""
+"""Reports what changed from one dataset version to another."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +21,10 @@ from posttrain.data.report.profile import Profile
 from posttrain.data.report.sample import id_hashes
 
 Embed = Callable[[list[str]], npt.NDArray[np.float32]]
-"""Embeddings float32 [N, D] of N texts."""
+"""Embeds N texts: float32 [N, D]."""
 
 COMPARED = 1000
-"""Embeddings of each version that the test compares."""
+"""Number of embeddings of each version that the test compares."""
 
 WORDS = "words of inputs"
 
@@ -35,7 +35,7 @@ _HALVES = 1  # seed of the hash that halves versions
 
 @dataclass(frozen=True)
 class Drift:
-    """What changed.
+    """Holds what changed between two versions.
 
     Attributes:
         records: how many the older and the newer version have.
@@ -55,29 +55,34 @@ class Drift:
 
     @property
     def verdict(self) -> str:
-        """What shifted and what did not, in a line: ``labels shifted (JS 0.18), inputs did not (MMD p = 0.41)``."""
-        told = [(one.name, one.shifted, f"JS {one.divergence:.2g}") for one in self.shares if one.name != WORDS]
+        """Names in a line what shifted and what did not.
+
+        Such as ``labels shifted (JS 0.18), inputs did not (MMD p = 0.41)``.
+        """
+        findings = [
+            (share.name, share.shifted, f"JS {share.divergence:.2g}") for share in self.shares if share.name != WORDS
+        ]
         if self.inputs:
-            told.append(("inputs", self.inputs.shifted, f"MMD p = {self.inputs.p_value:.2g}"))
+            findings.append(("inputs", self.inputs.shifted, f"MMD p = {self.inputs.p_value:.2g}"))
         if self.numbers:
-            worst = max(self.numbers, key=lambda one: (one.level == "shifted", one.index))
+            worst = max(self.numbers, key=lambda share: (share.level == "shifted", share.index))
             most = f"greatest PSI {worst.index:.2g}, in {worst.name.replace('_', ' ')}"
-            told.append(("numbers", worst.level == "shifted", most))
-        told.sort(key=lambda one: not one[1])
-        if not told:
+            findings.append(("numbers", worst.level == "shifted", most))
+        findings.sort(key=lambda share: not share[1])
+        if not findings:
             return "nothing to compare"
-        said = [f"{name} {'shifted' if shifted else 'did not'} ({why})" for name, shifted, why in told]
-        if not told[0][1]:
-            said[0] = said[0].replace(" did not ", " did not shift ", 1)
-        return ", ".join(said)
+        phrases = [f"{name} {'shifted' if shifted else 'did not'} ({why})" for name, shifted, why in findings]
+        if not findings[0][1]:
+            phrases[0] = phrases[0].replace(" did not ", " did not shift ", 1)
+        return ", ".join(phrases)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
             "records": {"old": self.records[0], "new": self.records[1]},
-            "population_stability": {one.name: one.to_json() for one in self.numbers},
-            "jensen_shannon": {one.name: one.to_json() for one in self.shares},
-            "ngrams": {part: one.to_json() for part, one in self.ngrams.items()},
+            "population_stability": {measure.name: measure.to_json() for measure in self.numbers},
+            "jensen_shannon": {measure.name: measure.to_json() for measure in self.shares},
+            "ngrams": {part: measure.to_json() for part, measure in self.ngrams.items()},
             "embeddings": self.inputs.to_json() if self.inputs else None,
             "incomparable": list(self.incomparable),
         }
@@ -94,7 +99,7 @@ def measure_drift(
     permutations: int = 999,
     seed: int = 0,
 ) -> Drift:
-    """What changed from ``old`` to ``new``.
+    """Measures what changed from ``old`` to ``new``.
 
     Args:
         embed: makes embeddings of the inputs of ``compared`` records of each version, chosen by the hash of their ids
@@ -104,55 +109,60 @@ def measure_drift(
         permutations: of the test; its p-value cannot be below ``1 / (permutations + 1)``.
         seed: of the permutations.
     """
-    numbers, missing_numbers = _common_measures(_numbers(old), _numbers(new), lambda one: not one.count)
-    shares, missing_shares = _common_measures(_shares(old), _shares(new), lambda one: not one)
+    numbers, missing_numbers = _common_measures(_numbers(old), _numbers(new), lambda value: not value.count)
+    shares, missing_shares = _common_measures(_shares(old), _shares(new), lambda value: not value)
     divergences = [divergence(name, *pair) for name, *pair in shares]
     counted = {part: _ngrams(part, old, new) for part in old.ngrams if part in new.ngrams}
-    if words := _word_counts(counted.get("input")):
-        divergences.append(divergence(WORDS, *words, independent=False))
+    if word_counts := _word_counts(counted.get("input")):
+        divergences.append(divergence(WORDS, *word_counts, independent=False))
     if embeddings is None:
-        texts = [_disjoint_inputs(one, side, compared) for side, one in enumerate((old, new))]
-        made = [(embed or hashed_ngrams)(part) if len(part) > 1 else np.zeros((0, 1), np.float32) for part in texts]
-        embeddings = (made[0], made[1])
+        texts = [_disjoint_inputs(value, side, compared) for side, value in enumerate((old, new))]
+        vectors = [(embed or hashed_ngrams)(part) if len(part) > 1 else np.zeros((0, 1), np.float32) for part in texts]
+        embeddings = (vectors[0], vectors[1])
         embedder = embedder or ("given embedder" if embed else "hashed character n-grams")
     inputs = None
+    # The unbiased estimate divides by n - 1.
     if min(map(len, embeddings)) > 1:
         inputs = mean_discrepancy(*embeddings, permutations=permutations, seed=seed, embedder=embedder)
     return Drift(
         records=(old.records, new.records),
         numbers=tuple(population_stability(name, *pair) for name, *pair in numbers),
         shares=tuple(divergences),
-        ngrams={part: ngram_changes(one) for part, one in counted.items()},
+        ngrams={part: ngram_changes(value) for part, value in counted.items()},
         inputs=inputs,
         incomparable=(*missing_numbers, *missing_shares),
     )
 
 
 def hashed_ngrams(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Vectors float32 [N, 2048] of length 1 that count hashed runs of 3 to 5 characters within words."""
+    """Counts hashed runs of 3 to 5 characters within words: vectors float32 [N, 2048] of length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), n_features=_HASHED, dtype=np.float32)
     return np.asarray(vectorizer.transform(texts).toarray(), dtype=np.float32)
 
 
-def _numbers(one: Profile) -> dict[str, Distribution]:
-    """Lengths and scores; the lengths of labels say no more than the labels."""
-    lengths = {name: told for name, told in one.lengths.items() if one.open_ended or not name.startswith("answer")}
-    return {**lengths, **one.scores}
+def _numbers(profile: Profile) -> dict[str, Distribution]:
+    """Lengths and scores; lengths of labels say no more than the labels."""
+    lengths = {
+        name: distribution
+        for name, distribution in profile.lengths.items()
+        if profile.open_ended or not name.startswith("answer")
+    }
+    return {**lengths, **profile.scores}
 
 
-def _shares(one: Profile) -> dict[str, Mapping[str, int]]:
-    return {"labels": one.labels, "languages": one.languages, "sources": one.sources, **one.categories}
+def _shares(profile: Profile) -> dict[str, Mapping[str, int]]:
+    return {"labels": profile.labels, "languages": profile.languages, "sources": profile.sources, **profile.categories}
 
 
 def _common_measures(
     old: Mapping[str, Any], new: Mapping[str, Any], empty: Callable[[Any], bool]
 ) -> tuple[list[tuple[str, Any, Any]], list[str]]:
-    """What both have by name, and in words what only one of them has."""
+    """Pairs what both versions have by name, and describes what only one has."""
     both, single = [], []
     for name in dict.fromkeys([*old, *new]):
-        there = [name in one and not empty(one[name]) for one in (old, new)]
+        there = [name in profile and not empty(profile[name]) for profile in (old, new)]
         if all(there):
             both.append((name, old[name], new[name]))
         elif any(there):
@@ -160,25 +170,26 @@ def _common_measures(
     return both, single
 
 
-def _disjoint_inputs(one: Profile, side: int, compared: int) -> list[str]:
-    """Inputs of records with even ids' hashes for side 0, with odd ones for side 1.
+def _disjoint_inputs(profile: Profile, side: int, compared: int) -> list[str]:
+    """Inputs of records whose id hashes are even for side 0, and odd for side 1.
 
-    What both versions hold so never stands on both sides, where equal rows would hide a change from the test.
+    So a record of both versions is never on both sides, where equal rows would hide a change from the test.
     """
-    parity = id_hashes([row.id for row in one.sample], _HALVES) & np.uint64(1)
+    parity = id_hashes([row.id for row in profile.sample], _HALVES) & np.uint64(1)
+    # The sample is ordered by another hash, so its first rows are a random choice.
     rows = np.flatnonzero(parity == side)[:compared].tolist()
-    return [one.sample[row].input for row in rows]
+    return [profile.sample[row].input for row in rows]
 
 
 def _ngrams(part: str, old: Profile, new: Profile) -> list[Ngrams]:
-    texts = [[row.input if part == "input" else row.answer for row in one.sample] for one in (old, new)]
+    texts = [[row.input if part == "input" else row.answer for row in profile.sample] for profile in (old, new)]
     return ngram_counts(texts, _LONGEST)
 
 
 def _word_counts(counted: Sequence[Ngrams] | None) -> tuple[dict[str, int], dict[str, int]] | None:
-    """Counts of the words of inputs, older and newer; None where a version has no words."""
+    """Counts the words of inputs, older and newer; None if a version has no words."""
     if not counted or not counted[0].counts.any(axis=1).all():
         return None
-    words = [counted[0].text(run) for run in range(counted[0].counts.shape[1])]
-    old, new = (dict(zip(words, row.tolist(), strict=True)) for row in counted[0].counts)
+    vocabulary = [counted[0].text(run) for run in range(counted[0].counts.shape[1])]
+    old, new = (dict(zip(vocabulary, row.tolist(), strict=True)) for row in counted[0].counts)
     return old, new

@@ -1,5 +1,6 @@
-"""Measures of drift: Jensen–Shannon divergence of categories, population stability index of numbers, and the
-maximum mean discrepancy of embeddings."""
+"""Measures drift: Jensen–Shannon divergence of categories, population stability index of numbers, and maximum mean
+discrepancy of embeddings.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _PERMUTATIONS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Divergence:
-    """The divergence of one set of categories.
+    """Holds the divergence of one set of categories.
 
     Attributes:
         divergence: in bits, between 0 and 1.
@@ -47,12 +48,12 @@ class Divergence:
 
     @property
     def distance(self) -> float:
-        """The root of the divergence, which is a metric."""
+        """Square root of the divergence, which is a metric."""
         return float(np.sqrt(self.divergence))
 
     @property
     def shifted(self) -> bool:
-        """Whether it is above 0.01 and above chance, and the test says so at the level 0.01."""
+        """True if the divergence exceeds 0.01 and chance, and the test is significant at 0.01."""
         return self.divergence >= max(MIN_DIVERGENCE, self.by_chance) and (self.p_value is None or self.p_value < 0.01)
 
     def to_json(self) -> dict[str, Any]:
@@ -68,28 +69,29 @@ class Divergence:
 
 
 def jensen_shannon(old: npt.ArrayLike, new: npt.ArrayLike) -> float:
-    """Divergence in bits of two rows of counts [K], neither of which is all zeros (Lin, IEEE Trans. Inf. Theory 1991).
+    """Computes the divergence in bits of two rows of counts [K], neither all zeros (Lin, IEEE Trans. Inf. Theory 1991).
 
     The mean of both Kullback–Leibler divergences from the mean of both distributions: 0 for equal shares, 1 for
     shares that have nothing in common.
     """
-    before, after = (np.asarray(one, dtype=np.float64) / np.sum(one, dtype=np.float64) for one in (old, new))
+    before, after = (np.asarray(counts, dtype=np.float64) / np.sum(counts, dtype=np.float64) for counts in (old, new))
     middle = (before + after) / 2
     total = 0.0
-    for one in (before, after):
-        there = one > 0
-        total += float(one[there] @ np.log2(one[there] / middle[there])) / 2
+    for counts in (before, after):
+        there = counts > 0
+        total += float(counts[there] @ np.log2(counts[there] / middle[there])) / 2
     return min(max(total, 0.0), 1.0)
 
 
 def divergence(name: str, old: Mapping[str, int], new: Mapping[str, int], *, independent: bool = True) -> Divergence:
-    """The divergence of two sets of counts by category, each with a count above zero.
+    """Computes the divergence of two sets of counts by category, each with a count above zero.
 
     Args:
         independent: whether each count is a record by itself, so that a test of significance has a meaning.
     """
     names = sorted(set(old) | set(new))
-    counts = np.array([[one.get(name, 0) for name in names] for one in (old, new)])
+    counts = np.array([[counts_of_version.get(name, 0) for name in names] for counts_of_version in (old, new)])
+    # Small samples diverge by chance alone, so the divergence is only meaningful beside its mean under no change.
     value, chance = jensen_shannon(*counts), divergence_by_chance(counts)
     p_value = homogeneity(counts) if independent else None
     shares = counts / counts.sum(axis=1, keepdims=True)
@@ -99,7 +101,7 @@ def divergence(name: str, old: Mapping[str, int], new: Mapping[str, int], *, ind
 
 
 def divergence_by_chance(counts: npt.NDArray[np.int64]) -> float:
-    """The mean divergence, about, of two samples with the sizes of ``counts`` [2, K] from one distribution.
+    """Mean divergence, about, of two samples with the sizes of ``counts`` [2, K] from one distribution.
 
     Near equality the divergence is the chi-square distance over ``8 ln 2``, whose mean is ``(K - 1)(1/n + 1/m)``.
     """
@@ -117,7 +119,7 @@ def homogeneity(counts: npt.NDArray[np.int64]) -> float:
 
 @dataclass(frozen=True)
 class PopulationStability:
-    """The index of one number.
+    """Holds the population stability index of one number.
 
     Attributes:
         index: 0 for equal shares of all bins.
@@ -137,7 +139,7 @@ class PopulationStability:
 
     @property
     def level(self) -> str:
-        """``stable``, ``moderate`` or ``shifted`` by the marks, and ``stable`` where chance explains it (p >= 0.01)."""
+        """``stable``, ``moderate`` or ``shifted`` by the thresholds; ``stable`` if chance explains it (p >= 0.01)."""
         if self.index < MODERATE or self.p_value >= 0.01:
             return "stable"
         return "moderate" if self.index < LARGE else "shifted"
@@ -163,29 +165,32 @@ def population_stability(name: str, old: Distribution, new: Distribution) -> Pop
     "Statistical properties of the population stability index", 2020), unless small samples leave bins empty.
     """
     edges = np.unique([old.quantile(share / _BINS) for share in range(1, _BINS)])
+    # A decile at the maximum would make a last bin that nothing can fall into.
     edges = edges[edges < max(old.values[-1], new.values[-1])]
     if not edges.size:
         edges = old.values[:1]
+    # A number that was constant must not move unseen below its only value.
     if edges[0] == old.values[0]:
         edges = np.concatenate([[np.nextafter(edges[0], -np.inf)], edges])
-    counts = np.array([_bin_counts(one, edges) for one in (old, new)])
+    counts = np.array([_bin_counts(version, edges) for version in (old, new)])
     shares = counts / counts.sum(axis=1, keepdims=True)
-    before, after = (np.maximum(one, LEAST_SHARE) for one in shares)
+    # An empty bin has no logarithm; the floor bounds its contribution.
+    before, after = (np.maximum(version, LEAST_SHARE) for version in shares)
     index = float(np.sum((after - before) * np.log(after / before)))
     filled = int((counts.sum(axis=0) > 0).sum())
     chance = (filled - 1) * (1 / old.count + 1 / new.count)
-    told = (tuple(one) for one in (edges.tolist(), *shares.tolist()))
-    return PopulationStability(name, index, chance, homogeneity(counts), *told)
+    columns = (tuple(version) for version in (edges.tolist(), *shares.tolist()))
+    return PopulationStability(name, index, chance, homogeneity(counts), *columns)
 
 
-def _bin_counts(one: Distribution, edges: Floats) -> Counts:
-    bins = np.searchsorted(edges, one.values, side="left")
-    return np.bincount(bins, weights=one.counts, minlength=len(edges) + 1).astype(np.int64)
+def _bin_counts(distribution: Distribution, edges: Floats) -> Counts:
+    bins = np.searchsorted(edges, distribution.values, side="left")
+    return np.bincount(bins, weights=distribution.counts, minlength=len(edges) + 1).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class MeanDiscrepancy:
-    """The outcome of the test.
+    """Holds the maximum mean discrepancy and its permutation test.
 
     Attributes:
         squared: the unbiased estimate of MMD², which may be below zero.
@@ -205,7 +210,7 @@ class MeanDiscrepancy:
 
     @property
     def shifted(self) -> bool:
-        """Whether chance explains it with less than 1% probability."""
+        """True if chance explains the discrepancy with less than 1% probability."""
         return self.p_value < 0.01
 
     def to_json(self) -> dict[str, Any]:
@@ -228,7 +233,7 @@ def mean_discrepancy(
     seed: int = 0,
     embedder: str = "",
 ) -> MeanDiscrepancy:
-    """MMD² between embeddings [N, D] and [M, D], with N and M at least 2, and its permutation test.
+    """Computes MMD² between embeddings [N, D] and [M, D], with N and M at least 2, and its permutation test.
 
     The unbiased estimate (Gretton et al., "A kernel two-sample test", JMLR 2012, equation 3) with the kernel
     ``exp(-|x - y|² / (2 b²))``, b being the median distance between any two of all N + M. The p-value counts what
@@ -248,10 +253,11 @@ def mean_discrepancy(
     permuted: list[float] = []
     for start in range(0, permutations, _PERMUTATIONS_AT_ONCE):
         columns = min(_PERMUTATIONS_AT_ONCE, permutations - start)
+        # Permuting labels instead of rows keeps one kernel matrix for all permutations.
         sides = rng.permuted(np.repeat(first[:, None], columns, axis=1), axis=0)
         permuted += _squared_mmd(kernel, sides, count).tolist()
     rounding = 1e-12  # a permutation that only swaps equal rows reaches it
-    reached = sum(one >= squared - rounding for one in permuted)
+    reached = sum(value >= squared - rounding for value in permuted)
     p_value = (reached + 1) / (permutations + 1)
     return MeanDiscrepancy(squared, p_value, bandwidth, (count, total - count), tuple(permuted), embedder)
 

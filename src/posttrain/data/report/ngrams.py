@@ -1,7 +1,8 @@
-"""Count word n-grams in groups of texts, and find those whose share changed.
+"""Counts word n-grams in groups of texts, and finds those whose share changed.
 
-A word is what stands between spaces, and each Chinese or Japanese character by itself. Scripts that write words
-together without such characters, such as Thai, count as one word between spaces."""
+A word is a run of characters between spaces, and each Chinese or Japanese character by itself. Scripts that write words
+together without such characters, such as Thai, count as one word between spaces.
+"""
 
 import re
 from collections.abc import Sequence
@@ -27,73 +28,73 @@ _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+(?:['’][^\W{_IDEOGRAP
 
 @dataclass(frozen=True)
 class Ngrams:
-    """Counts of the runs of ``n`` words.
+    """Counts the runs of ``n`` words.
 
     Attributes:
         counts: int64 [G, K], for each group of texts how often each run occurs.
         places: int64 [K], where each run occurs first.
-        words: int64 [W], the words of all texts, one behind the other.
+        word_numbers: int64 [W], the words of all texts, concatenated.
         vocabulary: the words by their numbers.
     """
 
     n: int
     counts: Counts
     places: Counts
-    words: Counts
+    word_numbers: Counts
     vocabulary: Sequence[str]
 
     def text(self, run: int) -> str:
-        """The words of the run with that number, with spaces between."""
+        """The words of the run with that number, separated by spaces."""
         start = int(self.places[run])
-        return " ".join(self.vocabulary[word] for word in self.words[start : start + self.n].tolist())
+        return " ".join(self.vocabulary[word] for word in self.word_numbers[start : start + self.n].tolist())
 
     def most_common(self, count: int, group: int = 0) -> list[tuple[str, int]]:
-        """The ``count`` most common runs of a group and how often they occur; of equal ones the first to occur."""
+        """The ``count`` most common runs of a group and their counts; of equal ones the first to occur."""
         counts = self.counts[group]
-        found = np.flatnonzero(counts)
-        if len(found) > count:  # sorting millions of rare runs would take long
-            least = np.partition(counts[found], -count)[-count]
-            more, equal = found[counts[found] > least], found[counts[found] == least]
-            found = np.concatenate([more, equal[np.argsort(self.places[equal])[: count - len(more)]]])
-        order = np.lexsort((self.places[found], -counts[found]))
-        return [(self.text(run), int(counts[run])) for run in found[order].tolist()]
+        runs = np.flatnonzero(counts)
+        if len(runs) > count:  # sorting millions of rare runs would take long
+            least = np.partition(counts[runs], -count)[-count]
+            more, equal = runs[counts[runs] > least], runs[counts[runs] == least]
+            runs = np.concatenate([more, equal[np.argsort(self.places[equal])[: count - len(more)]]])
+        order = np.lexsort((self.places[runs], -counts[runs]))
+        return [(self.text(run), int(counts[run])) for run in runs[order].tolist()]
 
 
 def ngram_counts(groups: Sequence[Sequence[str]], longest: int) -> list[Ngrams]:
-    """The runs of 1 to ``longest`` words in each group of texts; no run goes from one text to the next."""
+    """Counts the runs of 1 to ``longest`` words in each group of texts; no run spans two texts."""
     vocabulary: dict[str, int] = {}
     numbers: list[int] = []
     texts: list[int] = []
     sizes: list[int] = []
     for group in groups:
         for text in group:
-            found = display_words(text)
-            numbers += [vocabulary.setdefault(word, len(vocabulary)) for word in found]
-            texts.append(len(found))
+            text_words = display_words(text)
+            numbers += [vocabulary.setdefault(word, len(vocabulary)) for word in text_words]
+            texts.append(len(text_words))
         sizes.append(len(numbers))
-    words = np.array(numbers, dtype=np.int64)
+    word_numbers = np.array(numbers, dtype=np.int64)
     owner = np.repeat(np.arange(len(texts)), texts)
     bounds = np.array(sizes)
-    runs, starts = words, np.arange(len(words))
+    runs, starts = word_numbers, np.arange(len(word_numbers))
     result = []
     for n in range(1, longest + 1):
         if n > 1:  # a run of n words is a run of n - 1, by its number, and a word more
-            longer = starts[starts + n - 1 < len(words)]
+            longer = starts[starts + n - 1 < len(word_numbers)]
             longer = longer[owner[longer] == owner[longer + n - 1]]
-            runs = runs[np.searchsorted(starts, longer)] * len(vocabulary) + words[longer + n - 1]
+            runs = runs[np.searchsorted(starts, longer)] * len(vocabulary) + word_numbers[longer + n - 1]
             starts = longer
         _, first, runs = np.unique(runs, return_index=True, return_inverse=True)
         group_of = np.searchsorted(bounds, starts, side="right")
         counts = np.zeros((len(groups), len(first)), dtype=np.int64)
-        for at in range(len(groups)):
-            counts[at] = np.bincount(runs[group_of == at], minlength=len(first))
-        result.append(Ngrams(n, counts, starts[first], words, list(vocabulary)))
+        for group_index in range(len(groups)):
+            counts[group_index] = np.bincount(runs[group_of == group_index], minlength=len(first))
+        result.append(Ngrams(n, counts, starts[first], word_numbers, list(vocabulary)))
     return result
 
 
 @dataclass(frozen=True)
 class NgramChange:
-    """A run of words in the older and the newer texts.
+    """Compares a run of words in the older and the newer texts.
 
     Attributes:
         ratio: its share of all runs as long, newer over older; None where the older texts have none of it.
@@ -120,7 +121,7 @@ class NgramChanges:
 
     def to_json(self) -> dict[str, Any]:
         kinds = {"new": self.appeared, "vanished": self.vanished, "more_common": self.more, "less_common": self.less}
-        return {kind: [asdict(one) for one in changes] for kind, changes in kinds.items()}
+        return {kind: [asdict(change) for change in changes] for kind, changes in kinds.items()}
 
 
 def log_odds(
@@ -138,40 +139,42 @@ def log_odds(
         float64 [K] each; above zero for what is more common in ``new``.
     """
     weights = np.asarray(prior, dtype=np.float64)
-    after, before = (np.asarray(one, dtype=np.float64) + weights for one in (new, old))
+    after, before = (np.asarray(counts, dtype=np.float64) + weights for counts in (new, old))
     delta = np.log(after / (after.sum() - after)) - np.log(before / (before.sum() - before))
     return delta, delta / np.sqrt(1 / after + 1 / before)
 
 
 def ngram_changes(counted: Sequence[Ngrams]) -> NgramChanges:
-    """The changes between the first and the second group of texts, of runs of all lengths together.
+    """Finds the changes between the first and the second group of texts, of runs of all lengths together.
 
     The prior of each length is the counts of both groups, made as heavy as the smaller group's: what both say
     is not held for a change.
     """
-    found: list[NgramChange] = []
-    for one in counted:
-        old, new = one.counts
+    changes: list[NgramChange] = []
+    for ngrams in counted:
+        old, new = ngrams.counts
         sizes = old.sum(), new.sum()
+        # Log-odds need a second n-gram to compare with, and a group with n-grams.
         if len(old) < 2 or not min(sizes):
             continue
+        # The prior weighs as much as the smaller group, so a difference in size alone is no change.
         delta, z = log_odds(old, new, (old + new) * (min(sizes) / sum(sizes)))
         for run in np.flatnonzero(np.abs(z) >= SURE).tolist():
             ratio = float(new[run] / sizes[1] / (old[run] / sizes[0])) if old[run] else None
-            found.append(
-                NgramChange(one.text(run), int(old[run]), int(new[run]), ratio, float(delta[run]), float(z[run]))
+            changes.append(
+                NgramChange(ngrams.text(run), int(old[run]), int(new[run]), ratio, float(delta[run]), float(z[run]))
             )
-    found.sort(key=lambda change: (-abs(change.z), change.ngram))
+    changes.sort(key=lambda change: (-abs(change.z), change.ngram))
     return NgramChanges(
-        appeared=tuple([one for one in found if one.old == 0][:_LISTED]),
-        vanished=tuple([one for one in found if one.new == 0][:_LISTED]),
-        more=tuple([one for one in found if one.z > 0 and one.old][:_LISTED]),
-        less=tuple([one for one in found if one.z < 0 and one.new][:_LISTED]),
+        appeared=tuple([ngrams for ngrams in changes if ngrams.old == 0][:_LISTED]),
+        vanished=tuple([ngrams for ngrams in changes if ngrams.new == 0][:_LISTED]),
+        more=tuple([ngrams for ngrams in changes if ngrams.z > 0 and ngrams.old][:_LISTED]),
+        less=tuple([ngrams for ngrams in changes if ngrams.z < 0 and ngrams.new][:_LISTED]),
     )
 
 
 def word_count(text: str) -> int:
-    """How many words; punctuation belongs to the word that it touches."""
+    """Counts the words; punctuation belongs to the word that it touches."""
     return len(text.split()) if text.isascii() else len(_SPACED_WORD.findall(text))
 
 

@@ -1,4 +1,4 @@
-"""The quality report of a dataset version: what is in it, what was turned away, and why."""
+"""Profiles a dataset version: its records, its rejections, and their reasons."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,17 +34,17 @@ _SET = "records"
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything that is told of a dataset version.
+    """Holds all figures of a dataset version's report.
 
     Attributes:
-        records: how many there are.
-        answered: how many of them have an answer.
+        records: their number.
+        answered: number of records with an answer.
         open_ended: whether answers are texts rather than labels.
         funnel: ``{set, step, reason, count}`` as the pipeline counted: from ``read, in`` to ``kept, kept`` in each set.
         sources, splits: records by source and by split.
         balances: of the labels; ``all`` and by split.
         lengths: by part and unit, such as ``input characters``; ``totals`` are their sums.
-        languages: records by language, as far as a step told it.
+        languages: records by language, if a step measured it.
         scores: every fact that is a number, but for those of the step ``length``, which are measured here.
         categories: every fact in words, counted.
         pii: finds of personal data by kind.
@@ -74,11 +74,11 @@ class Profile:
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """Records by label; empty where answers are no labels."""
+        """Counts records by label; empty if answers are no labels."""
         return self.balances[ALL].counts if ALL in self.balances else {}
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values. Of sources and of facts in words the 1000 most common are listed."""
+        """Converts the report to JSON values. Lists the 1000 most common sources and text facts."""
         return {
             "records": self.records,
             "answered": self.answered,
@@ -86,14 +86,16 @@ class Profile:
             "funnel": [dict(row) for row in self.funnel],
             "sources": _most_common(self.sources),
             "splits": dict(self.splits),
-            "labels": {side: one.to_json() for side, one in self.balances.items()},
-            "lengths": {name: {"total": self.totals[name]} | one.to_json() for name, one in self.lengths.items()},
+            "labels": {side: measure.to_json() for side, measure in self.balances.items()},
+            "lengths": {
+                name: {"total": self.totals[name]} | measure.to_json() for name, measure in self.lengths.items()
+            },
             "languages": dict(self.languages),
-            "scores": {name: one.to_json() for name, one in self.scores.items()},
+            "scores": {name: measure.to_json() for name, measure in self.scores.items()},
             "categories": {name: _most_common(counts) for name, counts in self.categories.items()},
-            "pii": {kind: one._asdict() for kind, one in self.pii.items()},
-            "duplicates": {step: one.to_json() for step, one in self.clusters.items()},
-            "rejected": [one.to_json() for one in self.rejected],
+            "pii": {kind: measure._asdict() for kind, measure in self.pii.items()},
+            "duplicates": {step: measure.to_json() for step, measure in self.clusters.items()},
+            "rejected": [measure.to_json() for measure in self.rejected],
             "ngrams": {
                 "sampled_records": len(self.sample),
                 "most_common": {
@@ -114,7 +116,7 @@ def build_profile(
     sample: int = SAMPLE,
     seed: int = 0,
 ) -> Profile:
-    """Read a version once, in memory that does not grow with it but for eight bytes a rejected duplicate.
+    """Reads a version once, in memory that does not grow with it but for eight bytes a rejected duplicate.
 
     The numbers and examples are the same in whatever order records come and however tables are cut.
 
@@ -142,6 +144,7 @@ def build_profile(
     for table in facts:
         measured.add(table)
     rows = counts.sample.rows()
+    # N-grams are counted in a sample: their number grows with the texts and would not fit into bounded memory.
     parts = {"input": [row.input for row in rows]}
     if counts.open_ended and counts.answered:
         parts["answer"] = [row.answer for row in rows]
@@ -156,13 +159,14 @@ def build_profile(
         lengths=counts.lengths,
         totals=counts.totals,
         languages=descending(measured.languages),
-        scores={name: one for name, one in measured.scores.items() if not name.startswith("length: ")},
+        # The step `length` measures what the report measures itself.
+        scores={name: measure for name, measure in measured.scores.items() if not name.startswith("length: ")},
         categories=measured.categories,
         pii=measured.pii,
         clusters=turned_away.clusters,
         rejected=turned_away.reasons,
         ngrams={
-            part: tuple(tuple(one.most_common(_NGRAMS)) for one in ngram_counts([texts], _LONGEST))
+            part: tuple(tuple(measure.most_common(_NGRAMS)) for measure in ngram_counts([texts], _LONGEST))
             for part, texts in parts.items()
         },
         sample=tuple(rows),
@@ -181,7 +185,7 @@ def _with_splits(
 
 def _funnel(kept: int, rejected: RejectionCounts) -> tuple[Mapping[str, Any], ...]:
     rows = [("read", "in", kept + rejected.total)]
-    rows += [(one.step, one.reason, one.count) for one in rejected.reasons]
+    rows += [(rejection.step, rejection.reason, rejection.count) for rejection in rejected.reasons]
     rows.append(("kept", "kept", kept))
     return tuple({"set": _SET, "step": step, "reason": reason, "count": count} for step, reason, count in rows)
 
@@ -191,8 +195,8 @@ def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def profile_version(version: Version, tokenizer: Tokenizer | None = None) -> Profile:
-    """The profile of a version's records, of what left, and of what its steps measured; read piece by piece."""
-    tables, sides = tee(version.sided_tables())  # which are taken in turn, so that one table waits at most
+    """Profiles a stored version piece by piece: its records, rejections and measured facts."""
+    tables, sides = tee(version.sided_tables())  # both are read in turn, so at most one table waits
     return build_profile(
         (table for table, _ in tables),
         (names for _, names in sides),

@@ -1,4 +1,4 @@
-"""Count rejected records and clusters of duplicates, and choose the examples that are shown."""
+"""Counts rejected records and clusters of duplicates, and samples examples."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ Member = tuple[int, str, str]
 
 @dataclass(frozen=True)
 class Example:
-    """A rejected record: where it stood, the beginning of its texts with personal data masked, and why it went."""
+    """Shows a rejected record: its source, the beginning of its texts with personal data masked, and the reason."""
 
     id: str
     place: str
@@ -37,7 +37,7 @@ class Example:
 
 @dataclass(frozen=True)
 class RejectionSummary:
-    """The records that one step rejected for one reason, and at most five of them, chosen by the hash of their ids."""
+    """Counts the records that one step rejected for one reason, with up to five examples chosen by hash of id."""
 
     step: str
     reason: str
@@ -45,12 +45,12 @@ class RejectionSummary:
     examples: tuple[Example, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"examples": [asdict(one) for one in self.examples]}
+        return asdict(self) | {"examples": [asdict(example) for example in self.examples]}
 
 
 @dataclass(frozen=True)
 class DuplicateCluster:
-    """A cluster of ``size`` records, of which one stayed, and the texts of some that went, personal data masked."""
+    """Shows a cluster of ``size`` records, of which one was kept, and texts of rejected ones, personal data masked."""
 
     name: str
     size: int
@@ -59,7 +59,7 @@ class DuplicateCluster:
 
 @dataclass(frozen=True)
 class DuplicateClusters:
-    """What one step found: ``sizes`` counts clusters by how many records they held, with the one that stayed."""
+    """Counts the clusters that one step found by size; sizes include the kept record."""
 
     sizes: dict[int, int]
     largest: tuple[DuplicateCluster, ...]
@@ -73,14 +73,16 @@ class DuplicateClusters:
         return sum((size - 1) * number for size, number in self.sizes.items())
 
     def to_json(self) -> dict[str, Any]:
-        largest = [{"name": one.name, "size": one.size, "texts": list(one.texts)} for one in self.largest]
+        largest = [
+            {"name": cluster.name, "size": cluster.size, "texts": list(cluster.texts)} for cluster in self.largest
+        ]
         sizes = {str(size): number for size, number in sorted(self.sizes.items())}
         return {"number": self.number, "removed": self.removed, "sizes": sizes, "largest": largest}
 
 
 @dataclass
 class ClusterCollector:
-    """Takes in the rejected records of one step: eight bytes each, and a sample of their texts."""
+    """Collects the rejected records of one step: eight bytes each, and a sample of their texts."""
 
     seed: int
     _members: list[npt.NDArray[np.uint64]] = field(default_factory=list)
@@ -98,24 +100,26 @@ class ClusterCollector:
             self._sample.add(int(order[row]), ids[row], (int(clusters[row]), names[row], text))
 
     def clusters(self) -> DuplicateClusters:
-        """Large clusters surely have members in the sample of texts; of equal ones the smaller hash comes first."""
-        found, gone = np.unique(np.concatenate([np.zeros(0, np.uint64), *self._members]), return_counts=True)
+        """Summarises the clusters; large ones surely have members in the sample, and ties go to smaller hashes."""
+        cluster_hashes, removed = np.unique(
+            np.concatenate([np.zeros(0, np.uint64), *self._members]), return_counts=True
+        )
         texts: dict[int, list[tuple[str, str]]] = {}
         for cluster, name, text in self._sample.rows():
             texts.setdefault(cluster, []).append((name, text))
-        sampled = np.isin(found, np.array(list(texts), dtype=np.uint64))
-        order = np.lexsort((found, -gone))
+        sampled = np.isin(cluster_hashes, np.array(list(texts), dtype=np.uint64))
+        order = np.lexsort((cluster_hashes, -removed))
         largest = []
-        for at in order[sampled[order]][:_LARGEST].tolist():
-            members = texts[int(found[at])]
+        for index in order[sampled[order]][:_LARGEST].tolist():
+            members = texts[int(cluster_hashes[index])]
             shown = tuple(mask(text)[0] for text in list(dict.fromkeys(text for _, text in members))[:_SHOWN_TEXTS])
-            largest.append(DuplicateCluster(members[0][0], int(gone[at]) + 1, shown))
-        return DuplicateClusters(dict(Counter((gone + 1).tolist())), tuple(largest))
+            largest.append(DuplicateCluster(members[0][0], int(removed[index]) + 1, shown))
+        return DuplicateClusters(dict(Counter((removed + 1).tolist())), tuple(largest))
 
 
 @dataclass
 class RejectionCounts:
-    """Everything that one pass over REJECTED tables counts, by step in the order in which they come."""
+    """Counts everything that one pass over REJECTED tables gives, by step in order of appearance."""
 
     seed: int
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -123,7 +127,7 @@ class RejectionCounts:
     _clusters: dict[str, ClusterCollector] = field(default_factory=dict)
 
     def add(self, table: pa.Table) -> None:
-        """Count the rows of a REJECTED table."""
+        """Counts the rows of a REJECTED table."""
         for group in table.group_by(["step", "reason"], use_threads=False).aggregate([]).to_pylist():
             step, reason = group["step"], group["reason"]
             rows = table.filter(pc.and_(pc.equal(table["step"], step), pc.equal(table["reason"], reason)))
@@ -153,19 +157,27 @@ class RejectionCounts:
 
     def _add_examples(self, rows: pa.Table, texts: pa.Array, sample: BottomKSample[Example]) -> None:
         ids = rows["id"].to_pylist()
+        # Choosing by hash of the id gives the same examples however tables are cut.
         order = id_hashes(ids, self.seed)
         for row in sample.wanted(order).tolist():
-            one = {name: rows[name][row].as_py() for name in rows.schema.names if name != "prompt"}
-            place = f"{one['source']}:{one['line']}" if one["line"] is not None else str(one["source"])
-            text, answer = (_truncate(words) for words in (texts[row].as_py(), one["completion"]))
-            score = one["score"] if one["score"] is not None and math.isfinite(one["score"]) else None
-            example = Example(ids[row], place, text, answer, _truncate(one["detail"]), score, one["kept"])
+            row_values = {name: rows[name][row].as_py() for name in rows.schema.names if name != "prompt"}
+            place = (
+                f"{row_values['source']}:{row_values['line']}"
+                if row_values["line"] is not None
+                else str(row_values["source"])
+            )
+            text, answer = (_truncate(field_text) for field_text in (texts[row].as_py(), row_values["completion"]))
+            # JSON has no NaN and no infinity.
+            score = (
+                row_values["score"] if row_values["score"] is not None and math.isfinite(row_values["score"]) else None
+            )
+            example = Example(ids[row], place, text, answer, _truncate(row_values["detail"]), score, row_values["kept"])
             sample.add(int(order[row]), ids[row], example)
 
 
 def _mask_example(example: Example) -> Example:
-    """As it may be shown: reports are mailed, and a record may have been rejected for its personal data."""
-    text, answer, detail = (mask(words)[0] for words in (example.text, example.answer, example.detail))
+    """Masks personal data: reports are mailed, and a record may have been rejected for its personal data."""
+    text, answer, detail = (mask(field_text)[0] for field_text in (example.text, example.answer, example.detail))
     return replace(example, text=text, answer=answer, detail=detail)
 
 

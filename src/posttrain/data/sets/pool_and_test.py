@@ -1,4 +1,4 @@
-"""Build the pool, the test set and the first labelled records from the files and versions that the config names."""
+"""Builds the pool, the test set and the first labelled records from the files and versions that the config names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from posttrain.data.split import hash_split
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import RowStep, Step
 from posttrain.data.steps.validity import Answers
-from posttrain.data.versions.named_versions import Versions, ids_processed_by, test_side, training_side
+from posttrain.data.versions.named_versions import Versions, evaluation_side, ids_processed_by, training_side
 from posttrain.data.versions.recipe import Recipe, Suite, applicable_steps
 from posttrain.data.versions.suites import require_unseen_suites, shared_inputs_error, suite_tables
 from posttrain.store.errors import UserError
@@ -33,7 +33,7 @@ _NO_VERSIONS: Versions = {}
 
 @dataclass(frozen=True)
 class LoopData:
-    """RECORD tables; ``rejected`` holds a REJECTED table for each set, ``funnel`` the counts of every step.
+    """Holds RECORD tables; ``rejected`` a REJECTED table for each set, ``funnel`` the counts of every step.
 
     A funnel entry is ``{set, step, reason, count}``. Each set's begin with ``read, in`` and end with
     ``kept, kept``; what stands between adds up to the difference.
@@ -53,10 +53,10 @@ def build_pool_and_test(
     versions: Versions = _NO_VERSIONS,
     suites: Sequence[Suite] = (),
 ) -> LoopData:
-    """Read, check and clean what ``config`` names.
+    """Reads, checks and cleans the files and versions that ``config`` names.
 
-    Of a version the pool and the labelled records are the training side, and the test records the test side. Its
-    records go through the steps like those of files; that changes nothing about what has been through them.
+    A version's training split gives pool and labelled records, and its test split test records. Its records run through
+    the steps like those of files; records that have been through them do not change.
 
     Args:
         root: the folder that relative files start from.
@@ -79,50 +79,54 @@ def build_pool_and_test(
     )
     if not config.pool and not config.labelled:
         raise UserError("no file of records is named", where="data.pool", fix="name a file of inputs")
-    labelled.through(Answers())
-    labelled.through(*[step for step in steps if not step.training_only])
+    # Records without an answer go first, so that no later step counts them as duplicates of answered ones.
+    labelled.apply_steps(Answers())
+    labelled.apply_steps(*[step for step in steps if not step.training_only])
     if isinstance(config.test, float):
+        # Drawn after cleaning, so that duplicates cannot fall into both sets.
         rest, held_out = hash_split(labelled.records, config.test, config.split_seed)
-        labelled.move(rest, "split", "held out for the test")
+        labelled.replace(rest, "split", "held out for the test")
         test = RecordSet("test", held_out)
     else:
         test = RecordSet("test", named.answered(config.test or [], labels, test=True))
-        test.through(Answers())
-        test.through(*[step for step in steps if step.evaluation])
+        test.apply_steps(Answers())
+        test.apply_steps(*[step for step in steps if step.evaluation])
     beside = load_suites(suites, config, root)
     measured = concat([test.records, *beside.values()])
     changed = concat([labelled.changed, test.changed], CHANGED)
-    for flow in (labelled, pool):
-        flow.through_work(lambda records: without_held_out_variants(records, measured, changed))
-    pool.through(*[step for step in steps if not step.training_only and not step.needs_answers])
-    left = [flow.rejected.select(RECORD.names) for flow in (labelled, pool)]
+    for record_set in (labelled, pool):
+        record_set.transform(lambda records: without_held_out_variants(records, measured, changed))
+    pool.apply_steps(*[step for step in steps if not step.training_only and not step.needs_answers])
+    left = [record_set.rejected.select(RECORD.names) for record_set in (labelled, pool)]
     drawn = [test.records] if isinstance(config.test, float) else []
     require_unseen_suites(concat([labelled.records, pool.records]), beside, steps, beside=concat([*left, *drawn]))
     for step in [step for step in steps if step.training_only]:
-        labelled.through_work(_skip_processed(named.been_through(step), partial(apply_step, step, evaluation=measured)))
-    pool.through(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=measured)
-    pool.through_work(drop_labelled(labelled.records))
-    flows = (pool, labelled, test)
-    for flow in (labelled, pool):
-        _require_no_test_inputs(flow.records, measured)
+        labelled.transform(_skip_processed(named.been_through(step), partial(apply_step, step, evaluation=measured)))
+    pool.apply_steps(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=measured)
+    # The pool must not hold what is labelled already, or it would be chosen again.
+    pool.transform(drop_labelled(labelled.records))
+    record_sets = (pool, labelled, test)
+    for record_set in (labelled, pool):
+        _require_no_test_inputs(record_set.records, measured)
     return LoopData(
         pool.records.combine_chunks(),
         test.records.combine_chunks(),
         labelled.records.combine_chunks(),
-        {flow.name: flow.rejected for flow in flows},
-        [entry for flow in flows for entry in flow.close()],
+        {record_set.name: record_set.rejected for record_set in record_sets},
+        [entry for record_set in record_sets for entry in record_set.full_funnel()],
     )
 
 
 def load_suites(suites: Sequence[Suite], config: DataConfig, root: Path) -> dict[str, pa.Table]:
-    """`suite_tables` of files, rewritten as the records are that go through the config's steps."""
+    """Reads the suites' files, and rewrites their records with the config's steps."""
     return suite_tables(suites, Recipe(columns=config.columns, steps=config.steps).located(root), root, _NO_VERSIONS)
 
 
 def _require_no_test_inputs(records: pa.Table, test: pa.Table) -> None:
-    """Refuse what is to be learned from while its input is measured on: steps without `decontaminate` let it be.
+    """Raises a UserError if training records share an input with test records: without `decontaminate` nothing else
+    does.
 
-    Before any work; a training's own check looks for more than equal inputs.
+    This is checked before any work; the check before training compares more than equal inputs.
     """
     shared = test.filter(compute.is_in(test["input_id"], value_set=records["input_id"].combine_chunks()))
     if shared.num_rows:
@@ -130,7 +134,7 @@ def _require_no_test_inputs(records: pa.Table, test: pa.Table) -> None:
 
 
 def input_digests(config: DataConfig, root: Path, versions: Versions = _NO_VERSIONS) -> dict[str, str]:
-    """By the names in ``config``: of a file the SHA-256 of its content, of a version its id.
+    """Digests of the names in ``config``: of a file the SHA-256 of its content, of a version its id.
 
     Raises:
         UserError: when a file is missing or cannot be read.
@@ -147,7 +151,7 @@ def _locate(root: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class _NamedSources:
-    """What the config names, as RECORD tables."""
+    """Reads what the config names as RECORD tables."""
 
     config: DataConfig
     root: Path
@@ -161,8 +165,8 @@ class _NamedSources:
     def to_test_on(self, name: str) -> pa.Table:
         if name not in self.versions:
             return self.to_learn_from(name, answers=True)
-        learned_from = {self.versions[one].id for one in self._learned_from if one in self.versions}
-        return test_side(self.versions[name], name, learned_from)
+        learned_from = {self.versions[source].id for source in self._learned_from if source in self.versions}
+        return evaluation_side(self.versions[name], name, learned_from)
 
     def answered(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
         tables = [self.to_test_on(name) if test else self.to_learn_from(name, answers=True) for name in names]
@@ -176,7 +180,7 @@ class _NamedSources:
         return concat(tables)
 
     def been_through(self, step: Step) -> set[str]:
-        """Ids of records that need not meet a step that adds records again, as their version was made with it."""
+        """Ids of records that a step must not add to again, as their version was built with it."""
         versions = [self.versions[name] for name in self.config.labelled if name in self.versions]
         return ids_processed_by(versions, step) if isinstance(step, RowStep) else set()
 
@@ -186,11 +190,12 @@ class _NamedSources:
 
 
 def _skip_processed(done: set[str], work: Transform) -> Transform:
-    """Work for the records whose ids are not among those; the others go first."""
+    """Runs ``work`` only on records whose ids are not in ``done``; the others come first."""
 
     def apart(records: pa.Table) -> Outcome:
         ready = compute.is_in(records["id"], value_set=pa.array(sorted(done), pa.string()))
         outcome = work(records.filter(compute.invert(ready)))
+        # The untouched records come first, as they did when their version was built.
         return outcome._replace(kept=concat([records.filter(ready), outcome.kept]))
 
     return apart if done else work
@@ -205,7 +210,7 @@ def _require_known_labels(table: pa.Table, labels: Sequence[str]) -> None:
 
 
 def drop_labelled(labelled: pa.Table) -> Transform:
-    """A step that takes out the inputs that ``labelled`` holds."""
+    """Returns a function that rejects inputs that ``labelled`` holds."""
     known = dict(zip(labelled["input_id"].to_pylist(), locations(labelled), strict=True))
 
     def step(table: pa.Table) -> Outcome:

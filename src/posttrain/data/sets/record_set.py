@@ -1,4 +1,4 @@
-"""One named set of records in memory: apply steps to it, and count what they do."""
+"""Holds one named set of records in memory, applies steps to it, and counts what they do."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.step import Step
 
 Transform = Callable[[pa.Table], Outcome]
-"""Parts a RECORD table into what it keeps and what it rejects."""
+"""Splits a RECORD table into kept and rejected records."""
 
 
 class RecordSet:
-    """One named set of records on its way through the steps. ``records`` is what is left of it."""
+    """Holds one named set of records; ``records`` are those that the steps kept."""
 
     def __init__(self, name: str, records: pa.Table) -> None:
         self.name = name
@@ -26,43 +26,44 @@ class RecordSet:
         self._rejected: list[pa.Table] = []
         self._changed: list[pa.Table] = []
 
-    def through(self, *steps: Step, evaluation: pa.Table | None = None) -> None:
-        """Keep what the steps keep; count and remember what they reject.
+    def apply_steps(self, *steps: Step, evaluation: pa.Table | None = None) -> None:
+        """Runs the steps; counts and keeps what they reject.
 
         Args:
             evaluation: RECORD table of what models are measured on.
         """
         for step in steps:
-            self.through_work(partial(apply_step, step, evaluation=evaluation))
+            self.transform(partial(apply_step, step, evaluation=evaluation))
 
-    def through_work(self, work: Transform) -> None:
-        """Keep what ``work`` keeps; count and remember what it rejects."""
+    def transform(self, function: Transform) -> None:
+        """Runs a function; counts and keeps what it rejects."""
         before = self.records.num_rows
-        self.records, rejected, changed, _ = work(self.records)
+        self.records, rejected, changed, _ = function(self.records)
         self._rejected.append(rejected)
         self._changed.append(changed)
         names = zip(rejected["step"].to_pylist(), rejected["reason"].to_pylist(), strict=True)
         self.funnel += [self._entry(name, reason, count) for (name, reason), count in Counter(names).items()]
+        # Steps may add rows; a negative entry keeps the funnel's sum right.
         if added := self.records.num_rows + rejected.num_rows - before:
             self.funnel.append(self._entry("augment", "added", -added))
 
-    def move(self, records: pa.Table, step: str, reason: str) -> None:
-        """Go on with ``records``; those that are missing went to another set and are not rejected."""
+    def replace(self, records: pa.Table, step: str, reason: str) -> None:
+        """Continues with ``records``; the missing ones moved to another set and are not rejected."""
         self.funnel.append(self._entry(step, reason, self.records.num_rows - records.num_rows))
         self.records = records
 
-    def close(self) -> list[dict[str, Any]]:
-        """The funnel, from ``in`` to ``kept``; what lies between adds up to the difference."""
+    def full_funnel(self) -> list[dict[str, Any]]:
+        """The funnel from ``in`` to ``kept``; the entries between add up to the difference."""
         return [*self.funnel, self._entry("kept", "kept", self.records.num_rows)]
 
     @property
     def rejected(self) -> pa.Table:
-        """REJECTED table of all that the steps took out, step by step."""
+        """REJECTED table of all rejected records, step by step."""
         return concat(self._rejected, REJECTED)
 
     @property
     def changed(self) -> pa.Table:
-        """CHANGED table of all that the steps rewrote or added, step by step."""
+        """CHANGED table of all rewritten or added records, step by step."""
         return concat(self._changed, CHANGED)
 
     def _entry(self, step: str, reason: str, count: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Build the next training set: its parent's records and the new labels, as far as both still hold."""
+"""Builds the next training set: its parent's records and the new labels, as far as both still hold."""
 
 import json
 from collections.abc import Sequence
@@ -30,20 +30,18 @@ def next_training_set(
     measured: pa.Table | None = None,
     drops: Sequence[Drop] = (),
 ) -> Dataset:
-    """The next training set: the parent's records and newly labelled ones, as far as they still hold.
+    """Builds the next training set from the parent's records and newly labelled ones.
 
     Args:
         increment: RECORD table with answers; ids are computed anew, so records labelled from the pool may
             still carry the pool's.
         parent_id: the parent's artifact id.
-        labels: the closed label set. Where it is given, an input with two answers loses all its records,
-            the parent's too.
+        labels: the closed label set. If given, an input with two answers loses all its records, including the parent's.
         labelled: RECORD table of what the labelled files hold now; what they answer otherwise, or no longer hold,
-            leaves (see `drop_outdated`). None leaves the parent's records as they are.
-        decontaminate: takes out what gives away what is measured on at present, which may have changed since the
-            parent.
+            is dropped (see `drop_outdated`). None keeps the parent's records.
+        decontaminate: removes what gives away today's evaluation records, which may have changed since the parent.
         measured: RECORD table of that.
-        drops: take out what files name, of the parent's records too.
+        drops: remove the records that files name, including the parent's.
     """
     before = parent.records if parent is not None else RECORD.empty_table()
     steps: dict[str, Transform | None] = {
@@ -60,28 +58,31 @@ def next_training_set(
         else None,
         "decontaminate": partial(apply_step, decontaminate, evaluation=measured) if decontaminate else None,
     }
-    flow = RecordSet("train", concat([before, assign_ids(increment)]))
+    # Ids are derived from content, and the new answers have changed it.
+    record_set = RecordSet("train", concat([before, assign_ids(increment)]))
     for step in steps.values():
         if step is not None:
-            flow.through_work(step)
+            record_set.transform(step)
     inherited = set(before["id"].to_pylist())
     added: dict[str, list[str]] = {}
-    for identity, source in zip(flow.records["id"].to_pylist(), flow.records["source"].to_pylist(), strict=True):
+    for identity, source in zip(
+        record_set.records["id"].to_pylist(), record_set.records["source"].to_pylist(), strict=True
+    ):
         if identity not in inherited:
             added.setdefault(source, []).append(identity)
     meta = {
-        "name": flow.name,
+        "name": record_set.name,
         "parent": parent_id,
         "increment": added,
         "filters": [name for name, step in steps.items() if step is not None],
-        "funnel": flow.close(),
-        "counts": {"records": flow.records.num_rows, "rejected": flow.rejected.num_rows},
+        "funnel": record_set.full_funnel(),
+        "counts": {"records": record_set.records.num_rows, "rejected": record_set.rejected.num_rows},
     }
-    return Dataset(flow.records.combine_chunks(), flow.rejected, meta)
+    return Dataset(record_set.records.combine_chunks(), record_set.rejected, meta)
 
 
 def drop_outdated(labelled: pa.Table) -> Transform:
-    """A step that takes out what the labelled files answer otherwise now, and what left them.
+    """Returns a function that rejects records that the labelled files answer otherwise now, or no longer hold.
 
     Records that an annotator answered stay, unless a labelled file holds their input with another answer.
 
@@ -99,6 +100,7 @@ def drop_outdated(labelled: pa.Table) -> Transform:
                 continue
             if asked in inputs:
                 rejections[row] = Rejection("answered anew", f"another answer stands at {inputs[asked]}")
+            # An annotator's answer stands in no file, so its absence there means nothing.
             elif "labelled_by" not in json.loads(meta or "{}"):
                 rejections[row] = Rejection("left the files", "no labelled file holds it any more")
         return reject_rows(table, "labelled files", rejections)

@@ -1,4 +1,4 @@
-"""Assign every record to a split: by a hash or its time, and together with the records it is linked to."""
+"""Assigns every record to a split, by a hash or by its time, and keeps linked records together."""
 
 import hashlib
 import json
@@ -35,8 +35,8 @@ SPLIT_KEYS: pa.Schema = pa.schema(
     ]
 )
 """One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config asks.
-``made``: whether it was made of others, as `posttrain.data.records.provenance` reads it; ``origin`` is the id of the one
-that it was
+``made``: whether it was made of others, as `posttrain.data.records.provenance` reads it; ``origin`` is the id of the
+one that it was
 made of, its own for all others."""
 
 Indices = npt.NDArray[np.int64]
@@ -48,7 +48,7 @@ DRAW_STEP = 2.0**-48
 
 
 class SplitAssignment(NamedTuple):
-    """Where N records go.
+    """Holds the split of each of N records.
 
     Attributes:
         splits: int8 [N], index into `SPLITS`; -1 for a rejected record.
@@ -66,27 +66,27 @@ def assign_splits(
     known: Splits | None = None,
     among_known: Indices | None = None,
 ) -> SplitAssignment:
-    """Decide for all records at once.
+    """Assigns all records at once.
 
-    In reading order, a record goes where the records before it are that share its input, its group, its origin or its
-    cluster; where there are none, its own draw or moment decides. A record that shares something with two splits is
-    rejected, and so is, by time, one that shares something with a split of another time: on either side it would leak.
-    What was made of others (variants and synthetic records) is learned from or rejected, never measured on. So
-    nothing that is appended moves a record. A new record may join two clusters, though, and their label alone does not
-    say which one: give ``known`` wherever the set has a past. What has a split comes first then and keeps it, wherever
-    it stands, and a new record that joins two splits is rejected. Only where records with two splits share something
-    by themselves, as under settings of today that those of then did not have, the one learned from is rejected.
+    In reading order, a record joins the split of earlier records that share its input, group, origin or cluster;
+    without such records its own hash or time decides. A record linked to two splits is rejected, and by time also one
+    linked to a split of another time: in either split it would leak. Records derived from others (variants and
+    synthetic ones) are trained on or rejected, never measured on. So appending moves no record. A new record may join
+    two clusters, though, and their labels alone do not say which one: give ``known`` if the set has earlier versions.
+    Records with a split then come first and keep it, and a new record that joins two splits is rejected. Only if
+    records with two splits are linked by themselves, which new settings can cause, the training record is rejected.
 
-    What holds of the shares: every record, or what hangs together with it, has the config's shares as its odds. With
-    ``stratify``, the thresholds of `freeze_settings` make the shares hold in every stratum of the first version, as nearly as
-    whole numbers of groups and clusters allow; what comes later has the odds again. Shares that stay exact while a set
+    Each record, or each group of linked records, falls into a split with the odds of the config's shares. With
+    ``stratify``, the thresholds of `freeze_settings` make the shares hold in every stratum of the first version, as
+    nearly as whole numbers of groups and clusters allow; what comes later has the odds again. Shares that stay exact
+    while a set
     grows would move records.
 
     Args:
         keys: KEYS table of N rows in reading order.
         clusters: int64 [N], equal for near duplicates; None: only equal inputs are alike.
         known: int8 [K], splits of the first K records in the version before; -1 for what has none.
-        among_known: int64 [N], clusters that the known records would make alone; None: none of two splits.
+        among_known: int64 [N], clusters that the known records form by themselves; None: none spans two splits.
     """
     before = np.full(keys.num_rows, UNASSIGNED, dtype=np.int8)
     before[: 0 if known is None else len(known)] = [] if known is None else known
@@ -96,23 +96,25 @@ def assign_splits(
         fresh = before == UNASSIGNED
         own = np.zeros(keys.num_rows, dtype=np.int8)
         own[fresh] = _splits_by_hash(keys.filter(pa.array(fresh)), config)
-    made = np.asarray(keys["made"])
-    own[made] = 0
-    before[made & (before > 0)] = UNASSIGNED
+    derived = np.asarray(keys["made"])
+    own[derived] = 0
+    # A record marked as derived since then leaves the held-out splits.
+    before[derived & (before > 0)] = UNASSIGNED
     splits = np.where(before == UNASSIGNED, own, before)
-    nothing = np.arange(keys.num_rows)
-    cluster, alone = (nothing if labels is None else first_with_label(labels) for labels in (clusters, among_known))
-    tied = [*links(keys, None), cluster]
-    head = first_of_component(tied)
+    every_row = np.arange(keys.num_rows)
+    cluster, alone = (every_row if labels is None else first_with_label(labels) for labels in (clusters, among_known))
+    linked = [*links(keys, None), cluster]
+    head = first_of_component(linked)
+    # Only components with rows of different splits need the slow loop; these are few.
     mixed = np.zeros(keys.num_rows, dtype=bool)
     mixed[head[splits != splits[head]]] = True
     rows = np.flatnonzero(mixed[head])
-    told = _assign_linked(rows, [*tied, alone], splits, before, made | (config.by == "time"))
-    return SplitAssignment(splits, _link_rejections(keys, told, own if config.by == "time" else None))
+    met = _assign_linked(rows, [*linked, alone], splits, before, derived | (config.by == "time"))
+    return SplitAssignment(splits, _link_rejections(keys, met, own if config.by == "time" else None))
 
 
 def _splits_by_hash(keys: pa.Table, config: SplitsConfig) -> Splits:
-    """Split of each row's own draw."""
+    """Split of each row by its own hash."""
     _, validation, test = config.shares
     draw = hash_draw(keys["input_id"].to_pylist(), keys["group"].to_pylist(), config.seed)
     if not config.thresholds:
@@ -125,7 +127,7 @@ def _splits_by_hash(keys: pa.Table, config: SplitsConfig) -> Splits:
 
 
 def _splits_by_time(keys: pa.Table, config: SplitsConfig) -> Splits:
-    """Split of each row's own moment.
+    """Split of each row by its own time.
 
     Raises:
         ValueError: the config has no moments; `freeze_settings` finds them.
@@ -142,65 +144,66 @@ def _splits_by_time(keys: pa.Table, config: SplitsConfig) -> Splits:
 
 def _assign_linked(
     rows: Indices,
-    tied: list[Indices],
+    linked: list[Indices],
     splits: Splits,
     before: Splits,
     strict: npt.NDArray[np.bool_],
 ) -> dict[int, list[int]]:
-    """Decide for rows that hang together and have different sides of their own; ``splits`` is changed in place.
+    """Decides for linked rows that would go to different splits; changes ``splits`` in place.
 
     Args:
         rows: rising.
-        tied: [N] each; by the last but one only new rows meet others, by the last only those that have a split.
-        strict: [N], whether a row goes where it would go by itself, or nowhere.
+        tied: [N] each; the last but one links only new rows, the last only rows that have a split.
+        strict: [N], whether a row goes to its own split or is rejected.
 
     Returns:
-        By rejected row the first row that it meets in each split, -1 for none.
+        By rejected row the first row linked to it in each split, -1 for none.
     """
-    # What has a split comes first, and of that what is measured on: so what was learned from is what leaves.
+    # Held-out rows come first, then training rows, then new ones: so of two linked rows the training row is rejected,
+    # as a test set must not change.
     rows = rows[np.lexsort((rows, np.where(before[rows] == UNASSIGNED, 1, -before[rows])))]
-    names = np.stack([firsts[rows] + place * len(splits) for place, firsts in enumerate(tied)], axis=1)
+    names = np.stack([firsts[rows] + index * len(splits) for index, firsts in enumerate(linked)], axis=1)
     distinct, names = np.unique(names, return_inverse=True)
-    names = names.reshape(len(rows), len(tied))
+    names = names.reshape(len(rows), len(linked))
     holders = [[-1] * len(SPLITS) for _ in range(len(distinct))]
-    told = {}
-    for row, mine in zip(rows.tolist(), names.tolist(), strict=True):
+    met_by_row = {}
+    for row, row_names in zip(rows.tolist(), names.tolist(), strict=True):
         split = int(splits[row])
         new = before[row] == UNASSIGNED
-        asked = mine[:-1] if new else [*mine[:-2], mine[-1]]
-        met = [max(holders[name][index] for name in asked) for index in range(len(SPLITS))]
-        where = [index for index, holder in enumerate(met) if holder >= 0]
-        if len(where) > 1 or ((strict[row] or not new) and where and where != [split]):
-            told[row] = met
+        relevant = row_names[:-1] if new else [*row_names[:-2], row_names[-1]]
+        holders_met = [max(holders[name][index] for name in relevant) for index in range(len(SPLITS))]
+        splits_met = [index for index, holder in enumerate(holders_met) if holder >= 0]
+        if len(splits_met) > 1 or ((strict[row] or not new) and splits_met and splits_met != [split]):
+            met_by_row[row] = holders_met
             splits[row] = UNASSIGNED
             continue
-        split = where[0] if where else split
+        split = splits_met[0] if splits_met else split
         splits[row] = split
-        for name in mine:
+        for name in row_names:
             if holders[name][split] < 0:
                 holders[name][split] = row
-    return told
+    return met_by_row
 
 
-def _link_rejections(keys: pa.Table, told: Mapping[int, list[int]], own: Splits | None) -> dict[int, Rejection]:
-    """Why rows go, with the records that they share something with."""
-    met = sorted({row for found in told.values() for row in found if row >= 0})
-    where = dict(zip(met, locations(keys.take(pa.array(met, pa.int64()))), strict=True))
+def _link_rejections(keys: pa.Table, met_by_row: Mapping[int, list[int]], own: Splits | None) -> dict[int, Rejection]:
+    """Builds the rejections, which name the linked records."""
+    rows = sorted({row for met in met_by_row.values() for row in met if row >= 0})
+    locations_of = dict(zip(rows, locations(keys.take(pa.array(rows, pa.int64()))), strict=True))
     rejections = {}
-    made = keys["made"].to_pylist()
-    for row, found in told.items():
-        shared = " and ".join(f"`{SPLITS[i]}` ({where[other]})" for i, other in enumerate(found) if other >= 0)
-        why = "" if own is None else f"is of the time of `{SPLITS[own[row]]}` and "
-        why = "was made of others and " if made[row] else why
-        rejections[row] = Rejection(LINKS_TWO_SPLITS, f"{why}hangs together with {shared}")
+    derived = keys["made"].to_pylist()
+    for row, met in met_by_row.items():
+        shared = " and ".join(f"`{SPLITS[i]}` ({locations_of[other]})" for i, other in enumerate(met) if other >= 0)
+        reason = "" if own is None else f"is of the time of `{SPLITS[own[row]]}` and "
+        reason = "was made of others and " if derived[row] else reason
+        rejections[row] = Rejection(LINKS_TWO_SPLITS, f"{reason}hangs together with {shared}")
     return rejections
 
 
 def split_keys(table: pa.Table, config: SplitsConfig) -> pa.Table:
-    """KEYS table of a RECORD table; of a large set it can be made table by table.
+    """Builds the SPLIT_KEYS table of a RECORD table; a large set can be processed table by table.
 
     Raises:
-        UserError: ``by: time``, and a record has no moment, or none that can be read.
+        UserError: ``by: time``, and a record has no timestamp, or an unreadable one.
     """
     nothing = pa.nulls(table.num_rows, pa.string())
     stratum = {None: nothing, "label": table["completion"], "source": table["source"]}[config.stratify]
@@ -217,43 +220,44 @@ def split_keys(table: pa.Table, config: SplitsConfig) -> pa.Table:
 
 
 def _timestamps(table: pa.Table, column: str) -> pa.Array:
-    found: list[int | None] = []
-    made = origin_ids(table).is_valid().to_pylist()
+    times: list[int | None] = []
+    derived = origin_ids(table).is_valid().to_pylist()
     columns = (table[name].to_pylist() for name in ("meta", "source", "line"))
-    for meta, source, line, is_made in zip(*columns, made, strict=True):
+    for meta, source, line, is_derived in zip(*columns, derived, strict=True):
         value = json.loads(meta).get(column)
-        if value is None and is_made:  # its moment decides nothing
-            found.append(None)
+        if value is None and is_derived:  # derived records are never held out, so their time decides nothing
+            times.append(None)
             continue
         if value is None:
             raise UserError(f"has no `{column}`, which decides its split", where=f"{source}:{line}")
         try:
-            found.append(parse_timestamp(value))
+            times.append(parse_timestamp(value))
         except ValueError as error:
             raise UserError(f"`{column}`: {error}", where=f"{source}:{line}") from None
-    return pa.array(found, SPLIT_KEYS.field("time").type)
+    return pa.array(times, SPLIT_KEYS.field("time").type)
 
 
 def links(keys: pa.Table, clusters: Indices | None) -> list[Indices]:
-    """By input, group, origin and cluster: for every row the first one with the same, itself if it has none; [N] each.
+    """For every row the first row with the same input, group, origin or cluster, itself if there is none; [N] each.
 
     Args:
         keys: KEYS table of N rows.
         clusters: [N], equal for the rows of a cluster.
     """
-    labellings = [_label_codes(keys["input_id"]), _label_codes(keys["group"])]
+    labels_by_kind = [_label_codes(keys["input_id"]), _label_codes(keys["group"])]
     if compute.any(keys["made"]).as_py():
-        labellings.append(_label_codes(keys["origin"]))
+        labels_by_kind.append(_label_codes(keys["origin"]))
     if clusters is not None:
-        labellings.append(np.asarray(clusters, dtype=np.int64))
-    return [first_with_label(labels) for labels in labellings]
+        labels_by_kind.append(np.asarray(clusters, dtype=np.int64))
+    return [first_with_label(labels) for labels in labels_by_kind]
 
 
-def first_of_component(tied: list[Indices]) -> Indices:
-    """The first row of all that hang together with a row, through whichever `links`: int64 [N]."""
-    rows = np.arange(len(tied[0]))
-    later = [np.flatnonzero(firsts != rows) for firsts in tied]
-    left, right = np.concatenate(later), np.concatenate([firsts[at] for firsts, at in zip(tied, later, strict=True)])
+def first_of_component(linked: list[Indices]) -> Indices:
+    """First row of each row's component, connected through any of the `links`: int64 [N]."""
+    rows = np.arange(len(linked[0]))
+    # Links to oneself add no edge.
+    later = [np.flatnonzero(firsts != rows) for firsts in linked]
+    left, right = np.concatenate(later), np.concatenate([firsts[at] for firsts, at in zip(linked, later, strict=True)])
     if not len(left):
         return rows
     from scipy.sparse import coo_array
@@ -265,22 +269,22 @@ def first_of_component(tied: list[Indices]) -> Indices:
 
 
 def _label_codes(column: pa.ChunkedArray) -> Indices:
-    """A number for each value, its own for each null."""
+    """Numbers the values, and gives each null a number of its own."""
     codes = column.combine_chunks().dictionary_encode().indices
     numbers = np.asarray(codes.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
     return np.where(np.asarray(codes.is_null()), -1 - np.arange(len(numbers)), numbers)
 
 
 def first_with_label(labels: Indices) -> Indices:
-    """For every row the first one with its label."""
+    """For every row the first row with its label."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.asarray(first[inverse], dtype=np.int64)
 
 
 def hash_draw(inputs: Sequence[str], groups: Sequence[str | None] | None, seed: int) -> Floats:
-    """Float64 [N] in [0, 1): of the group, or of the input where there is none.
+    """Draws float64 [N] in [0, 1): by the group, or by the input if there is none.
 
-    It is the first 48 bits of the SHA-256 of the seed and the name, so it is the same on every machine and in every
+    The draw is the first 48 bits of the SHA-256 of the seed and the name: the same on every machine and in every
     release.
     """
     by_group, by_input = hashlib.sha256(f"{seed}\0group\0".encode()), hashlib.sha256(f"{seed}\0input\0".encode())
@@ -290,6 +294,7 @@ def hash_draw(inputs: Sequence[str], groups: Sequence[str | None] | None, seed: 
         state.update((name if group is None else group).encode())
         first_bits += state.digest()[:6]
     octets = np.frombuffer(first_bits, dtype=np.uint8).reshape(-1, 6).astype(np.float64)
+    # 48 bits fit exactly into a float64, so comparisons with thresholds are exact.
     return np.asarray(octets @ (256.0 ** np.arange(5, -1, -1)) * DRAW_STEP, dtype=np.float64)
 
 
@@ -299,12 +304,12 @@ def split_by_draw(draw: Floats, below_test: Floats | float, below_validation: Fl
 
 
 def hash_split(table: pa.Table, fraction: float, seed: int = 0, group: bool = True) -> tuple[pa.Table, pa.Table]:
-    """Part ``table`` into (rest, held out), both in table order; about ``fraction`` of it is held out.
+    """Splits ``table`` into (rest, held out), both in table order; holds out about ``fraction`` of it.
 
-    The side is a hash of the seed and the record's group, or of its input where it has none. So a record
-    stays on its side whatever else the set holds, a group is never torn, and neither are ungrouped records
-    with one input. The same input in two groups can fall on both sides; the leak check takes it from the
-    training side. What was made of others is never held out.
+    A hash of the seed and the record's group, or of its input without a group, decides. So a record keeps its split
+    whatever else the set holds, and groups and ungrouped records with one input stay together. The same input in two
+    groups can fall into both splits; the leak check removes it from the training split. Derived records are never
+    held out.
 
     Args:
         fraction: in [0, 1].
@@ -312,5 +317,6 @@ def hash_split(table: pa.Table, fraction: float, seed: int = 0, group: bool = Tr
     """
     groups = table["group"].to_pylist() if group else None
     held_out = hash_draw(table["input_id"].to_pylist(), groups, seed) < fraction
+    # A derived record in the test set would measure the generator, not the task.
     held_out &= np.asarray(origin_ids(table).is_null())
     return table.filter(pa.array(~held_out)), table.filter(pa.array(held_out))

@@ -1,4 +1,4 @@
-"""The config section ``data.splits``, and the timestamps that it names."""
+"""Defines the config section ``data.splits``, and parses the timestamps that it names."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
@@ -20,24 +20,24 @@ _MILLISECONDS = 1e11  # as seconds this lies in the year 5138, as milliseconds i
 
 
 class SplitsConfig(Section):
-    """How the records are parted into train, validation and test."""
+    """Configures how records are split into train, validation and test."""
 
-    train: Share | None = Field(None, description="Share of the records to learn from; null: what the others leave.")
-    validation: Share = Field(0.0, description="Share of the records that decisions during training rest on.")
+    train: Share | None = Field(None, description="Share of training records; null: the rest.")
+    validation: Share = Field(0.0, description="Share of the records that decide during training.")
     test: Share = Field(0.1, description="Share of the records that models are measured on.")
     by: Literal["hash", "time"] = Field(
-        "hash", description="What decides: a hash of each record, or when it was made (later ones are held out)."
+        "hash", description="`hash`: a hash of each record decides; `time`: its time does (later ones are held out)."
     )
     stratify: Literal["label", "source"] | None = Field(
-        None, description="Keep the shares within every label or every source, not in the whole alone."
+        None, description="Keep the shares within every label or source, not only overall."
     )
-    group: bool = Field(True, description="Keep the records of a group on one side.")
-    time: str | None = Field(None, description="Column with each record's moment: ISO 8601, or seconds since 1970.")
+    group: bool = Field(True, description="Keep the records of a group in one split.")
+    time: str | None = Field(None, description="Column with each record's time: ISO 8601, or seconds since 1970.")
     since: dict[Literal["validation", "test"], str] | None = Field(
-        None, description="Moments from which records are validation or test; null: the first version's shares decide."
+        None, description="Times from which records are validation or test; null: the first version's shares decide."
     )
     near_duplicates: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        0.8, description="Jaccard similarity from which inputs stay on one side; null: equal inputs only."
+        0.8, description="Jaccard similarity from which inputs stay in one split; null: equal inputs only."
     )
     seed: int = Field(0, description="Seed of the hash.")
     thresholds: dict[str, tuple[Share, Share]] | None = Field(
@@ -48,7 +48,7 @@ class SplitsConfig(Section):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Of train, validation and test; they add up to 1."""
+        """Shares of train, validation and test; they add up to 1."""
         held_out = self.validation + self.test
         return max(0.0, 1 - held_out), self.validation, self.test
 
@@ -70,7 +70,7 @@ class SplitsConfig(Section):
         if self.by == "time" and self.stratify is not None:
             raise ValueError("`stratify` is for `by: hash`; time decides by itself")
         if self.by == "hash" and (self.time is not None or self.since is not None):
-            raise ValueError("`time` and `phase_seconds_since` are for `by: time`")
+            raise ValueError("`time` and `since` are for `by: time`")
         return self
 
 
@@ -92,7 +92,7 @@ def parse_timestamp(value: Any) -> int:
             return round(value * (1_000 if abs(value) >= _MILLISECONDS else 1_000_000))
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"`{value}` is no moment; write it like 2026-01-31 or 2026-01-31T12:00:00Z")
+    raise ValueError(f"`{value}` is no timestamp; write it like 2026-01-31 or 2026-01-31T12:00:00Z")
 
 
 def format_timestamp(microseconds: int) -> str:

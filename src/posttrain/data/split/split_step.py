@@ -1,4 +1,4 @@
-"""The split as a step between those for all records and those for training records only."""
+"""Splits records as a step between those for all records and those for training records only."""
 
 from typing import Any, ClassVar
 
@@ -21,10 +21,10 @@ Splits = npt.NDArray[np.int8]
 
 
 class Split(GlobalStep):
-    """Gives every record a side, its place in `SPLITS`; its state: `cluster` and `side`, -1 for none.
+    """Assigns every record to a split by its index in `SPLITS`.
 
     Attributes:
-        settings: as the config has them, or as the version before has settled them.
+        settings: of the config, or as an earlier version has frozen them.
     """
 
     name: ClassVar[str] = "split"
@@ -47,64 +47,66 @@ class Split(GlobalStep):
         return pa.table([*columns.columns, *bands.columns], names=[*columns.column_names, *bands.column_names])
 
     def decide(self, corpus: Corpus) -> GlobalResult:
-        """Sides for all rows; what a row had in versions before it keeps."""
-        sketches, rows, known = corpus.sketches(), np.flatnonzero(corpus.alive), corpus.sides()
+        """Assigns all rows; a row keeps the split that it had in earlier versions."""
+        sketches, rows, previous = corpus.sketches(), np.flatnonzero(corpus.alive), corpus.sides()
         if compute.any(sketches["made"]).as_py():
-            # What names the record that it was made of may name it as it was before some step.
-            place, originals = sketches.column_names.index("origin"), compute.invert(sketches["made"])
+            # A derived record may name its origin by the id that it had before some step changed it.
+            index, originals = sketches.column_names.index("origin"), compute.invert(sketches["made"])
             origin = current_ids(sketches["origin"], corpus.changed(), sketches["origin"].filter(originals))
-            sketches = sketches.set_column(place, "origin", origin)
-        alike, among_known = np.arange(corpus.rows, dtype=np.int64), None
+            sketches = sketches.set_column(index, "origin", origin)
+        cluster, among_previous = np.arange(corpus.rows, dtype=np.int64), None
         if self.settings.near_duplicates is not None:
-            alike = self._clusters(corpus, sketches)
-            among_known = self._among_known(corpus, sketches, alike, known)
+            cluster = self._clusters(corpus, sketches)
+            among_previous = self._among_previous(corpus, sketches, cluster, previous)
         living = sketches.take(pa.array(rows))
-        settled = freeze_settings(living, self.settings, alike[rows])
+        settled = freeze_settings(living, self.settings, cluster[rows])
         splits, rejections = assign_splits(
-            living, settled, alike[rows], known[rows], None if among_known is None else among_known[rows]
+            living, settled, cluster[rows], previous[rows], None if among_previous is None else among_previous[rows]
         )
         side = np.full(corpus.rows, -1, dtype=np.int8)
         side[rows] = splits
-        state = pa.table({"cluster": alike, "side": side})
-        found = {int(rows[row]): rejection for row, rejection in rejections.items()}
+        state = pa.table({"cluster": cluster, "side": side})
+        rejections_by_row = {int(rows[row]): rejection for row, rejection in rejections.items()}
         return GlobalResult(
-            found,
+            rejections_by_row,
             state=state,
             settled=settled.model_dump(mode="json"),
             sides=np.maximum(side, 0).astype(np.uint8),
         )
 
     def _clusters(self, corpus: Corpus, sketches: pa.Table) -> Indices:
-        """Cluster of every row, int64 [N], named by its smallest row; only what changed is looked at again."""
+        """Cluster of every row, int64 [N], named by its smallest row; compares only what changed."""
         state = corpus.known()
         known = None if state is None else np.asarray(state.table["cluster"].to_numpy())
         if state is None or known is None or state.unchanged:
-            return self._alike(corpus, sketches, None, corpus.alive, known)
+            return self._cluster(corpus, sketches, None, corpus.alive, known)
         whole = _intact_rows(known, np.asarray(state.table["side"].to_numpy()), corpus.alive)
+        # Clusters that lost a row may fall apart, so only intact ones count as known, and these must come first.
         order = np.concatenate([np.flatnonzero(whole), np.flatnonzero(~whole)])
-        place = np.argsort(order)
-        found = self._alike(
-            corpus, sketches, order, corpus.alive[order], place[known[order[: np.count_nonzero(whole)]]]
+        position = np.argsort(order)
+        cluster = self._cluster(
+            corpus, sketches, order, corpus.alive[order], position[known[order[: np.count_nonzero(whole)]]]
         )
-        return first_with_label(order[found][place])
+        return first_with_label(order[cluster][position])
 
-    def _among_known(self, corpus: Corpus, sketches: pa.Table, alike: Indices, known: Splits) -> Indices | None:
-        """Clusters that the rows with a side make alone, int64 [N]; None: no cluster of all rows holds two sides.
+    def _among_previous(self, corpus: Corpus, sketches: pa.Table, cluster: Indices, previous: Splits) -> Indices | None:
+        """Clusters that rows with a split form by themselves, int64 [N]; None if no cluster of all rows spans two
+        splits.
 
-        What makes one cluster of two sides may be nothing but rows without a side, which leave then.
+        Rows without a split may be all that joins two splits into one cluster; these rows are rejected then.
         """
-        held = np.flatnonzero(corpus.alive & (known >= 0))
-        least, most = np.full(len(alike), len(SPLITS), dtype=np.int8), np.full(len(alike), -1, dtype=np.int8)
-        np.minimum.at(least, alike[held], known[held])
-        np.maximum.at(most, alike[held], known[held])
-        torn = held[least[alike[held]] != most[alike[held]]]
+        assigned = np.flatnonzero(corpus.alive & (previous >= 0))
+        least, most = np.full(len(cluster), len(SPLITS), dtype=np.int8), np.full(len(cluster), -1, dtype=np.int8)
+        np.minimum.at(least, cluster[assigned], previous[assigned])
+        np.maximum.at(most, cluster[assigned], previous[assigned])
+        torn = assigned[least[cluster[assigned]] != most[cluster[assigned]]]
         if not len(torn):
             return None
-        alone = np.arange(len(alike))
-        alone[torn] = torn[self._alike(corpus, sketches, torn)]
+        alone = np.arange(len(cluster))
+        alone[torn] = torn[self._cluster(corpus, sketches, torn)]
         return alone
 
-    def _alike(
+    def _cluster(
         self,
         corpus: Corpus,
         sketches: pa.Table,
@@ -112,31 +114,31 @@ class Split(GlobalStep):
         alive: npt.NDArray[np.bool_] | None = None,
         known: Indices | None = None,
     ) -> Indices:
-        """What `clusters` finds among some rows in this order, named by their places in it; None: all."""
-        some = sketches if rows is None else sketches.take(pa.array(rows))
+        """Clusters some rows in this order, and names each cluster by its first position; None: all rows."""
+        subset = sketches if rows is None else sketches.take(pa.array(rows))
 
         def texts(places: Indices) -> list[str]:
             return input_texts(corpus.take(places if rows is None else rows[places]))
 
         threshold = self.settings.near_duplicates
         assert threshold is not None
-        asked = np.ones(some.num_rows, dtype=bool) if alive is None else alive
-        lonely = self._lonely(corpus, threshold)
-        asked = asked & ~(lonely if rows is None else lonely[rows])
-        return cluster_near_duplicates(some, texts, threshold, _NGRAM, asked, known, corpus.map)
+        compared = np.ones(subset.num_rows, dtype=bool) if alive is None else alive
+        alone = self._alone(corpus, threshold)
+        compared = compared & ~(alone if rows is None else alone[rows])
+        return cluster_near_duplicates(subset, texts, threshold, _NGRAM, compared, known, corpus.map)
 
-    def _lonely(self, corpus: Corpus, threshold: float) -> npt.NDArray[np.bool_]:
-        """Bool [N]: the rows of which an earlier step has found that no living one is like them."""
-        found = corpus.clustered().get(SimilarityKind(threshold, _NGRAM, 0, PERMUTATIONS))
-        if found is None:
+    def _alone(self, corpus: Corpus, threshold: float) -> npt.NDArray[np.bool_]:
+        """Bool [N]: the rows for which an earlier step found no similar living row."""
+        clusters_found = corpus.clustered().get(SimilarityKind(threshold, _NGRAM, 0, PERMUTATIONS))
+        if clusters_found is None:
             return np.zeros(corpus.rows, dtype=bool)
-        cluster = np.asarray(found.to_numpy())
+        cluster = np.asarray(clusters_found.to_numpy())
         living = np.bincount(cluster[corpus.alive], minlength=corpus.rows)
         return np.asarray(living[cluster] < 2)
 
 
 def _intact_rows(cluster: Indices, side: Splits, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Bool [N]: the rows of clusters that have lost none of their rows, and of those that had a side before.
+    """Bool [N]: rows of clusters that have lost no row, and that had a split before.
 
     Args:
         cluster, side: [K], of the first K rows as they were.
@@ -148,6 +150,6 @@ def _intact_rows(cluster: Indices, side: Splits, alive: npt.NDArray[np.bool_]) -
     changed = np.where(alive[:old], side < 0, sizes[cluster] > 1)
     broken = np.zeros(old, dtype=bool)
     broken[cluster[changed]] = True
-    whole = np.zeros(len(alive), dtype=bool)
-    whole[:old] = ~broken[cluster]
-    return whole
+    intact = np.zeros(len(alive), dtype=bool)
+    intact[:old] = ~broken[cluster]
+    return intact

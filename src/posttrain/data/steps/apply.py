@@ -1,4 +1,4 @@
-"""Apply one step to one table in memory: for tests, notebooks and small sets."""
+"""Applies one step to one table in memory: for tests, notebooks and small sets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class TableCorpus:
-    """A `posttrain.data.steps.step.Corpus` that is one RECORD table in memory."""
+    """Presents one RECORD table in memory as a `posttrain.data.steps.step.Corpus`."""
 
     table: pa.Table
     step: GlobalStep
@@ -68,10 +68,10 @@ class TableCorpus:
 
 
 def apply_step(step: Step, table: pa.Table, evaluation: pa.Table | None = None) -> Outcome:
-    """What a step makes of a RECORD table.
+    """Applies a step to a RECORD table.
 
     Args:
-        evaluation: RECORD table of what models are measured on, for steps that keep it out of the training set.
+        evaluation: RECORD table of what models are measured on, for steps that remove it from the training set.
     """
     if isinstance(step, RowStep):
         return step.apply(table)
@@ -79,6 +79,7 @@ def apply_step(step: Step, table: pa.Table, evaluation: pa.Table | None = None) 
         raise TypeError(f"{type(step).__name__} is neither a RowStep nor a GlobalStep")
     corpus = TableCorpus(table, step, RECORD.empty_table() if evaluation is None else evaluation)
     decision = step.decide(corpus)
+    # Rows are rewritten before any are rejected: both are numbered by the table that the step saw.
     table, changed = (
         rewrite(table, decision.rewritten, step.name) if decision.rewritten else (table, CHANGED.empty_table())
     )

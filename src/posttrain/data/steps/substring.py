@@ -14,11 +14,11 @@ from posttrain.data.duplicates.repeated_substrings import (
     RepeatedSpan,
     Windows,
     comparable_words,
+    concatenate_windows,
+    find_repeats,
     fingerprints,
     is_member,
-    joined,
     repeated_values,
-    repeats,
     verify_span,
     windows,
 )
@@ -80,7 +80,7 @@ class Substring(GlobalStep):
         rewritten: dict[int, dict[str, Any]] = {}
         share: list[float | None] = [None] * corpus.rows
         at: list[str | None] = [None] * corpus.rows
-        for row, record, own in self._repeated(repeats(joined(suspects), self.length), corpus):
+        for row, record, own in self._repeated(find_repeats(concatenate_windows(suspects), self.length), corpus):
             share[row], at[row] = own.share, "; ".join(own.details)
             if self.action == "reject":
                 rejected = own.share > self.share

@@ -1,4 +1,4 @@
-"""What is to be made of seed records, and which endpoint is asked."""
+"""Defines the settings of a synthesis."""
 
 from typing import Literal, Self
 
@@ -19,13 +19,13 @@ class SynthesisConfig(Section):
         description="instructions: new prompts like the seeds', then their answers; label_inputs: new inputs of each "
         "label; paraphrases: the seeds' inputs in other words, with the seeds' answers.",
     )
-    records: int = Field(100, ge=1, description="How many new records are wanted.")
+    records: int = Field(100, ge=1, description="Number of new records.")
     examples: int = Field(8, ge=1, description="Seeds that a request shows; 8 in the paper.")
     per_request: int = Field(4, ge=1, description="Items that a request asks for.")
     form: Form = Field(
         "json",
-        description="What a request asks for: a JSON array, or numbered lines, which small models manage. Either is "
-        "read, whatever was asked for.",
+        description="Format that a request asks for: a JSON array, or numbered lines, which small models manage. "
+        "Either is read, whatever the request says.",
     )
     max_requests: int | None = Field(None, ge=1, description="Requests at most; four times those needed by default.")
     similarity: float = Field(

@@ -1,4 +1,4 @@
-"""Build the requests of a synthesis: seed and number decide examples and prompt."""
+"""Builds the requests of a synthesis: seed and number decide examples and prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _MOST_LABELS = 1000
 
 @dataclass(frozen=True)
 class Seed:
-    """A record that others are made from; ``text`` is what its last turn, or the plain text, says."""
+    """Holds a record that others are made from; ``text`` is the content of its last turn, or the plain text."""
 
     id: str
     text: str
     record: Mapping[str, Any]
 
     def with_text(self, text: str) -> dict[str, Any]:
-        """The columns of a record that says ``text`` instead."""
+        """The columns of a record with ``text`` instead."""
         if self.record["prompt"] is None:
             return {"text": text}
         return {"prompt": [*self.record["prompt"][:-1], {"role": "user", "content": text}]}
@@ -32,12 +32,12 @@ class Seed:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and what the records of its reply inherit.
+    """Holds a prompt, and the columns that records of its reply inherit.
 
     Attributes:
         shown: the seeds' ids.
         columns: RECORD columns besides the input.
-        frame: the seed whose turns before the last the new records have too; None for none.
+        frame: seed whose earlier turns the new records share; None for none.
     """
 
     prompt: list[Turn]
@@ -47,31 +47,31 @@ class Request:
 
 
 def select_seeds(records: Sequence[Mapping[str, Any]], config: SynthesisConfig) -> list[Seed]:
-    """The records that can be seeds.
+    """Selects the records that can be seeds.
 
     Raises:
         UserError: there are none.
     """
-    found = []
+    seeds = []
     for record in records:
         prompt = record["prompt"]
         if prompt is not None and prompt[-1]["role"] == "user":
             if config.method == "instructions" and len(prompt) > 1:
-                continue  # what is new has no turns before it
+                continue  # new instructions have no earlier turns
             if config.method == "label_inputs" and record["completion"] is None:
                 continue
-            found.append(Seed(record["id"], prompt[-1]["content"], record))
+            seeds.append(Seed(record["id"], prompt[-1]["content"], record))
         elif prompt is None and config.method == "paraphrases":
-            found.append(Seed(record["id"], record["text"], record))
-    if not found:
+            seeds.append(Seed(record["id"], record["text"], record))
+    if not seeds:
         what = {"instructions": "prompts of one user turn", "label_inputs": "prompts with answers"}
         needed = what.get(config.method, "prompts that end with a user turn, or texts")
         raise UserError(f"no seed record fits: `{config.method}` needs {needed}", where="method")
-    return found
+    return seeds
 
 
 class RequestSchedule:
-    """The requests of one synthesis by number."""
+    """Builds the requests of one synthesis by number."""
 
     def __init__(self, seeds: Sequence[Seed], config: SynthesisConfig) -> None:
         self._seeds, self._config = seeds, config
@@ -79,19 +79,22 @@ class RequestSchedule:
         if config.method == "label_inputs":
             for seed in seeds:
                 self._by_label.setdefault(seed.record["completion"], []).append(seed)
+            # Free-text answers are mistaken for labels here, and each would get a request of its own.
             if len(self._by_label) > _MOST_LABELS:
                 what = f"the seeds have {len(self._by_label)} different answers, which are hardly labels"
                 raise UserError(what, where="method", fix="use instructions or paraphrases")
         self._labels = sorted(self._by_label)
         self._order = np.random.default_rng([config.seed, 0]).permutation(len(seeds))
 
-    def at(self, number: int, made: Sequence[Seed]) -> Request:
-        """Request ``number``, from 0 on, in view of the records made so far."""
+    def at(self, number: int, new_records: Sequence[Seed]) -> Request:
+        """Builds request ``number``, from 0 on, from the seeds and the records made so far."""
         config = self._config
+        # A generator a request: a resumed synthesis draws the same examples whatever was drawn before.
         rng = np.random.default_rng([config.seed, 1, number])
         if config.method == "paraphrases":
             seed = self._seeds[self._order[number % len(self._seeds)]]
             columns = {name: seed.record[name] for name in ("completion", "rejected")}
+            # A seed and its paraphrases form a group, so a split cannot part them.
             columns["group"] = seed.record["group"] or seed.id
             return Request(paraphrase_prompt(seed.text, config.per_request, config.form), (seed.id,), columns, seed)
         if config.method == "label_inputs":
@@ -100,10 +103,10 @@ class RequestSchedule:
             prompt = label_inputs_prompt(label, [seed.text for seed in shown], config.per_request, config.form)
             columns = {"completion": label}
             return Request(prompt, tuple(seed.id for seed in shown), columns, shown[0])
-        own = _draw(made, config.examples // _SEEDS_PER_NEW_EXAMPLE, rng)
-        shown = _draw(self._seeds, config.examples - len(own), rng)
-        mixed = [*shown, *own]
-        examples = [mixed[at].text for at in rng.permutation(len(mixed))]
+        own_examples = _draw(new_records, config.examples // _SEEDS_PER_NEW_EXAMPLE, rng)
+        shown = _draw(self._seeds, config.examples - len(own_examples), rng)
+        mixed = [*shown, *own_examples]
+        examples = [mixed[index].text for index in rng.permutation(len(mixed))]
         prompt = instructions_prompt(examples, config.per_request, config.form)
         return Request(prompt, tuple(seed.id for seed in mixed), {})
 

@@ -1,8 +1,8 @@
-"""New records from seed records, in the manner of Self-Instruct (Wang et al. 2023, arXiv:2212.10560).
+"""Makes new records from seed records, in the manner of Self-Instruct (Wang et al. 2023, arXiv:2212.10560).
 
-A model is shown seeds and asked for more; what it writes is read strictly, held against all seeds and all that was
-taken before (ROUGE-L below 0.7), answered where it is an instruction, and sent through steps of the pipeline: those of
-quality by itself, those that compare beside the seeds.
+A model sees seeds and is asked for more. Its replies are parsed strictly, compared with all seeds and all earlier items
+(ROUGE-L below 0.7), answered if they are instructions, and run through steps of the pipeline: quality steps on the new
+records alone, steps that compare together with the seeds.
 """
 
 import json
@@ -38,7 +38,7 @@ from posttrain.store.progress import progress_bar
 log = logging.getLogger("posttrain")
 
 STEP = "synthesize"
-_REQUESTS_PER_WAVE = 32  # requests between two looks at what has come; fixed, as it decides which examples are shown
+_REQUESTS_PER_WAVE = 32  # fixed, as earlier waves decide which examples are shown
 DEFAULT_STEPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("length", {"input": {"min_characters": 2, "max_characters": 8000}, "answer": {"max_characters": 20_000}}),
     ("gopher_repetition", {"field": "input"}),
@@ -46,17 +46,17 @@ DEFAULT_STEPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("exact", {}),
     ("minhash", {}),
 )
-"""What new records go through by default, by name and settings: cheap steps against what models do wrong, which is to
-say nothing, to go on without end and to go round in circles; then duplicates."""
+"""Steps that new records run through by default, by name and settings: cheap ones against what models do wrong, which
+is to say nothing, to go on without end and to repeat themselves; then duplicates."""
 
 
 @dataclass(frozen=True)
 class SynthesisResult:
-    """What came of a synthesis.
+    """Holds the records that a synthesis made and rejected.
 
     Attributes:
-        records: RECORD table of the new ones, each marked in ``meta``: ``synthetic`` with method, seeds' ids, model.
-        rejected: REJECTED table of all else that the model wrote; a reply that could not be read is a ``text``.
+        records: RECORD table of the new records, each marked in ``meta``: ``synthetic`` with method, seeds' ids, model.
+        rejected: REJECTED table of everything else that the model wrote; an unreadable reply is a ``text``.
         counts: ``asked`` (requests), ``written`` (items), ``kept``, rejections by ``step: reason``, and where there
             are some ``read as lines`` (replies without a JSON array).
         usage: of the endpoint; zeros for a model given.
@@ -78,15 +78,15 @@ def synthesize(
     settings: Mapping[str, Any] | None = None,
     steps: Sequence[Step] | None = None,
 ) -> SynthesisResult:
-    """Have new records written; the same call after a kill asks only for what has not been answered.
+    """Makes new records; the same call after a kill requests only replies that are missing.
 
     Args:
         seeds: RECORD table.
-        generate: the model that is asked; None for ``config.endpoint``.
-        work_folder: keeps every raw reply. Another model's replies do not get in the way.
-        model: what records and replies call the model that is given.
-        settings: what else the given model's replies depend on, as JSON values; with others it is asked anew.
-        steps: what new records go through; `DEFAULT_STEPS` by default. Steps that compare see the seeds, too.
+        generate: the model to query; None for ``config.endpoint``.
+        work_folder: keeps every raw reply, apart from those of other models.
+        model: name of the given model in records and replies.
+        settings: JSON values that the given model's replies depend on; others lead to new replies.
+        steps: steps to run on new records; `DEFAULT_STEPS` by default. Steps that compare see the seeds, too.
 
     Raises:
         UserError: no seed fits, neither endpoint nor model is given, the endpoint refuses, or another process works
@@ -105,26 +105,27 @@ def synthesize(
             ask, usage, name = endpoint, endpoint.usage, config.endpoint.model
         else:
             raise UserError("no model is named", where="endpoint", fix="set endpoint.base_url and endpoint.model")
-        writing = _Synthesis(config, requests, [seed.text for seed in chosen], name, _source(seeds))
-        kinds = _default_steps() if steps is None else steps
+        synthesis = _Synthesis(config, requests, [seed.text for seed in chosen], name, _source(seeds))
+        steps_to_run = _default_steps() if steps is None else steps
         target = config.records
         with progress_bar("synthesising", config.records, "records") as advance:
+            # Steps at the end reject some records, so the target is raised until enough are kept or requests run out.
             while True:
-                while (before := len(writing.made)) < target and writing.asked < config.most_requests:
-                    writing.go_on(ask, target)
-                    advance(len(writing.made) - before)
-                outcome = writing.outcome(seeds, kinds, usage)
-                if (kept := outcome.records.num_rows) >= config.records or writing.asked >= config.most_requests:
+                while (before := len(synthesis.new_records)) < target and synthesis.asked < config.most_requests:
+                    synthesis.advance(ask, target)
+                    advance(len(synthesis.new_records) - before)
+                outcome = synthesis.outcome(seeds, steps_to_run, usage)
+                if (kept := outcome.records.num_rows) >= config.records or synthesis.asked >= config.most_requests:
                     break
-                target = len(writing.made) + config.records - kept  # the steps took some
+                target = len(synthesis.new_records) + config.records - kept  # replace those that the steps rejected
     if kept < config.records:
-        log.warning("%d of %d records wanted came of %d requests", kept, config.records, writing.asked)
+        log.warning("made %d of %d records with %d requests", kept, config.records, synthesis.asked)
     return outcome
 
 
 @contextmanager
 def _open_cache(folder: Path) -> Iterator[ReplyCache]:
-    """The replies in a folder, for one process at a time; a new folder goes again where there was none."""
+    """Opens the replies in a folder, for one process at a time; removes a new folder that stays empty."""
     new = not folder.exists()
     make_folder(folder)
     with hold_lock(folder / "lock", taken="another posttrain synthesises in this folder"):
@@ -141,7 +142,7 @@ def _default_steps() -> list[Step]:
 
 
 def _source(seeds: pa.Table) -> str:
-    """A name for what is new that no seed has."""
+    """Names the source of new records, by a name that no seed has."""
     taken, number = set(seeds["source"].to_pylist()), 1
     while (name := "synthetic" if number == 1 else f"synthetic {number}") in taken:
         number += 1
@@ -149,7 +150,7 @@ def _source(seeds: pa.Table) -> str:
 
 
 class _Synthesis:
-    """What the model has written so far, and what was made of it."""
+    """Tracks what the model has written so far, and the records made of it."""
 
     def __init__(
         self, config: SynthesisConfig, requests: RequestSchedule, texts: Sequence[str], model: str, source: str
@@ -160,16 +161,17 @@ class _Synthesis:
         self._rows: list[dict[str, Any]] = []
         self._rejections: dict[int, Rejection] = {}
         self.asked = self.as_lines = 0
-        self.made: list[Seed] = []
+        self.new_records: list[Seed] = []
 
-    def go_on(self, ask: Generate, target: int) -> None:
-        """Some more requests on the way to ``target`` items, and what their replies make."""
+    def advance(self, ask: Generate, target: int) -> None:
+        """Sends some more requests towards ``target`` items, and reads their replies."""
         config = self._config
-        # At first as if every item were kept, then by what has come of a request so far.
-        asked, made = (self.asked, max(1, len(self.made))) if self.asked else (1, config.per_request)
-        needed = -(-(target - len(self.made)) * asked // made)
+        # The first wave assumes that every item is kept, later ones the rate so far.
+        asked, kept_so_far = (self.asked, max(1, len(self.new_records))) if self.asked else (1, config.per_request)
+        needed = -(-(target - len(self.new_records)) * asked // kept_so_far)
+        # A wave has a fixed size at most, as its requests show the records of earlier waves as examples.
         count = min(needed, _REQUESTS_PER_WAVE, config.most_requests - self.asked)
-        wave = [self._requests.at(number, self.made) for number in range(self.asked, self.asked + count)]
+        wave = [self._requests.at(number, self.new_records) for number in range(self.asked, self.asked + count)]
         self.asked += count
         new: list[int] = []
         for request, reply in zip(wave, ask([request.prompt for request in wave]), strict=True):
@@ -179,10 +181,10 @@ class _Synthesis:
         for row in new:
             if row not in self._rejections:
                 record = self._rows[row]
-                self.made.append(Seed(f"{self._source}:{row + 1}", _input(record), record))
+                self.new_records.append(Seed(f"{self._source}:{row + 1}", _input(record), record))
 
     def _read(self, request: Request, reply: str | None) -> list[int]:
-        """The rows of what the reply adds."""
+        """Adds the items of a reply, and returns their rows."""
         if reply is None:
             self._add(request, {"text": ""}, Rejection("no reply", "the model gave none, or was cut off"))
             return []
@@ -199,22 +201,23 @@ class _Synthesis:
             problem = self._problem(text)
             row = self._add(request, {**columns, **request.columns}, problem)
             if problem is None:
+                # Only accepted items count: a rejected one must not rule out its better neighbour.
                 self._nearest.add(text)
                 rows.append(row)
         return rows
 
     def _problem(self, text: str) -> Rejection | None:
-        """What speaks against an item, if anything does."""
+        """Returns the objection to an item, if there is one."""
         config = self._config
         if config.method == "instructions":
-            found = text.split()
-            if not config.min_words <= len(found) <= config.max_words:
-                return Rejection("length", f"{len(found)} words", float(len(found)))
+            text_words = text.split()
+            if not config.min_words <= len(text_words) <= config.max_words:
+                return Rejection("length", f"{len(text_words)} words", float(len(text_words)))
             if unwanted := self._unwanted.intersection(re.findall(r"\w+", text.casefold())):
                 return Rejection("unwanted word", ", ".join(sorted(unwanted)))
         if near := self._nearest.of(text, config.similarity):
-            score, at = near
-            what = "a seed" if at < self._seed_count else "an earlier item"
+            score, index = near
+            what = "a seed" if index < self._seed_count else "an earlier item"
             return Rejection("too similar", f"ROUGE-L {score:.3f} to {what}", score)
         return None
 
@@ -231,29 +234,29 @@ class _Synthesis:
         row = len(self._rows)
         marks = {"method": self._config.method, "model": self._model, "seeds": list(request.shown)}
         meta = json.dumps({"synthetic": marks}, ensure_ascii=False, sort_keys=True)
-        made = {**dict.fromkeys(RECORD.names), "source": self._source, "line": row + 1, "meta": meta, **columns}
-        self._rows.append(made)
+        record = {**dict.fromkeys(RECORD.names), "source": self._source, "line": row + 1, "meta": meta, **columns}
+        self._rows.append(record)
         if problem is not None:
             self._rejections[row] = problem
         return row
 
     def outcome(self, seeds: pa.Table, steps: Sequence[Step], usage: Usage) -> SynthesisResult:
-        """The new records after the steps, and all that went."""
-        kept, gone, *_ = reject_rows(assign_ids(records(self._rows)), STEP, self._rejections)
-        rejected = [gone]
+        """Runs the steps, and returns the kept and the rejected records."""
+        kept, dropped, *_ = reject_rows(assign_ids(records(self._rows)), STEP, self._rejections)
+        rejected = [dropped]
         for step in steps:
             # Seeds come first, so that of two alike the seed is the one that stays.
             together = concat([seeds, kept]) if isinstance(step, GlobalStep) else kept
             outcome = apply_step(step, together)
             kept = outcome.kept.filter(pa.compute.equal(outcome.kept["source"], self._source))
             rejected.append(outcome.rejected.filter(pa.compute.equal(outcome.rejected["source"], self._source)))
-        all_gone = concat(rejected, REJECTED)
-        reasons = zip(all_gone["step"].to_pylist(), all_gone["reason"].to_pylist(), strict=True)
+        all_rejected = concat(rejected, REJECTED)
+        reasons = zip(all_rejected["step"].to_pylist(), all_rejected["reason"].to_pylist(), strict=True)
         counts = Counter(f"{step}: {reason}" for step, reason in reasons)
-        told = {"asked": self.asked, "written": len(self._rows), "kept": kept.num_rows, **counts}
+        totals = {"asked": self.asked, "written": len(self._rows), "kept": kept.num_rows, **counts}
         if self.as_lines:
-            told["read as lines"] = self.as_lines
-        return SynthesisResult(kept.combine_chunks(), all_gone, told, usage)
+            totals["read as lines"] = self.as_lines
+        return SynthesisResult(kept.combine_chunks(), all_rejected, totals, usage)
 
 
 def _turn(text: str) -> list[dict[str, str]]:

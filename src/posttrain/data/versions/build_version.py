@@ -1,4 +1,4 @@
-"""From files and a recipe to a dataset version in the store."""
+"""Builds a dataset version in the store from files and a recipe."""
 
 import logging
 import os
@@ -42,12 +42,12 @@ log = logging.getLogger("posttrain")
 
 @dataclass(frozen=True)
 class Source:
-    """A file that a version is made of.
+    """Names a file that a version is built from.
 
     Attributes:
         name: as the user named it.
-        digest: of its content.
-        pieces: how it was cut, where an earlier version has read it: then the file itself may be gone.
+        digest: SHA-256 of its content.
+        pieces: its cuts, if an earlier version has read it; the file itself may be missing then.
     """
 
     name: str
@@ -65,28 +65,29 @@ def build_version(
     suites: Sequence[Suite] = (),
     begin: Callable[[], None] = lambda: None,
 ) -> Version:
-    """The version that the recipe makes of the files; found if it was made before, gone on with if it was begun.
+    """Builds the version that the recipe makes of the files, resumes an interrupted build, or returns a finished one.
 
     Files, recipe and the version that it grows from decide its id: neither the engine nor how often it was interrupted.
-    Sides that records had before stay, so what is grown can differ from what is built at once: a record that hangs
-    together with two splits leaves, where at once all three would have been on one side; and a version remembers the
-    sides of records that it has lost. Where neither is so, both have one id.
+    Records keep their splits, so a grown version can differ from one built at once: a new record linked to records of
+    two splits is dropped, where at once all three would be in one split; and a version remembers the splits of records
+    that it has lost. Otherwise both have the same id.
 
     Args:
         files: named from the workspace's folder, in the order in which their records count as first.
-        grown_from: a version whose files come first; its shards are taken over where the recipe is the same, and the
-            sides of its records whatever the recipe.
+        grown_from: a version whose files come first; its shards are reused if the recipe is the same, and the splits of
+            its records always.
         suites: evaluation records that training records must not give away.
-        begin: called before anything is made, not where the version is found; may raise to prevent it.
+        begin: called before a build, not if the version exists; may raise to prevent it.
 
     Raises:
-        UserError: a file is missing, a record is bad (with file and line), a step cannot run, or training records stand
-            in a suite and no step takes them out.
+        UserError: a file is missing, a record is bad (with file and line), a step cannot run, or a suite holds training
+            records and no step removes them.
     """
     root = workspace.root
     written, recipe = recipe, recipe.located(root)
     for step in recipe.steps:
         step.check()
+    # Files are hashed before the build, so that a finished version is found without reading records.
     sources = _sources(files, grown_from, root)
     versions = resolve_versions([suite.file for suite in suites], root, workspace)
     digests = {
@@ -98,20 +99,20 @@ def build_version(
         begin()
         evaluation = suite_tables(suites, recipe, root, versions)
         held_out = {name for name, version in versions.items() if not version.whole and len(version.splits) > 1}
-        made = _run_recipe(recipe, sources, evaluation, held_out, engine, root, scratch, grown_from)
-        phases = [[commit_shard(workspace, shard) for shard in shards] for shards in made.phases]
+        build = _run_recipe(recipe, sources, evaluation, held_out, engine, root, scratch, grown_from)
+        phases = [[commit_shard(workspace, shard) for shard in shards] for shards in build.phases]
         meta = {
             "recipe": written.model_dump(mode="json"),  # its files as they were named: the same in any folder
             "keys": recipe.keys(),
             "made_of": made_of,
-            "settled": made.settled,
-            "sources": _source_entries(sources, made.phases[0]),
+            "settled": build.settled,
+            "sources": _source_entries(sources, build.phases[0]),
             "suites": digests,
             "splits": list(SPLITS) if recipe.splits else ["train"],
             "phases": phases,
         }
         parts = sorted({id for ids in phases for id in ids})
-        return {**write_version(out, made, meta), PARTS: parts}
+        return {**write_version(out, build, meta), PARTS: parts}
 
     inputs = {source.name: source.digest for source in sources} | {f"suite {name}": of for name, of in digests.items()}
     config = {
@@ -136,11 +137,12 @@ def build_version(
 
 
 def _history_id(grown_from: Version | None, made_of: str, workspace: Workspace) -> str | None:
-    """Id of the version whose sides count: of the one grown from, or, for its own files again, of what it grew from."""
+    """Id of the version that splits are kept from: ``grown_from``, or its parent for a rebuild from its own files."""
     if grown_from is None:
         return None
-    made = workspace.metadata.producers(grown_from.id) if grown_from.meta.get("made_of") == made_of else []
-    return made[-1].config.get("grown_from") if made else grown_from.id
+    # Building a version's own files again must find that version, not one that grew from it.
+    runs = workspace.metadata.producers(grown_from.id) if grown_from.meta.get("made_of") == made_of else []
+    return runs[-1].config.get("grown_from") if runs else grown_from.id
 
 
 def _run_recipe(
@@ -153,52 +155,53 @@ def _run_recipe(
     scratch: Path,
     grown_from: Version | None,
 ) -> VersionBuild:
-    """Put the records through the whole chain of steps.
+    """Runs all records through the chain of steps.
 
     Args:
         suites: RECORD table of each suite by its name.
         held_out: names of suites that are the held-out side of a version.
     """
-    made_before = existing_shards(grown_from)
-    made = VersionBuild(recipe, engine, scratch)
+    existing = existing_shards(grown_from)
+    build = VersionBuild(recipe, engine, scratch)
     if grown_from is not None:
-        made.known, made.past = grown_from.states(), grown_from.past()
-    made.read(_pieces(recipe, sources, root, scratch, made_before), made_before)
-    require_filled_files(made.shards)
-    check_shapes(made.shards)
-    check_user_ids(made.shards)
+        build.previous_states, build.previous_assignment = grown_from.states(), grown_from.previous_assignment()
+    build.read(_pieces(recipe, sources, root, scratch, existing), existing)
+    require_filled_files(build.shards)
+    check_shapes(build.shards)
+    check_user_ids(build.shards)
     reading = len(row_steps(recipe.chain[: recipe.boundary], 0))
     split = recipe.boundary + (recipe.splits is not None)
-    made.through(reading, split, RECORD.empty_table())
+    build.run_steps(reading, split, RECORD.empty_table())
     if recipe.splits is not None:
-        require_filled_splits(made, recipe.splits)
+        require_filled_splits(build, recipe.splits)
     if suites:
         require_unseen_suites(
-            _input_columns(made), suites, recipe.steps, held_out, beside=_input_columns(made, training=False)
+            _input_columns(build), suites, recipe.steps, held_out, beside=_input_columns(build, training=False)
         )
-    made.through(split, len(recipe.chain), concat([made.measured(), *suites.values()]))
+    build.run_steps(split, len(recipe.chain), concat([build.measured(), *suites.values()]))
     for name in suites:
-        found, count = made.contaminated.get(name, (0, 0))
-        if count and found == count:
+        contaminated, count = build.contaminated.get(name, (0, 0))
+        if count and contaminated == count:
             raise wholly_shared_error(name, count)
-    require_training_records(made)
-    return made
+    require_training_records(build)
+    return build
 
 
-def _input_columns(made: VersionBuild, *, training: bool = True) -> pa.Table:
-    """``input_id``, ``source`` and ``line`` of the records to learn from, or of those that are held out."""
-    rows = np.flatnonzero(made.alive & ((made.sides == 0) == training))
-    return made.corpus(0).columns(["input_id", "source", "line"]).take(pa.array(rows))
+def _input_columns(build: VersionBuild, *, training: bool = True) -> pa.Table:
+    """``input_id``, ``source`` and ``line`` of the training records, or of the held-out ones."""
+    rows = np.flatnonzero(build.alive & ((build.sides == 0) == training))
+    return build.corpus(0).columns(["input_id", "source", "line"]).take(pa.array(rows))
 
 
 def _sources(files: Sequence[str], before: Version | None, root: Path) -> list[Source]:
+    """Lists the parent's files and then the new ones; a file with new content replaces the parent's."""
     known = {
-        said["name"]: Source(
-            said["name"], said["digest"], tuple(Piece(said["name"], "", *piece) for piece in said["pieces"])
+        entry["name"]: Source(
+            entry["name"], entry["digest"], tuple(Piece(entry["name"], "", *piece) for piece in entry["pieces"])
         )
-        for said in (before.meta.get("sources", []) if before else [])
+        for entry in (before.meta.get("sources", []) if before else [])
     }
-    names = dict.fromkeys(display_path(found, root) for found in expand_paths(files, root))
+    names = dict.fromkeys(display_path(path, root) for path in expand_paths(files, root))
     fresh = {name: Source(name, content_digest(_locate(root, name), name)) for name in names}
     for name, source in fresh.items():
         if name not in known or known[name].digest != source.digest:
@@ -207,25 +210,26 @@ def _sources(files: Sequence[str], before: Version | None, root: Path) -> list[S
 
 
 def _pieces(
-    recipe: Recipe, sources: Sequence[Source], root: Path, scratch: Path, made_before: Mapping[str, Path]
+    recipe: Recipe, sources: Sequence[Source], root: Path, scratch: Path, existing: Mapping[str, Path]
 ) -> Iterator[Piece]:
-    """The pieces of all sources; a file that was read before is read again only where the recipe reads otherwise.
+    """Yields the pieces of all sources, and cuts a file again only if the recipe reads it in another way.
 
     Raises:
-        UserError: such a file is gone, or holds something else now.
+        UserError: a file that has to be read again is missing or changed.
     """
     for source in sources:
-        if source.pieces and all(reading_task(recipe, one, scratch).key in made_before for one in source.pieces):
+        if source.pieces and all(reading_task(recipe, piece, scratch).key in existing for piece in source.pieces):
             yield from source.pieces
             continue
-        place = _locate(root, source.name)
-        if source.pieces and content_digest(place, source.name) != source.digest:
-            fix = "give it back its content, or leave the steps before the first global one as they were"
-            raise UserError("holds something else than when it was added", where=source.name, fix=fix)
-        yield from pieces(place, source.name)
+        path = _locate(root, source.name)
+        if source.pieces and content_digest(path, source.name) != source.digest:
+            fix = "restore its content, or keep the steps before the first global one unchanged"
+            raise UserError("has changed since it was added", where=source.name, fix=fix)
+        yield from pieces(path, source.name)
 
 
 def _source_entries(sources: Sequence[Source], shards: Sequence[Shard]) -> list[dict[str, Any]]:
+    """Describes the sources for the version's meta: digest, records read, and pieces."""
     cuts: dict[str, list[list[Any]]] = {source.name: [] for source in sources}
     counts = dict.fromkeys(cuts, 0)
     for shard in shards:
@@ -233,36 +237,39 @@ def _source_entries(sources: Sequence[Source], shards: Sequence[Shard]) -> list[
         cuts[name].append([shard.piece["first_line"], shard.piece["digest"]])
         counts[name] += rows_read(shard)
     return [
-        {"name": one.name, "digest": one.digest, "records": counts[one.name], "pieces": cuts[one.name]}
-        for one in sources
+        {"name": source.name, "digest": source.digest, "records": counts[source.name], "pieces": cuts[source.name]}
+        for source in sources
     ]
 
 
 def _locate(root: Path, name: str) -> DataPath:
+    """Resolves a name against the workspace's folder; URLs stay."""
     return to_data_path(name) if "://" in name else root / Path(name).expanduser()
 
 
 def existing_shards(version: Version | None) -> dict[str, Path]:
-    """Folders of a version's shards by their keys; without those that are damaged, which are made again."""
+    """Folders of a version's shards by their keys, without damaged ones, which are rebuilt."""
     if version is None or version.whole:
         return {}
-    found = {}
+    folders = {}
     for id in dict.fromkeys(id for ids in version.meta["phases"] for id in ids):
         try:
             shard = Shard.open(version.path(id))
         except DamagedArtifactError as error:
-            log.warning("%s; making it again", error)
+            log.warning("%s; rebuilding it", error)
             continue
-        found[shard.key] = shard.folder
-    return found
+        folders[shard.key] = shard.folder
+    return folders
 
 
 def commit_shard(workspace: Workspace, shard: Shard) -> str:
-    """The artifact that holds a shard."""
+    """Commits a shard as an artifact, unless it is one already, and returns its id."""
+    # Scratch folders are named by the shard's key, artifacts by their id.
     if shard.folder.name != shard.key:
         return shard.folder.name
     with workspace.artifacts.temporary_folder() as folder:
         for file in sorted(shard.folder.iterdir()):
+            # Hard links spare the copy; scratch and artifact share the same bytes until scratch goes.
             os.link(file, folder / file.name)
         meta = {"rows": shard.rows, "piece": shard.piece}
         artifact = workspace.artifacts.commit(folder, "records", meta)

@@ -1,4 +1,4 @@
-"""What changed from one dataset version to another."""
+"""Compares two dataset versions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from posttrain.data.versions.version import Version
 
 @dataclass(frozen=True)
 class Diff:
-    """What lies between two versions.
+    """Holds what changed between two versions.
 
     Attributes:
-        came: RECORD table of what only the newer version holds.
-        went: REJECTED table of what only the older one holds, with the newer one's reason where it has one.
+        came: RECORD table of the records that only the newer version holds.
+        went: REJECTED table of those that only the older one holds, with the newer one's reason, if any.
         changed: inputs that both hold once with different answers: ``input_id, before, after, source, line``.
     """
 
@@ -38,10 +38,11 @@ ANSWER_CHANGES = pa.schema(
 
 
 def diff_versions(older: Version, newer: Version) -> Diff:
-    """What came, what went and why, and which answers changed from ``older`` to ``newer``."""
+    """Finds the records added, removed (and why), and answered differently from ``older`` to ``newer``."""
     came = _records_without(newer, _all_ids(older))
     went = _records_without(older, _all_ids(newer))
     arrived, left = _single_inputs(came), _single_inputs(went)
+    # Only inputs that occur once on both sides can be paired: of several answers none is the changed one.
     both = {
         identity
         for identity in left
@@ -77,7 +78,7 @@ def _records_without(version: Version, known: pa.Array) -> pa.Table:
 
 
 def _filter_out(table: pa.Table, column: str, known: pa.Array) -> pa.Table:
-    """The rows whose value in ``column`` is not among the known."""
+    """Drops the rows whose value in ``column`` is among the known."""
     return table.filter(pa.compute.invert(pa.compute.is_in(table[column], value_set=known)))
 
 
@@ -86,7 +87,7 @@ def _unanswered_content(record: Mapping[str, Any]) -> Any:
 
 
 def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
-    """Records by input, of the inputs that stand in ``table`` once."""
+    """Records by input, of the inputs that occur once in ``table``."""
     rows = table.to_pylist()
     counts: dict[str, int] = {}
     for row in rows:
@@ -95,9 +96,10 @@ def _single_inputs(table: pa.Table) -> dict[str, dict[str, Any]]:
 
 
 def _with_reasons(went: pa.Table, newer: Version) -> pa.Table:
-    gone = went["id"].combine_chunks()
-    tables = [table.filter(pa.compute.is_in(table["id"], value_set=gone)) for table in newer.rejected()]
-    why = {row["id"]: row for row in concat(tables, REJECTED).to_pylist()}
+    ids = went["id"].combine_chunks()
+    # Only rows of removed records are kept, as a version may have rejected millions.
+    tables = [table.filter(pa.compute.is_in(table["id"], value_set=ids)) for table in newer.rejected()]
+    reasons = {row["id"]: row for row in concat(tables, REJECTED).to_pylist()}
     unknown = {**dict.fromkeys(REJECTED.names), "step": "", "reason": "not in the newer version", "detail": ""}
-    rows = [{**why.get(row["id"], unknown), **row} for row in went.to_pylist()]
+    rows = [{**reasons.get(row["id"], unknown), **row} for row in went.to_pylist()]
     return pa.Table.from_pylist(rows, schema=REJECTED)

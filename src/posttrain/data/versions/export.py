@@ -1,4 +1,4 @@
-"""Export records to a file, or to a folder that ``datasets.load_from_disk`` reads; reading takes both back unchanged."""
+"""Exports records to a file or a folder that ``datasets.load_from_disk`` reads; reading takes both back unchanged."""
 
 import csv
 import hashlib
@@ -21,7 +21,7 @@ from posttrain.store.files import check_new_file, disk_errors, remove_tree, writ
 
 
 def export_file(records: pa.Table, path: Path) -> None:
-    """Write a RECORD table to a new .jsonl, .csv, .tsv or .parquet file.
+    """Writes a RECORD table to a new .jsonl, .csv, .tsv or .parquet file.
 
     JSONL and CSV get the columns ``prompt, completion``, ``prompt, chosen, rejected`` or ``text``, and
     ``group`` and ``meta`` where there are any; a prompt of one user turn becomes its text. Parquet keeps
@@ -56,9 +56,10 @@ def _delimited_bytes(records: pa.Table, path: Path) -> bytes:
 
 
 def export_rows(records: pa.Table, path: Path) -> list[dict[str, Any]]:
-    """The records as objects that all have the same columns."""
+    """Converts records to objects that all have the same columns."""
     given = records.to_pylist()
     shapes = {_shape(record) for record in given}
+    # JSONL and CSV readers take the shape from the first row.
     if len(shapes) > 1:
         fix = "export to .parquet, which holds all of them"
         raise UserError(f"the records have the shapes {', '.join(sorted(shapes))}", where=str(path), fix=fix)
@@ -85,6 +86,7 @@ def _content(record: dict[str, Any]) -> dict[str, Any]:
     if record["prompt"] is None:
         return {"text": record["text"]}
     turns = record["prompt"]
+    # A text that itself parses as messages must stay a list, or reading would take it apart.
     plain = len(turns) == 1 and turns[0]["role"] == "user" and turns_from_json(turns[0]["content"]) is None
     prompt = turns[0]["content"] if plain else turns
     if record["rejected"] is None:
@@ -107,7 +109,7 @@ _WRITERS: dict[str, Callable[[pa.Table, Path], bytes]] = {
 
 
 def export_folder(splits: Mapping[str, pa.Table], folder: Path) -> int:
-    """Write RECORD tables by split to a new folder; returns how many records.
+    """Writes RECORD tables by split to a new folder, and returns the number of records.
 
     One split makes a ``Dataset``, several a ``DatasetDict``; columns are those of the JSONL export.
 
@@ -125,6 +127,7 @@ def export_folder(splits: Mapping[str, pa.Table], folder: Path) -> int:
                 _write_split(table, unfinished / name if len(splits) > 1 else unfinished, name, folder)
             if len(splits) > 1:
                 (unfinished / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}), encoding="utf-8")
+            # One rename, so that a kill leaves no half-written folder under the name.
             os.rename(unfinished, folder)
         finally:
             remove_tree(unfinished)
@@ -152,7 +155,7 @@ def _write_split(records: pa.Table, folder: Path, split: str, shown: Path) -> No
 
 
 def _as_column(row: dict[str, Any]) -> dict[str, Any]:
-    """A prompt as turns, whatever its form, and meta as JSON text: a column has one type."""
+    """Turns prompts into messages and meta into JSON text, as an Arrow column has one type."""
     prompt = row.get("prompt")
     turns = {"prompt": [{"role": "user", "content": prompt}]} if isinstance(prompt, str) else {}
     meta = {"meta": json.dumps(row["meta"], ensure_ascii=False, sort_keys=True)} if "meta" in row else {}

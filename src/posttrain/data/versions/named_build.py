@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posttrain.data.config import DataConfig
 from posttrain.data.split import SplitsConfig
 from posttrain.data.versions.build_version import build_version
-from posttrain.data.versions.recipe import Files, Recipe, Suite, applicable_steps
+from posttrain.data.versions.named_versions import RESERVED_NAMES
+from posttrain.data.versions.recipe import DEFAULT_STEPS, Files, Recipe, Suite, applicable_steps
 from posttrain.data.versions.version import Version
 from posttrain.jobs.engines import open_engine
 from posttrain.store.errors import UserError
@@ -21,8 +21,6 @@ from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
-
-_RESERVED_NAMES = ("pool", "test", "labelled", "train")
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
@@ -34,35 +32,38 @@ _TAG = re.compile(r"(?!v\d)[A-Za-z][A-Za-z0-9_.-]{0,99}")
 
 
 class BuildConfig(Recipe):
-    """A named version to be built: its recipe, its files, and where the work runs."""
+    """Configures the build of a named version: its recipe, its files, and where the work runs."""
 
-    name: str = Field(description="What the dataset is called.")
+    name: str = Field(description="Name of the dataset.")
     files: Files = Field([], description="Files, globs, folders and URLs; added to those of the last version.")
-    suites: list[Suite] = Field([], description="What training records must not give away, besides what is held out.")
+    suites: list[Suite] = Field(
+        [], description="Evaluation files that training records must not give away, besides held-out records."
+    )
     workspace: Path = Field(Path("."), description="The workspace's folder.")
     fresh: bool = Field(False, description="Start from these files alone, not from the last version's.")
     version: str | None = Field(None, description="Semantic version, such as 2.3.1; null: the one after the last.")
-    note: str | None = Field(None, description="What is to be remembered of it.")
-    tags: list[str] = Field([], description="Words that lead to this version from now on.")
-    engine: Literal["auto", "inline", "processes", "ray"] = Field("auto", description="Where the work runs.")
+    note: str | None = Field(None, description="A note about the version.")
+    tags: list[str] = Field([], description="Tags that name this version from now on.")
+    engine: Literal["auto", "inline", "processes", "ray"] = Field("auto", description="Engine that runs the steps.")
     workers: int | None = Field(None, description="Processes at a time; null: as many as there are cores.")
 
 
 def build(config: BuildConfig | Mapping[str, Any], workspace: Workspace | None = None) -> Version:
-    """Build a version and name it; found if it was built before, gone on with if it was begun.
+    """Builds a version and names it, resumes an interrupted build, or returns a finished one.
 
     Args:
         config: such as ``{"name": "support", "files": ["new.jsonl"], "steps": ["exact", "minhash"]}``.
-        workspace: an open one; None: the one that the config names, made where there is none.
+        workspace: an open one; None: the one that the config names, created if missing.
 
     Raises:
-        UserError: something is wrong with the config, a file or a record; nothing is named then.
+        UserError: the config, a file or a record is wrong; nothing is named then.
     """
     config = config if isinstance(config, BuildConfig) else BuildConfig.read(config, "config")
     if not _NAME.fullmatch(config.name):
         raise UserError(f"`{config.name}` is no name", where="--name", fix="letters, digits, `_`, `-` and `.`")
-    if config.name in _RESERVED_NAMES:
+    if config.name in RESERVED_NAMES:
         raise UserError(f"`{config.name}` is the loop's own", where="--name", fix="take another name")
+    # Settings are checked before any work, which may take hours.
     if config.version is not None:
         parse_version(config.version)
     for tag in config.tags:
@@ -81,6 +82,7 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
     if config.version and before and parse_version(config.version) < parse_version(before):
         raise UserError(f"{config.name}@v{before} is there already", where="--version", fix="give a later version")
     parent = None if last is None or config.fresh else Version.open(workspace.artifacts, last.artifact_id)
+    # Without files a build only makes sense for the parent's files with another recipe.
     if not config.files and parent is None:
         raise UserError("no file is named", where="files", fix="name a file of records")
     recipe = _resolve_recipe(config, parent)
@@ -95,6 +97,7 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
             begin=lambda: _refuse_taken(config, earlier),
         )
     semantic = config.version.removeprefix("v") if config.version else next_version(before, _bump(parent, version))
+    # Named last: an interrupted build leaves no name.
     number = workspace.metadata.name_artifact(
         config.name,
         version.id,
@@ -108,12 +111,13 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
 
 
 def _resolve_recipe(config: BuildConfig, parent: Version | None) -> Recipe:
-    """The recipe of the config; its splits as the parent has settled them."""
+    """Drops steps that need labels if there are none, and takes the splits as the parent has frozen them."""
     recipe = Recipe(**{name: getattr(config, name) for name in Recipe.model_fields})
     steps = applicable_steps(recipe.steps, recipe.labels)
     left_out = [step.name for step in recipe.steps if step not in steps]
-    if left_out and recipe.steps != DataConfig().steps:  # of the default nobody named one
-        log.info("left out, as there is no closed label set: %s", ", ".join(left_out))
+    # Nobody asked for the default steps, so dropping some needs no word.
+    if left_out and recipe.steps != Recipe(steps=DEFAULT_STEPS).steps:
+        log.info("skipping steps that need a closed label set: %s", ", ".join(left_out))
     recipe = recipe.model_copy(update={"steps": steps})
     if parent is None or recipe.splits is None or not parent.meta.get("settled"):
         return recipe
@@ -123,19 +127,19 @@ def _resolve_recipe(config: BuildConfig, parent: Version | None) -> Recipe:
 
 
 def _last_semantic(earlier: list[NamedVersion]) -> str | None:
-    return next((one.semantic for one in reversed(earlier) if one.semantic), None)
+    return next((version.semantic for version in reversed(earlier) if version.semantic), None)
 
 
 def _refuse_taken(config: BuildConfig, earlier: Sequence[NamedVersion]) -> None:
-    """Refuse to make another version under a number that one has."""
+    """Refuses to give a new version a number that is taken."""
     semantic = config.version and config.version.removeprefix("v")
-    taken = next((one for one in earlier if semantic and one.semantic == semantic), None)
+    taken = next((version for version in earlier if semantic and version.semantic == semantic), None)
     if taken is not None:
         raise UserError(f"{taken.text} is {taken.artifact_id} already", where="--version", fix="give a later version")
 
 
 def _bump(parent: Version | None, version: Version) -> Bump:
-    """Major where records are made otherwise, minor where some came, patch where only their files differ."""
+    """Major if records are processed differently, minor if only files were added, patch if files changed."""
     if parent is None or _recipe_keys(parent) != _recipe_keys(version):
         return "major"
     before = {source["name"]: source["digest"] for source in parent.meta["sources"]}
@@ -144,12 +148,12 @@ def _bump(parent: Version | None, version: Version) -> Bump:
 
 
 def _recipe_keys(version: Version) -> dict[str, Any]:
-    """What decides how records become those of the version, wherever its folder lies."""
+    """JSON values that decide how records are processed, wherever the workspace's folder lies."""
     return {**version.meta.get("keys", {}), "splits": version.meta.get("settled")}
 
 
 def check_tag(text: str) -> None:
-    """Refuse a word that cannot stand behind the ``@`` of a version's name, or could be taken for a version.
+    """Raises a UserError unless the text can stand behind the ``@`` of a version's name, and is no version itself.
 
     Raises:
         UserError: it is such a word.
@@ -160,20 +164,20 @@ def check_tag(text: str) -> None:
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
-    """Major, minor and patch of ``2.3.1`` or ``v2.3.1``.
+    """Reads major, minor and patch of ``2.3.1`` or ``v2.3.1``.
 
     Raises:
         UserError: it is no such version.
     """
-    found = _FORM.fullmatch(text)
-    if found is None:
+    match = _FORM.fullmatch(text)
+    if match is None:
         raise UserError(f"`{text}` is no semantic version", where="--version", fix="such as 2.3.1")
-    major, minor, patch = map(int, found.groups())
+    major, minor, patch = map(int, match.groups())
     return major, minor, patch
 
 
 def next_version(last: str | None, bump: Bump) -> str:
-    """The version after ``last``: ``1.0.0`` when there is none."""
+    """The version after ``last``: ``1.0.0`` if there is none."""
     if last is None:
         return "1.0.0"
     major, minor, patch = parse_version(last)

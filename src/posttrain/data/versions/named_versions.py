@@ -1,4 +1,4 @@
-"""Dataset versions named where the config could name files, and the records to train and test on, checked for leaks."""
+"""Resolves dataset versions that the config names where it could name files, and checks their records for leaks."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,9 +34,12 @@ _STRICT_STEP = Decontaminate()
 
 
 def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | None) -> dict[str, Version]:
-    """Those of ``names`` that are dataset versions: ``support``, ``support@v2``, ``support@v2.3.1``, ``support@tag``
-    or an id. A file of the same name goes first, and a name with a suffix and without an ``@`` is a file's. What the
-    loop keeps under names of its own is one of many versions, which must be named: ``train@v3``.
+    """Opens the dataset versions among ``names``.
+
+    A name is ``support``, ``support@v2``, ``support@v2.3.1``, ``support@tag`` or an id.
+
+    A file of the same name takes precedence, and a name with a suffix and without an ``@`` is a file's. The loop's own
+    names stand for many versions, so a version must be given: ``train@v3``.
 
     Args:
         root: the folder that relative files start from.
@@ -45,21 +48,21 @@ def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | No
     Raises:
         UserError: a name is neither a file's nor a version's.
     """
-    found = {}
+    versions = {}
     for name in dict.fromkeys(names):
         if "://" in name or (root / Path(name).expanduser()).exists():
             continue
         id = None if workspace is None or name in RESERVED_NAMES else _dataset_id(workspace, name)
         if id is not None and workspace is not None:
-            found[name] = Version.open(workspace.artifacts, id)
+            versions[name] = Version.open(workspace.artifacts, id)
         elif "@" in name or not Path(name).suffix:
             fix = "check the path, or take a version that `posttrain data list` names"
             raise UserError("there is no such file, and no such dataset version", where=name, fix=fix)
-    return found
+    return versions
 
 
 def _dataset_id(workspace: Workspace, name: str) -> str | None:
-    """The id of the dataset version of that name; None if there is none."""
+    """Id of the dataset version of that name; None if there is none."""
     try:
         id = workspace.metadata.named(name) or workspace.metadata.resolve(name)
     except UserError:
@@ -69,7 +72,7 @@ def _dataset_id(workspace: Workspace, name: str) -> str | None:
 
 
 def training_side(version: Version, name: str) -> pa.Table:
-    """RECORD table of the version's training side, once the split is proven; of all records where nothing is held out.
+    """RECORD table of the version's training split, checked for leaks; of all records if nothing is held out.
 
     Raises:
         UserError: training and held-out records share something, or there are none to learn from.
@@ -77,19 +80,19 @@ def training_side(version: Version, name: str) -> pa.Table:
     return _require_records(training_records(version, name), name, "no training records")
 
 
-def test_side(version: Version, name: str, learned_from: Collection[str]) -> pa.Table:
-    """RECORD table of the version's test side; of all records where nothing is held out.
+def evaluation_side(version: Version, name: str, learned_from: Collection[str]) -> pa.Table:
+    """RECORD table of the version's test split; of all records if nothing is held out.
 
     Args:
-        learned_from: ids of the versions that models learn from.
+        learned_from: ids of the versions that models train on.
 
     Raises:
-        UserError: nothing is in it, or it was not split and models learn from it.
+        UserError: it is empty, or it was not split and models train on it.
     """
     if version.whole or len(version.splits) == 1:
         if version.id in learned_from:
             fix = "build it with `data.splits`, or test on another version"
-            raise UserError("models learn from all its records, as it holds none out", where=name, fix=fix)
+            raise UserError("models train on all its records, as it holds none out", where=name, fix=fix)
         return _require_records(version.records(), name, "no records")
     return _require_records(version.records("test"), name, "no test records")
 
@@ -103,9 +106,10 @@ def _require_records(records: pa.Table, name: str, what: str) -> pa.Table:
 
 
 def ids_processed_by(versions: Iterable[Version], step: RowStep) -> set[str]:
-    """Ids of the records to learn from that the making of their version has put through exactly this step."""
+    """Ids of the training records whose version was built with exactly this step."""
     ids: set[str] = set()
     for version in versions:
+        # Settings are compared by digest: JSON turns tuples into lists.
         if digest(step.key()) in map(digest, version.meta.get("keys", {}).get("steps", [])):
             for table in version.tables(version.splits[0], ["id"]):
                 ids.update(table["id"].to_pylist())
@@ -115,12 +119,12 @@ def ids_processed_by(versions: Iterable[Version], step: RowStep) -> set[str]:
 def training_records(
     version: Version, name: str, measured: Mapping[str, pa.Table] = _NO_TABLES, step: Decontaminate | None = None
 ) -> pa.Table:
-    """RECORD table of a version's training records.
+    """Reads a version's training records, and checks that they leak no evaluation record.
 
     Args:
         name: what errors call the version.
         measured: RECORD tables of what the loop measures on, by name, which a set of the loop's must not give away.
-        step: with which the loop keeps them apart; None: it does not.
+        step: step that the loop separates them with; None: it does not.
 
     Raises:
         UserError: training and held-out records share something, or there are no training records.
@@ -131,11 +135,12 @@ def training_records(
         return records
     held_out = [split for split in version.splits[1:] if version.count(split)]
     records = version.records(version.splits[0])
+    # Without held-out records there is nothing that could leak.
     if held_out:
         recipe = Recipe.model_validate(version.meta["recipe"])
-        proof = LeakCheck.of(next((one for one in recipe.steps if isinstance(one, Decontaminate)), None), recipe.splits)
+        check = LeakCheck.of(recipe.decontamination, recipe.splits)
         _check_leaks(
-            [{version.splits[0]: records, **{split: version.records(split) for split in held_out}}], name, proof
+            [{version.splits[0]: records, **{split: version.records(split) for split in held_out}}], name, check
         )
     return records
 
@@ -143,13 +148,13 @@ def training_records(
 def require_no_overlap(
     records: pa.Table, measured: Mapping[str, pa.Table], name: str, step: Decontaminate | None
 ) -> None:
-    """Go on only if the training records give nothing away that models are measured on.
+    """Raises a UserError if the training records share something with records that models are measured on.
 
     Args:
-        records: RECORD table of what is learned from.
-        measured: RECORD tables by name, each held against the training records alone.
+        records: RECORD table of the training records.
+        measured: RECORD tables by name, each compared with the training records only.
         name: what errors call the training records.
-        step: with which they were taken apart; None: they were not.
+        step: step that separated them; None: nothing did.
 
     Raises:
         UserError: they share something; names both places.
@@ -161,13 +166,13 @@ def require_no_overlap(
 
 @dataclass(frozen=True)
 class LeakCheck:
-    """What the proof looks for besides equal inputs and what was made of one record.
+    """Settings of the leak check before training, besides equal inputs and common origins.
 
     Attributes:
         threshold: Jaccard similarity from which inputs are alike; None: only equal ones are.
         ngram: words in a run that must not be shared.
         group: whether a shared group is a leak.
-        fix: what the user can do about a leak.
+        fix: advice for the error message.
     """
 
     threshold: float | None
@@ -177,30 +182,31 @@ class LeakCheck:
 
     @staticmethod
     def of(step: Decontaminate | None, splits: SplitsConfig | None) -> "LeakCheck":
-        """The stricter of what the recipe's step and its split are to keep apart; either may be absent."""
-        asked = [step.threshold if step else None, splits.near_duplicates if splits else None]
-        threshold = min((one for one in asked if one is not None), default=None)
+        """Takes the stricter of the recipe's step and its split; either may be absent."""
+        thresholds = [step.threshold if step else None, splits.near_duplicates if splits else None]
+        threshold = min((value for value in thresholds if value is not None), default=None)
+        # No setting of the step loosens the check: a model must never train on what it is measured on.
         ngram = step.ngram if step and step.ngram is not None else _DEFAULT_NGRAM
         group = splits is None or splits.group
         return LeakCheck(threshold, ngram, group, _suggest_fix(step, threshold, ngram))
 
     @property
     def left_out(self) -> str | None:
-        """What the settings have switched off, in words; None: nothing."""
+        """Names the checks that the settings switch off; None if there are none."""
         off = [] if self.group else ["shared groups (`splits.group` is false)"]
         off += [] if self.threshold is not None else ["near duplicates (no threshold is set)"]
         return " and ".join(off) or None
 
 
-def _check_leaks(splits: Sequence[Mapping[str, pa.Table]], name: str, proof: LeakCheck) -> None:
+def _check_leaks(splits: Sequence[Mapping[str, pa.Table]], name: str, check: LeakCheck) -> None:
     for tables in splits:
-        require_no_leaks(tables, name, proof.threshold, proof.ngram, group=proof.group, fix=proof.fix)
-    if proof.left_out:
-        log.warning("%s: the check before training does not look for %s", name, proof.left_out)
+        require_no_leaks(tables, name, check.threshold, check.ngram, group=check.group, fix=check.fix)
+    if check.left_out:
+        log.warning("%s: the check before training does not look for %s", name, check.left_out)
 
 
 def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int) -> str:
-    """The settings with which `decontaminate` takes all that the proof finds."""
+    """Names the settings with which `decontaminate` removes all that the check finds."""
     if step is None:
         return "the step `decontaminate` takes such records from training"
     wanted: dict[str, float] = {}
@@ -214,5 +220,5 @@ def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int
         wanted["ignore_above"] = _STRICT_STEP.ignore_above or 0
     if not wanted:
         return "`decontaminate` takes such records from training where the version is built again"
-    said = ", ".join(f"{name}: {value:g}" for name, value in wanted.items())
-    return f"`decontaminate: {{{said}}}` takes such records from training; its settings let them pass"
+    settings = ", ".join(f"{name}: {value:g}" for name, value in wanted.items())
+    return f"`decontaminate: {{{settings}}}` takes such records from training; its settings let them pass"

@@ -35,12 +35,14 @@ DROPPED: pa.Schema = pa.schema(
         ("kept", pa.string()),
     ]
 )
-"""What global steps took out: the row among all rows of the phase, whose shards hold the content, and why."""
+"""Rows that global steps took out: the index among all rows of the phase, whose shards hold the content, and why."""
+
+_REASON_COLUMNS = ("reason", "detail", "score", "cluster", "kept")
 
 
 @dataclass(frozen=True)
 class StepState:
-    """What a global step left for the time when the set has grown.
+    """Keeps what a global step needs to process only new records when the set has grown.
 
     Attributes:
         name: of the step.
@@ -58,35 +60,35 @@ class StepState:
 
 
 StepStates = Mapping[int, StepState]
-"""By the step's place in the recipe."""
+"""States by the step's index in the chain."""
 
 
 @dataclass
 class VersionBuild:
-    """What is left of the records, and what became of the others.
+    """Holds the records while a version is built, and runs steps on them.
 
     Attributes:
         phases: the shards of each phase; a phase ends where content changes.
         alive: bool [N], rows of the last phase that no step took out.
-        gone: GONE tables.
+        rejected: DROPPED tables of what global steps took out.
         facts: FACT tables of the global steps.
         funnel: counts by (step, reason), in the order of the steps.
-        states: of the global steps.
+        states: of the global steps, by their index in the chain.
         sides: uint8 [N], the split of each row of the last phase; the first one is what models learn from.
         settled: what the split has settled.
-        given_away: by source of evaluation records how many of them training records gave away, and how many there are.
-        known: states of an earlier version, whose shards were the first of today's.
-        past: what that version knows of sides.
+        contaminated: by source of evaluation records how many of them training records give away, and their number.
+        previous_states: of the global steps of an earlier version, whose shards were the first of today's.
+        previous_assignment: the splits that records had in that version.
     """
 
     recipe: Recipe
     engine: Engine
     folder: Path
-    known: StepStates = field(default_factory=dict)
-    past: PreviousAssignment = field(default_factory=PreviousAssignment)
+    previous_states: StepStates = field(default_factory=dict)
+    previous_assignment: PreviousAssignment = field(default_factory=PreviousAssignment)
     phases: list[list[Shard]] = field(default_factory=list)
     alive: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
-    gone: list[pa.Table] = field(default_factory=list)
+    rejected: list[pa.Table] = field(default_factory=list)
     facts: list[pa.Table] = field(default_factory=list)
     funnel: Counter[tuple[str, str]] = field(default_factory=Counter)
     states: dict[int, StepState] = field(default_factory=dict)
@@ -94,39 +96,39 @@ class VersionBuild:
     sides: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
     settled: dict[str, Any] | None = None
     contaminated: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _left: pa.Table | None = None
+    _unassigned: pa.Table | None = None
     _clusters: dict[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The recipe's, with the split in its place."""
+        """The recipe's steps, including the split."""
         return self.recipe.chain
 
     @property
-    def left(self) -> pa.Table:
-        """SIDES table of the records that had a side before and have none now."""
-        return self.past.table() if self._left is None else self._left
+    def unassigned(self) -> pa.Table:
+        """ASSIGNMENTS table of the records that had a split before and have none now."""
+        return self.previous_assignment.table() if self._unassigned is None else self._unassigned
 
     @property
-    def gone_by_reason(self) -> Counter[tuple[str, str]]:
-        """How many records the steps took out, by (step, reason)."""
-        return Counter({why: count for why, count in self.funnel.items() if why[1] != "in" and count > 0})
+    def rejected_by_reason(self) -> Counter[tuple[str, str]]:
+        """Counts rejected records by (step, reason)."""
+        return Counter({key: count for key, count in self.funnel.items() if key[1] != "in" and count > 0})
 
     @property
-    def rejected(self) -> int:
-        """How many records the steps took out."""
-        return self.gone_by_reason.total()
+    def num_rejected(self) -> int:
+        """Number of records that the steps rejected."""
+        return self.rejected_by_reason.total()
 
     @property
     def shards(self) -> list[Shard]:
-        """Those of the last phase."""
+        """Shards of the last phase."""
         return self.phases[-1]
 
-    def read(self, pieces: Iterable[Piece], shards_made: Mapping[str, Path]) -> None:
-        """The first phase: pieces of files, each through the row steps that come first.
+    def read(self, pieces: Iterable[Piece], existing: Mapping[str, Path]) -> None:
+        """Reads the pieces of all files, each through the row steps that come first: the first phase.
 
         Args:
-            shards_made: folders of shards that an earlier version has, by their keys.
+            existing: folders of an earlier version's shards by their keys.
 
         Raises:
             UserError: a record is bad, with file and line.
@@ -137,44 +139,47 @@ class VersionBuild:
         def tasks() -> Iterator[ShardTask]:
             for piece in pieces:
                 task = reading_task(self.recipe, piece, self.folder)
-                slots.append(shards_made.get(task.key) or task.finished)
+                # The engine draws tasks lazily, so `slots` keeps where each new shard belongs among existing ones.
+                slots.append(existing.get(task.key) or task.finished)
                 if slots[-1] is None:
                     yield task
 
-        made = iter(list(self.engine.map(run_task, tasks())))
-        self._begin([Shard.open(slot or next(made)) for slot in slots])
+        # The list exhausts the engine before `slots` is read; a lazy iterator would leave it incomplete.
+        folders = iter(list(self.engine.map(run_task, tasks())))
+        self._begin([Shard.open(slot or next(folders)) for slot in slots])
 
-    def through(self, start: int, stop: int, evaluation: pa.Table) -> None:
-        """Put the records through the steps of the chain from ``start`` to before ``stop``.
+    def run_steps(self, start: int, stop: int, evaluation: pa.Table) -> None:
+        """Runs the steps of the chain from ``start`` to before ``stop``.
 
         Args:
             evaluation: RECORD table of what models are measured on.
         """
         steps = self.steps[:stop]
-        place = start
-        while place < stop:
-            step = steps[place]
+        index = start
+        while index < stop:
+            step = steps[index]
             rewritten: Mapping[int, Mapping[str, Any]] = {}
             if isinstance(step, GlobalStep):
-                rewritten = self._decide(place, step, evaluation)
-                place += 1
-            following = row_steps(steps, place)
+                rewritten = self._decide(index, step, evaluation)
+                index += 1
+            following = row_steps(steps, index)
+            # Without changed content no shard is written: rejected rows are only masked out.
             if following or rewritten:
-                self._next_phase(following, place + len(following), rewritten, step.name)
-                place += len(following)
+                self._next_phase(following, index + len(following), rewritten, step.name)
+                index += len(following)
 
     def corpus(
-        self, place: int, evaluation: pa.Table | None = None, before: PreviousState | None = None
+        self, index: int, evaluation: pa.Table | None = None, before: PreviousState | None = None
     ) -> ShardCorpus:
-        """The records that a step at that place of the recipe meets; once there are sides, the first alone."""
+        """Gives the records that the step at ``index`` processes: after the split only the training records."""
         alive = self.alive & (self.sides == 0)
         measured = RECORD.empty_table() if evaluation is None else evaluation
-        past = partial(self.past.of, self.phases, self.alive)
+        past = partial(self.previous_assignment.splits_of, self.phases, self.alive)
         changed = partial(id_changes, self.phases)
-        return ShardCorpus(self.shards, place, alive, self.engine, measured, before, self._clusters, past, changed)
+        return ShardCorpus(self.shards, index, alive, self.engine, measured, before, self._clusters, past, changed)
 
     def measured(self) -> pa.Table:
-        """RECORD table of what the split holds out."""
+        """RECORD table of the records that the split holds out."""
         wanted, starts = self.alive & (self.sides != 0), self.corpus(0).starts
         parts = zip(self.corpus(0).parts(), np.split(wanted, starts[1:-1]), strict=True)
         return concat(
@@ -182,53 +187,62 @@ class VersionBuild:
         )
 
     def reject(self, step: str, rejections: Mapping[int, Rejection]) -> None:
-        """Take rows of the last phase out."""
+        """Takes rows of the last phase out."""
         rows = np.array(sorted(rejections), dtype=np.int64)
         if not len(rows):
             return
         ids = ShardCorpus(self.shards, 0, self.alive, self.engine).columns(["id"])["id"].take(pa.array(rows))
-        why = [rejections[row] for row in rows.tolist()]
+        reasons = [rejections[row] for row in rows.tolist()]
         columns = {
             "phase": [len(self.phases) - 1] * len(rows),
             "row": rows,
             "id": ids.combine_chunks(),
             "step": [step] * len(rows),
-            **{name: [getattr(one, name) for one in why] for name in ("reason", "detail", "score", "cluster", "kept")},
+            **{
+                name: [getattr(rejection, name) for rejection in reasons]
+                for name in ("reason", "detail", "score", "cluster", "kept")
+            },
         }
-        self.gone.append(pa.table({name: pa.array(columns[name], DROPPED.field(name).type) for name in DROPPED.names}))
-        for one in why:
-            self.funnel[step, one.reason] += 1
+        self.rejected.append(
+            pa.table({name: pa.array(columns[name], DROPPED.field(name).type) for name in DROPPED.names})
+        )
+        for rejection in reasons:
+            self.funnel[step, rejection.reason] += 1
         self.alive[rows] = False
 
-    def _decide(self, place: int, step: GlobalStep, evaluation: pa.Table) -> Mapping[int, Mapping[str, Any]]:
+    def _decide(self, index: int, step: GlobalStep, evaluation: pa.Table) -> Mapping[int, Mapping[str, Any]]:
+        """Runs a global step, applies its rejections and split, and returns the rows that it rewrites."""
         keys = [shard.key for shard in self.shards]
-        corpus = self.corpus(place, evaluation, self._known(place, step, keys))
+        corpus = self.corpus(index, evaluation, self._previous_state(index, step, keys))
         decision = step.decide(corpus)
         if decision.state is not None:
-            self.states[place] = StepState(
+            self.states[index] = StepState(
                 step.name, digest(step.key()), keys, _mask_digest(corpus.alive), decision.state
             )
+            # Later steps with the same settings, such as the split, reuse these clusters instead of searching again.
             if decision.clustered is not None:
                 self._clusters[decision.clustered] = decision.state["cluster"]
         self.contaminated.update(decision.contaminated)
-        self._note_facts(step.name, decision.facts)
+        self._add_facts(step.name, decision.facts)
         self.reject(step.name, decision.rejections)
         if decision.sides is not None:
             self.sides = decision.sides
             self.settled = dict(decision.settled or {})
-            now = np.where(self.alive, self.sides, -1).astype(np.int8)
-            self._left = self.past.left(self.phases, now)
+            splits = np.where(self.alive, self.sides, -1).astype(np.int8)
+            self._unassigned = self.previous_assignment.unassigned_now(self.phases, splits)
         return decision.rewritten
 
-    def _known(self, place: int, step: GlobalStep, keys: Sequence[str]) -> PreviousState | None:
-        """What the step left when the first of today's shards were all."""
-        state = self.known.get(place)
+    def _previous_state(self, index: int, step: GlobalStep, keys: Sequence[str]) -> PreviousState | None:
+        """Returns the state that the step left when the first of today's shards were all there was."""
+        state = self.previous_states.get(index)
         if state is None or state.step != digest(step.key()) or list(keys[: len(state.shards)]) != state.shards:
             return None
+        # Only the first split counts: records that were held out since then must be processed as new.
         now = (self.alive & (self.sides == 0))[: state.table.num_rows]
         return PreviousState(state.table, _mask_digest(now) == state.alive)
 
-    def _note_facts(self, step: str, facts: Mapping[str, pa.Array]) -> None:
+    def _add_facts(self, step: str, facts: Mapping[str, pa.Array]) -> None:
+        """Adds FACT tables of what a global step measured."""
         if facts:
             ids = self.corpus(0).columns(["id"])
             self.facts += [fact_table(ids, step, name, values) for name, values in facts.items()]
@@ -236,7 +250,7 @@ class VersionBuild:
     def _next_phase(
         self, steps: tuple[RowStep, ...], after: int, rewritten: Mapping[int, Mapping[str, Any]], rewriter: str
     ) -> None:
-        """Make new shards of what is left: rewritten, through row steps, sketched for the global ones after them."""
+        """Makes new shards of the rows left: rewritten, through row steps, sketched for the global steps after them."""
         starts = self.corpus(0).starts
         sketchers = global_steps(self.steps, after)
         measured = self.alive & (self.sides != 0)
@@ -247,6 +261,7 @@ class VersionBuild:
         tasks, untouched = [], []
         for index, shard in enumerate(self.shards):
             rows = slice(int(starts[index]), int(starts[index + 1]))
+            # Held-out rows skip the row steps and stand last in their shard: their splits are restored by position.
             apart = np.flatnonzero(measured[rows])
             untouched.append(self.sides[rows][apart])
             dropped = np.flatnonzero(~self.alive[rows])
@@ -259,7 +274,9 @@ class VersionBuild:
             self.sides[end - len(sides) : end] = sides
 
     def _begin(self, shards: list[Shard]) -> None:
+        """Starts a phase with these shards, of which every row is alive and in the first split."""
         self.phases.append(shards)
+        # Clusters name rows of the phase before, which no longer exist.
         self._clusters = {}
         self.alive = np.ones(sum(shard.rows for shard in shards), dtype=bool)
         self.sides = np.zeros(len(self.alive), dtype=np.uint8)
@@ -269,21 +286,23 @@ class VersionBuild:
 
 
 def reading_task(recipe: Recipe, piece: Piece, folder: Path) -> ShardTask:
-    """The task that reads a piece, with the row steps that come first and sketches for the global ones after them."""
+    """Builds the task that reads a piece, runs the first row steps and sketches for the global steps after them."""
     first = row_steps(recipe.chain[: recipe.boundary], 0)
     sketchers = global_steps(recipe.chain, len(first))
     return ShardTask(piece, recipe.columns, tuple(recipe.labels), first, sketchers, folder)
 
 
-def _take_rows(rows: tuple[ShardView, npt.NDArray[np.int64]]) -> pa.Table:
-    part, places = rows
-    return part.take(places)
+def _take_rows(view_and_rows: tuple[ShardView, npt.NDArray[np.int64]]) -> pa.Table:
+    """Takes rows of one view; a function, so that it can be pickled."""
+    view, rows = view_and_rows
+    return view.take(rows)
 
 
 def run_task(task: ShardTask) -> Path:
-    """Run a task; a function, so that it can be pickled."""
+    """Runs a task; a function, so that it can be pickled."""
     return task()
 
 
 def _mask_digest(rows: npt.NDArray[np.bool_]) -> str:
+    """Hashes a bool mask."""
     return hashlib.sha256(np.packbits(rows).tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a dataset version is made of: files, steps and splits."""
+"""Defines what decides a dataset version besides its files: columns, labels, steps and splits."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny
 
+from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.split import SplitsConfig
 from posttrain.data.split.split_step import Split
 from posttrain.data.steps.registry import STEPS, config_name
@@ -19,11 +20,11 @@ def _as_list(value: Any) -> Any:
 
 
 Files = Annotated[list[str], BeforeValidator(_as_list)]
-"""Files, globs, folders and URLs; one may stand without a list."""
+"""Files, globs, folders and URLs; a single one needs no list."""
 
 
 def parse_step(value: Any) -> Step:
-    """A step from its name, or from ``{name: settings}``."""
+    """Reads a step from its name, or from ``{name: settings}``."""
     if isinstance(value, Step):
         return value
     name: Any = value
@@ -39,17 +40,18 @@ def parse_step(value: Any) -> Step:
     try:
         return STEPS[name].read(settings or {}, name)
     except UserError as error:
+        # pydantic reports a ValueError with the key in the config; a UserError would hide it.
         raise ValueError(str(error)) from None
 
 
 def _steps(value: Any) -> Any:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError("is a list of steps")
-    steps = [parse_step(one) for one in value]
-    behind = next((step.name for step in steps if step.training_only), None)
-    for step in steps[next((place for place, step in enumerate(steps) if step.training_only), len(steps)) :]:
+    steps = [parse_step(item) for item in value]
+    first = next((index for index, step in enumerate(steps) if step.training_only), len(steps))
+    for step in steps[first:]:
         if not step.training_only:
-            raise ValueError(f"`{step.name}` cannot follow `{behind}`, which meets the training records alone")
+            raise ValueError(f"`{step.name}` cannot follow `{steps[first].name}`, which sees only training records")
     return steps
 
 
@@ -60,18 +62,28 @@ def step_values(step: Step) -> dict[str, Any]:
 
 StepField = Annotated[SerializeAsAny[Step], PlainSerializer(step_values)]
 Steps = Annotated[list[StepField], BeforeValidator(_steps)]
-"""Steps in the order in which records go through them; those for training records alone come last."""
+"""Steps in the order in which they run; those for training records only come last."""
+
+
+DEFAULT_STEPS: Any = [
+    "exact",
+    "conflicts",
+    {"minhash": {"threshold": 0.9}},
+    # A short message may well hold most of another.
+    {"decontaminate": {"threshold": 0.9, "contained": None}},
+]
+"""Steps that run if the config names none."""
 
 
 class Suite(Section):
-    """Evaluation records that training records must not give away."""
+    """Names evaluation records that training records must not give away."""
 
     file: str = Field(description="The file, named from the workspace's folder, or a dataset version.")
     columns: dict[str, str] | None = Field(None, description="Which column holds what; null: as in the recipe.")
 
 
 class Recipe(Section):
-    """Everything that a version's records depend on, besides the content of the files."""
+    """Everything that decides a version's records, besides the content of the files."""
 
     columns: dict[str, str] | None = Field(None, description="Which column holds what.")
     labels: list[str] = Field([], description="The closed label set; empty: answers are open-ended.")
@@ -79,22 +91,27 @@ class Recipe(Section):
     splits: SplitsConfig | None = Field(None, description="What is held out, and how; null: nothing.")
 
     def located(self, root: Path) -> "Recipe":
-        """The recipe with the steps' files named from ``root``."""
+        """Copies the recipe with the steps' files resolved against ``root``."""
         return self.model_copy(update={"steps": [step.located(root) for step in self.steps]})
 
     @property
     def chain(self) -> list[Step]:
-        """All steps with the split, where there is one, before those for training records alone."""
+        """Lists all steps, with the split, if any, before those for training records only."""
         split = [Split(settings=self.splits)] if self.splits else []
         return [*self.steps[: self.boundary], *split, *self.steps[self.boundary :]]
 
     @property
+    def decontamination(self) -> Decontaminate | None:
+        """The step that removes training records that give evaluation records away; None if there is none."""
+        return next((step for step in self.steps if isinstance(step, Decontaminate)), None)
+
+    @property
     def boundary(self) -> int:
-        """How many steps meet all records."""
-        return next((place for place, step in enumerate(self.steps) if step.training_only), len(self.steps))
+        """Number of steps that see all records."""
+        return next((index for index, step in enumerate(self.steps) if step.training_only), len(self.steps))
 
     def keys(self) -> dict[str, Any]:
-        """What tells the outcome apart from that of other recipes, as JSON values."""
+        """JSON values that identify the recipe: equal keys give equal records."""
         return {
             "columns": self.columns,
             "labels": self.labels,
@@ -104,25 +121,25 @@ class Recipe(Section):
 
 
 def applicable_steps(steps: Sequence[Step], labels: Sequence[str]) -> list[Step]:
-    """The steps that mean something with these labels; an empty set is of open-ended answers."""
+    """Drops steps that need labels if there are none; an empty label set means open-ended answers."""
     return [step for step in steps if labels or not step.needs_labels]
 
 
 def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
     """The row steps from ``start`` up to the next global one."""
-    found: list[RowStep] = []
+    result: list[RowStep] = []
     for step in steps[start:]:
         if not isinstance(step, RowStep):
             break
-        found.append(step)
-    return tuple(found)
+        result.append(step)
+    return tuple(result)
 
 
 def global_steps(steps: Sequence[Step], start: int) -> tuple[tuple[int, GlobalStep], ...]:
-    """The global steps from ``start`` up to the next row step, each with its place."""
-    found: list[tuple[int, GlobalStep]] = []
-    for place, step in enumerate(steps[start:], start):
+    """The global steps from ``start`` up to the next row step, each with its index."""
+    result: list[tuple[int, GlobalStep]] = []
+    for index, step in enumerate(steps[start:], start):
         if not isinstance(step, GlobalStep):
             break
-        found.append((place, step))
-    return tuple(found)
+        result.append((index, step))
+    return tuple(result)

@@ -1,4 +1,4 @@
-"""The history of one record in a dataset version, from the file to its split or its rejection."""
+"""Tells the history of one record in a dataset version, from the file to its split or its rejection."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +19,12 @@ from posttrain.store.errors import UserError
 
 @dataclass(frozen=True)
 class RecordHistory:
-    """Attributes:
-    record: the record as it was last seen, with all RECORD columns.
-    events: in order, each with ``step`` and ``what``, and what else is known of it.
-    split: the side that it is on; None for one that is not in the version.
+    """Holds a record and everything that happened to it.
+
+    Attributes:
+        record: the record as it was last seen, with all RECORD columns.
+        events: in order, each with ``step`` and ``what``, and further details.
+        split: name of its split; None if it is not in the version.
     """
 
     record: dict[str, Any]
@@ -31,41 +33,46 @@ class RecordHistory:
 
 
 def record_histories(version: Version, text: str) -> list[RecordHistory]:
-    """The stories of the records whose id, or whose id before or after a change, begins with ``text``.
+    """Finds the histories of the records whose id, or whose id before or after a change, begins with ``text``.
 
-    Equal records of several places have one id and a story each.
+    Equal records from several places share one id and have a history each.
 
     Raises:
         UserError: several ids begin so.
     """
     if version.whole:
         return list(_small_version_histories(version, text))
-    made_of = _changes(version)
-    id = _full_id(version, text, made_of)
+    origins = _changes(version)
+    id = _full_id(version, text, origins)
     if id is None:
         return []
-    ids = {one for one in {id, *made_of, *(before for before, _ in made_of.values())} if id in _ancestors(one, made_of)}
-    gone = parquet.read_table(version.folder / DROPPED_FILE, schema=DROPPED)
-    forms = ids | set(_ancestors(id, made_of))
-    facts = [_facts_of(shard, forms) for shards in version.phases for shard in shards]
-    told = pa.concat_tables([*facts, _with_ids(parquet.read_table(version.folder / FACTS_FILE), forms)])
-    found = []
+    # A record may have had several ids, one after each rewriting step.
+    ids = {
+        candidate
+        for candidate in {id, *origins, *(before for before, _ in origins.values())}
+        if id in _ancestors(candidate, origins)
+    }
+    dropped = parquet.read_table(version.folder / DROPPED_FILE, schema=DROPPED)
+    forms = ids | set(_ancestors(id, origins))
+    tables = [_facts_of(shard, forms) for shards in version.phases for shard in shards]
+    facts = pa.concat_tables([*tables, _with_ids(parquet.read_table(version.folder / FACTS_FILE), forms)])
+    histories = []
     for number, shards in enumerate(version.phases):
-        for record, why, side in _appearances(version, number, shards, ids, gone):
-            events = [*_origin(record, made_of), *_events(record["id"], made_of, told)]
+        for record, why, side in _appearances(version, number, shards, ids, dropped):
+            events = [*_origin(record, origins), *_events(record["id"], origins, facts)]
             if why is not None:
-                found.append(RecordHistory(record, [*events, _rejection(why)], None))
+                histories.append(RecordHistory(record, [*events, _rejection(why)], None))
             elif side is not None:
                 split = version.splits[side]
-                others = _duplicates_replaced(gone, record["id"])
-                found.append(
+                others = _duplicates_replaced(dropped, record["id"])
+                histories.append(
                     RecordHistory(record, [*events, *others, {"step": "kept", "what": f"kept in `{split}`"}], split)
                 )
-    return sorted(found, key=lambda story: (story.split is None, story.record["line"]))
+    return sorted(histories, key=lambda story: (story.split is None, story.record["line"]))
 
 
 Changes = Mapping[str, tuple[str, dict[str, Any]]]
-"""By id what the record was before, and the row of CHANGED that tells of it."""
+"""By id the id before the last change, and the row of CHANGED that records it."""
 
 
 def _changes(version: Version) -> Changes:
@@ -73,24 +80,24 @@ def _changes(version: Version) -> Changes:
     return {row["id"]: (row["before"], row) for row in rows}
 
 
-def _ancestors(id: str, made_of: Changes) -> list[str]:
-    """The id and those that it had before, the last one first."""
-    found = [id]
-    while found[-1] in made_of and made_of[found[-1]][0] not in found:
-        found.append(made_of[found[-1]][0])
-    return found
+def _ancestors(id: str, origins: Changes) -> list[str]:
+    """The id and those that the record had before, the latest first."""
+    ids = [id]
+    while ids[-1] in origins and origins[ids[-1]][0] not in ids:
+        ids.append(origins[ids[-1]][0])
+    return ids
 
 
-def _full_id(version: Version, text: str, made_of: Changes) -> str | None:
-    """The one id that begins with ``text``."""
-    ids = {id for id in {*made_of, *(before for before, _ in made_of.values())} if id.startswith(text)}
+def _full_id(version: Version, text: str, origins: Changes) -> str | None:
+    """Completes the id that begins with ``text``."""
+    ids = {id for id in {*origins, *(before for before, _ in origins.values())} if id.startswith(text)}
     for shards in version.phases:
         for shard in shards:
             for file in (RECORDS, REJECTIONS):
                 column = parquet.read_table(shard.folder / file, columns=["id"])["id"]
                 ids.update(column.filter(compute.starts_with(column, text)).to_pylist())
     if len(ids) > 1:
-        raise UserError(f"`{text}` could be {len(ids)} records", fix="give more of the id")
+        raise UserError(f"`{text}` matches {len(ids)} records", fix="give more of the id")
     return ids.pop() if ids else None
 
 
@@ -103,13 +110,13 @@ def _facts_of(shard: Shard, ids: set[str]) -> pa.Table:
 
 
 Appearance = tuple[dict[str, Any], dict[str, Any] | None, int | None]
-"""A record, why it was rejected (None: it was not), and its side (None: it went on to the next phase)."""
+"""A record, its rejection (None: it was kept), and its split (None: it went on to the next phase)."""
 
 
 def _appearances(
-    version: Version, number: int, shards: list[Shard], ids: set[str], gone: pa.Table
+    version: Version, phase: int, shards: list[Shard], ids: set[str], dropped: pa.Table
 ) -> Iterator[Appearance]:
-    last = number == len(version.phases) - 1
+    last = phase == len(version.phases) - 1
     wanted = pa.array(sorted(ids), pa.string())
     start = 0
     for shard in shards:
@@ -118,46 +125,48 @@ def _appearances(
         column = parquet.read_table(shard.folder / RECORDS, columns=["id"])["id"]
         rows = np.flatnonzero(compute.is_in(column, value_set=wanted).to_numpy(zero_copy_only=False))
         for record, row in zip(shard.records().take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True):
-            here = compute.and_(compute.equal(gone["phase"], number), compute.equal(gone["row"], start + row))
-            why = gone.filter(here).to_pylist()
+            matches = compute.and_(compute.equal(dropped["phase"], phase), compute.equal(dropped["row"], start + row))
+            reasons = dropped.filter(matches).to_pylist()
             side = int(version.sides[start + row]) if last and version.sides[start + row] != EXCLUDED else None
-            yield record, (why[0] if why else None), side
+            yield record, (reasons[0] if reasons else None), side
         start += shard.rows
 
 
-def _events(id: str, made_of: Changes, facts: pa.Table) -> list[dict[str, Any]]:
-    """What steps changed and measured of a record, from its first form to its last."""
+def _events(id: str, origins: Changes, facts: pa.Table) -> list[dict[str, Any]]:
+    """Lists what steps changed and measured of a record, from its first form to its last."""
     events: list[dict[str, Any]] = []
-    for one in reversed(_ancestors(id, made_of)):
-        if one in made_of:
-            before, row = made_of[one]
+    for form in reversed(_ancestors(id, origins)):
+        if form in origins:
+            before, row = origins[form]
             detail = f": {row['detail']}" if row["detail"] else ""
             events.append({"step": row["step"], "what": f"made of {before}{detail}", "before": before})
-        for row in facts.filter(compute.equal(facts["id"], one)).to_pylist():
+        for row in facts.filter(compute.equal(facts["id"], form)).to_pylist():
             value = row["text"] if row["value"] is None else row["value"]
             shown = f"{value:.4g}" if isinstance(value, float) else value
             events.append({"step": row["step"], "what": f"{row['name']} {shown}", "value": value})
-    return [event for place, event in enumerate(events) if event not in events[:place]]  # equal records share an id
+    return [event for index, event in enumerate(events) if event not in events[:index]]  # equal records share an id
 
 
-def _origin(record: dict[str, Any], made_of: Changes) -> list[dict[str, Any]]:
-    """Where a record was read, and before that how it was made; what a step of this version made tells so itself."""
-    here = {made_of[one][1]["step"] for one in _ancestors(record["id"], made_of) if one in made_of}
-    made = [event for event in origin_events(record["meta"]) if event["step"] not in here]
-    return [*made, {"step": "read", "what": f"read from {record['source']}:{record['line']}"}]
+def _origin(record: dict[str, Any], origins: Changes) -> list[dict[str, Any]]:
+    """Tells where a record was read, and before that how it was generated, unless a step of this version did so."""
+    steps = {origins[form][1]["step"] for form in _ancestors(record["id"], origins) if form in origins}
+    events = [event for event in origin_events(record["meta"]) if event["step"] not in steps]
+    return [*events, {"step": "read", "what": f"read from {record['source']}:{record['line']}"}]
 
 
 def _rejection(row: dict[str, Any]) -> dict[str, Any]:
-    told = {name: row[name] for name in ("reason", "detail", "score", "cluster", "kept") if row[name] is not None}
-    return {"step": row["step"], "what": f"rejected: {row['reason']}: {row['detail']}", **told}
+    details = {name: row[name] for name in ("reason", "detail", "score", "cluster", "kept") if row[name] is not None}
+    return {"step": row["step"], "what": f"rejected: {row['reason']}: {row['detail']}", **details}
 
 
-def _duplicates_replaced(gone: pa.Table, id: str) -> list[dict[str, Any]]:
-    """The duplicates in whose place a record stayed, counted by step."""
+def _duplicates_replaced(dropped: pa.Table, id: str) -> list[dict[str, Any]]:
+    """Counts by step the duplicates that were rejected in favour of a record."""
     events = []
-    mine = gone.filter(compute.and_(compute.equal(gone["kept"], id), compute.not_equal(gone["step"], "decontaminate")))
-    for step in dict.fromkeys(mine["step"].to_pylist()):
-        count = mine["step"].to_pylist().count(step)
+    replaced = dropped.filter(
+        compute.and_(compute.equal(dropped["kept"], id), compute.not_equal(dropped["step"], "decontaminate"))
+    )
+    for step in dict.fromkeys(replaced["step"].to_pylist()):
+        count = replaced["step"].to_pylist().count(step)
         records = "1 other record" if count == 1 else f"{count} other records"
         events.append({"step": step, "what": f"stayed in the place of {records}", "count": count})
     return events

@@ -1,4 +1,4 @@
-"""Shards of a version: read or rewritten, put through row steps, sketched, written, and seen by global steps."""
+"""Makes shards of a version on workers, reads them, and presents them to global steps as one corpus."""
 
 import json
 import os
@@ -45,12 +45,12 @@ _DECODED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished shard: a folder, and what its summary says.
+    """Points to a finished shard's folder, and holds its summary.
 
     Attributes:
-        key: what the content depends on, 64 hex characters.
-        rows: how many records it holds.
-        funnel: what its making did, as ``[step, reason, count]``; the first entry counts what came in.
+        key: SHA-256 of all that the content depends on, 64 hex characters.
+        rows: number of records.
+        funnel: counts of what each step did, as ``[step, reason, count]``; the first entry counts the rows read.
         shape: of the records in the file; None where there was no file.
     """
 
@@ -63,28 +63,27 @@ class Shard:
 
     @staticmethod
     def open(folder: Path) -> "Shard":
-        """The shard that `ShardTask` left in ``folder``."""
+        """Opens the shard that `ShardTask` left in ``folder``."""
         return Shard(folder, **json.loads((folder / SUMMARY).read_bytes()))
 
     def records(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """RECORD table, or some of its columns."""
+        """Reads the RECORD table, or some of its columns."""
         return parquet.read_table(self.folder / RECORDS, columns=columns, use_threads=False)
 
     def sketches(self, step: int) -> pa.Table:
-        """What the global step with that place in the recipe is to compare, from a memory map."""
+        """Memory-maps the sketches for the global step at ``index``."""
         with pa.memory_map(str(self.folder / _sketch_file(step))) as source:
             return pyarrow.ipc.open_file(source).read_all()
 
 
 @dataclass(frozen=True)
 class PreviousShard:
-    """A shard as the steps up to here left it.
+    """Describes a shard as the steps up to here left it.
 
     Attributes:
-        dropped: int64 rows that a global step took out.
-        rewritten: by row what a global step made of it.
-        untouched: int64 rows, none of them dropped, that the steps are not to meet: what models are measured on. They
-            come last.
+        dropped: int64, rows that a global step rejected.
+        rewritten: columns that a global step rewrote, by row.
+        untouched: int64, held-out rows, none of them dropped, that skip the steps. They come last.
     """
 
     shard: Shard
@@ -102,8 +101,8 @@ class ShardTask:
         source: a piece of a file, or a shard of the phase before.
         columns: which column holds what, for a piece.
         labels: the closed label set that a piece's answers keep to; empty for open-ended answers.
-        steps: what every row goes through.
-        sketchers: the global steps that follow, by their place in the recipe.
+        steps: row steps that run on the rows.
+        sketchers: the global steps that follow, by their index in the recipe.
         parent: the folder in which the shard's own, named by its key, is made.
     """
 
@@ -116,23 +115,24 @@ class ShardTask:
 
     @property
     def key(self) -> str:
-        """What the shard's content depends on."""
+        """SHA-256 of all that the shard's content depends on."""
         return digest(
             {
                 "version": VERSION,
                 "source": self._source_key(),
                 "steps": [step.key() for step in self.steps],
-                "sketches": [[place, step.sketch_key()] for place, step in self.sketchers],
+                "sketches": [[index, step.sketch_key()] for index, step in self.sketchers],
             }
         )
 
     @property
     def finished(self) -> Path | None:
-        """The shard's folder if it has been made before."""
+        """The shard's folder if it exists already."""
         folder = self.parent / self.key
         return folder if (folder / SUMMARY).exists() else None
 
     def _source_key(self) -> list[Any]:
+        """JSON values that identify the source."""
         if isinstance(self.source, Piece):
             return [self.source.described(), dict(self.columns or {}), list(self.labels)]
         previous = self.source
@@ -140,7 +140,7 @@ class ShardTask:
         return [previous.shard.key, previous.dropped.tolist(), rewritten, previous.untouched.tolist()]
 
     def __call__(self) -> Path:
-        """Make the shard unless it is there; returns its folder.
+        """Makes the shard unless it exists, and returns its folder.
 
         Raises:
             UserError: a record is bad, with file and line.
@@ -148,14 +148,17 @@ class ShardTask:
         if (finished := self.finished) is not None:
             return finished
         folder = self.parent / self.key
+        # The process id keeps two workers with the same task apart.
         unfinished = self.parent / f"{self.key}.{os.getpid()}.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         self._fill(unfinished)
+        # The rename comes last: a folder under its key is always whole, whenever the process is killed.
         os.replace(unfinished, folder)
         return folder
 
     def _fill(self, folder: Path) -> None:
+        """Runs the row steps and writes records, rejections, changes, facts, sketches and summary."""
         table, untouched, changes, funnel, shape, piece = self._start(folder)
         rejections: list[pa.Table] = []
         facts: list[pa.Table] = []
@@ -165,18 +168,20 @@ class ShardTask:
             rejections.append(rejected)
             changes.append(changed)
             facts += [fact_table(before, step.name, name, values) for name, values in measured.items()]
+            # Each shard counts for itself, so that the funnel needs no second pass over all rejections.
             counts = Counter(rejected["reason"].to_pylist())
             funnel += [[step.name, reason, count] for reason, count in counts.items()]
             if added := table.num_rows - (before.num_rows - rejected.num_rows):
                 funnel.append([step.name, "added", -added])
+        # Untouched rows come last, so that the pipeline knows their splits by position.
         table = concat([table, untouched])
         parquet.write_table(table, folder / RECORDS, compression="zstd")
         parquet.write_table(concat(rejections, REJECTED), folder / REJECTIONS, compression="zstd")
         parquet.write_table(concat(changes, CHANGED), folder / CHANGES, compression="zstd")
         parquet.write_table(concat(facts, FACT), folder / FACTS, compression="zstd")
-        for place, sketcher in self.sketchers:
+        for index, sketcher in self.sketchers:
             sketch = sketcher.sketch(table).combine_chunks()
-            with pyarrow.ipc.new_file(str(folder / _sketch_file(place)), sketch.schema) as file:
+            with pyarrow.ipc.new_file(str(folder / _sketch_file(index)), sketch.schema) as file:
                 file.write_table(sketch)
         summary = {"key": self.key, "rows": table.num_rows, "funnel": funnel, "shape": shape, "piece": piece}
         (folder / SUMMARY).write_text(json.dumps(summary, ensure_ascii=False, sort_keys=True), encoding="utf-8")
@@ -184,7 +189,7 @@ class ShardTask:
     def _start(
         self, folder: Path
     ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
-        """The rows that the steps meet, those that they do not, and what is known of them before."""
+        """Reads the rows to process, the untouched rows, and what the source knows of them."""
         if isinstance(self.source, Piece):
             read = read_piece(self.source, self.columns, self.labels)
             funnel = [["read", "in", read.records.num_rows + sum(read.left_out.values())]]
@@ -202,7 +207,7 @@ class ShardTask:
 
 
 def fact_table(table: pa.Table, step: str, name: str, values: pa.Array) -> pa.Table:
-    """FACT table of one measure of the rows of a RECORD table; nulls are left out."""
+    """Builds a FACT table of one measurement of the rows of a RECORD table, without nulls."""
     numeric = not pa.types.is_string(values.type)
     nothing = pa.nulls(len(values), pa.string() if numeric else pa.float64())
     columns = [
@@ -215,23 +220,24 @@ def fact_table(table: pa.Table, step: str, name: str, values: pa.Array) -> pa.Ta
     return pa.table(columns, schema=FACT).filter(pa.compute.is_valid(values))
 
 
-def _sketch_file(place: int) -> str:
-    return f"sketch-{place}.arrow"
+def _sketch_file(index: int) -> str:
+    """File name of the sketches for the step at ``index``."""
+    return f"sketch-{index}.arrow"
 
 
 @dataclass(frozen=True)
 class CorpusShard:
-    """A `posttrain.data.steps.step.ShardView` that is a shard; ``place``: of the step in the recipe."""
+    """Presents a shard as a `posttrain.data.steps.step.ShardView`; ``index`` is that of the step in the chain."""
 
     shard: Shard
-    place: int
+    index: int
 
     @property
     def rows(self) -> int:
         return self.shard.rows
 
     def sketches(self) -> pa.Table:
-        return self.shard.sketches(self.place)
+        return self.shard.sketches(self.index)
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         return self.shard.records().take(pa.array(rows, pa.int64()))
@@ -239,20 +245,20 @@ class CorpusShard:
 
 @dataclass
 class ShardCorpus:
-    """A `posttrain.data.steps.step.Corpus` over shards on disk: what is in memory at a time is bounded.
+    """Presents shards on disk as a `posttrain.data.steps.step.Corpus`, in bounded memory.
 
     Attributes:
-        place: of the step in the recipe, which names its sketches.
+        index: of the step in the chain, which names its sketches.
         alive: bool [N].
         measured: RECORD table of what models are measured on.
-        before: what the step knew of the first rows when the set was smaller.
-        clusters: what earlier steps found.
-        past: gives the splits that rows had in versions before.
-        changes: gives what steps have rewritten so far.
+        before: state of the step for the first rows, from when the set was smaller.
+        clusters: clusters that earlier steps found.
+        past: returns the splits that rows had in earlier versions.
+        changes: returns what steps have rewritten so far.
     """
 
     shards: Sequence[Shard]
-    place: int
+    index: int
     alive: npt.NDArray[np.bool_]
     engine: Engine
     measured: pa.Table = field(default_factory=RECORD.empty_table)
@@ -271,7 +277,7 @@ class ShardCorpus:
         return int(self.starts[-1])
 
     def sketches(self) -> pa.Table:
-        return pa.concat_tables([shard.sketches(self.place) for shard in self.shards])
+        return pa.concat_tables([shard.sketches(self.index) for shard in self.shards])
 
     def columns(self, names: Iterable[str]) -> pa.Table:
         wanted = list(names)
@@ -279,6 +285,7 @@ class ShardCorpus:
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         rows = np.asarray(rows, dtype=np.int64)
+        # Sorted by shard, so that each shard is decoded once; `back` restores the caller's order.
         order = np.argsort(rows, kind="stable")
         shard_of = np.searchsorted(self.starts, rows[order], side="right") - 1
         parts = [RECORD.empty_table()]
@@ -302,7 +309,7 @@ class ShardCorpus:
         return self.clusters
 
     def parts(self) -> Sequence[ShardView]:
-        return [CorpusShard(shard, self.place) for shard in self.shards]
+        return [CorpusShard(shard, self.index) for shard in self.shards]
 
     def evaluation(self) -> pa.Table:
         return self.measured
@@ -316,16 +323,18 @@ class ShardCorpus:
 
     _cache: "OrderedDict[int, pa.Table]" = field(default_factory=OrderedDict)
 
-    def _decoded(self, index: int) -> pa.Table:
-        """A shard's records; the ones used last are kept."""
-        table = self._cache.pop(index, None)
+    def _decoded(self, number: int) -> pa.Table:
+        """Reads a shard's records, and caches the shards used last."""
+        table = self._cache.pop(number, None)
         if table is None:
-            table = self.shards[index].records()
-            while self._cache and sum(one.nbytes for one in self._cache.values()) + table.nbytes > _DECODED_BYTES:
+            table = self.shards[number].records()
+            # Least recently used shards go first: global steps read neighbouring rows again and again.
+            while self._cache and sum(cached.nbytes for cached in self._cache.values()) + table.nbytes > _DECODED_BYTES:
                 self._cache.popitem(last=False)
-        self._cache[index] = table
+        self._cache[number] = table
         return table
 
 
 def _apply_to_shard(function: Callable[[pa.Table], Result], shard: Shard) -> Result:
+    """Applies a function to a shard's records; a module-level function, so that it can be pickled."""
     return function(shard.records())

@@ -1,4 +1,4 @@
-"""The records of evaluation suites, and the check that training records do not repeat their inputs."""
+"""Reads evaluation suites, and checks that training records do not repeat their inputs."""
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -12,23 +12,23 @@ from posttrain.data.reading.reader import read
 from posttrain.data.records.outcome import locations
 from posttrain.data.records.schema import RECORD, concat
 from posttrain.data.steps.step import RowStep, Step
-from posttrain.data.versions.named_versions import Versions, test_side
+from posttrain.data.versions.named_versions import Versions, evaluation_side
 from posttrain.data.versions.recipe import Recipe, Suite
 from posttrain.store.errors import UserError
 
 
 def suite_tables(suites: Iterable[Suite], recipe: Recipe, root: Path, versions: Versions) -> dict[str, pa.Table]:
-    """RECORD table of the suites of each file, which several may read, each by columns of its own."""
+    """RECORD table of the suites of each file; several suites may read one file, each by its own columns."""
     tables: dict[str, list[pa.Table]] = {}
     for suite in {suite.model_dump_json(): suite for suite in suites}.values():
         tables.setdefault(suite.file, []).append(suite_records(suite, recipe, root, versions))
-    return {file: concat(found) for file, found in tables.items()}
+    return {file: concat(parts) for file, parts in tables.items()}
 
 
 def suite_records(suite: Suite, recipe: Recipe, root: Path, versions: Versions) -> pa.Table:
-    """RECORD table of a suite's records, rewritten as the training records are that they are compared with."""
+    """Reads a suite's records, and rewrites them with the recipe's steps, as training records are."""
     if suite.file in versions:
-        table = test_side(versions[suite.file], suite.file, ())
+        table = evaluation_side(versions[suite.file], suite.file, ())
     else:
         at = to_data_path(suite.file) if "://" in suite.file else root / Path(suite.file).expanduser()
         table = concat(list(read(at, suite.columns or recipe.columns, name=suite.file)))
@@ -48,14 +48,14 @@ def require_unseen_suites(
     *,
     beside: pa.Table,
 ) -> None:
-    """Go on only if there is something to measure on that no model learns from.
+    """Raises a UserError unless every suite holds records that no model trains on.
 
     Args:
-        training: ``input_id``, ``source`` and ``line`` of the records to learn from, before `decontaminate`.
+        training: ``input_id``, ``source`` and ``line`` of the training records, before `decontaminate`.
         suites: RECORD table of each suite by its name.
         steps: `decontaminate`, where it is among them, takes out what only a part of a suite shares.
-        held_out: names of suites that are what a version holds out: the files it was made of may well be read again,
-            and the step takes out all that the suite shares.
+        held_out: names of suites that are a version's held-out split: the files it was built from may well be read
+            again, and the step removes all that the suite shares.
         beside: ``input_id`` of records of the same files that are held out or have left.
 
     Raises:
@@ -66,8 +66,10 @@ def require_unseen_suites(
     for name, suite in suites.items():
         inside = compute.is_in(suite["input_id"], value_set=training["input_id"].combine_chunks())
         shared = suite.filter(inside)
+        # The step removes them, which is expected where a version's own files are read again.
         if cleaned and name in held_out:
             continue
+        # Held-out and rejected records count too: a suite that consists of the files' own records measures nothing new.
         elsewhere = compute.is_in(suite["input_id"], value_set=beside["input_id"].combine_chunks())
         if shared.num_rows and compute.sum(compute.or_(inside, elsewhere)).as_py() == suite.num_rows:
             raise wholly_shared_error(name, suite.num_rows)
@@ -76,7 +78,7 @@ def require_unseen_suites(
 
 
 def shared_inputs_error(training: pa.Table, measured: pa.Table, name: str) -> UserError:
-    """The error for training records with inputs of ``measured``, of which there is one at least.
+    """Builds the error for training records that share at least one input with ``measured``.
 
     Args:
         training: ``input_id``, ``source`` and ``line``.
@@ -93,6 +95,6 @@ def shared_inputs_error(training: pa.Table, measured: pa.Table, name: str) -> Us
 
 
 def wholly_shared_error(name: str, count: int) -> UserError:
-    """The error for a suite of which nothing is left to measure on."""
+    """Builds the error for a suite that stands completely in the training files."""
     fix = "measure on records that no model has learned from, or leave those files out"
     return UserError(f"all {count:,} records of the suite stand in the training files", where=name, fix=fix)

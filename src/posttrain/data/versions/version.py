@@ -1,4 +1,4 @@
-"""A dataset version on disk: which rows of which shards, in which split, and what became of all others."""
+"""Reads and writes dataset versions: which rows of which shards, in which split, and why others were rejected."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet
+import pyarrow.compute
 import pyarrow.parquet as parquet
 
 from posttrain.data.records.schema import CHANGED, FACT, RECORD, REJECTED, concat
@@ -22,7 +22,7 @@ from posttrain.store.artifacts import ArtifactStore
 from posttrain.store.files import disk_errors
 
 EXCLUDED = 255
-"""The side of a row that is not in the version."""
+"""Split index of a row that is not in the version."""
 
 MANIFEST, DROPPED_FILE, FACTS_FILE = "manifest.parquet", "gone.parquet", "facts.parquet"
 
@@ -37,7 +37,7 @@ META_FILE = "dataset.json"
 
 @dataclass(frozen=True)
 class Version:
-    """A dataset version, read piece by piece.
+    """Reads a dataset version piece by piece.
 
     Attributes:
         id: of its artifact.
@@ -54,22 +54,22 @@ class Version:
 
     @staticmethod
     def open(artifacts: ArtifactStore, id: str) -> "Version":
-        """The version behind an artifact of the kind ``dataset``."""
+        """Opens the version behind an artifact of the kind ``dataset``."""
         return Version.of_folder(artifacts.path(id), id, artifacts.path)
 
     @staticmethod
     def of_folder(folder: Path, id: str = "", path: Callable[[str], Path] = Path) -> "Version":
-        """The version in a folder; ``path`` leads to its shards."""
+        """Opens the version in a folder; ``path`` leads to its shards."""
         return Version(id, folder, json.loads((folder / META_FILE).read_text(encoding="utf-8")), path)
 
     @property
     def splits(self) -> list[str]:
-        """Names of the sides; the first is what models learn from."""
+        """Names of the splits; the first is the training split."""
         return list(self.meta.get("splits", ["train"]))
 
     @cached_property
     def phases(self) -> list[list[Shard]]:
-        """The shards of every phase of its making; the last phase holds its records."""
+        """Shards of every phase of the build; the last phase holds the records."""
         return [[Shard.open(self.path(id)) for id in ids] for ids in self.meta["phases"]]
 
     @cached_property
@@ -78,40 +78,41 @@ class Version:
         return np.asarray(parquet.read_table(self.folder / MANIFEST)["side"].to_numpy())
 
     def count(self, split: str) -> int:
-        """How many records a split holds."""
+        """Number of records in a split."""
         counts = self.meta["counts"]
         return int(counts["splits"][split] if "splits" in counts else counts["records"])
 
     @property
     def whole(self) -> bool:
-        """Whether the records lie in the version itself, as those of the loop's small sets do."""
+        """True if the records lie in the version's own folder, as those of the loop's small sets do."""
         return (self.folder / RECORDS_FILE).exists()
 
     def tables(self, split: str | None = None, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """RECORD tables (or some columns) of all records or of one split, in reading order."""
+        """Yields RECORD tables (or some columns) of all records or of one split, in reading order."""
         for table, sides in self._shards(columns):
             wanted = sides != EXCLUDED if split is None else sides == self.splits.index(split)
             if wanted.any():
                 yield table if wanted.all() else table.filter(pa.array(wanted))
 
     def sided_tables(self) -> Iterator[tuple[pa.Table, list[str]]]:
-        """RECORD tables with the split of every row."""
+        """Yields RECORD tables with the split of every row."""
         for table, sides in self._shards(None):
             inside = sides != EXCLUDED
             yield table.filter(pa.array(inside)), [self.splits[side] for side in sides[inside].tolist()]
 
     def records(self, split: str | None = None) -> pa.Table:
-        """RECORD table of all records or of one split."""
+        """Reads all records, or those of one split, into one RECORD table."""
         return concat(list(self.tables(split)))
 
     def rejected(self) -> Iterator[pa.Table]:
-        """REJECTED tables of what left, in the order of the steps within a phase."""
+        """Yields REJECTED tables, in the order of the steps within a phase."""
         if self.whole:
             yield parquet.read_table(self.folder / REJECTED_FILE, schema=REJECTED)
             return
-        gone = parquet.read_table(self.folder / DROPPED_FILE, schema=DROPPED)
+        dropped = parquet.read_table(self.folder / DROPPED_FILE, schema=DROPPED)
         for number, shards in enumerate(self.phases):
-            here = gone.filter(pa.compute.equal(gone["phase"], number))
+            # Global steps keep only row numbers; the shards of the phase hold the records' content.
+            here = dropped.filter(pa.compute.equal(dropped["phase"], number))
             rows = np.asarray(here["row"].to_numpy())
             start = 0
             for shard in shards:
@@ -119,18 +120,18 @@ class Version:
                 inside = (rows >= start) & (rows < start + shard.rows)
                 if inside.any():
                     content = shard.records().take(pa.array(rows[inside] - start))
-                    why = here.filter(pa.array(inside)).select(REJECTED.names[len(RECORD) :])
-                    yield pa.table([*content.columns, *why.columns], schema=REJECTED)
+                    reasons = here.filter(pa.array(inside)).select(REJECTED.names[len(RECORD) :])
+                    yield pa.table([*content.columns, *reasons.columns], schema=REJECTED)
                 start += shard.rows
 
     def changed(self) -> Iterator[pa.Table]:
-        """CHANGED tables, phase by phase."""
+        """Yields CHANGED tables, phase by phase."""
         for shards in [] if self.whole else self.phases:
             for shard in shards:
                 yield parquet.read_table(shard.folder / CHANGES, schema=CHANGED)
 
     def facts(self) -> Iterator[pa.Table]:
-        """FACT tables of what steps measured."""
+        """Yields FACT tables of the steps' measurements."""
         if self.whole:
             return
         for shards in self.phases:
@@ -139,37 +140,39 @@ class Version:
         yield parquet.read_table(self.folder / FACTS_FILE, schema=FACT)
 
     def states(self) -> dict[int, StepState]:
-        """What global steps left for the time when the set has grown."""
+        """Reads the states that global steps left for a larger set."""
         return {
-            int(place): StepState(
-                said["name"],
-                said["step"],
-                said["shards"],
-                said["alive"],
-                parquet.read_table(self.folder / _state_file(int(place))),
+            int(index): StepState(
+                entry["name"],
+                entry["step"],
+                entry["shards"],
+                entry["alive"],
+                parquet.read_table(self.folder / _state_file(int(index))),
             )
-            for place, said in self.meta.get("states", {}).items()
+            for index, entry in self.meta.get("states", {}).items()
         }
 
-    def past(self) -> PreviousAssignment:
-        """What it knows of sides, for a version that grows from it."""
+    def previous_assignment(self) -> PreviousAssignment:
+        """Reads the splits of all records that this version knows, for a version that grows from it."""
         if self.whole:
             return PreviousAssignment()
-        left = parquet.read_table(self.folder / _UNASSIGNED_FILE, schema=ASSIGNMENTS)
+        unassigned = parquet.read_table(self.folder / _UNASSIGNED_FILE, schema=ASSIGNMENTS)
         states = self.meta["states"]
-        place = next((place for place, said in states.items() if said["name"] == Split.name), None)
-        if place is None:
-            return PreviousAssignment(gone=left)
-        keys = states[place]["shards"]
+        index = next((index for index, entry in states.items() if entry["name"] == Split.name), None)
+        if index is None:
+            return PreviousAssignment(unassigned=unassigned)
+        keys = states[index]["shards"]
 
         def phases() -> list[list[Shard]]:
-            split = next(at for at, shards in enumerate(self.phases) if [shard.key for shard in shards] == keys)
+            # The split may have met an earlier phase than the last: row steps after it write new shards.
+            split = next(number for number, shards in enumerate(self.phases) if [shard.key for shard in shards] == keys)
             return self.phases[: split + 1]
 
-        side = parquet.read_table(self.folder / _state_file(int(place)), columns=["side"])["side"].to_numpy()
-        return PreviousAssignment(phases, keys, side, left)
+        side = parquet.read_table(self.folder / _state_file(int(index)), columns=["side"])["side"].to_numpy()
+        return PreviousAssignment(phases, keys, side, unassigned)
 
     def _shards(self, columns: Sequence[str] | None) -> Iterator[tuple[pa.Table, npt.NDArray[np.uint8]]]:
+        """Yields RECORD tables (or some columns) with the split of every row, `EXCLUDED` for none."""
         if self.whole:
             table = parquet.read_table(self.folder / RECORDS_FILE, columns=columns)
             yield table, np.zeros(table.num_rows, dtype=np.uint8)
@@ -181,27 +184,28 @@ class Version:
             yield shard.records(columns), sides
 
 
-def write_version(folder: Path, made: VersionBuild, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill ``folder`` with a version; the same content always gives the same bytes.
+def write_version(folder: Path, build: VersionBuild, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Fills ``folder`` with a version; the same content always gives the same bytes.
 
     Args:
-        meta: what `Version.meta` holds besides counts, funnel and states.
+        meta: entries of `Version.meta` besides counts, funnel and states.
 
     Returns:
         The counts, for the artifact's meta.
     """
-    sides = np.where(made.alive, made.sides, np.uint8(EXCLUDED)).astype(np.uint8)
+    sides = np.where(build.alive, build.sides, np.uint8(EXCLUDED)).astype(np.uint8)
     kept = {name: int((sides == side).sum()) for side, name in enumerate(meta["splits"])}
-    entered = made.funnel["read", "in"]
-    counts = {"records": sum(kept.values()), "read": entered, "rejected": made.rejected, "splits": kept}
-    order = ["read", *(step.name for step in made.steps)]
+    entered = build.funnel["read", "in"]
+    counts = {"records": sum(kept.values()), "read": entered, "rejected": build.num_rejected, "splits": kept}
+    # The order of the steps, not of the counts, makes the bytes independent of the engine's timing.
+    order = ["read", *(step.name for step in build.steps)]
     counted = sorted(
-        made.funnel.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1] != "in", entry[0][1])
+        build.funnel.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1] != "in", entry[0][1])
     )
     funnel = [{"step": step, "reason": reason, "count": count} for (step, reason), count in counted]
     states = {
-        str(place): {"name": one.name, "step": one.step, "shards": one.shards, "alive": one.alive}
-        for place, one in sorted(made.states.items())
+        str(index): {"name": state.name, "step": state.step, "shards": state.shards, "alive": state.alive}
+        for index, state in sorted(build.states.items())
     }
     full = {
         **meta,
@@ -212,27 +216,28 @@ def write_version(folder: Path, made: VersionBuild, meta: Mapping[str, Any]) -> 
     (folder / META_FILE).write_text(text + "\n", encoding="utf-8")
     tables = {
         MANIFEST: pa.table({"side": sides}),
-        DROPPED_FILE: concat(made.gone, DROPPED),
-        FACTS_FILE: concat(made.facts, FACT),
-        _UNASSIGNED_FILE: concat([made.left], ASSIGNMENTS),
-        **{_state_file(place): one.table for place, one in made.states.items()},
+        DROPPED_FILE: concat(build.rejected, DROPPED),
+        FACTS_FILE: concat(build.facts, FACT),
+        _UNASSIGNED_FILE: concat([build.unassigned], ASSIGNMENTS),
+        **{_state_file(index): state.table for index, state in build.states.items()},
     }
     for name, table in tables.items():
         parquet.write_table(table, folder / name, compression="zstd")
     return {"counts": counts, "splits": meta["splits"]}
 
 
-def _state_file(place: int) -> str:
-    return f"state-{place}.parquet"
+def _state_file(index: int) -> str:
+    """File name of the state of the step at ``index``."""
+    return f"state-{index}.parquet"
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """One version.
+    """Holds a version of one of the loop's small sets in memory.
 
     Attributes:
         records: RECORD table in input order.
-        rejected: REJECTED table of what this version's making took out.
+        rejected: REJECTED table of the records that the build took out.
         meta: ``name``, ``counts`` (records, rejected), ``funnel``, ``parent`` (artifact id or None),
             ``increment`` (record ids added, by source) and ``filters`` (what the records went through).
     """
@@ -245,7 +250,7 @@ class Dataset:
 def write_dataset(
     folder: Path, records: pa.Table, rejected: pa.Table | None = None, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Fill ``folder`` with a version; the same content always gives the same bytes.
+    """Fills ``folder`` with a small set's version; the same content always gives the same bytes.
 
     Returns:
         ``meta`` with the ``counts`` of the tables.
@@ -255,16 +260,16 @@ def write_dataset(
     text = json.dumps(full, ensure_ascii=False, indent=1, sort_keys=True)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        pyarrow.parquet.write_table(concat([records]), folder / RECORDS_FILE)
-        pyarrow.parquet.write_table(concat([rejected], REJECTED), folder / REJECTED_FILE)
+        parquet.write_table(concat([records]), folder / RECORDS_FILE)
+        parquet.write_table(concat([rejected], REJECTED), folder / REJECTED_FILE)
         (folder / META_FILE).write_text(text + "\n", encoding="utf-8")
     return full
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """The version that :func:`write_dataset` left in ``folder``."""
+    """Reads the version that :func:`write_dataset` left in ``folder``."""
     return Dataset(
-        pyarrow.parquet.read_table(folder / RECORDS_FILE, schema=RECORD),
-        pyarrow.parquet.read_table(folder / REJECTED_FILE, schema=REJECTED),
+        parquet.read_table(folder / RECORDS_FILE, schema=RECORD),
+        parquet.read_table(folder / REJECTED_FILE, schema=REJECTED),
         json.loads((folder / META_FILE).read_text(encoding="utf-8")),
     )
