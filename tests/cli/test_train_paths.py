@@ -106,4 +106,4 @@ def test_another_label_of_the_same_answers_is_noticed(tmp_path: Path, posttrain:
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         ended = posttrain(*arguments, "--out", tmp_path / "out")
         assert ended.code == code, ended
-    assert "what is in the data has changed" in ended.mistake
+    assert "the content of the data has changed" in ended.mistake

@@ -197,8 +197,8 @@ def test_an_answer_equal_to_its_rejected(tmp_path: Path, posttrain: Call) -> Non
 def test_a_loss_that_is_no_number(
     answers: Path, tmp_path: Path, posttrain: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit = Trainer.fit
-    monkeypatch.setattr(Trainer, "fit", lambda self: [replace(step, loss=math.nan) for step in fit(self)])
+    fit = Trainer.train
+    monkeypatch.setattr(Trainer, "train", lambda self: [replace(step, loss=math.nan) for step in fit(self)])
     ended = posttrain("train", *SMALL, "--data", answers, "--out", tmp_path / "out")
     assert ended.out.startswith("6 steps, loss no number to no number\n")
 

@@ -117,7 +117,7 @@ def test_another_config(begun: Train, out: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_other_data(begun: Train, records: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     less = records.slice(0, 9)
-    with pytest.raises(UserError, match="what is in the data has changed"):
+    with pytest.raises(UserError, match="the content of the data has changed"):
         begun(data=less)
     saved = trained_steps(monkeypatch)
     assert begun(data=less, fork=True)["examples"] == 9
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_another_optimiser(begun: Train) -> None:
 def test_changed_files_of_this_program(begun: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(standalone, "_code_digest", lambda: "other")
-        with pytest.raises(UserError, match="what is in the code has changed"):
+        with pytest.raises(UserError, match="the content of the code has changed"):
             begun()
         patch.setattr(standalone, "version", lambda name: "99")
         with pytest.raises(UserError, match=r'`libraries\.torch` was "2.*" and is "99"'):

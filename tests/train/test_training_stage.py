@@ -74,12 +74,12 @@ def test_a_loss_that_is_no_number_counts_for_nothing(
     left: tuple[int, ...],
     last: float | None,
 ) -> None:
-    fit = Trainer.fit
+    fit = Trainer.train
 
     def spoilt(self: Trainer) -> list[StepValues]:
         return [replace(step, loss=2.0 if step.step in left else math.nan) for step in fit(self)]
 
-    monkeypatch.setattr(Trainer, "fit", spoilt)
+    monkeypatch.setattr(Trainer, "train", spoilt)
     meta = train(tiny_model, records, config, TASK, seed=0, out=tmp_path / "out", scratch=tmp_path / "s")
     assert (meta["first_loss"], meta["last_loss"]) == (None, last)
 

@@ -220,7 +220,7 @@ def test_a_curriculum_that_is_killed_at_every_step(
         ),
         (
             {"curriculum": ADAPTIVE, "objective": "classification"},
-            "train.curriculum.difficulty: before classification there is no loss to go by",
+            "train.curriculum.difficulty: classification has no loss before training",
         ),
     ],
 )

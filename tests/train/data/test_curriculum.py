@@ -67,5 +67,5 @@ def test_it_goes_on_from_its_state(kept: int) -> None:
 def test_steps_are_told_of_in_order() -> None:
     curriculum = observed([4, 4, 4])
     for step in (2, 4):
-        with pytest.raises(ValueError, match=f"step {step} is told of after 3 steps"):
+        with pytest.raises(ValueError, match=f"step {step} does not follow 3 observed steps"):
             curriculum.observe(step, 1.0)

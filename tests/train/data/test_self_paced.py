@@ -152,7 +152,7 @@ def test_losses_must_be_told() -> None:
         with pytest.raises(ValueError, match="step 0 has 4 records"):
             order().observe(0, 1.0, wrong)
     tell(made, 0)
-    with pytest.raises(ValueError, match="step 0 is told of after 1 steps"):
+    with pytest.raises(ValueError, match="step 0 does not follow 1 observed steps"):
         tell(made, 0)
 
 
