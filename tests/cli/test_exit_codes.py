@@ -149,6 +149,6 @@ def test_ctrl_c(posttrain: Call, small: Any, monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr("posttrain.loop.stages.train.Train.execute", stopped)
         ended = posttrain("run", "-w", root)
     assert ended.code == 130
-    assert ended.err.splitlines()[-1] == "stopped; the same command goes on from here"
+    assert ended.err.splitlines()[-1] == "stopped; the same command resumes from here"
     assert "Traceback" not in ended.err
     assert posttrain("run", "-w", root).code == 0

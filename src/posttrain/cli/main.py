@@ -74,16 +74,17 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits with 0 (done), 1 (the work failed) or 2 (the call or input was wrong)."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Nothing that the user did not ask for leaves the machine.
+    # No telemetry: nothing leaves the machine unless the user asks for it.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     sys.exit(_run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
     try:
+        # Standalone mode would exit by itself with codes of its own.
         code = int(app(arguments, standalone_mode=False) or 0)
-        if code == _INTERRUPTED:  # which typer has made of Ctrl-C
-            error_console.print("stopped; the same command goes on from here")
+        if code == _INTERRUPTED:  # typer's exit code for Ctrl-C
+            error_console.print("stopped; the same command resumes from here")
         return code
     except TyperException as error:
         if line := " ".join(error.format_message().split()):  # empty where help was printed instead
@@ -103,6 +104,7 @@ def _fail(error: Exception, code: int, arguments: list[str], before: str = "", a
     if "--debug" in arguments:
         traceback.print_exception(error)
     else:
+        # A user's mistake is one line, however the message was wrapped.
         line = " ".join(str(error).split())
         error_console.print(f"posttrain: {before}{line}{after}", markup=False, style="red", soft_wrap=True)
     return code

@@ -95,6 +95,7 @@ def export(
         source = store.artifacts.path(_resolve(store, model))
         if directory.exists():
             raise UserError("the folder exists already", where=str(directory), fix="remove it or name another")
+        # Copied under another name and renamed, so that a killed export leaves no half model under the final name.
         partial = directory.with_name(f".{directory.name}.partial")
         with disk_errors(directory):
             remove_tree(partial)

@@ -58,7 +58,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         )
     if console.is_terminal:
         console.print(table, markup=False)
-    else:  # nobody knows how wide a file or another program is
+    else:  # a file or a pipe has no width to wrap at
         Console(width=_FILE_WIDTH).print(table, markup=False)
 
 
@@ -66,8 +66,10 @@ def setup_logging(debug: bool) -> None:
     """Sends the program's log lines to standard error, and silences other libraries unless something is wrong."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Otherwise tokenizers print a warning when a process forks after using them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not error_console.is_terminal:
+        # A progress bar in a log file is thousands of lines.
         os.environ.setdefault("TQDM_DISABLE", "1")
     handler: logging.Handler = logging.StreamHandler()
     if error_console.is_terminal:
@@ -77,8 +79,9 @@ def setup_logging(debug: bool) -> None:
     logger = logging.getLogger("posttrain")
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    # Libraries that configure the root logger would print every line twice.
     logger.propagate = False
-    # torchao says at import which of its GPU kernels do not load on a CPU, and torch what torchao will have to change.
+    # torchao logs at import which GPU kernels do not load on a CPU, and torch logs deprecations in torchao.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -25,6 +25,7 @@ def serve(
     A right answer outside the closed label set of posttrain.yaml, as it is at the start, is refused.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
+    # Without a token, anyone on the network could poison the training data.
     if token is None and host not in _LOOPBACK:
         fix = f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1"
         raise UserError("whoever reaches this address could post", where=f"--host {host}", fix=fix)
@@ -42,6 +43,7 @@ def serve(
         raise UserError("there is no such folder", where=str(workspace), fix="make it first")
     configured = (workspace / CONFIG_FILE).is_file()
     labels = read_config(workspace).task.with_labels_from(workspace).label_set if configured else ()
+    # Creates the store if needed; the inbox itself needs no open database.
     with open_store(workspace, write=True) as store:
         home = store.home
     with Inbox(home / "inbox") as inbox:

@@ -109,11 +109,13 @@ def _track_run(workspace: Path, version: str | None, settings: TrainJobConfig, o
         with open_store(workspace, write=True) as store:
             run = store.metadata.start_run(_STAGE, key, seed=settings.seed, config=config, inputs={"dataset": version})
     except UserError as error:
+        # A read-only workspace must not prevent a training.
         log.warning("that the version was trained on is not recorded: %s", error)
         yield
         return
     try:
         yield
+    # Ctrl-C too: a run must not stay open in the metadata.
     except BaseException as error:
         with open_store(workspace, write=True) as store:
             store.metadata.fail_run(run.id, f"{type(error).__name__}: {error}")
@@ -146,7 +148,7 @@ def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> No
     encoder = load_encoder(source, config.task)
     shape, limit = record_shape(config.train, records), config.train.max_length
     check_template(encoder.chat)
-    encode(encoder, records, limit, shape)  # says what is wrong with them
+    encode(encoder, records, limit, shape)  # raises for records that cannot be trained on
     whole, _ = encode(encoder, records, max(limit, 1 << 30), shape)
     for number, (unit, record) in enumerate(zip(whole, records["id"].to_pylist(), strict=True), 1):
         learned = supervised_unit(config.train, unit)
@@ -155,7 +157,7 @@ def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> No
             title = f"{number} {side}".rstrip()
             use = result or f"{sum(sequence.supervised)} trained"
             console.rule(f"{title}  {record}  {len(sequence.ids)} tokens, {use}", align="left")
-            cut = max(0, len(before.ids) - limit)  # a class has a token behind the text, which counts
+            cut = max(0, len(before.ids) - limit)  # a classifier's extra token after the text counts
             console.print(_coloured_tokens(encoder.chat.tokenizer, sequence, cut), soft_wrap=True)
 
 

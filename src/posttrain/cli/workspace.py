@@ -42,7 +42,7 @@ def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> 
     from posttrain.store.workspace import Workspace
 
     config = load_config(root) if checked else read_config(root)
-    # A folder with a config is a workspace: whoever writes makes the store at the first run.
+    # A folder with a config is a workspace; the first command that writes creates the store.
     if not write and not (root / ".posttrain" / "format.json").exists():
         raise UserError("nothing has run here yet", where=str(root), fix=f"posttrain run -w {root}")
     with (

@@ -166,6 +166,7 @@ class _MessageGenerator:
             wrong = self.rng.random() < TYPOS
             if wrong:
                 text = add_typo(text, self.rng, self.vocabulary)
+            # Accidental near duplicates would make the planted counts wrong.
             if self._closest(text) < DISTINCT_BELOW:
                 if not self.vocabulary.issuperset(words(text)):
                     self.mistyped.add(text)

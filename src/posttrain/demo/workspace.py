@@ -68,7 +68,7 @@ _QUICK = _FULL | {
     "pool_sample": 96,
     "sample": 75,
     "latency": "{prompts: 2, repeats: 2}",
-    # Ten milliseconds of a tiny model, asked so few times, are the machine's noise: they decide nothing.
+    # Ten milliseconds of a tiny model over two prompts are noise: no rule on latency here.
     "deploy": "accuracy >= champion.accuracy * 1.02",
     "train": "{start: champion, epochs: 4, learning_rate: 3.0e-3, batch_size: 8, precision: float32,"
     " checkpoint: {every_seconds: 1}}",
@@ -89,6 +89,8 @@ def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
             raise UserError("there is no such file", where=str(data), fix="check the path")
         config += f"# {data.name}, SHA-256 {file_digest(data)}\n".encode()
     path = folder / CONFIG_FILE
+    # The config is written last and holds the data's digest: equal bytes mean that the same demo was set up
+    # completely.
     if path.exists():
         if path.read_bytes() != config:
             raise UserError("another workspace is here", where=str(folder), fix="name another folder with --dir")
@@ -101,7 +103,7 @@ def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
         write_demo_data(folder, generate(**settings["messages"]))
     else:
         _write_own(folder, own)
-    write_atomically(path, config)  # last: with it the workspace is complete
+    write_atomically(path, config)  # last: its presence marks the workspace as complete
 
 
 def _read_own_rows(file: Path) -> list[dict[str, str]]:
@@ -123,7 +125,7 @@ def _columns(file: Path) -> dict[str, str] | None:
     """Detects the text and label columns; None for shapes whose answers the reader recognises."""
     first = next(read_rows(file, str(file)), None)
     if first is None:
-        return None  # the reader says that the file is empty
+        return None  # the reader reports that the file is empty
     if isinstance(first, Problem):
         raise first.error()
     header = first.values

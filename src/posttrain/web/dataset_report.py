@@ -176,6 +176,7 @@ def _count_bars(counts: Mapping[str, int], title: str) -> Markup:
     """Draws a bar for each of the most common names, and one for all others."""
     total = sum(counts.values())
     rows = [(name, float(count), count) for name, count in list(counts.items())[:_BARS]]
+    # The rest is one bar, so that the bars add up to all records.
     if others := total - sum(count for _, _, count in rows):
         rows.append((f"{len(counts) - _BARS:,} others", float(others), others))
     labelled = [(name, value, f"{count:,} ({percent_text(count / total)})") for name, value, count in rows]
@@ -186,6 +187,7 @@ def _label_bars(counts: Mapping[str, int]) -> tuple[int, Markup]:
     rows = count_rows(counts.items())
     between = max(len(rows) - _LABELS, 0)
     if between:
+        # Both ends: the rarest labels are those worth adding records for.
         rows = rows[: _LABELS // 2] + rows[-_LABELS // 2 :]
     return between, responsive(bars, rows, "records of each label, the most common first")
 

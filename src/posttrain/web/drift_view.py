@@ -76,6 +76,7 @@ def _stability_bars(numbers: Sequence[PopulationStability]) -> Markup:
         (reason_text(stability.name), stability.index, f"{stability.index:.3f} {stability.level}")
         for stability in numbers[:_NUMBERS]
     ]
+    # At least twice the upper threshold, so that small drifts look small.
     most = max([2 * LARGE, *(stability.index for stability in numbers)])
     marks = ((MODERATE, f"{MODERATE:g}"), (LARGE, f"{LARGE:g}"))
 

@@ -18,7 +18,7 @@ from posttrain.store.errors import UserError, WorkError
 
 LIMIT_BYTES = 2**20
 
-# Of a body that is too long anyway.
+# How much of a body that is too long is read before the connection is closed.
 _DRAIN_BYTES = 2**26
 _DRAIN_SECONDS = 10.0
 
@@ -46,11 +46,12 @@ def feedback_app(
         labels: the closed label set, outside which a right answer is 422; empty for open-ended answers.
         limit_bytes: of a body.
     """
+    # No documentation pages: they would load scripts from a CDN and describe the server to anyone.
     app = FastAPI(title="posttrain", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.exception_handler(RequestRejected)
     async def refused(request: Request, error: RequestRejected) -> JSONResponse:
-        # What is left of a body that was not read would be taken for the next request.
+        # The unread rest of a body would be parsed as the next request.
         headers = {"Connection": "close"} if error.status == 413 else {}
         if error.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -63,6 +64,7 @@ def feedback_app(
         if problem := unknown_answer(feedback, labels):
             raise RequestRejected(422, problem)
         try:
+            # The inbox fsyncs in its own thread and shares one fsync among waiting requests.
             receipt = await asyncio.wrap_future(inbox.append(feedback))
         except Conflict as error:
             raise RequestRejected(409, str(error)) from None
@@ -91,18 +93,20 @@ def _authorise(request: Request, token: str | None) -> None:
     if token is None:
         return
     given = request.headers.get("authorization", "").encode()
+    # Comparison in constant time: the response time must not reveal how much of a token is right.
     if not hmac.compare_digest(given, f"Bearer {token}".encode()):
         raise RequestRejected(401, "the token is missing or wrong; send `Authorization: Bearer TOKEN`")
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    # Pages in a browser may send other types anywhere unasked, JSON only where they are allowed to.
+    # Browsers let any page post other types across origins; JSON needs a preflight request, which fails here.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestRejected(415, "send `Content-Type: application/json`")
     body = bytearray()
     stream = request.stream()
     declared = request.headers.get("content-length", "0")
+    # Such a client sends no body before it is invited, so there is nothing to drain.
     asks_first = request.headers.get("expect", "").lower() == "100-continue"
     try:
         if declared.isdigit() and int(declared) <= limit:
@@ -133,9 +137,11 @@ async def _drain_body(stream: AsyncIterator[bytes]) -> None:
 
 def _parse_feedback(body: bytes) -> Feedback:
     try:
+        # Python's parser accepts NaN and Infinity, which no other reader of the inbox would.
         values = json.loads(body.decode(), parse_constant=_reject_constant)
     except UnicodeError:
         raise RequestRejected(400, "holds bytes or characters that are not UTF-8") from None
+    # Deep nesting exhausts the parser's stack: a request must not end the server.
     except RecursionError:
         raise RequestRejected(400, "broken JSON: nested too deeply") from None
     except ValueError as error:
@@ -168,10 +174,12 @@ def serve(app: Any, host: str, port: int, announce: Any) -> None:
     import socket
     import threading
 
+    # An optional extra, which only this function needs.
     import uvicorn
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        # Bound before uvicorn starts, so that port 0 can be announced and a taken port is a user's error.
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         what = f"cannot listen on {host}:{port}: {error.strerror or error}"
@@ -181,7 +189,7 @@ def serve(app: Any, host: str, port: int, announce: Any) -> None:
     def end(number: int, frame: object) -> None:
         server.should_exit = True
 
-    # uvicorn raises the signal again when it has ended, for whoever listened before: that is us, and it is enough.
+    # uvicorn raises the signal again after its shutdown; our handler absorbs it, so that the process exits with 0.
     listens = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)} if listens else {}
     try:

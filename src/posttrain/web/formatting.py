@@ -53,6 +53,7 @@ def number_text(value: float) -> str:
 def is_share(name: str, value: float = 0.0) -> bool:
     """Returns whether the metric is a share of the whole, by its name and value."""
     last = name.rsplit(".", 1)[-1]
+    # The value decides too: a score of one's own may be called `..._rate` and exceed 1.
     return last.endswith(_SHARES) and 0 <= value <= 1
 
 
@@ -68,11 +69,13 @@ def points_text(difference: float) -> str:
 
 def signed_text(value: float) -> str:
     """Formats a number with its sign: ``+5.3``, ``−0.7``."""
+    # A minus sign is as wide as a plus, unlike a hyphen: columns of differences line up.
     return f"{value:+.1f}".replace("-", "−")
 
 
 def percent_text(share: float) -> str:
     """Formats a share of records: ``12.5%``."""
+    # 0.0% would claim that there is none.
     return "under 0.1%" if 0 < share < 0.0005 else f"{100 * share:.1f}%"
 
 

@@ -24,9 +24,11 @@ def render_page(template: str, **content: object) -> str:
     """
     environment = Environment(
         loader=PackageLoader("posttrain.web"),
+        # Records are foreign text: a record with a script tag must stay text.
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        # A misspelt name in a template must fail in the tests instead of leaving a hole in the page.
         undefined=StrictUndefined,
     )
     environment.filters |= {

@@ -132,6 +132,7 @@ def learning_curve_svg(report: Report) -> str:
 def learning_curve(report: Report, width: int) -> str:
     rounds = evaluated_rounds(report)
     values = {row.number: row.metrics[report.metric] for row in rounds}
+    # Both curves must be in the same metric, which may differ after the main suite changes.
     compared = report.baseline if report.baseline and report.baseline.metric == report.metric else None
     drawn = {point.round: point.value for point in compared.random} if compared else {}
     points = [
@@ -158,6 +159,7 @@ def _gain_bar(report: Report, row: RoundRow) -> tuple[float, float] | None:
     gain = _main_gain(report, row)
     if gain is None:
         return None
+    # By the paired difference, which is over the same records for both models.
     champion = row.metrics[report.metric] - gain.difference
     return champion + gain.low, champion + gain.high
 
@@ -214,6 +216,7 @@ def funnels(report: Report) -> Iterator[tuple[str, Markup]]:
 
 
 def time_by_stage(report: Report, width: int) -> str:
+    # The round with most stages fixes their order; round 0 has only a few of them.
     fullest_first = sorted(report.rounds, key=lambda row: -len(row.seconds))
     stages = list(dict.fromkeys(stage for row in fullest_first for stage in row.seconds))
     rows = [(f"round {row.number}" if width >= 500 else f"r{row.number}", row.seconds) for row in report.rounds]

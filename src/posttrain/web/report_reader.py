@@ -31,7 +31,7 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
     nodes, edges = _lineage(workspace, rounds)
     champion = state["champion"]
     main = _main_suite(workspace, rounds, champion["id"]) if champion else None
-    # A model that was promoted by hand out of an unfinished round was measured in none.
+    # A model promoted by hand from an unfinished round was evaluated in none.
     judged = main or (_main_suite(workspace, rounds, rounds[-1].candidate) if rounds else None)
     metric = judged.main if judged else "accuracy"
     champions = _champion_metrics(workspace, rounds, metric)
@@ -104,6 +104,7 @@ def _interval(workspace: Workspace, decision: dict[str, Any]) -> page.Interval |
     if not decision.get("intervals"):
         return None
     metric, interval = next(iter(decision["intervals"].items()))
+    # The config may have changed since: the level is that of the run that computed the interval.
     run = workspace.metadata.producers(decision["id"])[-1]
     return page.Interval(**interval, metric=metric, level=run.config["bootstrap"]["level"])
 
@@ -192,6 +193,7 @@ def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNod
     champion = deployments[-1].model_id if deployments else None
     nodes: dict[str, LineageNode] = {}
     edges: list[tuple[str, str]] = []
+    # Only training sets: pool and test versions lead to no model.
     for named in workspace.metadata.names("train"):
         nodes[named.artifact_id] = LineageNode(named.artifact_id, f"train@v{named.version}", "dataset")
         if named.parent in nodes:
@@ -210,6 +212,7 @@ def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNod
             name = f"deployment-{deployment.id}"
             nodes[name] = LineageNode(name, deployment.action, "deployment", marked=deployment == deployments[-1])
             edges.append((deployment.model_id, name))
+    # A file joins several versions through one increment: its edges appear once.
     return list(nodes.values()), list(dict.fromkeys(edges))
 
 

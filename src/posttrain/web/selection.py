@@ -127,6 +127,7 @@ def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
         if (row := workspace.metadata.artifact(entry.detail.get("selection", "")))
         and (scores := workspace.metadata.artifact(entry.detail.get("scores", "")))
     ]
+    # Reading records and maps of every round would make the report of a long loop slow and large.
     latest = len(batches) - SELECTIONS_SHOWN
     return tuple(_read_selection(workspace, *batch, detailed=at >= latest) for at, batch in enumerate(batches))
 
@@ -178,9 +179,10 @@ def _read_selection(
         inputs, answers = _read_inputs(workspace, entry, batch["id"]), _read_answers(workspace, entry)
     except DamagedArtifactError as error:
         missing.append(f"The records cannot be read: {error}.")
-    if not values:  # of the scores the batch has the entropy, whatever became of the rest
+    if not values:  # the batch itself keeps the entropy if the score table is lost
         values = _column_by_id(batch, "uncertainty")
     elif (folder / SCORED_LATER).exists():
+        # Records that were only embedded got their scores after the choice: the histogram has to include them.
         since = _column_by_id(parquet.read_table(folder / SCORED_LATER), selection.score)
         selection = replace(selection, scored_since=_as_array(since))
         values |= since

@@ -96,6 +96,7 @@ def read_round_training(workspace: Workspace, run: Run, name: str) -> Training |
     The model's files are not verified or downloaded for it.
     """
     home, output = workspace.home, str(run.output)
+    # Artifacts hold no times, because the same training must give the same bytes; the workspace keeps them apart.
     timed = home / "metrics" / f"{run.key}.jsonl"
     kept = [folder / output / "training.json" for folder in (home / "artifacts", home / "cache")]
     if timed.is_file():
@@ -134,6 +135,7 @@ def training_from_steps(
 
 
 def _decisions(decisions: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision, ...]:
+    # A decision may stand both in the summary and at its step.
     once = {json.dumps(decision, sort_keys=True): Decision.from_json(dict(decision)) for decision in decisions}
     rows = [
         TrainingDecision(
@@ -163,6 +165,7 @@ def _phases(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, seconds in line["phases"].items():
             title = PHASES.get(name, name)
             totals[title] = totals.get(title, 0.0) + seconds
+    # Phases do not cover the time between them, such as a checkpoint's copy.
     rest = sum(line.get("seconds") or 0.0 for line in timed) - sum(totals.values())
     return {name: seconds for name, seconds in (totals | {"everything else": rest}).items() if seconds > 0}
 

@@ -94,6 +94,7 @@ def add(
     config = BuildConfig.read(values, "posttrain data add")
     with open_store(workspace, write=True) as store:
         built = build(config, store)
+        # Acknowledged only now: a kill before the version is committed leaves the feedback in the inbox.
         for batch in batches:
             batch.done()
         report_unused_columns(places, workspace.absolute(), config.columns)
@@ -118,6 +119,7 @@ def _config_values(root: Path, name: str) -> dict[str, Any]:
     config = read_config(root)
     recipe = {"columns": config.data.columns, "steps": config.data.steps, "splits": config.data.splits}
     tests = config.data.test if isinstance(config.data.test, list) else []
+    # Decontaminating a dataset against its own test split would empty that split.
     tests = [test for test in tests if test.partition("@")[0] != name or (root / test).exists()]
     suites: list[dict[str, Any]] = []
     for suite in config.evaluate.suites.values():
@@ -166,6 +168,7 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
             before = target.read_bytes() if target.exists() else contents.get(target, content)
             if before != content:
                 raise UserError("another file of this name was added before", where=str(target), fix="rename yours")
+            # All files are read and checked before the first is written: a bad one leaves the workspace untouched.
             contents[target] = content
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -136,6 +136,6 @@ def _load_local_model(name: str, max_tokens: int, temperature: float, seed: int)
     located = locate(name, Path())
     with TemporaryDirectory(prefix="posttrain-") as folder:
         fetch(located, Path(folder) / "model")
-        # On a CPU bfloat16 is at best as fast.
+        # On a CPU bfloat16 is no faster than float32.
         lm = load_language_model(Path(folder) / "model", TaskConfig(), "bfloat16" if cuda.is_available() else "float32")
     return LocalModel(lm, max_tokens, temperature, seed)

@@ -78,6 +78,7 @@ def value(
             report = value_labelled(store, config, how, what, parts, embedder or "champion", seed)
     if out is not None:
         write_atomically(out, _WRITERS[out.suffix.lower()](report.table))
+    # The values are on disk now: what a killed run would resume from can go.
     if files and out is not None:
         remove_tree(_partial_folder(out))
     _show(report, how, by, worst, out, json)

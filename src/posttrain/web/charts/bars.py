@@ -45,6 +45,7 @@ def bars(
     """
     if not rows:
         return ""
+    # Long names are truncated at half the width, so that bars stay comparable on a phone.
     names = min(max(len(name) for name, _, _ in rows) * LETTER + 14, 0.46 * width)
     numbers = max(len(label) for _, _, label in rows) * LETTER + 14
     room, step = width - names - numbers, 24 if len(rows) <= 32 else 18
@@ -178,6 +179,7 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width
     kept = start - sum(count for _, count in rejected)
     names = min(max([18, *(len(reason) for reason, _ in rejected)]) * LETTER + 10, 0.4 * width)
     room, step = width - names - 70, 28
+    # Steps may add records (a negative count): the widest bar is not always the first.
     most = max(accumulate((count for _, count in rejected), sub, initial=start))
     scale = room / (most or 1)
     drawn, left = [], start
@@ -186,6 +188,7 @@ def funnel(start: int, rejected: Sequence[tuple[str, int]], title: str, *, width
         y = at * step + 4
         x = names + (left - max(count, 0)) * scale if is_cut else names
         left -= count if is_cut else 0
+        # One record of a million is still visible, as two pixels.
         length = max(abs(count) * scale, 2.0 if count else 0.0)
         share = f"{100 * abs(count) / start:.1f}%" if start else "none"
         label = f"{-count:+,}".replace("-", "−") if is_cut and count else f"{count:,}"

@@ -75,9 +75,9 @@ def curve(
     window = smoothing_window(int(known.sum())) if style.mean else 1
     lines = [_path(*downsample(steps, values, buckets), x, y, "step-line" if window > 1 else "mean-line")]
     if window > 1:
-        # As far as it can be seen: a spike would lift the mean of all around it.
+        # Clipped at the axis, because a spike would lift the mean of all steps around it.
         mean = smooth(np.minimum(values, high), window)
-        mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan  # there it is of next to nothing
+        mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan  # too few values at the ends
         lines.append(_path(*downsample(steps, mean, buckets // 2), x, y, "mean-line"))
     above = int((values[known] > high).sum())
     cut = [text(f"{above:,} above", right, 14, "soft small", "end")] if above else []
@@ -99,8 +99,11 @@ def _axis_limits(values: FloatArray, zero: bool) -> tuple[float, float]:
     """Returns the axis limits: all values, or fewer if a few outliers would flatten the rest."""
     lowest, high, highest = (float(quantile) for quantile in np.quantile(values, (0, 0.98, 1)))
     base = min(0.0, lowest) if zero else lowest
+    # A single spike would flatten all other values: the axis ends above the 98th percentile, and the chart counts the
+    # rest.
     if highest - base > 3 * (high - base) > 0:
         highest = base + 1.2 * (high - base)
+    # A constant series needs an axis of some height, or its scale would divide by zero.
     if base == highest:
         base, highest = (min(0.0, base), max(0.0, highest)) if base else (0.0, 1.0)
     return base, highest
@@ -132,6 +135,7 @@ def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom:
     """Draws a line for each event, merges lines that would touch, and numbers them where there is room."""
     groups: list[list[Annotation]] = []
     for mark in sorted(marks, key=lambda mark: (mark.step, mark.number)):
+        # Marks closer than five pixels could not be told apart by a pointer.
         if groups and x(mark.step) - x(groups[-1][0].step) < 5:
             groups[-1].append(mark)
         else:
@@ -155,6 +159,7 @@ def _hover_boxes(
 ) -> list[str]:
     """Draws invisible boxes over stretches of the curve whose tooltips summarise them."""
     drawn = []
+    # One box a point would double the size of the page; a stretch of steps has one tooltip.
     for stretch in np.array_split(np.arange(len(values)), min(count, len(values))):
         part = values[stretch]
         if np.isnan(part).all():
@@ -193,6 +198,7 @@ def downsample(steps: FloatArray, values: FloatArray, buckets: int) -> tuple[Flo
     if len(values) <= 2 * buckets:
         return steps, values
     kept: list[int] = []
+    # Extremes instead of means: a spike of one step in a million has to stay visible.
     for stretch in np.array_split(np.arange(len(values)), buckets):
         part = values[stretch]
         if np.isnan(part).all():
@@ -205,11 +211,12 @@ def downsample(steps: FloatArray, values: FloatArray, buckets: int) -> tuple[Flo
 def smooth(values: FloatArray, window: int) -> FloatArray:
     """Computes a centred moving average, with a smaller window at both ends; NaN is ignored and stays NaN."""
     known = ~np.isnan(values)
+    # Prefix sums make the average linear in the number of steps, whatever the window.
     total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
     count = np.concatenate([[0], np.cumsum(known)])
     at = np.arange(len(values))
     first, last = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
-    # As many on either side, so that a slope is not bent at the ends.
+    # Symmetric windows, so that a slope is not bent at the ends.
     reach = np.minimum(at - first, last - 1 - at)
     first, last = at - reach, at + reach + 1
     with np.errstate(invalid="ignore"):
@@ -219,4 +226,5 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
 
 def smoothing_window(count: int) -> int:
     """Returns the moving average's window for ``count`` values; 1 if there are too few."""
+    # Odd, so that the window is centred on its step.
     return 1 if count < 30 else max(5, count // 30) | 1

@@ -31,6 +31,7 @@ def heat_map(
     lean = over * math.cos(math.radians(55))
     size = max(min((width - names - lean) / len(columns), 64.0), 16.0)
     tall = min(size, 34.0)
+    # Correct answers do not set the scale: they outnumber the mistakes that the map is about.
     most = max([counts.get((row, column), 0) for row in rows for column in columns if row != column] or [1]) or 1
     drawn = []
     for at, column in enumerate(columns):
@@ -75,6 +76,7 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, wi
         return ""
     low, high = float(known.min()), float(known.max())
     share = np.nan_to_num((levels - low) / ((high - low) or 1))
+    # A little under _SHADES, so that the largest value falls into the last shade and not beyond it.
     shades = np.where(np.isnan(levels), 0, 1 + (share * (_SHADES - 0.01)).astype(int))
     names = min(max(len(group) for group in series) * LETTER + 12, 0.36 * width)
     tall = 18 if len(series) <= 16 else 12 if len(series) <= 48 else 7
@@ -113,6 +115,7 @@ def strips(steps: FloatArray, series: Mapping[str, FloatArray], name: str, *, wi
 
 def _log_median(values: FloatArray) -> float:
     """Returns the log10 of the median of the positive values; NaN without any."""
+    # A zero norm has no logarithm; an empty cell shows it better than a floor would.
     positive = values[values > 0]
     return float(np.log10(np.median(positive))) if positive.size else math.nan
 
@@ -121,6 +124,7 @@ def _cell_path(cells: np.ndarray, left: float, top: float, cell: float, tall: fl
     """Builds a path around the true cells [rows, columns], merging neighbours in a row."""
     path = []
     for row, line in enumerate(cells):
+        # Runs of equal cells share one path segment, which keeps pages with many layers small.
         edges = np.flatnonzero(np.diff(np.concatenate([[0], line.astype(int), [0]])))
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             x, wide = left + start * cell, (end - start) * cell

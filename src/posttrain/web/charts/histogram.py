@@ -63,6 +63,7 @@ def histogram(
     def y(count: float) -> float:
         return bottom - (bottom - top) * count / levels[-1]
 
+    # Counts are integers: half a record is no level.
     grid = level_lines([level for level in levels if level == int(level)], left, right, y, "{:,.0f}".format)
     drawn = []
     layers = [(counts, of, "bar-old"), (part, f"{of}, {names[1]}", "bar-a")] if part else [(counts, of, "bar-a")]
@@ -70,6 +71,7 @@ def histogram(
         for low, high, count in zip(edges[:-1], edges[1:], layer, strict=True):
             if count:
                 label = tooltip(f"{show(low)} to {show(high)}: {count:,} {what}")
+                # A bin with a single record stays visible next to one with a million.
                 tall = max(bottom - y(count), 1.0)
                 wide = max(x(high) - x(low) - 1, 1.0)
                 at = {"x": x(low) + 0.5, "y": bottom - tall, "width": wide, "height": tall}

@@ -71,6 +71,7 @@ def _sorted_by_parents(
 def _edge(start: tuple[float, float], end: tuple[float, float], box: float, high: float, marked: bool) -> str:
     class_ = "edge marked" if marked else "edge"
     (x1, y1), (x2, y2) = start, end
+    # A dataset version and its parent share a column: the line bends around the left side.
     if x1 == x2:
         side, y1, y2 = x1 - 1, y1 + high / 2 + 5, y2 + high / 2 - 5
         return element(

@@ -68,6 +68,7 @@ def learning_curve_chart(
         for value in (p.value, *p.champions, *(p.bar or ()), p.random_baseline)
         if value is not None
     ]
+    # Shares start at zero, so that a gain of one point does not look like a jump.
     marks = ticks(0 if percent else min(known), max(known), 5)
     low, high = marks[0], marks[-1]
 
@@ -79,6 +80,7 @@ def learning_curve_chart(
         return bottom - (bottom - top) * share
 
     grid = level_lines(marks, left, right, y, lambda mark: _value_text(mark, percent, 0), gap=8)
+    # Names of rounds that would overlap are skipped, at even distances.
     every = max(1, -(-len(points) // max(int((right - left) / (84 if width >= 500 else 48)), 1)))
     names = [
         text(p.name, x(at), bottom + 20, "strong", "middle") + text(p.detail, x(at), bottom + 37, "soft", "middle")
@@ -103,7 +105,7 @@ def _champion_steps(points: Sequence[CurvePoint], x: Scale, y: Scale, right: flo
         for step, value in enumerate(champions):
             start, end = (x(at) + room * part / len(champions) for part in (step, step + 1))
             path += [f"{pen}{start:.1f} {y(value):.1f}H{end:.1f}"] if value is not None else []
-            pen = "M" if value is None else "L"  # what is not known stays open
+            pen = "M" if value is None else "L"  # unknown values leave a gap
     return element("path", d=" ".join(path), class_="champion") if path else ""
 
 
@@ -136,7 +138,7 @@ def _candidate_mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str
         above, lowest = min(above, ends[1]), max(lowest, ends[0])
         whiskers = "".join(element("line", x1=x - 5, x2=x + 5, y1=end, y2=end, class_="error") for end in ends)
         bar = element("line", x1=x, x2=x, y1=ends[0], y2=ends[1], class_="error") + whiskers
-    below = point.decision in ("refuse", "rollback")  # there the champion's line is above
+    below = point.decision in ("refuse", "rollback")  # the champion's line is above a refused candidate
     # A label that would run into the names below the axis goes above its mark.
     below = below and lowest + 24 < y(0) - 4
     number = text(value, x, lowest + 24 if below else above - 12, "value", "middle")
@@ -147,6 +149,7 @@ def _decision_symbol(decision: str, x: float, y: float) -> str:
     """Draws a mark that shows the decision by its shape as well as by its colour."""
     if decision == "deploy":
         return element("circle", cx=x, cy=y, r=6.5, class_="deploy")
+    # The halo separates the cross from the line that runs through it.
     if decision == "refuse":
         cross = f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
         return element("circle", cx=x, cy=y, r=9, class_="halo") + element("path", d=cross, class_="refuse")
@@ -195,6 +198,7 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
     labels = [show(row.expected) + (f" → {show(row.achieved)}" if row.achieved is not None else "") for row in rows]
     known = [value for row in rows for value in (row.low, row.high, row.expected, row.achieved) if value is not None]
     levels = ticks(min(0.0, *known), max(0.0, *known), 5 if width >= 500 else 3)
+    # All values may be zero: the scale would divide by nothing.
     levels = levels if len(levels) > 1 else [levels[0], levels[0] + 1.0]
     left = max(len(row.name) for row in rows) * LETTER + 22
     right, bottom = width - max(map(len, labels)) * LETTER - 22, len(rows) * _EXPECTATION_ROW + 8.0
@@ -205,7 +209,9 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
     drawn = []
     for level in levels:
         drawn.append(element("line", x1=x(level), x2=x(level), y1=2, y2=bottom, class_="grid" if level else "zero"))
-    half = max(len(show(level)) for level in levels) * LETTER / 2  # below the names and the words there is room
+    half = (
+        max(len(show(level)) for level in levels) * LETTER / 2
+    )  # axis labels may extend below the columns of names and values
     drawn += level_words(levels, x, show, left - half + 12, right + half - 14, bottom + 16)
     for at, (row, label) in enumerate(zip(rows, labels, strict=True)):
         y = at * _EXPECTATION_ROW + 22.0

@@ -81,12 +81,14 @@ def scatter(layers: Sequence[ScatterLayer], title: str, *, height: int = 440, wi
     every = np.concatenate([layer.points for layer in shown]).astype(np.float64)
     low, high = every.min(axis=0), every.max(axis=0)
     size = np.array([width, min(height, width)], np.float64)
+    # One scale for both directions: distances are the only thing that the map means.
     scale = float(((size - 2 * _EDGE) / np.maximum(high - low, 1e-9)).min()) if (high > low).any() else 0.0
     legend = Legend([(layer.name, partial(_path, layer, "")) for layer in shown], width)
     drawn = []
     for layer in shown:
         positions = (size / 2 + (layer.points - (low + high) / 2) * scale * (1, -1)).tolist()
         drawn += [_path(layer, label, *position) for label, position in zip(layer.labels, positions, strict=False)]
+        # All points without a tooltip share one path, which makes a page of thousands of points small.
         if rest := positions[len(layer.labels) :]:
             path = "".join(SHAPES[layer.shape](x, y) for x, y in rest)
             drawn.append(element("path", d=path, class_=layer.class_))

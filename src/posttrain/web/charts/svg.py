@@ -64,6 +64,7 @@ def figure(width: float, height: float, title: str, *content: str) -> str:
 def standalone(svg: str) -> str:
     """Turns a chart into a file of its own, with its colours and a background."""
     start = svg.index(">") + 1
+    # Viewers show a bare SVG on black or white: the chart brings its own paper.
     background = element("rect", width="100%", height="100%", rx=8, class_="paper")
     return f"{svg[:start]}<style>{chart_style()}</style>{background}{svg[start:]}\n"
 
@@ -107,7 +108,9 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     step = (high - low) / max(count, 1) or 1.0
     size = 10 ** math.floor(math.log10(step))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * (1 - 1e-9))
+    # Without the tolerance, 0.3 / 0.1 = 2.9999999999999996 would start one level too low.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Rounded, or labels would read 0.30000000000000004.
     return [round(step * at, 10) for at in range(first, last + 1)]
 
 
