@@ -178,18 +178,18 @@ BAD = [
         None,
         "a.jsonl:1: there are 10,000 columns; the most that are read are 1,000; keep those that the records are made",
     ),
-    ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n', None, "a.jsonl:1: the key `prompt` stands in one object twice"),
+    ("a.jsonl", b'{"prompt": "a", "prompt": "b"}\n', None, "a.jsonl:1: the key `prompt` occurs twice in one object"),
     (
         "a.jsonl",
         GOOD.encode() + b'{"messages": [{"role": "user", "content": "a: b", "content" : "c"}]}\n',
         None,
-        "a.jsonl:2: the key `content` stands in one object twice; keep the right one",
+        "a.jsonl:2: the key `content` occurs twice in one object; keep the right one",
     ),
     (
         "a.json",
         b'[{"text": "a"},\n{"text": "a",\n "text" \n : "b"}]',
         None,
-        "a.json:2: the key `text` stands in one object",
+        "a.json:2: the key `text` occurs twice in one object",
     ),
     (
         "a.jsonl",

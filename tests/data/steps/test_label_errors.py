@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from posttrain.data.records.schema import records
-from posttrain.data.steps import label_errors
 from posttrain.data.steps.apply import apply_step
 from posttrain.data.steps.label_errors import LabelErrors, lsa_features, ngram_counts
 from posttrain.data.steps.step import Step
@@ -72,7 +71,7 @@ class TestLabelErrors(StepContract):
                 words = np.array([["PIN" in text, "arrive" in text, "?" in text] for text in texts], np.float32)
                 return words / np.maximum(np.linalg.norm(words, axis=1, keepdims=True), 1)
 
-        monkeypatch.setattr(label_errors, "_embedder", lambda name: Bag())
+        monkeypatch.setattr("posttrain.data.quality.features._load_embedder", lambda name: Bag())
         assert set(lines(apply_step(LabelErrors(action="reject"), table).rejected)) == {3, 20}
 
     def test_an_embedder_that_is_not_there_is_named_before_any_work(self) -> None:

@@ -1,1 +1,1 @@
-"""Ways to make a record's input another that asks for the same answer; one file each."""
+"""Augmentation: the step, and its methods that vary a record's input while the answer stays right."""

@@ -1,4 +1,4 @@
-"""More training records out of those that are there."""
+"""Adds variants of training records."""
 
 import json
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ AnyMethod = Annotated[
 
 
 class Augment(RowStep):
-    """Adds variants of records behind them, marked in ``meta``: ``augmented`` with the method and the id of the record.
+    """Adds variants after each record, marked in ``meta``: ``augmented`` with the method and the id of the record.
 
-    What varies is the input: the last turn of the prompt if the user speaks it, or the text; the answer stays. A record
-    and its variants are one group, so that no later split parts them. Records that are variants already, or synthetic,
-    are varied like others. What a variant says depends on the seed, the record's id and the method alone.
+    The input varies: the last turn of the prompt, if it is the user's, or the text; the answer stays. A record and its
+    variants are one group, so that no later split separates them. Records that are variants or synthetic are varied
+    like others. A variant depends on the seed, the record's id and the method alone.
     """
 
     name: ClassVar[str] = "augment"
@@ -60,7 +60,7 @@ class Augment(RowStep):
         given = table.to_pylist()
         variants: dict[int, list[tuple[str, dict[str, Any]]]] = {}
         for number, method in enumerate(self.methods):
-            # Two methods of one kind make different choices.
+            # The number keeps two methods of one kind from drawing the same variants.
             earlier = sum(other.method == method.method for other in self.methods[:number])
             called = method.method if not earlier else f"{method.method} {earlier + 1}"
             for copy in range(method.copies):
@@ -73,7 +73,7 @@ class Augment(RowStep):
     def _variants(
         self, given: list[dict[str, Any]], method: AugmentMethod, method_name: str, copy: int
     ) -> dict[int, dict[str, Any]]:
-        """By row the columns that a variant has different."""
+        """Return by row the columns in which its variant differs."""
         rngs = [record_generator(self.seed, record["id"], method_name, copy) for record in given]
         if method.share < 1:
             rows = [row for row, rng in enumerate(rngs) if rng.random() < method.share]
@@ -100,7 +100,7 @@ class Augment(RowStep):
 def _insert_variants(
     table: pa.Table, given: list[dict[str, Any]], variants: Mapping[int, list[tuple[str, dict[str, Any]]]]
 ) -> Outcome:
-    """The table with the variants behind their records."""
+    """Insert the variants after their records."""
     new_records: list[dict[str, Any]] = []
     origins: list[tuple[int, str]] = []
     for row in sorted(variants):
@@ -112,7 +112,7 @@ def _insert_variants(
             new_records.append({**record, **values, "meta": text, "group": record["group"] or record["id"]})
             origins.append((row, method))
     new = assign_ids(records(new_records))
-    # A variant that says what the record or another variant of it says is none.
+    # A variant equal to its record or to another variant of it would only be a duplicate.
     seen: dict[int, set[str]] = {row: {given[row]["id"]} for row in variants}
     changes = []
     added: dict[int, list[int]] = {}
@@ -128,7 +128,7 @@ def _insert_variants(
 
 
 def _assign_groups(table: pa.Table, rows: list[int]) -> pa.Table:
-    """``table`` with the rows that have variants in a group, their own if they are in none."""
+    """Put every row with variants in a group: its own id, if it has none."""
     varied = [False] * table.num_rows
     for row in rows:
         varied[row] = True
@@ -138,7 +138,7 @@ def _assign_groups(table: pa.Table, rows: list[int]) -> pa.Table:
 
 
 def _varied_text(record: Mapping[str, Any]) -> str | None:
-    """What can be varied of a record, if anything can."""
+    """Return the text of a record that can be varied, or None."""
     if record["prompt"] is None:
         return None if record["text"] is None else str(record["text"])
     last = record["prompt"][-1]

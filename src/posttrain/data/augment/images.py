@@ -1,4 +1,4 @@
-"""Images cropped, mirrored and tinted; the changed image is a new file with a name made of its content."""
+"""Varies images by crop, flip and colour jitter; each variant is a new file named by its content."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ _TINTS = ("brightness", "contrast", "colour")
 
 
 class Images(AugmentMethod):
-    """For records whose ``meta`` names an ``image``, beside the file of records: crop, flip and colour jitter.
+    """Crops, flips and tints the ``image`` that a record's ``meta`` names, relative to the file of records.
 
     A crop of ``least_area`` or more, back at the old size (as Szegedy et al. 2015, arXiv:1409.4842; the shape stays),
     mirrored in half of the cases, and brightness, contrast and colour scaled by up to ``jitter``.
@@ -64,7 +64,7 @@ class Images(AugmentMethod):
         pillow = _pillow()
         from PIL import ImageEnhance
 
-        # All numbers are drawn whatever is done with them, so that one setting does not shift the others.
+        # Drawn whether or not they are used, so that switching the flip off does not change the crops.
         area, across, down, mirrored, *tints = rng.random(4 + len(_TINTS)).tolist()
         width, height = image.size
         side = (self.least_area + (1 - self.least_area) * area) ** 0.5

@@ -24,7 +24,7 @@ _WORD = re.compile(r"\S+")
 
 
 class Noise(AugmentMethod):
-    """Words replaced by a blank, or by words drawn from the corpus' counts, each with a probability of its own.
+    """Replaces words by a blank, or by words drawn from the corpus' counts, each with its own probability.
 
     The probabilities of section 3.3, where x is the word and ``rate`` is gamma 0:
 
@@ -62,7 +62,7 @@ class Noise(AugmentMethod):
         return [self._noised(text, rng) for text, rng in zip(texts, rngs, strict=True)]
 
     def probability(self, words: list[str]) -> npt.NDArray[np.float64]:
-        """Gamma of each word, float64 [N]; a word that was never counted, or never followed, gets ``rate``."""
+        """Return gamma of each word, float64 [N]; ``rate`` for a word that was not counted, or that nothing follows."""
         gamma = np.full(len(words), self.rate)
         if self.kind == "back_off" and self.counts is not None:
             known = _word_index(self.counts)
@@ -89,7 +89,7 @@ class Noise(AugmentMethod):
 
 @dataclass(frozen=True)
 class NoiseCounts:
-    """Counts of the V words of a corpus; words are what whitespace separates, as they are written.
+    """Counts of the V words of a corpus, split at whitespace and case-sensitive.
 
     Attributes:
         words: sorted, [V].
@@ -107,7 +107,7 @@ class NoiseCounts:
 
 
 def replacement_distribution(counts: NoiseCounts, kind: str) -> npt.NDArray[np.float64]:
-    """The distribution that replacements are drawn from, float64 [V]."""
+    """Return the distribution from which replacements are drawn, float64 [V]."""
     weights = counts.predecessors if kind == "back_off" and counts.predecessors.any() else counts.counts
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
@@ -115,7 +115,7 @@ def replacement_distribution(counts: NoiseCounts, kind: str) -> npt.NDArray[np.f
 @lru_cache(maxsize=4)
 def _cumulative(file: Path, kind: str) -> npt.NDArray[np.float64]:
     cumulated = np.cumsum(replacement_distribution(read_counts(file), kind))
-    cumulated[-1] = 1.0  # rounding must leave no draw without a word
+    cumulated[-1] = 1.0  # rounding may leave it below 1, and a draw above it would have no word
     return np.asarray(cumulated, dtype=np.float64)
 
 
@@ -125,7 +125,7 @@ def _word_index(file: Path) -> dict[str, int]:
 
 
 def count_words(texts: Iterable[str]) -> NoiseCounts:
-    """The counts of some texts; no bigram spans two of them."""
+    """Count words and bigrams; no bigram spans two texts."""
     counts: Counter[str] = Counter()
     followed: Counter[str] = Counter()
     pairs: set[tuple[str, str]] = set()
@@ -161,7 +161,7 @@ def write_counts(counts: NoiseCounts, file: Path) -> None:
 
 @lru_cache(maxsize=2)
 def read_counts(file: Path) -> NoiseCounts:
-    """What `write_counts` wrote.
+    """Read the counts that `write_counts` wrote.
 
     Raises:
         UserError: the file cannot be read or holds something else.

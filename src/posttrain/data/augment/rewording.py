@@ -1,4 +1,4 @@
-"""Augmentation that rewords texts: by templates that the user writes, or by a model."""
+"""Rewords texts: by templates that the user writes, or by a model."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ _SLOT = "{text}"
 
 
 class Templates(AugmentMethod):
-    """The text in the slot of a template, such as ``Quick question: {text}``; by label, or for all."""
+    """Puts the text into a template, such as ``Quick question: {text}``; templates are for a label, or for all."""
 
     method: Literal["templates"] = "templates"
     templates: tuple[str, ...] = Field((), description="For every record; `{text}` is where the text goes.")
@@ -40,9 +40,9 @@ class Templates(AugmentMethod):
 
 
 class Paraphrase(AugmentMethod):
-    """Texts as a model says them in other words; a reply that is not as asked makes no record.
+    """Paraphrases texts with a model; a reply in the wrong format makes no record.
 
-    Replies are kept, so that the same records come out of the same folder, and nothing is asked twice.
+    Replies are cached in a folder, so that it gives the same records again, without a second request.
     """
 
     method: Literal["paraphrase"] = "paraphrase"
@@ -66,12 +66,12 @@ class Paraphrase(AugmentMethod):
 
 
 def paraphrase_texts(texts: list[str], generate: Generate, copies: int = 1, copy: int = 0) -> list[str | None]:
-    """A paraphrase a text by any model; None where the reply is not as asked.
+    """Paraphrase texts with any model; None where the reply has the wrong format.
 
     Args:
-        generate: equal texts are asked for once.
-        copies: how many are asked for in one request.
-        copy: which of them is taken.
+        generate: the model; equal texts make one request.
+        copies: paraphrases per request.
+        copy: index of the paraphrase to return.
     """
     distinct = list(dict.fromkeys(texts))
     replies = generate([paraphrase_prompt(text, copies) for text in distinct])

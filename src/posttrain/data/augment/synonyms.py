@@ -1,4 +1,4 @@
-"""Words replaced by synonyms (Zhang et al. 2015, arXiv:1509.01626), at a rate (Wei & Zou 2019, arXiv:1901.11196)."""
+"""Replaces words by synonyms (Zhang et al. 2015, arXiv:1509.01626) at a rate (Wei & Zou 2019, arXiv:1901.11196)."""
 
 import re
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ _WHERE = "augment.synonyms"
 
 
 class Synonyms(AugmentMethod):
-    """Words replaced by others of their line in a file, or of their synsets in a wordnet.
+    """Replaces words by others of their line in a file, or of their synsets in a wordnet.
 
-    A wordnet does not know which sense is meant; a file of the task's own words is safer.
+    A wordnet does not know which sense is meant; a file with words of the task is safer.
     """
 
     method: Literal["synonyms"] = "synonyms"
@@ -75,9 +75,9 @@ class Synonyms(AugmentMethod):
 
 @lru_cache(maxsize=4)
 def read_synonyms(file: Path) -> Mapping[str, tuple[str, ...]]:
-    """Of each case-folded word those that stand with it on a line, sorted.
+    """Read the synonyms of each case-folded word, those on a line with it, sorted.
 
-    Lines that are empty or begin with ``#`` say nothing; a word may stand on several.
+    Lines that are empty or begin with ``#`` are skipped; a word may be on several lines.
 
     Raises:
         UserError: the file cannot be read, a line holds a single word, or no line holds any.
@@ -114,13 +114,13 @@ def _wordnet(name: str) -> Any:
 
 @lru_cache(maxsize=100_000)
 def _wordnet_synonyms(name: str, word: str) -> tuple[str, ...]:
-    """Words that share a synset with ``word``, itself and those of several words left out, sorted."""
+    """Return the single words that share a synset with ``word``, sorted, without itself."""
     lemmas = {lemma for synset in _wordnet(name).synsets(word) for lemma in synset.lemmas()}
     return tuple(sorted(lemma for lemma in lemmas if lemma.casefold() != word and _WORD.fullmatch(lemma)))
 
 
 def _match_case(word: str, before: str) -> str:
-    """``word`` in the capitals of the word that it replaces."""
+    """Give a word the capitals of the word that it replaces."""
     if before.isupper() and len(before) > 1:
         return word.upper()
     return word[:1].upper() + word[1:] if before[:1].isupper() else word

@@ -1,4 +1,4 @@
-"""Typing mistakes: a neighbouring key, a dropped, doubled or swapped letter."""
+"""Adds typing mistakes: a neighbouring key, a dropped, doubled or swapped letter."""
 
 import re
 from typing import Literal
@@ -14,7 +14,7 @@ _WORD = re.compile(r"(?<![\w@.£#-])[A-Za-z]{4,}(?![\w@-])")
 
 
 class Typos(AugmentMethod):
-    """Some words mistyped as on a keyboard; words with digits, addresses and short words stay."""
+    """Mistypes words as on a keyboard; words with digits, addresses and short words stay."""
 
     method: Literal["typos"] = "typos"
     words: int = Field(1, ge=1, description="Words that are mistyped, one after the other.")
@@ -29,16 +29,16 @@ class Typos(AugmentMethod):
 
 
 def adjacent_keys(letter: str) -> str:
-    """The letters beside this one on a QWERTY keyboard, left and right."""
+    """Return the letters to the left and right of a letter on a QWERTY keyboard."""
     row = next(row for row in _KEYBOARD_ROWS if letter in row)
     at = row.index(letter)
     return row[max(at - 1, 0) : at] + row[at + 1 : at + 2]
 
 
 def add_typo(text: str, rng: np.random.Generator, known: set[str]) -> str:
-    """The text with one word of at least four letters mistyped, never into a word of ``known`` (case-folded).
+    """Mistype one word of at least four letters, never into a word of ``known`` (case-folded).
 
-    A text without such a word comes back as it is.
+    A text without such a word is returned unchanged.
     """
     matches = list(_WORD.finditer(text))
     if not matches:

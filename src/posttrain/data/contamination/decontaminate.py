@@ -1,4 +1,4 @@
-"""Training records that give away what models are measured on."""
+"""Rejects training records that give away evaluation records."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -35,7 +35,7 @@ _PARALLEL_INDEX_SIZE = 4096  # evaluation records, above which two processes ind
 
 
 class Decontaminate(GlobalStep):
-    """Training records go that give away an evaluation record, of the test set or of any suite.
+    """Rejects training records that give away an evaluation record, of the test set or of any suite.
 
     The reasons, the first that holds: the record **equals a test input**; it has the **group of a test record**; its
     input is **like a test input**, by the Jaccard similarity of their character 5-grams; it **shares a 13-gram with a
@@ -93,7 +93,7 @@ class Decontaminate(GlobalStep):
         )
 
     def _search(self, corpus: Corpus, evaluation: pa.Table) -> Findings:
-        """What the living rows give away; those that were searched before, only as far as there is something new."""
+        """Search the rows that are alive; rows of an earlier version only for new evaluation records."""
         index = self.against(evaluation, corpus.map if evaluation.num_rows > _PARALLEL_INDEX_SIZE else map)
         known = corpus.known()
         before = decode_state(known.table, evaluation) if known else None
@@ -122,7 +122,7 @@ class Decontaminate(GlobalStep):
         return Findings(rejections, pairs)
 
     def _changed(self, before: PreviousFindings, evaluation: pa.Table) -> tuple[npt.NDArray[np.bool_], list[int]]:
-        """The evaluation records to be looked for in all rows, and rows whose findings may hold no longer.
+        """Return the evaluation records to search for in all rows, and the rows whose findings may no longer hold.
 
         Where runs of words have become the wording of too many evaluation records, the rows found by them are
         searched again; and a share of all the runs of such an evaluation record is greater than it was.
@@ -136,11 +136,11 @@ class Decontaminate(GlobalStep):
 
 
 class _Item(NamedTuple):
-    """Work for one process.
+    """A work item for one process.
 
     Attributes:
-        asked: bool, the rows to be searched.
-        settled: bool, the rows to be searched if they may give away what is new.
+        asked: bool, the rows to search.
+        settled: bool, the rows to search only if the prefilter finds new evaluation records likely in them.
     """
 
     part: ShardView
@@ -157,7 +157,7 @@ def _items(parts: Iterable[ShardView], asked: npt.NDArray[np.bool_], settled: np
 
 
 def _search(item: _Item, index: EvaluationIndex, prefilter: Prefilter | None) -> tuple[Indices, Findings]:
-    """The rows that were searched, and what they give away."""
+    """Search some rows, and return them with the findings."""
     if not (item.asked | item.settled).any():
         return np.empty(0, np.int64), Findings({}, [])
     sketches = item.part.sketches()

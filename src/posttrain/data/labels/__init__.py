@@ -1,1 +1,1 @@
-"""Labels that are wrong, found from predictions made out of fold."""
+"""Estimates label errors from out-of-fold predictions."""

@@ -1,8 +1,8 @@
-"""Which labels are wrong, and what they are taken for, from predictions made out of fold.
+"""Finds label errors in out-of-fold predictions by confident learning.
 
-Confident learning of Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in dataset labels" (JAIR
+The method of Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in dataset labels" (JAIR
 2021, arXiv:1911.00068). Everywhere: ``labels`` int64 [N] in 0..K-1, ``probabilities`` float64 [N, K], rows summing to
-1, each row predicted by a model that has not learnt from it.
+1, each row predicted by a model that has not learned from it.
 """
 
 from typing import Literal
@@ -20,9 +20,9 @@ _ROUNDING = 1e-9
 
 
 def thresholds(labels: Labels, probabilities: Floats) -> Floats:
-    """Mean probability of class k among the records labelled k, float64 [K]; infinite for a class without records.
+    """Return the mean probability of class k among the records labelled k, float64 [K]; infinite without records.
 
-    A prediction of a class is confident from here on (equation 2 of the paper).
+    A prediction at or above the threshold of its class is confident (equation 2 of the paper).
     """
     counts = np.bincount(labels, minlength=probabilities.shape[1])
     sums = np.bincount(labels, self_confidence(labels, probabilities), minlength=probabilities.shape[1])
@@ -30,9 +30,9 @@ def thresholds(labels: Labels, probabilities: Floats) -> Floats:
 
 
 def confident_joint(labels: Labels, probabilities: Floats) -> Labels:
-    """How many records labelled s are confidently of class y, int64 [K, K] by (s, y) (equation 1).
+    """Count the records labelled s that are confidently of class y, int64 [K, K] by (s, y) (equation 1).
 
-    A record counts for the likeliest class of those whose threshold it reaches, and not at all where it reaches none.
+    A record counts for the most likely class whose threshold it reaches, and not at all if it reaches none.
     """
     classes = probabilities.shape[1]
     sure = _confident_class(labels, probabilities)
@@ -42,9 +42,9 @@ def confident_joint(labels: Labels, probabilities: Floats) -> Labels:
 
 
 def joint(labels: Labels, probabilities: Floats) -> Floats:
-    """Estimated share of records with label s and true class y, float64 [K, K]; row s sums to the share of label s.
+    """Estimate the share of records with label s and true class y, float64 [K, K]; row s sums to the share of label s.
 
-    Equation 3. A label of which nothing is confident is taken to be right.
+    Equation 3. A label without confident predictions is assumed to be right.
     """
     classes = probabilities.shape[1]
     counts = np.bincount(labels, minlength=classes).astype(np.float64)
@@ -55,12 +55,12 @@ def joint(labels: Labels, probabilities: Floats) -> Floats:
 
 
 def self_confidence(labels: Labels, probabilities: Floats) -> Floats:
-    """Probability of the label that each record has, float64 [N]: the lower, the likelier is a label error."""
+    """Return the probability of each record's label, float64 [N]; low values suggest a label error."""
     return np.asarray(probabilities[np.arange(len(labels)), labels], dtype=np.float64)
 
 
 def normalised_margin(labels: Labels, probabilities: Floats) -> Floats:
-    """Probability of the label less the largest of the other classes, float64 [N] in [-1, 1]."""
+    """Return the probability of the label minus the largest of the other classes, float64 [N] in [-1, 1]."""
     others = probabilities.copy()
     others[np.arange(len(labels)), labels] = -np.inf
     margin: Floats = self_confidence(labels, probabilities) - others.max(axis=1, initial=-np.inf)
@@ -68,9 +68,9 @@ def normalised_margin(labels: Labels, probabilities: Floats) -> Floats:
 
 
 def find_label_issues(labels: Labels, probabilities: Floats, prune: PruneRule = "both") -> npt.NDArray[np.bool_]:
-    """Which records are label errors, bool [N].
+    """Find the records that are label errors, bool [N].
 
-    A label that is also the likeliest class is none, whatever the rules of counts say; that is no part of the paper.
+    Unlike in the paper, a label that is also the most likely class is never an error, whatever the counts say.
 
     Args:
         prune: ``noise rate``: of every pair (s, y), as many records labelled s as the joint says are y, those with the
@@ -104,16 +104,14 @@ def find_label_issues(labels: Labels, probabilities: Floats, prune: PruneRule = 
 
 
 def _confident_class(labels: Labels, probabilities: Floats) -> Labels:
-    """The likeliest class whose threshold a record reaches, int64 [N]; -1 for none."""
+    """Return the most likely class whose threshold a record reaches, int64 [N]; -1 for none."""
     reached = np.where(probabilities >= thresholds(labels, probabilities), probabilities, -1.0)
     return np.where(reached.max(axis=1, initial=-1.0) < 0, -1, reached.argmax(axis=1)).astype(np.int64)
 
 
 def _round_rows(expected: Floats) -> Labels:
-    """Rows of whole numbers with the sums of the rows given: rounded down, then up where most was cut off.
-
-    Each by itself, most of the many small numbers of a joint would round to nothing.
-    """
+    """Round each row to integers with the same sum: down, then up where the remainder is largest."""
+    # Rounded one by one, most of the many small entries of a joint would become 0.
     whole = np.floor(expected + _ROUNDING).astype(np.int64)
     missing = np.rint(expected.sum(axis=1)).astype(np.int64) - whole.sum(axis=1)
     order = np.argsort(np.round(whole - expected, 9), axis=1, kind="stable")

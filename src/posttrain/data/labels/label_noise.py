@@ -1,4 +1,14 @@
-"""Estimates how likely each label is right: out-of-fold predictions and a noise channel fitted to them."""
+"""Estimates how likely each label is right: out-of-fold predictions and a noise channel fitted to them.
+
+The labels are modelled as the output of a channel: the true class y of a record with features x has the probability
+q(y | x), and comes out as label s with the probability T[y, s] (Angluin and Laird 1988; as a correction of predictions
+by Patrini et al. 2017, arXiv:1609.03683). The channel is fitted by expectation maximisation (Dawid and Skene 1979),
+with q a temperature-scaled prediction (Guo et al. 2017, arXiv:1706.04599). It starts at the confident joint.
+
+Pruning by the confident joint alone is worse: its thresholds are means over noisy labels, so that a prediction of
+middling confidence may count as an error however likely the label was, and its counts do not say which records are
+meant.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,15 +21,15 @@ from posttrain.data.labels.confident_learning import Floats, Labels, confident_j
 
 _MAX_EM_ITERATIONS = 50
 
-_EM_TOLERANCE = 1e-5  # nats a record: far below what one label more or less changes
+_EM_TOLERANCE = 1e-5  # nats a record; one label changes the likelihood by far more
 
 _TEMPERATURES = np.log([0.05, 2.0])
 
 _MIN_PROBABILITY = 1e-12
 
-_MIN_WEIGHT = 1e-3  # so that a class of which nothing seems right is still learnt
+_MIN_WEIGHT = 1e-3  # above 0, so that a class whose labels all seem wrong is still learned
 
-_INVERSE_REGULARISATION = 5.0  # of 1, 5 and 20 the most accurate out of fold on Banking77 with MiniLM
+_INVERSE_REGULARISATION = 5.0  # the most accurate of 1, 5 and 20, out of fold on Banking77 with MiniLM
 
 _FIT_TOLERANCE = 1e-3
 
@@ -30,10 +40,10 @@ class NoiseChannel(NamedTuple):
     """A fitted channel.
 
     Attributes:
-        temperature: what the predictions' logarithms are divided by; below 1 the model was too unsure.
-        transition: float64 [K, K], row y: how a record of class y is labelled.
+        temperature: divisor of the predictions' logarithms; below 1 the model was underconfident.
+        transition: float64 [K, K], row y: the probabilities of the labels of a record of class y.
         correct: float64 [N], the probability that the label is right.
-        likely: int64 [N], the likeliest true class; of equally likely ones the first.
+        likely: int64 [N], the most likely true class, the first of equals.
     """
 
     temperature: float
@@ -43,10 +53,10 @@ class NoiseChannel(NamedTuple):
 
 
 def fit_noise_channel(labels: Labels, probabilities: Floats) -> NoiseChannel:
-    """Fit temperature and channel by maximum likelihood of the labels, with one imagined record in each cell.
+    """Fit temperature and channel by maximum likelihood of the labels, with one pseudo-record in each cell.
 
-    That record (Laplace's rule of succession) is spread in each row as the labels are in the whole: wrong ones evenly.
-    Without it a pair of classes that the model confuses would pass for one that the annotators do.
+    The pseudo-records (Laplace's rule of succession) follow the overall rate of wrong labels, evenly over the wrong
+    classes. Without them, a pair of classes that the model confuses would look like one that annotators confuse.
 
     Args:
         labels: int64 [N] in 0..K-1.
@@ -79,7 +89,7 @@ def fit_noise_channel(labels: Labels, probabilities: Floats) -> NoiseChannel:
 
 
 def _smoothed_transition(seen: Floats) -> Floats:
-    """Rows that sum to 1, of counts by (true class, label)."""
+    """Smooth and normalise counts by (true class, label) to rows that sum to 1."""
     classes = len(seen)
     wrong = 1 - np.trace(seen) / max(1.0, seen.sum())
     prior = np.full((classes, classes), wrong / (classes - 1))
@@ -90,7 +100,7 @@ def _smoothed_transition(seen: Floats) -> Floats:
 
 
 def _scaled_softmax(logits: Floats, temperature: float) -> Floats:
-    """Softmax of ``logits / temperature`` in rows."""
+    """Return the softmax of ``logits / temperature`` over rows."""
     scaled = logits / temperature
     scaled -= scaled.max(axis=1, keepdims=True)
     np.exp(scaled, out=scaled)
@@ -99,7 +109,7 @@ def _scaled_softmax(logits: Floats, temperature: float) -> Floats:
 
 
 class LabelAudit(NamedTuple):
-    """What the labels look like from outside.
+    """Out-of-fold predictions, and the noise channel that explains the labels by them.
 
     Attributes:
         probabilities: float64 [N, K], out of fold.
@@ -115,8 +125,8 @@ def audit_labels(
 ) -> LabelAudit:
     """Predict out of fold, fit the channel, and predict again with each record weighed by how likely it is right.
 
-    What wrong labels have taught the first models thus counts little in the next. The predictions are the mean over
-    the rounds. No model learns from the record that it predicts; of its label it knows what others' weights tell.
+    The weights reduce the influence of wrong labels on the next models. The predictions are the mean over the rounds.
+    No model learns from the record that it predicts; its label enters only through the weights of other records.
 
     Args:
         features: [N, D], of about unit length.
@@ -135,9 +145,9 @@ def audit_labels(
 
 
 def assign_folds(inputs: Sequence[str], labels: Labels, count: int, seed: int = 0) -> Labels:
-    """The fold of every record, int64 [N] in 0..count-1: each label is dealt out evenly, in the order of hashes.
+    """Assign every record to a fold, int64 [N] in 0..count-1, each label evenly, in the order of hashes.
 
-    Records with one label and one input share a fold, so that none is judged by its own copy.
+    Records with equal label and input share a fold, so that no copy of a record predicts it.
 
     Args:
         inputs: [N], equal for equal inputs.
@@ -158,16 +168,14 @@ def predict_out_of_fold(
     weights: Floats | None = None,
     models: dict[int, Any] | None = None,
 ) -> Floats:
-    """Probability of every class for every record, float64 [N, K], by multinomial logistic regression in float64.
-
-    One thread computes, so that the number of cores changes no digit.
+    """Predict the probability of every class for every record, float64 [N, K], by multinomial logistic regression.
 
     Args:
         features: [N, D], of about unit length.
         labels: int64 [N] in 0..K-1, each of them in at least two folds.
         fold: int64 [N].
         weights: float64 [N], how much each record counts in training.
-        models: by fold those of a call before, from which training goes on; new ones are put there.
+        models: models of an earlier call by fold, from which training continues; updated in place.
     """
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
@@ -175,7 +183,7 @@ def predict_out_of_fold(
     values = np.asarray(features, dtype=np.float64)
     models = {} if models is None else models
     probabilities = np.zeros((len(labels), int(labels.max(initial=-1)) + 1))
-    with threadpool_limits(1):
+    with threadpool_limits(1):  # more threads would round sums differently, by the number of cores
         for number in np.unique(fold).tolist():
             rest, held_out = fold != number, fold == number
             settings = {"C": _INVERSE_REGULARISATION, "tol": _FIT_TOLERANCE, "max_iter": _MAX_FIT_ITERATIONS}

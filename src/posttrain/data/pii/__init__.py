@@ -1,1 +1,1 @@
-"""Finding what tells who a person is: one kind a detector, listed in `posttrain.data.pii.detect`."""
+"""Personal data in texts: detectors by kind, and check digits."""

@@ -10,7 +10,7 @@ from posttrain.data.pii.checksums import IBAN_LENGTHS, is_card, is_iban, is_old_
 Kind = Literal["email", "iban", "resident_id", "card", "ip", "ssn", "phone"]
 
 KINDS: tuple[Kind, ...] = ("email", "iban", "resident_id", "card", "ip", "ssn", "phone")
-"""In the order in which they are looked for: what one has taken, those after it do not see."""
+"""In order of precedence: a match of an earlier kind hides later kinds there."""
 
 PLACEHOLDERS: dict[Kind, str] = {
     "email": "<EMAIL>",
@@ -29,7 +29,7 @@ HINT = (
     r"|:[0-9A-Fa-f]{0,4}:"
     r"|[A-Za-z]{2}[0-9]{2}[ \x{a0}\-]?[A-Za-z0-9]"
 )
-"""What every text with personal data holds, as an expression that RE2 runs in one pass."""
+"""An RE2 expression that matches every text with personal data, to rule others out in one pass."""
 
 Spans = Iterable[tuple[int, int]]
 
@@ -176,11 +176,11 @@ class PiiSpan(NamedTuple):
 
 
 def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> list[PiiSpan]:
-    """The pieces of personal data in a text, from left to right; none overlaps another.
+    """Find personal data in a text, as spans from left to right without overlaps.
 
     Args:
-        kinds: which are looked for.
-        reserved: whether IP addresses count that reach nobody: private, loopback, link-local, for documentation.
+        kinds: the kinds to find.
+        reserved: whether reserved IP addresses count: private, loopback, link-local, for documentation.
     """
     results: list[PiiSpan] = []
     stretches = [match.span() for match in _DIGITS.finditer(text)]
@@ -195,11 +195,9 @@ def detect(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) 
 
 
 def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) -> tuple[str, dict[Kind, int]]:
-    """The text with a placeholder for each piece of personal data, and how many of each kind there were.
-
-    The outcome holds none: what comes to light beside a placeholder is masked in turn.
-    """
+    """Replace personal data by placeholders, and count it by kind."""
     counts: dict[Kind, int] = {}
+    # Again until nothing is left: a placeholder changes what stands next to a number, which may then count as one.
     while spans := detect(text, kinds, reserved=reserved):
         parts, end = [], 0
         for span in spans:
@@ -211,7 +209,7 @@ def mask(text: str, kinds: Sequence[Kind] = KINDS, *, reserved: bool = False) ->
 
 
 def _near_digits(stretches: Sequence[tuple[int, int]], text: str, look: Callable[[str], Spans]) -> Spans:
-    """What ``look`` finds in stretches of digits, shown with the characters around them that it asks for."""
+    """Yield the matches of ``look`` near stretches of digits, with enough context for its lookarounds."""
     for first, last in stretches:
         shown = max(0, first - _SEEN_BEFORE)
         for start, end in look(text[shown : last + _SEEN_BEHIND]):
@@ -276,7 +274,7 @@ _WHOLE: dict[Kind, Callable[[str, bool], Spans]] = {"email": _emails, "iban": _i
 
 
 def find_phones(text: str) -> list[tuple[int, int]]:
-    """Where telephone numbers begin and end."""
+    """Find telephone numbers."""
     spans = [match.span() for match in _INTERNATIONAL.finditer(text) if _is_international(match[0])]
     spans += [match.span() for match in _NATIONAL.finditer(text) if _is_national(match[0])]
     spans += [match.span(1) for match in _AFTER_KEYWORD.finditer(text) if _is_phone_after_keyword(match[1])]

@@ -1,4 +1,4 @@
-"""A linear text classifier: its training, calibration, scores and files."""
+"""A linear text classifier: trains, calibrates, scores, saves and loads it."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,16 +30,16 @@ Targets = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class LinearClassifier:
-    """The probability that a text is one of the good ones: a logistic regression, calibrated.
+    """A calibrated logistic regression for the probability that a text is good.
 
     Attributes:
-        ngrams: which are looked at.
-        weights: float32 [B], one a bucket.
+        ngrams: the n-grams that are features.
+        weights: float32 [B], one for each bucket.
         intercept: of the logit.
         slope, offset: of Platt's calibration: P(good) = 1 / (1 + exp(-(slope * logit + offset))).
-        embedder: name of the sentence embeddings that are looked at as well.
-        embedding_weights: float32 [D], one a dimension of them.
-        report: what its training found: counts, AUC, ECE and the like.
+        embedder: name of the sentence embeddings that are further features.
+        embedding_weights: float32 [D], one for each of their dimensions.
+        report: measurements of its training: counts, AUC, ECE.
     """
 
     ngrams: NgramSettings
@@ -52,7 +52,7 @@ class LinearClassifier:
     report: Mapping[str, Any] = field(default_factory=dict)
 
     def logits(self, texts: Sequence[str]) -> Numbers:
-        """Uncalibrated logits, float64 [N]; that of a text does not hang on the others."""
+        """Return uncalibrated logits, float64 [N]; that of a text does not depend on the others."""
         logits = np.full(len(texts), self.intercept)
         weights = self.weights.astype(np.float64)
         for part in ngram_features(texts, self.ngrams):
@@ -61,19 +61,19 @@ class LinearClassifier:
         if self.embedder is not None and len(texts):
             from posttrain.data.quality.features import embed_texts
 
-            # A product of matrices would round a row in a way that hangs on how many there are.
+            # A matrix product would round a row differently with the number of rows, and so cut shards differently.
             products = embed_texts(self.embedder, texts).astype(np.float64) * self.embedding_weights
             logits += products.sum(axis=1)
         return logits
 
     def probabilities(self, texts: Sequence[str]) -> Numbers:
-        """P(good), calibrated, float64 [N]."""
+        """Return calibrated P(good), float64 [N]."""
         from scipy.special import expit
 
         return np.asarray(expit(self.slope * self.logits(texts) + self.offset))
 
     def save(self, folder: Path) -> None:
-        """Write the weights as safetensors and everything else as JSON.
+        """Save the weights as safetensors and everything else as JSON.
 
         Raises:
             UserError: the disk refused.
@@ -94,12 +94,12 @@ class LinearClassifier:
 
 
 def is_classifier(folder: Path) -> bool:
-    """Whether a folder is one of ours, by the look of it."""
+    """Return True if a folder holds the settings of such a classifier."""
     return (folder / SETTINGS).is_file()
 
 
 def load_classifier(folder: Path) -> LinearClassifier:
-    """What :meth:`LinearClassifier.save` wrote.
+    """Load what `LinearClassifier.save` wrote.
 
     Raises:
         UserError: the folder holds no such classifier, or a part of one.
@@ -140,19 +140,19 @@ def train_quality(
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
 ) -> LinearClassifier:
-    """A logistic regression over hashed n-grams, calibrated and measured on texts that it had not seen.
+    """Train a logistic regression over hashed n-grams, calibrated and measured out of fold.
 
-    Each of ``folds`` parts is scored by a classifier that learned from the others. On these logits Platt's sigmoid is
-    fitted, and AUC and expected calibration error are measured; they stand in the classifier's ``report``. The
-    classifier itself learns from all texts. The same texts give the same classifier.
+    A classifier trained on the other folds scores each of the ``folds`` parts. Platt's sigmoid is fitted to these
+    logits, and the ``report`` holds their AUC and expected calibration error. The classifier itself learns from all
+    texts. The same texts give the same classifier.
 
     Args:
-        good, bad: examples; equal texts in both are left to contradict each other.
-        ngrams: which are looked at.
-        embedder: sentence embeddings to look at as well, by the name that `posttrain.models.embedder` knows.
-        strength: how far the examples outweigh the penalty on large weights: scikit-learn's ``C``.
-        folds: parts; at least 2.
-        seed: of the order in which texts are dealt to the parts.
+        good, bad: examples; a text may be in both.
+        ngrams: the n-grams that are features.
+        embedder: sentence embeddings as further features, by the name that `posttrain.models.embedder` knows.
+        strength: weight of the examples against the penalty on large weights, scikit-learn's ``C``.
+        folds: number of parts; at least 2.
+        seed: seed of the assignment of texts to parts.
         extra: further entries of the report, such as the source of the examples.
 
     Raises:
@@ -171,7 +171,7 @@ def train_quality(
         if count < folds:
             what = f"{count} {name} examples are too few for {folds} folds"
             raise UserError(what, where="quality", fix=f"give at least {folds}, better some thousands")
-    with threadpool_limits(1):  # sums in another order would be other sums
+    with threadpool_limits(1):  # more threads would add up in another order, and round differently
         matrix = _feature_matrix(texts, ngrams, embedder)
         logits = np.zeros(len(texts))
         parts = StratifiedKFold(folds, shuffle=True, random_state=seed)
@@ -204,7 +204,7 @@ def train_quality(
 
 
 def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
-    """Slope and offset of the sigmoid that best tells probabilities from logits [N].
+    """Fit slope and offset of the sigmoid that maps logits [N] to probabilities.
 
     Platt, "Probabilistic outputs for support vector machines" (1999): the most likely sigmoid, for targets that are
     drawn in from 0 and 1 by what the counts leave open: (N+ + 1) / (N+ + 2) and 1 / (N- + 2).
@@ -214,7 +214,8 @@ def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
 
     positives = int(truths.sum())
     targets = np.where(truths, (positives + 1) / (positives + 2), 1 / (len(truths) - positives + 2))
-    scale = max(float(np.abs(logits).max()), 1e-12)  # the search starts from numbers of size one
+    # BFGS starts with steps of size one, whatever the scale of the logits.
+    scale = max(float(np.abs(logits).max()), 1e-12)
     scaled = logits / scale
 
     def loss(values: Numbers) -> tuple[float, Numbers]:
@@ -229,7 +230,7 @@ def fit_platt(logits: Numbers, truths: Targets) -> tuple[float, float]:
 
 
 def expected_calibration_error(probabilities: Numbers, truths: Targets) -> float:
-    """Expected calibration error over 15 bins of equal width: mean distance of probability and share of good ones.
+    """Compute the expected calibration error over 15 bins of equal width.
 
     Naeini, Cooper and Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning" (2015).
     """
@@ -239,13 +240,14 @@ def expected_calibration_error(probabilities: Numbers, truths: Targets) -> float
 
 
 def _feature_matrix(texts: Sequence[str], ngrams: NgramSettings, embedder: str | None) -> Any:
-    """Sparse float64 [N, B + D]: n-grams and embeddings."""
+    """Return n-grams and embeddings, sparse float64 [N, B + D]."""
     from scipy.sparse import csr_array, hstack, vstack
 
     blocks = []
     for part in ngram_features(texts, ngrams):
         shape = (part.texts.stop - part.texts.start, ngrams.buckets)
-        blocks.append(csr_array((part.values, (part.rows, part.buckets)), shape=shape))  # equal places are added up
+        # csr_array adds up values with equal indices.
+        blocks.append(csr_array((part.values, (part.rows, part.buckets)), shape=shape))
     matrix = vstack(blocks, format="csr")
     if embedder is not None:
         matrix = hstack([matrix, csr_array(embed_texts(embedder, texts).astype(np.float64))], format="csr")

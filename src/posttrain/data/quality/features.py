@@ -1,4 +1,10 @@
-"""Features of texts: hashed n-grams of words and characters, and sentence embeddings."""
+"""Computes features of texts: hashed n-grams of words and characters, and sentence embeddings.
+
+All runs of characters are hashed from one cumulative sum: with H[i] the sum of code[j] * P^j over j < i, modulo 2^64,
+``(H[end] - H[start]) * P^-start`` depends on the characters alone, wherever they stand (Karp and Rabin, "Efficient
+randomized pattern-matching algorithms", 1987). Multiplication by an odd constant, of which the upper bits are kept,
+spreads the hashes over the buckets (Fibonacci hashing: Knuth, The Art of Computer Programming, volume 3, 6.4).
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -10,17 +16,17 @@ from pydantic import Field
 
 from posttrain.store.section import Section
 
-_P = 0x5851F42D4C957F2D  # any odd number
+_P = 0x5851F42D4C957F2D  # any odd number; only odd ones have an inverse modulo 2^64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-_CHARACTERS_A_CHUNK = 100_000  # what is worked on at once stays in the processor's cache
+_CHARACTERS_A_CHUNK = 100_000  # a chunk stays in the processor's cache
 
 Hashes = npt.NDArray[np.uint64]
 
 
 class NgramSettings(Section):
-    """Which runs of words and characters of a text are looked at."""
+    """The n-grams of words and characters that are features."""
 
     words: int = Field(2, ge=0, le=5, description="longest run of words")
     characters: list[int] = Field([4], description="lengths of the runs of characters")
@@ -29,7 +35,7 @@ class NgramSettings(Section):
 
     @property
     def buckets(self) -> int:
-        """B, how many buckets there are."""
+        """B, the number of buckets."""
         return 1 << self.bits
 
 
@@ -37,8 +43,8 @@ class NgramFeatures(NamedTuple):
     """The F n-grams of some of the texts.
 
     Attributes:
-        texts: which these are.
-        rows: int64 [F], which of them an n-gram is from.
+        texts: the slice of the texts.
+        rows: int64 [F], the text of each n-gram, within the slice.
         buckets: int64 [F].
         values: float64 [F]: 1 / sqrt(n-grams of its family in its text), so that no length stands out.
     """
@@ -96,7 +102,7 @@ def _chunk_features(chunk: Sequence[bytes], texts: slice, ngrams: NgramSettings)
 
 @cache
 def _powers(size: int) -> tuple[Hashes, Hashes]:
-    """P^i and P^-i modulo 2^64 for i < ``size``."""
+    """Return P^i and P^-i modulo 2^64 for i < ``size``."""
     both = []
     for base in (_P, pow(_P, -1, 1 << 64)):
         factors = np.full(size, base, np.uint64)
@@ -107,12 +113,12 @@ def _powers(size: int) -> tuple[Hashes, Hashes]:
 
 @cache
 def _word_characters() -> npt.NDArray[np.bool_]:
-    """Bool [0x110000]: which code points are letters or digits."""
+    """Return bool [0x110000], the code points that are letters or digits."""
     return np.array([chr(code).isalnum() for code in range(0x110000)])
 
 
 def embed_texts(name: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """float32 [N, D] of the model that `posttrain.models.embedder` knows by ``name``."""
+    """Embed texts with the model that `posttrain.models.embedder` knows by ``name``, float32 [N, D]."""
     return np.asarray(_load_embedder(name).embed(list(texts)), np.float32)
 
 

@@ -1,4 +1,4 @@
-"""How much of a text says again what it said before: of its lines, its paragraphs and its runs of words."""
+"""Measures repetition within texts: of lines, paragraphs and n-grams of words."""
 
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -14,9 +14,9 @@ _WORDS_A_BLOCK = 1 << 16
 
 
 def repeated_shares(parts: Sequence[str]) -> tuple[float, float]:
-    """The share of parts that stood before, and the share of all parts' characters that is in them.
+    """Return the share of parts that repeat an earlier part, and the share of characters in them.
 
-    Both are NaN where there is no part, or no character.
+    Both are NaN without parts or characters.
     """
     distinct = dict.fromkeys(parts)
     if len(distinct) == len(parts):
@@ -40,7 +40,7 @@ class NgramShares(NamedTuple):
 
 
 def ngram_shares(texts: Sequence[str], top: Iterable[int], repeated: Iterable[int]) -> NgramShares:
-    """What n-grams of words make of each text; whitespace parts words, and is no part of their characters."""
+    """Compute shares of repeated n-grams of words, split at whitespace, which does not count as characters."""
     tops, repeats = set(top), set(repeated)
     shares = NgramShares(
         {n: np.full(len(texts), np.nan) for n in tops}, {n: np.full(len(texts), np.nan) for n in repeats}
@@ -55,12 +55,12 @@ def ngram_shares(texts: Sequence[str], top: Iterable[int], repeated: Iterable[in
 
 
 class _Block(NamedTuple):
-    """Some texts' W words one behind the other.
+    """The W words of consecutive texts.
 
     Attributes:
-        words: int64 [W], a number for each different word of each text.
+        words: int64 [W], an index for each distinct word of each text.
         text: int64 [W], the text of every word.
-        behind: int64 [W], how many words its text has from that word on.
+        behind: int64 [W], the number of words from that word to the end of its text.
         before: int64 [W + 1], characters before every word.
         characters: float64, of each text.
     """
@@ -72,10 +72,8 @@ class _Block(NamedTuple):
     characters: Shares
 
     def recurring(self, longest: int) -> Iterable[tuple[int, Indices, Indices]]:
-        """For each n up to the longest the places of the n-grams that occur twice or more, and a number for each.
-
-        What occurs twice as n words does so as n - 1, so that only those are looked at again.
-        """
+        """Yield n, the starts of the n-grams that occur at least twice, and an index of each, for n up to longest."""
+        # An n-gram that occurs twice holds an (n - 1)-gram that does, so each n only needs the survivors of n - 1.
         starts, names = np.arange(len(self.words)), self.words
         size = int(self.words.max(initial=0)) + 1
         for n in range(1, longest + 1):
@@ -113,7 +111,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(texts: Sequence[str]) -> Iterable[tuple[int, int, _Block]]:
-    """The texts in pieces that fit a processor's cache, each with where it begins and ends."""
+    """Yield begin, end and words of blocks of texts that fit into a processor's cache."""
     begin, split, held = 0, [], 0
     for row, text in enumerate(texts):
         split.append(text.split())

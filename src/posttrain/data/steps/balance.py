@@ -1,4 +1,4 @@
-"""How often each label or source stands among the training records."""
+"""Reports the class sizes of the training records, and downsamples large classes."""
 
 import hashlib
 from typing import ClassVar, Literal
@@ -14,12 +14,12 @@ from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 
 
 class Balance(GlobalStep):
-    """Tells how large every class is, and on demand leaves some records of the large classes out.
+    """Reports the size of each class, or downsamples large classes.
 
     A record's class is its answer or its source; plain text has no answer, and passes. Fact: ``class_size``.
 
-    With ``mode: downsample`` a class keeps those records whose hashes are lowest, so that a larger cap keeps all that
-    a smaller one does, and a class that is not cut is not touched.
+    With ``mode: downsample`` a class keeps the records with the lowest hashes, so a larger cap keeps all records that
+    a smaller one keeps.
 
     To weigh classes instead, a training stage meets them more or less often: ``mix: sizes`` with ``mix_by:
     completion`` (or source) and ``mix_temperature: 2`` weighs a record by the inverse square root of its class's size,
@@ -31,15 +31,15 @@ class Balance(GlobalStep):
     training_only: ClassVar[bool] = True
     needs_answers: ClassVar[bool] = True
 
-    by: Literal["label", "source"] = Field("label", description="what makes a class: the answer or the source")
+    by: Literal["label", "source"] = Field("label", description="the class of a record: its answer or its source")
     mode: Literal["report", "downsample"] = Field(
-        "report", description="tell the sizes, or leave records of large classes out"
+        "report", description="report the sizes, or remove records of large classes"
     )
     ratio: float = Field(10.0, ge=1, description="for `downsample`: a class's largest size, in sizes of the smallest")
     seed: int = Field(0, description="for `downsample`: seed of the hash that chooses")
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """Columns ``id`` and ``class``, a 64-bit hash of its name, null for none."""
+        """Sketch ``id`` and ``class``, a 64-bit hash of the class's name, null for none."""
         column = table["completion" if self.by == "label" else "source"].combine_chunks().dictionary_encode()
         hashed = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in column.dictionary.to_pylist()]
         numbers = pa.array(np.frombuffer(b"".join(hashed), dtype=np.int64))
@@ -64,7 +64,7 @@ class Balance(GlobalStep):
         inverse: npt.NDArray[np.int64],
         sizes: npt.NDArray[np.int64],
     ) -> dict[int, Rejection]:
-        """The records that are over the cap of their class."""
+        """Return the records over the cap of their class."""
         cap = int(np.floor(self.ratio * sizes.min()))
         large = np.flatnonzero(sizes[inverse] > cap)
         ids = sketches["id"].take(pa.array(counted[large])).to_pylist()
@@ -86,7 +86,7 @@ class Balance(GlobalStep):
 
 
 def _fact_column(rows: int, at: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> pa.Array:
-    """Float64 [rows], null but for ``values`` at the rows ``at``."""
+    """Return float64 [rows] with ``values`` at the rows ``at``, null elsewhere."""
     column = np.full(rows, np.nan)
     column[at] = values
     return pa.array(column, mask=np.isnan(column))

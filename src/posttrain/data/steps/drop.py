@@ -1,4 +1,4 @@
-"""Records that somebody has decided to do without."""
+"""Removes the records that a file names."""
 
 from functools import cache
 from pathlib import Path
@@ -20,18 +20,18 @@ _YES, _NO = ("true", "1", "yes"), ("false", "0", "no", "", "none")
 
 
 class Drop(RowStep):
-    """Records that a file names go, by their id or by the id of their input.
+    """Removes the records that a file names, by their id or by the id of their input.
 
     The file is a text with an id a line, or a table (.csv, .tsv, .jsonl, .json, .parquet) with a column `id` or
-    `input_id`, such as `posttrain select value --out` writes. By the id of its input a record goes whatever its label,
-    and is not asked for again.
+    `input_id`, such as `posttrain select value --out` writes. The id of its input removes a record whatever its
+    label, and keeps it from being labelled again.
     """
 
     name: ClassVar[str] = "drop"
 
     file: str = Field(description="the file")
     only: str | None = Field(
-        "harmful", description="column of true and false that says which rows count, where the file has it; null: all"
+        "harmful", description="column of true and false that selects rows, if the file has it; null: all rows"
     )
 
     def located(self, root: Path) -> Self:
@@ -59,10 +59,10 @@ class Drop(RowStep):
 
 @cache
 def _named_ids(file: str, only: str | None, state: str) -> dict[str, int]:
-    """The line of each id in a file; of ids that stand twice the first.
+    """Return the line of each id in a file, the first if it occurs twice.
 
     Raises:
-        UserError: the file cannot be read, has no ids, or says neither true nor false of one.
+        UserError: the file cannot be read, has no ids, or has neither true nor false for one.
     """
     path, lines = Path(file), dict[str, int]()
     if path.suffix.lower() in (".txt", ""):

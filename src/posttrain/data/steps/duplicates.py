@@ -27,12 +27,12 @@ _MINILM = "minilm"
 
 
 class Minhash(GlobalStep):
-    """In a cluster of like inputs the first record of each answer stays.
+    """Keeps the first record of each answer in every cluster of near-duplicate inputs.
 
-    Like inputs with different answers are no duplicates; they are where one class ends and the next begins. Inputs
-    are alike when the sets of their n-grams have at least the threshold's Jaccard similarity, which is verified
-    exactly; a cluster is what hangs together by such pairs. Candidates come from MinHash bands; one in a thousand
-    pairs just at the threshold is missed, and fewer above it (`posttrain.data.duplicates.minhash`).
+    Similar inputs with different answers are no duplicates: they mark the boundary between two classes. Two inputs are
+    near duplicates if their sets of n-grams have at least the threshold's Jaccard similarity, which is verified
+    exactly; clusters are the connected components of such pairs. Candidates come from MinHash bands, which miss one in
+    a thousand pairs just at the threshold, and fewer above it (`posttrain.data.duplicates.minhash`).
     """
 
     name: ClassVar[str] = "minhash"
@@ -45,7 +45,7 @@ class Minhash(GlobalStep):
     )
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """The inputs by `posttrain.data.duplicates.minhash.minhash_sketch`, and a 64-bit hash of the answer, ``answer``."""
+        """Sketch inputs as `posttrain.data.duplicates.minhash` does, with a 64-bit hash of each ``answer``."""
         sketches = cached_minhash_sketch(
             tuple(joined_texts(table, "input")), self.threshold, self.ngram, self.seed, self.permutations
         )
@@ -62,6 +62,8 @@ class Minhash(GlobalStep):
         sketches = corpus.sketches().select(["grams", "answer"])
         grams, answers = (np.asarray(column.to_numpy(), dtype=np.uint64) for column in sketches.columns)
         removed, kept = _repeats_in_clusters(np.flatnonzero(corpus.alive), cluster, answers)
+        # Equal hashes of all n-grams are similarity 1, and pairs of the version before keep their score: only the rest
+        # needs the texts.
         score = np.where(grams[removed] == grams[kept], 1.0, np.nan)
         if known is not None:
             again = np.flatnonzero(removed < known.num_rows)
@@ -86,11 +88,10 @@ class Minhash(GlobalStep):
 
 
 def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices | None = None) -> Indices:
-    """Cluster of every row of a corpus, int64 [N], named by the smallest row in it; dead rows stand alone.
+    """Return the cluster of every row of a corpus, int64 [N], named by its smallest row; rejected rows are alone.
 
     Args:
-        corpus: its sketches hold the columns of `posttrain.data.duplicates.minhash.minhash_sketch` for this threshold and
-            ngram.
+        corpus: its sketches are those of `posttrain.data.duplicates.minhash.minhash_sketch` for this threshold.
         known: int64 [K], the clusters of the first K rows, which were then alive just as they are now; only pairs
             with a later row are looked for, and the result is that of a search from scratch.
     """
@@ -100,15 +101,16 @@ def cluster_inputs(corpus: Corpus, threshold: float, ngram: int, known: Indices 
 
 
 def _state(cluster: Indices, removed: Indices, kept: Indices, score: npt.NDArray[np.float64]) -> pa.Table:
-    """Of every row its cluster, which row is kept in its place, -1 for none, and how like the two are."""
+    """Return for every row its cluster, the row kept in its place (-1 for none) and the similarity of the two."""
     instead, likeness = np.full(len(cluster), -1, dtype=np.int64), np.zeros(len(cluster))
     instead[removed], likeness[removed] = kept, score
     return pa.table({"cluster": cluster, "kept": instead, "score": likeness})
 
 
 def _repeats_in_clusters(rows: Indices, cluster: Indices, answers: npt.NDArray[np.uint64]) -> tuple[Indices, Indices]:
-    """The rows that repeat the cluster and the answer of an earlier one, and for each the first of those."""
-    order = rows[np.lexsort((answers[rows], cluster[rows]))]  # stable: rows of one kind stay in order
+    """Return the rows that repeat cluster and answer of an earlier row, and for each the first such row."""
+    # The sort is stable, so the first of equal rows in reading order is kept.
+    order = rows[np.lexsort((answers[rows], cluster[rows]))]
     new = np.ones(len(order), dtype=bool)
     new[1:] = (cluster[order][1:] != cluster[order][:-1]) | (answers[order][1:] != answers[order][:-1])
     first = order[new][np.cumsum(new) - 1]
@@ -120,7 +122,7 @@ def _fetch_texts(corpus: Corpus) -> Fetch:
 
 
 class Exact(GlobalStep):
-    """Of records with equal normalised content the first stays."""
+    """Keeps the first of records with equal normalised content."""
 
     name: ClassVar[str] = "exact"
     evaluation: ClassVar[bool] = True
@@ -129,7 +131,7 @@ class Exact(GlobalStep):
         ids = np.asarray(corpus.sketches()["id"].to_numpy(), dtype="S20")
         rows = np.flatnonzero(corpus.alive)
         _, first, inverse = np.unique(ids[rows], return_index=True, return_inverse=True)
-        kept = rows[first][inverse]  # np.unique names the first of equal ones
+        kept = rows[first][inverse]  # np.unique returns the first of equal ids
         removed = rows[kept != rows]
         stays = kept[kept != rows]
         where = _locations_by_row(corpus, np.unique(stays))
@@ -142,15 +144,15 @@ class Exact(GlobalStep):
 
 
 def _locations_by_row(corpus: Corpus, rows: np.ndarray) -> dict[int, str]:
-    """``file:line`` of some rows."""
+    """Return ``file:line`` of some rows."""
     return dict(zip(rows.tolist(), locations(corpus.columns(["source", "line"]).take(pa.array(rows))), strict=True))
 
 
 class Conflicts(GlobalStep):
-    """Of records with equal inputs and different answers none stays: no one can say which answer is true.
+    """Rejects all records with equal inputs and different answers, as nothing says which answer is right.
 
-    Left out where there is no closed label set: one input may then well have several good answers.
-    Preference pairs and records without an answer pass.
+    It is skipped without a closed label set, where one input may have several good answers. Preference pairs and
+    records without an answer pass.
     """
 
     name: ClassVar[str] = "conflicts"
@@ -189,15 +191,15 @@ class Conflicts(GlobalStep):
 
 
 class Semantic(GlobalStep):
-    """In a cluster of records that mean the same the first of each answer stays (SemDeDup; Abbas et al. 2023,
-    arXiv:2303.09540).
+    """Keeps the first record of each answer in every cluster of inputs with the same meaning (SemDeDup; Abbas et al.
+    2023, arXiv:2303.09540).
 
-    Records whose embeddings have at least the threshold's cosine are joined; a cluster is what hangs together. Up to
-    ``exact_rows`` different embeddings all pairs are compared. Of more, each is compared with those that share one of
-    its two nearest cells of spherical k-means, as SemDeDup compares within one: a pair at the border of cells is
-    missed if neither of the two nearest cells of one record is among those of the other.
+    Clusters are the connected components of pairs whose embeddings have at least the threshold's cosine. Up to
+    ``exact_rows`` distinct embeddings, all pairs are compared. Beyond, each is compared with those that share one of
+    its two nearest cells of spherical k-means, where SemDeDup compares within one cell: a pair is missed if the two
+    nearest cells of one record are not among those of the other.
 
-    A record's embedding takes 2 bytes a number, 768 bytes with MiniLM.
+    An embedding takes 2 bytes a dimension, 768 bytes with MiniLM.
     """
 
     name: ClassVar[str] = "semantic"
@@ -256,7 +258,7 @@ class Semantic(GlobalStep):
 
 
 def _vectors(column: pa.ChunkedArray, alive: npt.NDArray[np.bool_]) -> npt.NDArray[np.float16]:
-    """The rows that are alive; no more than these are held in memory."""
+    """Return the embeddings of the rows that are alive, and hold no others in memory."""
     width = column.type.list_size
     kept = [np.empty((0, width), dtype=np.float16)]
     first = 0
@@ -269,7 +271,7 @@ def _vectors(column: pa.ChunkedArray, alive: npt.NDArray[np.bool_]) -> npt.NDArr
 def _semantic_repeats(
     corpus: Corpus, rows: npt.NDArray[np.int64], many: npt.NDArray[np.int64], cluster: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Of the embeddings ``many`` those that repeat cluster and answer of an earlier one, and for each the first."""
+    """Return those of ``many`` that repeat cluster and answer of an earlier embedding, and the first of each."""
     first: dict[tuple[int, str | None, str | None], int] = {}
     removed, kept = [], []
     records = corpus.take(rows[many]).select(["completion", "rejected"])

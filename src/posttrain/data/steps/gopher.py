@@ -1,4 +1,4 @@
-"""The quality and repetition rules of MassiveText (Gopher)."""
+"""Filters web pages by the quality and repetition rules of Gopher's MassiveWeb."""
 
 import re
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ _PARAGRAPHS = re.compile(r"\n\s*\n")
 
 
 class Gopher(RowStep):
-    """Web pages that read like prose stay.
+    """Keeps web pages that read like prose.
 
     The rules and thresholds are those of Rae et al., "Scaling Language Models: Methods, Analysis & Insights from
     Training Gopher" (2021, arXiv:2112.11446), appendix A1.1, "quality filtering". They are meant for pages of English
-    web text: nearly every chat message has fewer than 50 words and goes. Words are what whitespace parts, so languages
-    that are written without spaces break the rules, too. Lines without a word are not counted; which characters are
-    bullets the paper leaves open. A record that lacks what is read, such as an answer, stays.
+    web text: nearly every chat message has fewer than 50 words and is rejected. Words are split at whitespace, so
+    languages that are written without spaces break the rules, too. Lines without a word are not counted; the paper
+    leaves open which characters are bullets. A record without the text that is read, such as an answer, stays.
     """
 
     name: ClassVar[str] = "gopher"
@@ -80,7 +80,7 @@ class Gopher(RowStep):
 
 def _word_measures(texts: Sequence[str], stop_words: frozenset[str]) -> Measures:
     counts = np.array([_word_counts(text, stop_words) for text in texts], dtype=np.float64).reshape(-1, 9)
-    counts[[not text for text in texts]] = np.nan  # nothing was said that could be judged
+    counts[[not text for text in texts]] = np.nan  # an empty text has no measures, so it breaks no bound
     words, characters, hashes, ellipses, alphabetic, stops, lines, bullets, endings = counts.T
     return {
         "words": words,
@@ -96,7 +96,7 @@ def _word_measures(texts: Sequence[str], stop_words: frozenset[str]) -> Measures
 
 def _word_counts(text: str, stop_words: frozenset[str]) -> tuple[int, ...]:
     words = text.split()
-    # Most words are letters alone, which is asked of the whole word at once.
+    # Most words are letters alone, which str.isalpha checks in one call.
     others = [word for word in words if not word.isalpha()]
     alphabetic = len(words) - len(others) + sum(any(map(str.isalpha, word)) for word in others)
     lines = [line for line in map(str.strip, text.split("\n")) if line]
@@ -114,7 +114,7 @@ def _word_counts(text: str, stop_words: frozenset[str]) -> tuple[int, ...]:
 
 
 class GopherRepetition(RowStep):
-    """Texts that repeat their lines, paragraphs or runs of words go.
+    """Rejects texts that repeat their lines, paragraphs or runs of words.
 
     The rules and thresholds are those of Rae et al., "Scaling Language Models: Methods, Analysis & Insights from
     Training Gopher" (2021, arXiv:2112.11446), appendix A1.1, table A1. What the paper leaves open: of lines and

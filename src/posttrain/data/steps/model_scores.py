@@ -17,11 +17,11 @@ from posttrain.data.steps.step import RowStep
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
-_AT_ONCE = 1024  # records whose tokens are held
+_AT_ONCE = 1024  # records; bounds the memory that their tokens take
 
 
 class ModelStep(RowStep):
-    """Reads records with a language model, which counts by its content and is loaded once a process."""
+    """Base class of steps that score records under a language model, loaded once a process."""
 
     model: str = Field(description="language model: a folder, a Hub id, a .gguf file, smollm2-135m or tiny")
     precision: Precision = Field("float32", description="of the model's weights: float32, bfloat16 or float16")
@@ -36,7 +36,7 @@ class ModelStep(RowStep):
         return {**super().key(), "model": model_key(self.model)}
 
     def loaded(self) -> "LanguageModel":
-        """The model.
+        """Return the language model.
 
         Raises:
             UserError: it is no causal language model.
@@ -45,12 +45,12 @@ class ModelStep(RowStep):
 
 
 class Perplexity(ModelStep):
-    """Texts that a model finds neither garbled nor trite stay.
+    """Keeps texts that a model finds neither garbled nor trite.
 
-    The perplexity is exp of the mean negative log-probability of a text's tokens, its first left out; the words are
-    read as plain text, without a chat template. That noisy text has a high perplexity under a model of clean text is
-    from Wenzek et al., "CCNet" (2020, arXiv:1911.00359). Which numbers are high hangs on the model, so there are no
-    bounds unless they are set. A text of one token or none has no perplexity, and stays.
+    The perplexity is exp of the mean negative log-probability of a text's tokens after the first; texts are
+    read as they are, without a chat template. That noisy text has a high perplexity under a model of clean text is
+    from Wenzek et al., "CCNet" (2020, arXiv:1911.00359). Which values are high depends on the model, so there are no
+    bounds unless you set them. A text of one token or none has no perplexity, and stays.
 
     Facts: ``perplexity``.
     """
@@ -78,11 +78,11 @@ class Perplexity(ModelStep):
 
 
 class Difficulty(ModelStep):
-    """Records whose prompt makes the answer likelier stay, in so far as they lie within the bounds.
+    """Keeps records whose prompt makes the answer more likely, but does not give it away.
 
     Instruction-following difficulty (Li et al., "From Quantity to Quality", 2024, arXiv:2308.12032): how surprising
     the answer is given the prompt, over how surprising it is alone, as `posttrain.models.likelihood` says.
-    Above 1 the prompt does not help, and the two do not belong together; close to 0 the answer is told by the prompt,
+    Above 1 the prompt does not help, so the answer does not fit it; close to 0 the prompt gives the answer away,
     and there is little to learn. Of a preference pair the better answer is read. Records without a prompt or an answer,
     and those longer than the model's context, have no difficulty, and stay.
 

@@ -59,12 +59,11 @@ _LOOSE = r"[ \t]\n|\n\n|\A\n|[ \t\n]\z"
 
 
 class Normalise(RowStep):
-    """Every text of a record, the system's turns as well, is kept as `posttrain.data.steps.normalise.clean_text` writes
-    it.
+    """Rewrites every text, system turns too, in one form of Unicode and whitespace, as `clean_text` does.
 
-    Records are told apart by their ids without regard to whitespace and canonical forms, so that only some of the
-    records that are rewritten get a new id; those are noted as changed. What a model is measured on is written the
-    same way. A record goes if a text of it holds nothing that anyone could see.
+    Ids ignore whitespace and canonical forms, so only some of the rewritten records get a new id; these are listed as
+    changed. Evaluation records are rewritten in the same way. A record is rejected if one of its texts holds nothing
+    visible.
     """
 
     name: ClassVar[str] = "normalise"
@@ -92,7 +91,8 @@ class Normalise(RowStep):
 
 
 def _rows_to_clean(table: pa.Table, pattern: str) -> npt.NDArray[np.int64]:
-    """Rows with a text that may change, in order; a glance at the bytes is enough for most."""
+    """Return the rows with a text that may change, in order."""
+    # A regular expression over Arrow's buffers rules most texts out without making Python strings of them.
     rows = [
         held.rows[pa.compute.match_substring_regex(held.texts, pattern).to_numpy(zero_copy_only=False)]
         for held in text_columns(table)
@@ -101,23 +101,24 @@ def _rows_to_clean(table: pa.Table, pattern: str) -> npt.NDArray[np.int64]:
 
 
 def dirty_pattern(form: UnicodeForm = "nfc", quotes: Quotes = "keep") -> str:
-    """A regular expression of RE2 that is found in every text that `clean_text` changes, and in few others."""
+    """Return an RE2 expression that matches every text that `clean_text` changes, and few others."""
     safe = "" if form == "nfkc" or quotes == "straight" else _SAFE
     return f"[^\\n\\t\\x20-\\x7e{safe}]|{_LOOSE}"
 
 
 def clean_text(text: str, form: UnicodeForm = "nfc", quotes: Quotes = "keep", blank_lines: int = 2) -> str:
-    """``text`` in a form that stays as it is when it is cleaned again.
+    """Clean a text; cleaning the result again changes nothing.
 
-    Line ends of all systems become line feeds, spaces of all widths become the space, control characters, characters
-    without a shape and marks of direction go, joiners stay only between characters beyond ASCII. Spaces and tabs at
-    the ends of lines go, and so do line ends at the beginning and whitespace at the end of the text; the indentation
-    of lines and the spaces within them stay, for they have a meaning in code.
+    Line ends of all systems become line feeds, and spaces of all widths become the space. Control characters, invisible
+    characters and marks of direction are removed; joiners stay only between characters beyond ASCII. Spaces and tabs
+    at the ends of lines are removed, and so are line ends at the start and whitespace at the end of the text. The
+    indentation of lines and the spaces within them stay, as they have a meaning in code.
 
     Args:
-        blank_lines: how many blank lines stay of those that follow each other.
+        blank_lines: the most consecutive blank lines to keep.
     """
-    while (new := _clean_once(text, form, quotes, blank_lines)) != text:  # what goes may bring others together
+    # Again until nothing changes: a removed character may join two that compose, or leave a line blank.
+    while (new := _clean_once(text, form, quotes, blank_lines)) != text:
         text = new
     return new
 
@@ -125,7 +126,7 @@ def clean_text(text: str, form: UnicodeForm = "nfc", quotes: Quotes = "keep", bl
 def _clean_once(text: str, form: UnicodeForm, quotes: Quotes, blank_lines: int) -> str:
     if not text.isascii():
         if form != "keep":
-            text = unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)  # looks first if it is
+            text = unicodedata.normalize("NFC" if form == "nfc" else "NFKC", text)
         if quotes == "straight":
             text = text.translate(_CURLY)
     if _UNUSUAL.search(text):

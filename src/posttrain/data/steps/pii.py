@@ -1,4 +1,4 @@
-"""Personal data in records."""
+"""Masks personal data, or rejects the records that hold it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from posttrain.data.steps.step import RowStep
 
 
 class PersonalData(RowStep):
-    """E-mail addresses, telephone numbers and the like are masked, or the records that hold them go.
+    """Masks e-mail addresses, telephone numbers and other personal data, or rejects the records that hold them.
 
-    Facts: ``pii``, pieces of personal data in each record; ``pii_KIND``, those of a kind, null where there are none.
+    Facts: ``pii``, the number of matches in each record; ``pii_KIND``, those of a kind, null where there are none.
     """
 
     name: ClassVar[str] = "pii"
@@ -32,7 +32,7 @@ class PersonalData(RowStep):
     kinds: list[Kind] = Field(
         [kind for kind in KINDS if kind != "ssn"],
         min_length=1,
-        description="what is looked for: email, phone, ip, card, iban, resident_id (of China) and ssn (of the USA)",
+        description="kinds to search for: email, phone, ip, card, iban, resident_id (of China) and ssn (of the USA)",
     )
     reserved_addresses: bool = Field(
         False, description="whether private IP addresses and those for documentation count as well"
@@ -67,7 +67,8 @@ class PersonalData(RowStep):
         return reject_rows(kept, self.name, {}, facts)._replace(changed=changed)
 
     def _suspects(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """Rows that may hold something, told by a glance; most records are done with after it."""
+        """Return the rows that may hold personal data."""
+        # One expression over Arrow's buffers: most records need none of the slower patterns.
         suspect = np.zeros(table.num_rows, dtype=bool)
         for name in self._columns():
             suspect |= _may_hold_pii(table[name])
@@ -83,7 +84,7 @@ class PersonalData(RowStep):
         return inputs + (["completion", "rejected"] if self.field != "input" else [])
 
     def _masked(self, record: dict[str, Any]) -> tuple[dict[str, Any], Counter[Kind]]:
-        """The columns that are to change, and what was found in them."""
+        """Return the columns that change, and the number of matches by kind."""
         tally: Counter[Kind] = Counter()
         changed: dict[str, Any] = {}
         for name in self._columns():
@@ -118,7 +119,7 @@ class PersonalData(RowStep):
 
 
 def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
-    """Each chunk with the row that it begins with."""
+    """Yield each chunk with its first row."""
     start = 0
     for chunk in column.chunks:
         yield start, chunk
@@ -126,7 +127,7 @@ def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.Array]]:
 
 
 def _may_hold_pii(texts: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """Bool [N]: which texts hold what every text with personal data holds."""
+    """Return bool [N], the texts that match `HINT`, as every text with personal data does."""
     hit = pa.compute.match_substring_regex(texts, HINT)
     hit = hit.combine_chunks() if isinstance(hit, pa.ChunkedArray) else hit
     return np.asarray(pa.compute.fill_null(hit, False).to_numpy(zero_copy_only=False), dtype=bool)

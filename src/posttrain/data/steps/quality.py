@@ -1,4 +1,4 @@
-"""The quality of records, as a classifier trained on good and bad texts tells it."""
+"""Filters records by a quality classifier that is trained on good and bad texts."""
 
 from functools import cache
 from pathlib import Path
@@ -26,10 +26,10 @@ Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance
 
 
 class Quality(RowStep):
-    """Texts that are more like the good examples than like the bad ones stay.
+    """Keeps texts that resemble the good examples more than the bad ones.
 
-    The classifier is given as a folder, or as files of good and of bad examples, of which it is trained once in every
-    process; with both, it is trained by the first process that needs it, and kept in the folder for the others.
+    The classifier is a folder, or is trained from files of good and bad examples, once in every process. With both,
+    the first process that needs it trains it and saves it in the folder for the others.
 
     Facts: ``quality``, the calibrated probability that a text is good.
     """
@@ -44,10 +44,10 @@ class Quality(RowStep):
     bad: Files = Field([], description="files of bad examples")
     field: Words = Field("all", description="which words of a record are read: input, answer or all")
     ngrams: NgramSettings = Field(
-        NgramSettings(), description="which runs of words and characters are looked at in training"
+        NgramSettings(), description="the n-grams of words and characters that are its features"
     )
     embedder: str | None = Field(
-        None, description="sentence embeddings that are looked at as well: minilm, a folder or a Hub id"
+        None, description="sentence embeddings as further features: minilm, a folder or a Hub id"
     )
     strength: float = Field(1.0, gt=0, description="how far the examples outweigh the penalty on large weights")
 
@@ -85,7 +85,7 @@ class Quality(RowStep):
             return {**settings, "model": file_key(str(self.model))}
         files = {name: [file_key(file) for file in getattr(self, name)] for name in ("good", "bad")}
         if self.embedder is None:
-            return {**settings, **files, "model": None}  # where it is kept changes nothing
+            return {**settings, **files, "model": None}  # the folder where it is saved changes no result
         from posttrain.models.embedder import embedder_key
 
         return {**settings, **files, "model": None, "embedder": embedder_key(self.embedder)}
@@ -102,7 +102,7 @@ class Quality(RowStep):
         return _trained_classifier(self.model_dump_json(), tuple(file_state(file) for file in [*self.good, *self.bad]))
 
     def _train(self) -> "LinearClassifier":
-        """Learn it from the files, unless it is kept in its folder already."""
+        """Train the classifier from the files, unless its folder holds it already."""
         if self.model is None:
             return self._learned({})
         from posttrain.data.quality.classifier import is_classifier, load_classifier
@@ -110,6 +110,7 @@ class Quality(RowStep):
         folder = Path(self.model)
         make_folder(folder)
         examples = digest({name: value for name, value in self.key().items() if name not in _NOT_TRAINED})
+        # Workers start together: without the lock each of them would train the same classifier.
         with FileLock(folder / "lock"):
             if is_classifier(folder):
                 kept = load_classifier(folder)

@@ -1,4 +1,4 @@
-"""Long runs of words that stand earlier."""
+"""Cuts out long runs of words that occur earlier in the dataset."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,22 +33,22 @@ _WORD = re.compile(r"\S+")
 
 
 class Substring(GlobalStep):
-    """Runs of 50 words or more that stand earlier, in another record or in the same text, are cut out.
+    """Cuts out runs of 50 words or more that occur earlier, in another record or in the same text.
 
-    The exact substring deduplication of Lee et al. 2022 (arXiv:2107.06499), whose 50 tokens are words here: what
-    whitespace parts, compared without case. Of equal runs the first in reading order stays. Each turn, answer and
-    plain text is one text: no run goes over its end. System turns and the worse answers of preference pairs are not
-    read: the first are meant to be the same, the second to be like the better ones.
+    The exact substring deduplication of Lee et al. 2022 (arXiv:2107.06499), with words (split at whitespace, compared
+    without case) in place of its 50 tokens. The first of equal runs in reading order stays. Each turn, answer and
+    plain text is one text, and runs end with it. System turns and the worse answers of preference pairs are skipped:
+    the first are meant to be equal, the second to resemble the better answers.
 
-    In memory are 8 bytes for about every 13 words, and 24 bytes for every word that stands twice; nothing is missed,
-    and nothing is cut that is not the same word by word.
+    It takes 8 bytes of memory for about every 13 words, and 24 bytes for every word that occurs twice. The search is
+    exact: it misses no run, and cuts nothing that is not equal word by word.
 
-    Facts: ``repeated_share``, the part of a record's words that stand earlier, and ``repeated_at``, which and where.
+    Facts: ``repeated_share``, the share of a record's words that occur earlier, and ``repeated_at``, which and where.
     """
 
     name: ClassVar[str] = "substring"
 
-    length: int = Field(50, ge=10, description="words in a row from which a run that stands earlier is repeated")
+    length: int = Field(50, ge=10, description="fewest words of a run that counts as repeated")
     field: Words = Field("all", description="the words that are read: of the input, the answer, or all")
     action: Literal["cut", "reject"] = Field(
         "cut", description="cut the repeated runs out, or reject records that are mostly repeated"
@@ -98,7 +98,7 @@ class Substring(GlobalStep):
     def _repeated(
         self, candidates: Sequence[RepeatedSpan], corpus: Corpus
     ) -> Iterator[tuple[int, Mapping[str, Any], "_Repeated"]]:
-        """Every row with repeated words, its record, and what of it is repeated."""
+        """Yield every row with repeated words, its record, and its repeated parts."""
         owner = np.array([_row_of(repeat.text) for repeat in candidates], dtype=np.int64)
         blocks = np.unique(owner, return_inverse=True)[1] // _ROWS_A_BLOCK
         for block in np.split(np.arange(len(candidates)), np.flatnonzero(np.diff(blocks)) + 1) if candidates else []:
@@ -145,11 +145,11 @@ class Substring(GlobalStep):
 
 
 class _Repeated(NamedTuple):
-    """What is repeated in one record.
+    """The repeated parts of one record.
 
     Attributes:
-        share: of its words.
-        cuts: by text the characters that are repeated.
+        share: share of its words that are repeated.
+        cuts: by text the ranges of repeated characters.
         details: of each repeat, as the rejection shows it.
         kept: id of the record where the first of it stands.
     """
@@ -167,7 +167,7 @@ _NAMES = {_ANSWER: "the answer", _TEXT: "the text"}
 
 
 def _code(row: Any, part: Any) -> Any:
-    """One number for a text, in reading order."""
+    """Encode row and part of a text as one integer that sorts in reading order."""
     return row * _PARTS_PER_ROW + part
 
 
@@ -180,7 +180,7 @@ def _part_of(code: Any) -> Any:
 
 
 def _parts(table: pa.Table, field: Words) -> dict[int, str]:
-    """The texts of a RECORD table that are read, by their code."""
+    """Return the texts of a RECORD table that are read, by their code."""
     parts: dict[int, str] = {}
     columns = (table[name].to_pylist() for name in ("prompt", "completion", "text"))
     for row, (prompt, completion, text) in enumerate(zip(*columns, strict=True)):
@@ -196,7 +196,7 @@ def _parts(table: pa.Table, field: Words) -> dict[int, str]:
 
 
 def _suspects(corpus: Corpus) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-    """The rows that may hold or repeat a repeated run, and the fingerprints that say so."""
+    """Return the rows that may hold or repeat a repeated run, and the fingerprints that occur twice."""
     lists = corpus.sketches()["fingerprints"].combine_chunks()
     sizes = np.diff(lists.offsets.to_numpy())
     values = np.asarray(lists.flatten().to_numpy(), dtype=np.uint64)
@@ -214,12 +214,12 @@ def _windows(table: pa.Table, field: Words, length: int, shared: npt.NDArray[np.
 
 
 def _sample(words: Sequence[str], begin: int) -> str:
-    """The first words of a run, which is longer."""
+    """Return the first words of a run, for a message."""
     return shorten(" ".join([*words[begin : begin + _SAMPLE_WORDS], "…"]), _SAMPLE_LENGTH)
 
 
 def _joined_spans(confirmed: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int, int]]]:
-    """By text the words in any of the repeats, which are in order."""
+    """Merge the repeats of each text, which are in order, to spans of words that do not overlap."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for repeat in confirmed:
         own = spans.setdefault(repeat.text, [])
@@ -231,13 +231,13 @@ def _joined_spans(confirmed: Sequence[RepeatedSpan]) -> dict[int, list[tuple[int
 
 
 def _spans(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """From words to characters, the whitespace behind each word with it."""
+    """Convert spans of words to spans of characters, with the whitespace after each word."""
     starts = [match.start() for match in _WORD.finditer(text)]
     return [(starts[begin], starts[end] if end < len(starts) else len(text)) for begin, end in spans]
 
 
 def _without(record: Mapping[str, Any], cuts: Mapping[int, Sequence[tuple[int, int]]]) -> dict[str, Any] | None:
-    """The columns of a record without the cut characters; None if that leaves nothing of a text."""
+    """Return the columns of a record without the cut characters; None if a text is left empty."""
     values: dict[str, Any] = {}
     for part, spans in cuts.items():
         turn = None if part in _NAMES else record["prompt"][part]

@@ -49,7 +49,7 @@ class TermList:
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> "TermList":
-        """The terms of some lines; empty lines and those that begin with ``#`` are none."""
+        """Parse lines of terms, and skip empty lines and those that begin with ``#``."""
         terms = {tuple(term.split()) for term in plain_words(line for line in lines if not line.startswith("#"))}
         by_first: dict[str, tuple[tuple[str, ...], ...]] = {}
         for term in sorted(terms - {()}):
@@ -58,11 +58,11 @@ class TermList:
 
 
 class Toxicity(RowStep):
-    """Records in which listed words are frequent go, and those that a classifier calls toxic.
+    """Rejects records with frequent listed words, and those that a classifier calls toxic.
 
-    That a page with a listed word goes is C4's rule (Raffel et al. 2020, arXiv:1910.10683), which is ``max_hits: 0``
-    here; it also takes out what speaks about abuse (Dodge et al. 2021, arXiv:2104.08758), so the default is a share.
-    The list that comes with the program is short, and English.
+    C4 rejects every page with a listed word (Raffel et al. 2020, arXiv:1910.10683), which is ``max_hits: 0`` here. That
+    also removes texts about abuse (Dodge et al. 2021, arXiv:2104.08758), so the default is a share. The list that
+    comes with the program is short, and English.
 
     Facts: ``toxic_words``, listed words for each 100 words; ``toxicity``, the classifier's probability, or without
     one the same as ``toxic_words``.
@@ -124,7 +124,7 @@ class Toxicity(RowStep):
             return 1 - _linear_classifier(folder, file_state(folder)).probabilities(texts)
         where = "toxicity.toxic_labels"
         if not self.toxic_labels:
-            raise UserError("no label is said to be toxic", where=where, fix="name some of the classifier's")
+            raise UserError("no toxic label is set", where=where, fix="name labels of the classifier")
         classifier = _sequence_classifier(folder, file_state(folder))
         return classifier.probabilities(texts, classifier.places(self.toxic_labels, where))
 
@@ -149,7 +149,7 @@ def _linear_classifier(folder: str, state: str) -> "LinearClassifier":
 
 
 def read_terms(path: Path | None) -> TermList:
-    """The terms of a file with one a line, or those that come with the program.
+    """Read the terms of a file, one a line, or the list that comes with the program.
 
     Raises:
         UserError: the file is missing, is not UTF-8, or lists nothing.
@@ -163,7 +163,7 @@ def read_terms(path: Path | None) -> TermList:
 
 
 def count_terms(texts: Sequence[str], terms: TermList, *, disguised: bool = False) -> npt.NDArray[np.int64]:
-    """Terms in each text, and its words: int64 [N, 2].
+    """Count the listed terms and the words of each text, int64 [N, 2].
 
     Words are runs of letters and digits, whatever their case; a Chinese or Japanese character is a word. Terms that
     overlap all count.
@@ -193,9 +193,9 @@ def _count_listed(words: Sequence[str], terms: TermList) -> int:
 
 @lru_cache(100_000)
 def _is_disguised_term(word: str, listed: frozenset[str]) -> bool:
-    """Whether a disguised word is a listed one."""
+    """Return True if a disguised word is a listed one."""
     if not listed.isdisjoint(plain_words([word])[0].split()):
-        return False  # not disguised, and counted already
+        return False  # as it stands it is listed, and has been counted
     shown = word.rstrip("!").translate(_LOOKALIKES)
     if not _HIDDEN.search(shown):
         return shown in listed

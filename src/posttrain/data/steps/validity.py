@@ -29,12 +29,12 @@ _PATTERNS = {
 
 
 class Schema(RowStep):
-    """Records whose encoding went wrong somewhere, that are absurdly long, or that have empty turns go.
+    """Rejects records with broken encoding, absurd length or empty turns.
 
-    Looked for are NULs and other control characters (but tab and the ends of lines), the character U+FFFD that stands
-    for bytes that were no text, private-use characters, whose meaning left with their font, and *mojibake*: UTF-8
-    that was read as Windows-1252 or Latin-1, such as Ã© for é. As capital letters may stand before signs by right,
-    a few of those pass. To be run before ``normalise``, which takes control characters out.
+    Broken encoding shows as NULs and other control characters (except tabs and line ends), as U+FFFD, which decoders
+    write for invalid bytes, as private-use characters, which mean nothing without their font, and as *mojibake*:
+    UTF-8 that was read as Windows-1252 or Latin-1, such as Ã© for é. A few such sequences pass, as a capital letter
+    before a sign can be right. Run it before ``normalise``, which removes control characters.
     """
 
     name: ClassVar[str] = "schema"
@@ -86,7 +86,7 @@ def _by_row(rows: npt.NDArray[np.int64], values: pa.Array, size: int) -> npt.NDA
 
 
 class Answers(RowStep):
-    """Prompts without an answer go; plain text needs none."""
+    """Rejects prompts without an answer; plain text needs none."""
 
     name: ClassVar[str] = "answers"
     evaluation: ClassVar[bool] = True
@@ -99,7 +99,7 @@ class Answers(RowStep):
 
 
 class Lengths(Section):
-    """Bounds on one part of a record; what is not set bounds nothing."""
+    """Bounds on one part of a record; a bound that is not set rejects nothing."""
 
     min_characters: int | None = Setting(None, ge=0, description="fewest characters (code points)")
     max_characters: int | None = Setting(None, ge=0, description="most characters (code points)")
@@ -108,11 +108,11 @@ class Lengths(Section):
 
 
 class Length(RowStep):
-    """Inputs and answers keep to bounds on their characters and words; without settings all pass.
+    """Rejects records whose input or answer has too few or too many characters or words; without settings all pass.
 
-    The input is a record's text, or its turns but for the system's. Of a preference pair both answers must keep to
-    the bounds; a record without an answer breaks none of the answer's. Facts: characters and words of the input and
-    of the (better) answer.
+    The input is a record's text, or its turns without the system turn. Both answers of a preference pair must keep to
+    the bounds; a record without an answer breaks none of them. Facts: characters and words of the input and of the
+    (better) answer.
     """
 
     name: ClassVar[str] = "length"

@@ -1,4 +1,4 @@
-"""The quality rules of C4 and FineWeb for web pages."""
+"""Filters web pages by the quality rules of C4 and of FineWeb."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,19 +28,18 @@ _LINE_ENDS = tuple(".!?。．！？｡؟۔।॥።՞։…‽⁇⁈⁉\"'”’�
 
 
 class C4(RowStep):
-    """Of web pages the lines that are sentences stay, and pages with too few of them go.
+    """Keeps the lines of web pages that are sentences, and rejects pages with too few sentences.
 
     The rules are those of Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-    Transformer" (JMLR 21(140), 2020, arXiv:1910.10683), section 2.2: lines stay that end in a terminal punctuation
-    mark and have at least ``min_words_per_line`` words; lines go that name Javascript, and lines about policies; marks
-    of citation go out of lines; pages go that contain "lorem ipsum" or a curly bracket anywhere, and those that are
-    left with fewer than ``min_sentences`` sentences. The longest word and the phrases about policies are those of the
-    program that made the corpus, where the least numbers are 3 sentences and 5 words. Sentences are counted by their
-    ends, so that an abbreviation in the middle of a line counts, too. Not here: bad words, the language, and
-    three-sentence spans that recur, which have steps of their own.
+    Transformer" (JMLR 21(140), 2020, arXiv:1910.10683), section 2.2: a line is kept if it ends in a terminal
+    punctuation mark and has at least ``min_words_per_line`` words; lines that name Javascript, lines about policies
+    and marks of citation are removed; a page is rejected if it contains "lorem ipsum" or a curly bracket, or if fewer
+    than ``min_sentences`` sentences are left. The longest word and the phrases about policies are those of the program
+    that made the corpus, whose minima are 3 sentences and 5 words. Sentences are counted by their ends, so an
+    abbreviation within a line counts too. Other steps filter by bad words and language, and remove repeated spans.
 
-    Meant for English web text: nearly every chat message goes, and code loses its lines. The texts of a record are
-    one page together; the record goes if one of them is left without a line. The system's turns are left alone.
+    Meant for English web text: it rejects nearly every chat message, and code loses its lines. The texts of a record
+    together are one page; the record is rejected if one of them loses all its lines. System turns stay unchanged.
     """
 
     name: ClassVar[str] = "c4"
@@ -109,7 +108,7 @@ def _count_sentences(record: Mapping[str, Any], field: TextField) -> float:
 
 
 class Fineweb(RowStep):
-    """Web pages whose lines end like sentences, are not short and do not recur stay.
+    """Keeps web pages whose lines end like sentences, are not short and do not recur.
 
     The rules and thresholds are those of Penedo et al., "The FineWeb Datasets: Decanting the Web for the Finest Text
     Data at Scale" (2024, arXiv:2406.17557), section 3.6: a page goes whose share of lines that end in punctuation is
