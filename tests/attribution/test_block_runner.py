@@ -41,11 +41,11 @@ class Logged:
 
 
 METHODS: dict[str, Callable[..., Values]] = {
-    "tmc": lambda utility, **place: tmc_shapley(utility, permutations=20, block=3, tolerance=0.5, **place),
-    "beta": lambda utility, **place: beta_shapley(utility, permutations=20, block=3, **place),
-    "banzhaf": lambda utility, **place: banzhaf(utility, samples=130, block=20, **place),
-    "one out": lambda utility, **place: leave_one_out(utility, block=2, **place),
-    "exact": lambda utility, **place: shapley(utility, block=100, **place),
+    "tmc": lambda utility, **place: tmc_shapley(utility, permutations=20, block_size=3, tolerance=0.5, **place),
+    "beta": lambda utility, **place: beta_shapley(utility, permutations=20, block_size=3, **place),
+    "banzhaf": lambda utility, **place: banzhaf(utility, samples=130, block_size=20, **place),
+    "one out": lambda utility, **place: leave_one_out(utility, block_size=2, **place),
+    "exact": lambda utility, **place: shapley(utility, block_size=100, **place),
 }
 
 
@@ -91,11 +91,11 @@ def test_a_killed_run_goes_on_and_evaluates_no_finished_block_again(name: str, t
 
 
 def test_more_permutations_go_on_from_fewer(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"block": 4, "tolerance": 0, "folder": tmp_path / "folder"}
+    settings: dict[str, Any] = {"block_size": 4, "tolerance": 0, "folder": tmp_path / "folder"}
     tmc_shapley(Logged(tmp_path / "fewer"), permutations=8, **settings)
     more = tmc_shapley(Logged(tmp_path / "more"), permutations=10, **settings)
     assert (tmp_path / "more").stat().st_size == 2 * 9
-    assert same(more, tmc_shapley(Logged(tmp_path / "whole"), permutations=10, block=4, tolerance=0))
+    assert same(more, tmc_shapley(Logged(tmp_path / "whole"), permutations=10, block_size=4, tolerance=0))
 
 
 def test_other_settings_find_nothing(tmp_path: Path) -> None:
@@ -137,15 +137,15 @@ def ridge() -> RidgeUtility:
 
 def test_two_processes_give_the_same_digits(tmp_path: Path) -> None:
     def stopped(**place: Any) -> Values:
-        return tmc_shapley(ridge(), permutations=400, block=4, standard_error=0.02, **place)
+        return tmc_shapley(ridge(), permutations=400, block_size=4, standard_error=0.02, **place)
 
     def of_sets(**place: Any) -> Values:
-        return banzhaf(ridge(), samples=110, block=25, **place)
+        return banzhaf(ridge(), samples=110, block_size=25, **place)
 
     def of_bags(**place: Any) -> Values:
         labels = np.arange(90) % 3
         features = np.random.default_rng(1).normal(size=(90, 6)) + labels[:, None]
-        return data_oob(features, labels, bags=25, block=4, **place)
+        return data_oob(features, labels, bags=25, block_size=4, **place)
 
     for number, method in enumerate((stopped, of_sets, of_bags)):
         one = method()

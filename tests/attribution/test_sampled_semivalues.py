@@ -61,14 +61,14 @@ def test_patience_does_not_fall_for_a_score_that_passes_by() -> None:
     assert patient.values.any()
 
 
-@pytest.mark.parametrize("over", ["max", "mean"])
-def test_it_stops_at_the_bound_and_not_before(over: str) -> None:
+@pytest.mark.parametrize("reduction", ["max", "mean"])
+def test_it_stops_at_the_bound_and_not_before(reduction: str) -> None:
     def size(errors: np.ndarray) -> float:
-        return float(errors.max() if over == "max" else errors.mean())
+        return float(errors.max() if reduction == "max" else errors.mean())
 
-    settings = {"tolerance": 0.0, "seed": 5, "block": 4}
+    settings = {"tolerance": 0.0, "seed": 5, "block_size": 4}
     bound = 0.12
-    found = tmc_shapley(Counted(11), 30, permutations=400, standard_error=bound, over=over, **settings)  # type: ignore[arg-type]
+    found = tmc_shapley(Counted(11), 30, permutations=400, standard_error=bound, reduction=reduction, **settings)  # type: ignore[arg-type]
     drawn = (found.evaluations - 2) // 30
     assert 8 <= drawn < 400
     assert drawn % 4 == 0
@@ -79,7 +79,7 @@ def test_it_stops_at_the_bound_and_not_before(over: str) -> None:
 
 def test_banzhaf_stops_and_says_what_it_does_not_know() -> None:
     utility = Counted(11)
-    found = banzhaf(utility, 30, samples=5000, standard_error=0.2, block=10)
+    found = banzhaf(utility, 30, samples=5000, standard_error=0.2, block_size=10)
     assert found.evaluations < 5000
     assert found.standard_errors.max() <= 0.2
     one = banzhaf(utility, 30, samples=1)
@@ -94,7 +94,7 @@ def test_the_seed_decides() -> None:
 
 
 def test_the_size_of_blocks_does_not_matter() -> None:
-    one, many = (tmc_shapley(Counted(11), 30, permutations=13, block=block) for block in (1, 5))
+    one, many = (tmc_shapley(Counted(11), 30, permutations=13, block_size=block_size) for block_size in (1, 5))
     np.testing.assert_allclose(one.values, many.values, rtol=1e-12)
     np.testing.assert_allclose(one.standard_errors, many.standard_errors, rtol=1e-12)
     assert one.evaluations == many.evaluations

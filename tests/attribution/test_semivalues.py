@@ -126,15 +126,15 @@ def test_leaving_one_out_is_what_is_lost() -> None:
 Method = Callable[[int, int], Values]
 SAMPLED: dict[str, tuple[Method, np.ndarray]] = {
     "shapley": (
-        lambda draws, seed: tmc_shapley(airport, 6, permutations=draws, tolerance=0, seed=seed, block=draws),
+        lambda draws, seed: tmc_shapley(airport, 6, permutations=draws, tolerance=0, seed=seed, block_size=draws),
         airport_values(lambda others: 1 / (others + 1)),
     ),
     "beta": (
-        lambda draws, seed: beta_shapley(airport, 6, alpha=4, beta=1, permutations=draws, seed=seed, block=draws),
+        lambda draws, seed: beta_shapley(airport, 6, alpha=4, beta=1, permutations=draws, seed=seed, block_size=draws),
         airport_values(absent_by_beta(4, 1)),
     ),
     "banzhaf": (
-        lambda draws, seed: banzhaf(airport, 6, samples=draws, seed=seed, block=draws),
+        lambda draws, seed: banzhaf(airport, 6, samples=draws, seed=seed, block_size=draws),
         airport_values(lambda others: 0.5**others),
     ),
 }

@@ -42,18 +42,18 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: tmc_shapley(never, 3, patience=0), "patience must be at least 1"),
     (lambda: beta_shapley(never, 3, alpha=0), "alpha and beta must be positive"),
     (lambda: beta_weights(3, 1, -1), "alpha and beta must be positive"),
-    (lambda: leave_one_out(never, 3, block=0), "block must be at least 1"),
+    (lambda: leave_one_out(never, 3, block_size=0), "block_size must be at least 1"),
     (lambda: data_oob(FEATURES, LABELS, seed=-1), "seed must not be negative"),
     *[(lambda one=one: one(never, 3, standard_error=0), "standard_error must be positive") for one in SAMPLED],
-    *[(lambda one=one: one(never, 3, over="sum"), "no rule `sum`") for one in SAMPLED],
+    *[(lambda one=one: one(never, 3, reduction="sum"), "no reduction `sum`") for one in SAMPLED],
     *[(lambda one=one: one(never, 3, seed=-1), "seed must not be negative") for one in SAMPLED],
     *[(lambda one=one: one(never, 3, workers=0), "0 workers cannot work") for one in SAMPLED],
-    *[(lambda one=one: one(never, 3, block=0), "block must be at least 1") for one in SAMPLED],
-    *[(lambda one=one: one(never), "does not tell the number of players") for one in SAMPLED],
+    *[(lambda one=one: one(never, 3, block_size=0), "block_size must be at least 1") for one in SAMPLED],
+    *[(lambda one=one: one(never), "has no number of players") for one in SAMPLED],
     (lambda: group_utility(never, [0, 2]), "group 1 has no row"),
     (lambda: group_utility(never, [0.5, 1]), "groups must be a whole number"),  # type: ignore[list-item]
     (lambda: group_utility(never, [-1, 0]), "groups must be a whole number"),
-    (lambda: sum_by_group(Values(np.ones(3), np.ones(3), 1), [0, 1]), "2 sources of 3 values"),
+    (lambda: sum_by_group(Values(np.ones(3), np.ones(3), 1), [0, 1]), "2 groups of 3 values"),
 ]
 
 

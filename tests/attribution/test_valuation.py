@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from posttrain.attribution.knn_shapley import knn_shapley
+from posttrain.attribution.nearest_neighbours import knn_shapley
 from posttrain.attribution.semivalues import leave_one_out
 from posttrain.attribution.valuation import LEARNERS, Fold, ValuationMethod, cross_validated_values
 from posttrain.attribution.values import Values
@@ -43,8 +43,8 @@ def test_errors_over_equal_parts_are_the_usual_ones() -> None:
     fold = np.arange(60) // 2 % 6
     seen: list[int] = []
 
-    def game(part: Fold) -> Values:
-        rows = part.features[:, 0].astype(int)
+    def game(fold: Fold) -> Values:
+        rows = fold.features[:, 0].astype(int)
         seen.append(len(seen))
         return Values(draws[seen[-1], rows], np.zeros(len(rows)), 2)
 
@@ -99,9 +99,9 @@ def test_wrong_labels_are_worth_less_by_banzhaf() -> None:
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_leaving_one_out_is_that_of_the_learner(learner: str) -> None:
     features, labels = blobs(30, spread=2.0)
-    part = Fold(features[:20], labels[:20], features[20:], labels[20:], None)
+    fold = Fold(features[:20], labels[:20], features[20:], labels[20:], None)
     expected = leave_one_out(LEARNERS[learner](features[:20], labels[:20], features[20:], labels[20:]))
-    assert ValuationMethod("leave_one_out", learner)(part).values.tolist() == expected.values.tolist()
+    assert ValuationMethod("leave_one_out", learner)(fold).values.tolist() == expected.values.tolist()
     assert np.any(expected.values != 0)
 
 
@@ -127,9 +127,9 @@ def test_a_source_of_noise_is_worth_least_a_record(method: str) -> None:
 @pytest.mark.parametrize(
     ("fold", "labels", "says"),
     [
-        ([0, 0, 0, 0], [0, 1, 0, 1], "1 parts of 4 records"),
+        ([0, 0, 0, 0], [0, 1, 0, 1], "1 folds of 4 records"),
         ([0, 1, 0, 1], [0, 0, 0, 0], "no two labels stand with two records each"),
-        ([0, 1], [0, 1, 0, 1], "2 parts of 2 records"),
+        ([0, 1], [0, 1, 0, 1], "2 folds of 2 records"),
     ],
 )
 def test_mistakes_are_named(fold: list[int], labels: list[int], says: str) -> None:

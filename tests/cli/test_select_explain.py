@@ -51,7 +51,7 @@ def records(posttrain: Call) -> Callable[[Path, int, str], list[dict[str, Any]]]
     return found
 
 
-@pytest.mark.parametrize("method", ["ekfac", "arnoldi", "less"])
+@pytest.mark.parametrize("method", ["ekfac", "conjugate_gradient", "less"])
 def test_a_near_copy_of_a_test_record_did_most_for_its_answer(
     taught: Path, posttrain: Call, records: Any, method: str
 ) -> None:
@@ -145,10 +145,10 @@ def test_the_mean_eigenvalue_is_the_trace_over_the_size() -> None:
     """Against a matrix whose trace is known: with random signs it is exact where the matrix is diagonal."""
     import torch
 
-    from posttrain.inspect.answer_influence import mean_eigenvalue
+    from posttrain.attribution.influence.methods import mean_eigenvalue
 
     class Diagonal:
-        class learner:
+        class model:
             size, dtype, device = 5, torch.float64, "cpu"
 
         def product(self, vectors: torch.Tensor) -> torch.Tensor:

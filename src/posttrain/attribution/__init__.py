@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from posttrain.store.extensions import lazy_exports
 
 if TYPE_CHECKING:
-    from posttrain.attribution.data_oob import data_oob
     from posttrain.attribution.groups import group_utility, sum_by_group
     from posttrain.attribution.influence.influence_functions import influence_functions
     from posttrain.attribution.influence.less import less
     from posttrain.attribution.influence.tracin import tracin
     from posttrain.attribution.influence.trak import trak
-    from posttrain.attribution.knn_shapley import knn_shapley
+    from posttrain.attribution.nearest_neighbours import knn_shapley
+    from posttrain.attribution.out_of_bag import data_oob
     from posttrain.attribution.sampled_semivalues import banzhaf, beta_shapley, tmc_shapley
     from posttrain.attribution.semivalues import (
         banzhaf_weights,
@@ -61,16 +61,16 @@ _HOMES = {
     "banzhaf_weights": "semivalues",
     "beta_shapley": "sampled_semivalues",
     "beta_weights": "semivalues",
-    "data_oob": "data_oob",
-    "grouped": "groups",
+    "data_oob": "out_of_bag",
+    "group_utility": "groups",
     "influence_functions": "influence.influence_functions",
-    "knn_shapley": "knn_shapley",
+    "knn_shapley": "nearest_neighbours",
     "leave_one_out": "semivalues",
     "less": "influence.less",
     "semivalue": "semivalues",
     "shapley": "semivalues",
     "shapley_weights": "semivalues",
-    "sources": "groups",
+    "sum_by_group": "groups",
     "tmc_shapley": "sampled_semivalues",
     "tracin": "influence.tracin",
     "trak": "influence.trak",

@@ -13,54 +13,75 @@ from posttrain.store.files import disk_errors, write_atomically
 
 log = logging.getLogger("posttrain")
 
-_CHECKSUM_BYTES = 32  # bytes of SHA-256
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
-def cached_array(
-    file: Path, shape: tuple[int, int], make: Callable[[], np.ndarray], wait: bool = True
-) -> np.ndarray | None:
-    """What the file holds, made and written first where it is missing or damaged.
+def write_checked(file: Path, content: bytes) -> None:
+    """Writes bytes behind their SHA-256, whole or not at all."""
+    write_atomically(file, hashlib.sha256(content).digest() + content)
 
-    Args:
-        file: written whole or not at all.
-        shape: of the array; a file with another counts as damaged.
-        make: gives it.
-        wait: for another process that is at it; otherwise None is returned.
+
+def read_checked(file: Path) -> bytes | None:
+    """Reads what `write_checked` wrote.
+
+    Returns:
+        The bytes; None if the file is missing or, with a warning, damaged.
     """
-    locked = file.with_suffix(".lock")
-    if (found := _read(file, shape)) is not None:
-        locked.unlink(missing_ok=True)  # of a process that was killed as soon as it had written the file
-        return found
-    lock = FileLock(locked, timeout=-1 if wait else 0, thread_local=False)
-    try:
-        with disk_errors(file):
-            lock.acquire()
-    except Timeout:
-        return None
-    try:
-        found = _read(file, shape)  # another process may have made it just now
-        if found is None:
-            found = make()
-            stream = io.BytesIO()
-            np.save(stream, found, allow_pickle=False)
-            content = stream.getvalue()
-            write_atomically(file, hashlib.sha256(content).digest() + content)
-        return found
-    finally:
-        locked.unlink(missing_ok=True)
-        lock.release()
-
-
-def _read(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """The file's array; None if it is missing or, with a warning, damaged."""
     try:
         whole = file.read_bytes()
     except FileNotFoundError:
         return None
     content = whole[_CHECKSUM_BYTES:]
     if hashlib.sha256(content).digest() == whole[:_CHECKSUM_BYTES]:
-        found: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-        if found.shape == shape:
-            return found
+        return content
+    log.warning("%s is damaged: it is computed again", file)
+    return None
+
+
+def cached_array(
+    file: Path, shape: tuple[int, int], compute: Callable[[], np.ndarray], wait: bool = True
+) -> np.ndarray | None:
+    """Reads an array from a file; computes and writes it first if the file is missing or damaged.
+
+    Args:
+        file: written whole or not at all.
+        shape: of the array; a file with another shape counts as damaged.
+        compute: returns the array.
+        wait: wait for another process that is computing it; otherwise return None.
+    """
+    lock_file = file.with_suffix(".lock")
+    if (array := _read_array(file, shape)) is not None:
+        # A process that was killed between its write and its unlink left the lock file behind.
+        lock_file.unlink(missing_ok=True)
+        return array
+    lock = FileLock(lock_file, timeout=-1 if wait else 0, thread_local=False)
+    try:
+        with disk_errors(file):
+            lock.acquire()
+    except Timeout:
+        return None
+    try:
+        # Read again under the lock: another process may have written it since the first look.
+        array = _read_array(file, shape)
+        if array is None:
+            array = compute()
+            stream = io.BytesIO()
+            np.save(stream, array, allow_pickle=False)
+            write_checked(file, stream.getvalue())
+        return array
+    finally:
+        # Unlinked before it is released: afterwards the file could be the next holder's.
+        lock_file.unlink(missing_ok=True)
+        lock.release()
+
+
+def _read_array(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """Reads the file's array; None if it is missing or, with a warning, damaged."""
+    content = read_checked(file)
+    if content is None:
+        return None
+    array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    if array.shape == shape:
+        return array
     log.warning("%s is damaged: it is computed again", file)
     return None

@@ -20,14 +20,14 @@ from posttrain.store.hashing import digest
 
 
 def group_utility(utility: Utility, groups: Sequence[int] | npt.NDArray[Any]) -> Utility:
-    """The utility of sets of groups: that of all rows of theirs. It is incremental where ``utility`` is.
+    """Returns the utility of sets of groups, that of all their rows; incremental if ``utility`` is.
 
     Args:
         utility: of sets of rows 0..N-1.
         groups: integers [N] in 0..G-1, the group of each row; each of 0..G-1 has a row.
 
     Raises:
-        UserError: the groups are no such numbers.
+        UserError: a group is not such a number.
     """
     numbers = _check_groups(groups)
     resolve_players(utility, len(numbers))
@@ -37,21 +37,21 @@ def group_utility(utility: Utility, groups: Sequence[int] | npt.NDArray[Any]) ->
     return kind(utility, rows)
 
 
-def sum_by_group(values: Values, source_of_row: Sequence[int] | npt.NDArray[Any]) -> Values:
-    """The value of each source, the sum of its records' values: float64 [G].
+def sum_by_group(values: Values, groups: Sequence[int] | npt.NDArray[Any]) -> Values:
+    """Returns the value of each group, the sum of its records' values: float64 [G].
 
     Standard errors are propagated as if those of the records were independent. Those of one permutation are not: their
-    sum is fixed, so that the errors of large sources come out too great. ``grouped`` has exact ones.
+    sum is fixed, so that the errors of large groups come out too great. `group_utility` has exact ones.
 
     Args:
-        source_of_row: integers [N] in 0..G-1; each of 0..G-1 has a record.
+        groups: integers [N] in 0..G-1; each of 0..G-1 has a record.
 
     Raises:
-        UserError: the lengths differ, or the sources are no such numbers.
+        UserError: the lengths differ, or a group is not such a number.
     """
-    numbers = _check_groups(source_of_row)
+    numbers = _check_groups(groups)
     if len(numbers) != len(values.values):
-        raise UserError(f"{len(numbers)} sources of {len(values.values)} values; give each record its source")
+        raise UserError(f"{len(numbers)} groups of {len(values.values)} values; give each record its group")
     sums = np.bincount(numbers, values.values).astype(np.float64)
     squares = np.bincount(numbers, values.standard_errors**2).astype(np.float64)
     return Values(sums, np.sqrt(squares), values.evaluations)
@@ -68,6 +68,7 @@ class _GroupUtility:
 
     def __call__(self, players: Rows) -> float:
         rows = [self.rows[player] for player in players.tolist()]
+        # Sorted, as the order of rows may change a classifier's last digits and one set must always score the same.
         return self.utility(np.sort(np.concatenate(rows)) if rows else np.zeros(0, dtype=np.int64))
 
 
@@ -78,15 +79,15 @@ class _IncrementalGroupUtility(_GroupUtility):
 
 
 class _IncrementalGroupModel:
-    def __init__(self, growing: IncrementalModel, rows: list[Rows]) -> None:
-        self._growing, self._rows = growing, rows
+    def __init__(self, model: IncrementalModel, rows: list[Rows]) -> None:
+        self._model, self._rows = model, rows
 
     def add(self, row: int) -> None:
-        for one in self._rows[row].tolist():
-            self._growing.add(one)
+        for member in self._rows[row].tolist():  # a row of this utility is a group
+            self._model.add(member)
 
     def score(self) -> float:
-        return self._growing.score()
+        return self._model.score()
 
 
 def _check_groups(groups: Sequence[int] | npt.NDArray[Any]) -> Rows:

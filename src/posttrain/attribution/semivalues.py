@@ -11,40 +11,40 @@ from posttrain.attribution.utility import Floats, Rows, Utility, check_positive,
 from posttrain.attribution.values import Values
 from posttrain.store.errors import UserError
 
-MOST_PLAYERS = 20
+MOST_PLAYERS = 20  # 2^20 evaluations
 
 
 def shapley(
-    utility: Utility, players: int | None = None, *, block: int = 256, workers: int = 1, folder: Path | None = None
+    utility: Utility, players: int | None = None, *, block_size: int = 256, workers: int = 1, folder: Path | None = None
 ) -> Values:
-    """Exact Shapley values: a player's marginal contribution, averaged over all orders in which players may come.
+    """Computes exact Shapley values: a player's marginal contribution, averaged over all orders of the players.
 
     L. S. Shapley, "A value for n-person games" (1953). The values sum to U(all) - U(none).
 
     Args:
         utility: of sets of 0..players-1.
         players: n, at most 20, as there are 2^n sets to evaluate; the utility's own ``players`` where None.
-        block: sets that a worker takes at a time.
+        block_size: sets that a worker takes at a time.
         workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run goes on; the utility needs a ``key``.
+        folder: keeps finished blocks, so that a killed run resumes; the utility needs a ``key``.
 
     Raises:
         UserError: there are too many players or none, or the utility gives no finite score.
     """
     players = resolve_players(utility, players)
     _check_player_count(players)
-    return semivalue(utility, shapley_weights(players), block=block, workers=workers, folder=folder)
+    return semivalue(utility, shapley_weights(players), block_size=block_size, workers=workers, folder=folder)
 
 
 def semivalue(
     utility: Utility,
     weights: npt.ArrayLike,
     *,
-    block: int = 256,
+    block_size: int = 256,
     workers: int = 1,
     folder: Path | None = None,
 ) -> Values:
-    """Exact semivalue: the mean marginal contribution to the sets of each size, weighted by size.
+    """Computes an exact semivalue: the mean marginal contribution to the sets of each size, weighted by size.
 
     Dubey, Neyman and Weber, "Value theory without efficiency" (Mathematics of Operations Research, 1981).
 
@@ -55,20 +55,24 @@ def semivalue(
     The other arguments are those of `shapley`.
 
     Raises:
-        UserError: as `shapley`, or the weights are no such weights.
+        UserError: as `shapley`, or the weights do not fit.
     """
-    counted = np.asarray(weights, dtype=np.float64)
-    players = len(counted) if counted.ndim == 1 else 0
+    by_size = np.asarray(weights, dtype=np.float64)
+    players = len(by_size) if by_size.ndim == 1 else 0
     _check_player_count(players)
-    if not (np.isfinite(counted).all() and (counted >= 0).all() and abs(counted.sum() - 1) < 1e-6):
+    if not (np.isfinite(by_size).all() and (by_size >= 0).all() and abs(by_size.sum() - 1) < 1e-6):
         raise UserError("weights must be at least 0 and sum to 1")
     resolve_players(utility, players)
-    check_positive(block=block)
-    place = BlockRunner(workers, folder).of(lambda: utility_key(utility), method="all sets", version=1, players=players)
-    scores = coalition_scores(place, CoalitionScores(utility, _EveryCoalition(players)), 2**players, block, "all sets")
+    check_positive(block_size=block_size)
+    runner = BlockRunner(workers, folder).for_method(
+        lambda: utility_key(utility), method="all sets", version=1, players=players
+    )
+    work = CoalitionScores(utility, _EveryCoalition(players))
+    scores = coalition_scores(runner, work, 2**players, block_size, "all sets")
     sets = np.arange(2**players)
     sizes = np.bitwise_count(sets).astype(np.int64)
-    per_set = counted / _binomials(players - 1)
+    # A size's weight is shared by the C(n-1, s) sets of that size.
+    per_set = by_size / _binomials(players - 1)
     values = np.empty(players)
     for player in range(players):
         without = sets[(sets >> player) & 1 == 0]
@@ -93,31 +97,32 @@ def _check_player_count(players: int) -> None:
 
 
 def _binomials(n: int) -> npt.NDArray[np.float64]:
-    """C(n, s) for s in 0..n."""
+    """Returns C(n, s) for s in 0..n."""
     from scipy.special import comb
 
     return np.asarray(comb(n, np.arange(n + 1)), dtype=np.float64)
 
 
 def shapley_weights(players: int) -> Floats:
-    """Every size alike, 1/n: float64 [n] by the size of the set joined, 0..n-1, summing to 1 as all here."""
+    """Returns 1/n for every size: float64 [n] by the size of the set joined, 0..n-1, summing to 1 as all here."""
     check_positive(players=players)
     return np.full(players, 1 / players)
 
 
 def banzhaf_weights(players: int) -> Floats:
-    """Every set alike: a size counts C(n-1, s) / 2^(n-1)."""
+    """Returns C(n-1, s) / 2^(n-1): every set counts the same."""
     from scipy.special import gammaln
 
     check_positive(players=players)
     sizes = np.arange(players)
+    # By logarithms: the binomials overflow float64 from about a thousand players on.
     logarithms = gammaln(players) - gammaln(sizes + 1) - gammaln(players - sizes) - (players - 1) * np.log(2)
     weights: Floats = np.exp(logarithms)
     return weights
 
 
 def beta_weights(players: int, alpha: float, beta: float) -> Floats:
-    """C(n-1, s) B(s + beta, n - 1 - s + alpha) / B(alpha, beta): Beta(alpha, beta)-Shapley.
+    """Returns C(n-1, s) B(s + beta, n - 1 - s + alpha) / B(alpha, beta), of Beta(alpha, beta)-Shapley.
 
     Kwon and Zou, "Beta Shapley: a unified and noise-reduced data valuation framework for machine learning" (AISTATS
     2022, arXiv:2110.14049), whose weights are n times these and whose j is s + 1. A large alpha counts small sets
@@ -132,35 +137,34 @@ def beta_weights(players: int, alpha: float, beta: float) -> Floats:
     if not (0 < alpha < np.inf and 0 < beta < np.inf):
         raise UserError(f"alpha and beta must be positive, and are {alpha} and {beta}")
     sizes = np.arange(players)
-    choices = gammaln(players) - gammaln(sizes + 1) - gammaln(players - sizes)
-    logarithms = choices + betaln(sizes + beta, players - 1 - sizes + alpha) - betaln(alpha, beta)
+    binomials = gammaln(players) - gammaln(sizes + 1) - gammaln(players - sizes)
+    logarithms = binomials + betaln(sizes + beta, players - 1 - sizes + alpha) - betaln(alpha, beta)
     weights: Floats = np.exp(logarithms)
     return weights
 
 
 def leave_one_out(
-    utility: Utility, players: int | None = None, *, block: int = 50, workers: int = 1, folder: Path | None = None
+    utility: Utility, players: int | None = None, *, block_size: int = 50, workers: int = 1, folder: Path | None = None
 ) -> Values:
-    """U(all) - U(all but the player): exact, with N + 2 evaluations.
+    """Computes U(all) - U(all but the player): exact, with N + 2 evaluations.
 
     Args:
         utility: of sets of 0..players-1.
         players: N; the utility's own ``players`` where None.
-        block: evaluations that a worker takes at a time.
+        block_size: evaluations that a worker takes at a time.
         workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run goes on; the utility needs a ``key``.
+        folder: keeps finished blocks, so that a killed run resumes; the utility needs a ``key``.
 
     Raises:
         UserError: a number is out of its range, or the utility gives no finite score.
     """
     players = resolve_players(utility, players)
-    check_positive(block=block)
-    place = BlockRunner(workers, folder)
-    own = place.of(lambda: utility_key(utility), method="leave_one_out", version=1, players=players)
-    _, whole = empty_and_grand_scores(utility, players, place)
-    without = coalition_scores(
-        own, CoalitionScores(utility, _LeaveOneOutCoalitions(players)), players, block, "leaving one out"
-    )
+    check_positive(block_size=block_size)
+    runner = BlockRunner(workers, folder)
+    own_runner = runner.for_method(lambda: utility_key(utility), method="leave_one_out", version=1, players=players)
+    _, whole = empty_and_grand_scores(utility, players, runner)
+    work = CoalitionScores(utility, _LeaveOneOutCoalitions(players))
+    without = coalition_scores(own_runner, work, players, block_size, "leaving one out")
     return Values(whole - without, np.zeros(players), players + 2)
 
 

@@ -16,35 +16,36 @@ Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 Utility = Callable[[Rows], float]
-"""The score of a model trained on the rows given, int64 [n] distinct in any order, n = 0 included; higher is better.
+"""Returns the score of a model trained on the rows given, int64 [n] distinct in any order, n = 0 included; higher is
+better.
 
-One set must always score the same. Two attributes may help: ``players``, an integer, the number of rows, and ``key``, a
-string that tells the utility's data and settings and lets work on it be resumed.
+One set must always score the same. Two attributes are optional: ``players``, an integer, the number of rows, and
+``key``, a string that identifies the utility's data and settings, so that work on it can resume.
 """
 
 
 class IncrementalModel(Protocol):
-    """A model that learns one row after the other; it begins without any."""
+    """A model that is trained one row at a time, from no rows on."""
 
     def add(self, row: int) -> None:
-        """Learn from one more row."""
+        """Adds one row to the training set."""
 
     def score(self) -> float:
-        """The utility of the rows learnt so far."""
+        """Returns the utility of the rows added so far."""
 
 
 @runtime_checkable
 class IncrementalUtility(Protocol):
-    """A utility that follows a growing set at less than a training a row."""
+    """A utility that updates its model with a new row for less than the cost of a training."""
 
     def __call__(self, rows: Rows, /) -> float: ...
 
     def start(self) -> IncrementalModel:
-        """A model of no rows."""
+        """Returns a model of no rows."""
 
 
 class _RetrainedModel:
-    """Any utility as one that grows: each score is a training of its own."""
+    """Makes any utility incremental: each score trains from scratch."""
 
     def __init__(self, utility: Utility) -> None:
         self._utility = utility
@@ -58,39 +59,41 @@ class _RetrainedModel:
 
 
 def start_model(utility: Utility) -> IncrementalModel:
-    """A model of no rows: the utility's own where it is incremental, else one that is trained anew for each score."""
+    """Returns a model of no rows: the utility's own if it is incremental, else one that trains anew for each score."""
     return utility.start() if isinstance(utility, IncrementalUtility) else _RetrainedModel(utility)
 
 
 def utility_key(utility: Utility) -> str:
-    """The utility's ``key``.
+    """Returns the utility's ``key``.
 
     Raises:
         UserError: it has none.
     """
     key = getattr(utility, "key", None)
     if not isinstance(key, str):
-        raise UserError("the utility has no `key` that tells its data", fix="set it to a string, or give no folder")
+        raise UserError(
+            "the utility has no `key` that identifies its data", fix="set it to a string, or give no folder"
+        )
     return key
 
 
 def check_positive(**numbers: int) -> None:
-    """Raises UserError: one of them is less than 1."""
+    """Raises a UserError if one of them is less than 1."""
     for name, number in numbers.items():
         if number < 1:
             raise UserError(f"{name} must be at least 1, and is {number}")
 
 
 def resolve_players(utility: Utility, players: int | None) -> int:
-    """How many players there are, by the call or by the utility's own ``players``.
+    """Returns the number of players, given or from the utility's ``players``.
 
     Raises:
-        UserError: there is no number, it is less than 1, or the two differ.
+        UserError: neither gives a number, it is less than 1, or the two differ.
     """
     own = getattr(utility, "players", None)
     if players is None:
         if own is None:
-            raise UserError("the utility does not tell the number of players", fix="give players")
+            raise UserError("the utility has no number of players", fix="give players")
         return int(own)
     check_positive(players=players)
     if own is not None and own != players:
@@ -99,16 +102,16 @@ def resolve_players(utility: Utility, players: int | None) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Raises UserError: it is negative."""
+    """Raises a UserError if the seed is negative."""
     if seed < 0:
         raise UserError(f"seed must not be negative, and is {seed}")
 
 
 def check_finite(score: float) -> float:
-    """The score, a float.
+    """Returns the score as a float.
 
     Raises:
-        UserError: it is no finite number.
+        UserError: it is not finite.
     """
     if not np.isfinite(score):
         raise UserError(f"the utility scored {score}", fix="it must give a finite number for every set")
@@ -121,7 +124,7 @@ class LearningTask:
 
     Attributes:
         features: float64 [N, D] of the training rows.
-        labels: int64 [N] in 0..K-1, by the sorted order of the labels given.
+        labels: int64 [N] in 0..K-1, in the sorted order of the labels.
         evaluation_features: float64 [M, D].
         evaluation_labels: int64 [M].
         classes: K.
@@ -134,7 +137,7 @@ class LearningTask:
     classes: int
 
     def key(self, *settings: str | int | float | None) -> str:
-        """64 hex characters that depend on the data and the settings."""
+        """Returns 64 hex characters that depend on the data and the settings."""
         arrays = (self.features, self.labels, self.evaluation_features, self.evaluation_labels)
         hashes = [hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for array in arrays]
         return digest([list(self.features.shape), list(self.evaluation_features.shape), hashes, list(settings)])
@@ -146,7 +149,7 @@ def learning_task(
     evaluation_features: npt.ArrayLike,
     evaluation_labels: Sequence[Any] | npt.NDArray[Any],
 ) -> LearningTask:
-    """Check the data and number the labels.
+    """Checks the data and encodes the labels as integers.
 
     Args:
         features: [N, D] of the training rows, N and D at least 1.
@@ -157,30 +160,29 @@ def learning_task(
     Raises:
         UserError: shapes do not fit, a feature is not finite, or a class occurs in only one of training and evaluation.
     """
-    trained, evaluated = (
-        check_features("features", features),
-        check_features("evaluation_features", evaluation_features),
-    )
-    if trained.shape[1] != evaluated.shape[1]:
-        raise UserError(f"features have {trained.shape[1]} columns, evaluation_features {evaluated.shape[1]}")
-    given = check_labels("labels", labels, len(trained))
-    true = check_labels("evaluation_labels", evaluation_labels, len(evaluated))
-    names, numbers = np.unique(given, return_inverse=True)
-    found = np.unique(true)
-    if len(missing := np.setdiff1d(names, found)):
+    train = check_features("features", features)
+    evaluation = check_features("evaluation_features", evaluation_features)
+    if train.shape[1] != evaluation.shape[1]:
+        raise UserError(f"features have {train.shape[1]} columns, evaluation_features {evaluation.shape[1]}")
+    train_labels = check_labels("labels", labels, len(train))
+    true = check_labels("evaluation_labels", evaluation_labels, len(evaluation))
+    classes, codes = np.unique(train_labels, return_inverse=True)
+    evaluation_classes = np.unique(true)
+    # A class on one side only: its training records could gain nothing, its evaluation records never be right.
+    if len(missing := np.setdiff1d(classes, evaluation_classes)):
         raise UserError(
             f"class {missing.tolist()[0]!r} has no evaluation record",
             fix="add some, or leave its training records out: they could have no value",
         )
-    if len(unknown := np.setdiff1d(found, names)):
+    if len(unknown := np.setdiff1d(evaluation_classes, classes)):
         raise UserError(f"class {unknown.tolist()[0]!r} of the evaluation has no training record")
-    places = np.searchsorted(names, true)
-    return LearningTask(trained, numbers.astype(np.int64), evaluated, places.astype(np.int64), len(names))
+    evaluation_codes = np.searchsorted(classes, true).astype(np.int64)
+    return LearningTask(train, codes.astype(np.int64), evaluation, evaluation_codes, len(classes))
 
 
-def check_features(name: str, given: npt.ArrayLike) -> Floats:
-    """Features as float64 [N, D]; raises a UserError where they are none."""
-    values = np.ascontiguousarray(given, dtype=np.float64)
+def check_features(name: str, features: npt.ArrayLike) -> Floats:
+    """Returns features as float64 [N, D]; raises a UserError for any other shape, NaN or infinity."""
+    values = np.ascontiguousarray(features, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
         raise UserError(f"{name} must be rows by columns, at least one of each; the shape is {values.shape}")
     if not np.isfinite(values).all():
@@ -189,9 +191,9 @@ def check_features(name: str, given: npt.ArrayLike) -> Floats:
     return values
 
 
-def check_labels(name: str, given: Sequence[Any] | npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """Labels as an array [N]; raises a UserError where they are none."""
-    values = np.asarray(given)
+def check_labels(name: str, labels: Sequence[Any] | npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """Returns labels as an array [N]; raises a UserError for any other shape, NaN or infinity."""
+    values = np.asarray(labels)
     if values.shape != (rows,):
         raise UserError(f"{name} must have one label for each of {rows} rows; the shape is {values.shape}")
     if values.dtype.kind == "f" and not np.isfinite(values).all():

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.attribution.data_oob import data_oob
 from posttrain.attribution.groups import group_utility, sum_by_group
-from posttrain.attribution.knn_shapley import knn_shapley
+from posttrain.attribution.nearest_neighbours import knn_shapley
+from posttrain.attribution.out_of_bag import data_oob
 from posttrain.attribution.sampled_semivalues import banzhaf, beta_shapley, tmc_shapley
 from posttrain.attribution.semivalues import leave_one_out
 from posttrain.attribution.utilities.knn import KNNUtility
@@ -24,7 +24,7 @@ LEARNERS: Mapping[str, Callable[..., Utility]] = {
     "centroids": CentroidUtility,
     "ridge": RidgeUtility,
 }
-"""What learns from the records in a game, by name."""
+"""The models whose utility a game is played for, by name."""
 
 DEFAULT_DRAWS: Mapping[str, int | None] = {
     "knn_shapley": None,
@@ -34,24 +34,24 @@ DEFAULT_DRAWS: Mapping[str, int | None] = {
     "leave_one_out": None,
     "data_oob": 400,
 }
-"""By method what is drawn at random unless the caller says: permutations, sets or bags; None where nothing is."""
+"""Random draws of each method by default: permutations, sets or bags; None for an exact method."""
 
 _OWN_LEARNER = ("knn_shapley", "data_oob")
 
 DATA_OOB = "data_oob"
-"""The one method that holds nothing out, and whose values are shares of right predictions."""
+"""The only method that holds nothing out; its values are shares of right predictions."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """What one part of the records says about the others.
+    """A cross-validation fold: records to value, and held-out records that they are valued by.
 
     Attributes:
-        features: float64 [n, D] of the records that are worth something here.
+        features: float64 [n, D] of the records to value.
         labels: [n].
-        evaluation_features: float64 [m, D] of the part that was held out.
+        evaluation_features: float64 [m, D] of the held-out records.
         evaluation_labels: [m], the same set of classes as ``labels``.
-        groups: int64 [n] in 0..G-1, each with a record, where groups are the players; else None.
+        groups: int64 [n] in 0..G-1, each with a record, if groups are the players; else None.
     """
 
     features: Floats
@@ -63,15 +63,15 @@ class Fold:
 
 @dataclass(frozen=True)
 class ValuationMethod:
-    """A method with its settings.
+    """A valuation method with its settings; a `CooperativeGame`.
 
     Attributes:
         name: one of `DEFAULT_DRAWS`.
-        learner: one of `LEARNERS`, for those that play a game with it; neighbours where None.
-        draws: how much is drawn at random; the method's own number where None.
-        seed: of what is drawn.
+        learner: one of `LEARNERS`, for the methods that play a game with it; neighbours if None.
+        draws: random draws; the default of the method if None.
+        seed: of the draws.
         workers: processes; their number changes no digit.
-        folder: keeps finished work, so that a killed call goes on.
+        folder: keeps finished work, so that a killed call resumes.
 
     Raises:
         UserError: there is no such method or learner, or nothing to draw.
@@ -94,33 +94,31 @@ class ValuationMethod:
         if self.draws is not None and DEFAULT_DRAWS[self.name] is None:
             raise UserError(f"{self.name} draws nothing at random", where="--draws", fix="leave it out")
 
-    def __call__(self, part: Fold) -> Values:
-        """The values of a part's records or groups: a `CooperativeGame`.
-
-        Groups are the players themselves, but for `knn_shapley`, whose values add up.
-        """
-        task = (part.features, part.labels, part.evaluation_features, part.evaluation_labels)
+    def __call__(self, fold: Fold) -> Values:
+        """Returns the values of a fold's records or groups."""
+        task = (fold.features, fold.labels, fold.evaluation_features, fold.evaluation_labels)
         if self.name == "knn_shapley":
             values = knn_shapley(*task)
-            return values if part.groups is None else sum_by_group(values, part.groups)
+            # The closed form knows no groups as players, but Shapley values of records add up.
+            return values if fold.groups is None else sum_by_group(values, fold.groups)
         utility = LEARNERS[self.learner or "neighbours"](*task)
-        if part.groups is not None:
-            utility = group_utility(utility, part.groups)
-        drawn, count = {"seed": self.seed, "workers": self.workers, "folder": self.folder}, self._count
+        if fold.groups is not None:
+            utility = group_utility(utility, fold.groups)
+        options, count = {"seed": self.seed, "workers": self.workers, "folder": self.folder}, self._count
         if self.name == "tmc_shapley":
-            return tmc_shapley(utility, permutations=count, **drawn)  # type: ignore[arg-type]
+            return tmc_shapley(utility, permutations=count, **options)  # type: ignore[arg-type]
         if self.name == "beta_shapley":
-            return beta_shapley(utility, permutations=count, **drawn)  # type: ignore[arg-type]
+            return beta_shapley(utility, permutations=count, **options)  # type: ignore[arg-type]
         if self.name == "banzhaf":
-            return banzhaf(utility, samples=count, **drawn)  # type: ignore[arg-type]
+            return banzhaf(utility, samples=count, **options)  # type: ignore[arg-type]
         return leave_one_out(utility, workers=self.workers, folder=self.folder)
 
     def out_of_bag(self, features: np.ndarray, labels: list[str]) -> Values:
-        """Data-OOB of all records, [N, D] and [N], by nearest centroids: a guess among K labels is worth 1 / K."""
+        """Computes data-OOB of all records, [N, D] and [N], by nearest centroids; a guess of K labels scores 1 / K."""
         from sklearn.neighbors import NearestCentroid
 
-        place = {"seed": self.seed, "workers": self.workers, "folder": self.folder}
-        return data_oob(features, labels, estimator=NearestCentroid(), bags=self._count, **place)  # type: ignore[arg-type]
+        options = {"seed": self.seed, "workers": self.workers, "folder": self.folder}
+        return data_oob(features, labels, estimator=NearestCentroid(), bags=self._count, **options)  # type: ignore[arg-type]
 
     @property
     def _count(self) -> int:
@@ -128,10 +126,10 @@ class ValuationMethod:
 
 
 class CooperativeGame(Protocol):
-    """A method of this package."""
+    """A method that values the records of a fold."""
 
-    def __call__(self, part: Fold) -> Values:
-        """The values of the n records, or of the G groups."""
+    def __call__(self, fold: Fold) -> Values:
+        """Returns the values of the n records, or of the G groups."""
         ...
 
 
@@ -142,10 +140,10 @@ def cross_validated_values(
     fold: npt.NDArray[np.int64],
     groups: npt.NDArray[np.int64] | None = None,
 ) -> Values:
-    """What each record, or group of records, is worth for predicting records that it does not hold.
+    """Values each record, or group of records, by how well models trained on it predict held-out records.
 
     Each fold is held out in turn and the rest valued by it, so that no records beside the N are needed and all of them
-    get a value: the mean over the folds that they are not in, each counting by its records. In a fold take part the
+    get a value: the mean over the folds that they are not in, each counting by its records. A fold counts the
     labels that stand both in it and outside it, if there are at least two; a record that is alone with its label has
     no value.
 
@@ -166,42 +164,45 @@ def cross_validated_values(
     Raises:
         UserError: shapes do not fit, there are fewer than two folds, or no fold has two labels to tell apart.
     """
-    known = check_features("features", features)
-    given = check_labels("labels", labels, len(known))
+    points = check_features("features", features)
+    classes = check_labels("labels", labels, len(points))
     numbers = np.unique(fold)
-    if len(fold) != len(known) or len(numbers) < 2:
-        raise UserError(f"{len(numbers)} parts of {len(fold)} records; give each of {len(known)} one of two or more")
-    players = len(known) if groups is None else int(groups.max()) + 1
-    found, weights, evaluations = np.full((len(numbers), players), np.nan), np.zeros(len(numbers)), 0
-    for place, number in enumerate(numbers.tolist()):
-        inside = fold == number
-        both = np.intersect1d(given[inside], given[~inside])
-        if len(both) < 2:
+    if len(fold) != len(points) or len(numbers) < 2:
+        raise UserError(f"{len(numbers)} folds of {len(fold)} records; give each of {len(points)} one of two or more")
+    players = len(points) if groups is None else int(groups.max()) + 1
+    by_fold, weights, evaluations = np.full((len(numbers), players), np.nan), np.zeros(len(numbers)), 0
+    for index, number in enumerate(numbers.tolist()):
+        held_out = fold == number
+        # A utility refuses a class that stands on one side only, so such records sit this fold out.
+        shared = np.intersect1d(classes[held_out], classes[~held_out])
+        if len(shared) < 2:
             continue
-        rows, asked = (np.flatnonzero(side & np.isin(given, both)) for side in (~inside, inside))
-        own, among = (rows, None) if groups is None else np.unique(groups[rows], return_inverse=True)
-        values = game(Fold(known[rows], given[rows], known[asked], given[asked], among))
-        counts = 1 if among is None else np.bincount(among)
-        found[place, own], weights[place] = values.values / counts, len(asked)
+        train = np.flatnonzero(~held_out & np.isin(classes, shared))
+        test = np.flatnonzero(held_out & np.isin(classes, shared))
+        own, members = (train, None) if groups is None else np.unique(groups[train], return_inverse=True)
+        values = game(Fold(points[train], classes[train], points[test], classes[test], members))
+        counts = 1 if members is None else np.bincount(members)
+        by_fold[index, own], weights[index] = values.values / counts, len(test)
         evaluations += values.evaluations
     if not weights.any():
         raise UserError("no two labels stand with two records each, so that nothing can be held out")
-    asked_of = weights[weights > 0].mean()
-    return Values(*_mean_over_folds(found, weights, asked_of / (len(known) - asked_of)), evaluations)
+    fold_size = weights[weights > 0].mean()
+    return Values(*_mean_over_folds(by_fold, weights, fold_size / (len(points) - fold_size)), evaluations)
 
 
-def _mean_over_folds(found: Floats, weights: Floats, shared: float) -> tuple[Floats, Floats]:
-    """Means and standard errors, float64 [P], of the numbers of each column of [F, P], NaN where a fold has none.
+def _mean_over_folds(by_fold: Floats, weights: Floats, test_to_train: float) -> tuple[Floats, Floats]:
+    """Returns weighted means and standard errors, float64 [P], over the folds of [F, P]; NaN is a missing value.
 
-    ``shared`` is the part of a fold's variance that no number of folds takes away.
+    Args:
+        test_to_train: records of a fold by those outside of it.
     """
-    there = ~np.isnan(found)
-    shares = np.where(there, weights[:, None], 0.0)
-    total, count = shares.sum(axis=0), there.sum(axis=0)
+    valid = ~np.isnan(by_fold)
+    shares = np.where(valid, weights[:, None], 0.0)
+    total, count = shares.sum(axis=0), valid.sum(axis=0)
     shares /= np.where(total > 0, total, 1)
-    mean = np.where(count > 0, (shares * np.where(there, found, 0)).sum(axis=0), np.nan)
-    squares = (shares * np.where(there, found - mean, 0)) ** 2
-    errors = np.where(
-        count > 1, np.sqrt(squares.sum(axis=0) * count / np.maximum(count - 1, 1) * (1 + shared * count)), np.nan
-    )
-    return mean, errors
+    mean = np.where(count > 0, (shares * np.where(valid, by_fold, 0)).sum(axis=0), np.nan)
+    squares = (shares * np.where(valid, by_fold - mean, 0)) ** 2
+    # Folds share training records, so their values are correlated: Nadeau and Bengio's correction adds test / train to
+    # the 1 / J of the variance, which no number of folds takes away.
+    variance = squares.sum(axis=0) * count / np.maximum(count - 1, 1) * (1 + test_to_train * count)
+    return mean, np.where(count > 1, np.sqrt(variance), np.nan)

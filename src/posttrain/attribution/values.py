@@ -11,13 +11,13 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Values:
-    """The value of each training record: what it adds to the utility of a model that learns from it.
+    """The value of each training record: its contribution to the utility of a model that is trained on it.
 
     Attributes:
         values: float64 [N] in the utility's unit; negative for a record that does harm.
-        standard_errors: float64 [N] of the values, over what the method drew at random; 0 where a value is exact, NaN
-            where too little was drawn to tell.
-        evaluations: how often the utility was computed, a whole training each unless the method says otherwise.
+        standard_errors: float64 [N] of the values, over the method's random draws; 0 for an exact value, NaN for too
+            few draws.
+        evaluations: computations of the utility, a whole training each unless the method says otherwise.
     """
 
     values: npt.NDArray[np.float64]
@@ -27,7 +27,7 @@ class Values:
 
 @dataclass(frozen=True)
 class InfluenceScores(Values):
-    """What each training record does for each test record, and added up for all; positive where training on it helps.
+    """Influence of each training record on each test record, and the sums; positive where training on it helps.
 
     Attributes:
         values: float64 [N], the sum of a record's scores over the test records.
@@ -45,10 +45,10 @@ class InfluenceScores(Values):
     residuals: Floats | None = None
 
     @classmethod
-    def of(
+    def from_scores(
         cls, scores: Floats, evaluations: int, *, residuals: Floats | None = None, by_model: Floats | None = None
     ) -> Self:
-        """Add scores up.
+        """Adds the scores up over the test records.
 
         Args:
             scores, evaluations, residuals: as above.
@@ -62,7 +62,7 @@ class InfluenceScores(Values):
 
 
 def standard_errors_of_sums(scores: Floats) -> Floats:
-    """Standard error [N] of each row's sum of scores [N, M] over the columns as a random draw; NaN for one column."""
+    """Returns the standard errors [N] of the rows' sums of [N, M], whose columns are a random draw; NaN for one."""
     columns = scores.shape[1]
     if columns < 2:
         return np.full(len(scores), np.nan)

@@ -1,7 +1,7 @@
 """The influence of each training record on one answer of the champion."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from posttrain.attribution.influence.methods import INFLUENCE_METHODS, influence_scores
 from posttrain.inspect.labelled_records import inputs
 from posttrain.inspect.record_rounds import cosine_similarities
 from posttrain.loop.context import RoundContext, task_key
@@ -21,20 +22,10 @@ from posttrain.train.config import LoraConfig
 from posttrain.train.objectives.registry import OBJECTIVES
 
 if TYPE_CHECKING:
-    from posttrain.attribution.influence.functional_model import FunctionalModel
-    from posttrain.attribution.values import InfluenceScores
     from posttrain.models.chat import TokenizedExample
     from posttrain.models.language_model import LanguageModel
 
 _SCORES = "influence.parquet"
-
-_PROJECTION_DIMENSIONS = 4096
-
-_DAMPING = 0.1  # of the mean eigenvalue, as R. Grosse et al. 2023 (arXiv:2308.03296, section 2.1)
-
-_TRACE_RECORDS = 16  # records that tell the mean eigenvalue
-
-INFLUENCE_METHODS = ("ekfac", "conjugate_gradient", "lissa", "arnoldi", "tracin", "trak", "less")
 
 _ADAPTER = "adapter"
 
@@ -49,7 +40,7 @@ class AnswerInfluence:
 
     Attributes:
         table: ``id, influence, share, label, input, source, line``, what pushed most towards the answer first;
-            ``ratio`` is the influence over the sum of all sizes.
+            ``share`` is the influence over the sum of all sizes.
         parameters: which of the model's count.
         training: records that the model was trained on.
     """
@@ -112,7 +103,7 @@ def answer_influence(
         record: a row of RECORD.
         answer: what the model said.
         instead: another answer; None: none.
-        method: one of `METHODS`.
+        method: one of `INFLUENCE_METHODS`.
         among: training records that are looked at, those whose inputs are most like the record's.
     """
     dataset = context.dataset(trained.dataset).records
@@ -161,8 +152,14 @@ class ScoreInfluence(Stage):
         test = [encode_record(lm, prompt, text) for text in (self.answer, self.instead) if text is not None]
         # Records of like length share a batch, so that little of it is padding.
         order = np.argsort([len(example.ids) for example in train], kind="stable")
-        ordered = [train[row] for row in order]
-        influence = _influence_scores(functional_causal_lm(lm), ordered, test, self.method, self.trained, scratch)
+        influence = influence_scores(
+            functional_causal_lm(lm),
+            [train[row] for row in order],
+            test,
+            self.method,
+            learning_rate=self.trained.train["learning_rate"],
+            folder=scratch,
+        )
         ids = dataset["id"].take(pa.array(rows[order]))
         scores = influence.scores[:, 0] - (influence.scores[:, 1] if self.instead is not None else 0)
         parquet.write_table(pa.table({"id": ids, "influence": scores}), out / _SCORES)
@@ -181,84 +178,7 @@ def _join_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:
     return table.sort_by([("influence", "descending"), ("id", "ascending")]).combine_chunks()
 
 
-def _influence_scores(
-    learner: "FunctionalModel",
-    train: "list[TokenizedExample]",
-    test: "list[TokenizedExample]",
-    method: str,
-    trained: TrainingRun,
-    scratch: Path,
-) -> "InfluenceScores":
-    from posttrain.attribution.influence.checkpoints import AdamMoments, Checkpoint
-    from posttrain.attribution.influence.curvature import Curvature
-    from posttrain.attribution.influence.influence_functions import influence_functions
-    from posttrain.attribution.influence.less import less
-    from posttrain.attribution.influence.projection import Projection
-    from posttrain.attribution.influence.tracin import tracin
-    from posttrain.attribution.influence.trak import trak
-
-    if method == "tracin":
-        point = Checkpoint(learner.parameters, trained.train["learning_rate"])
-        return tracin(learner, [point], train, test, projection=Projection(_PROJECTION_DIMENSIONS), folder=scratch)
-    if method == "less":
-        settled = AdamMoments.settled(learner, train)
-        point = Checkpoint(learner.parameters, trained.train["learning_rate"], settled)
-        return less(learner, [point], train, test, projection=Projection(_PROJECTION_DIMENSIONS), folder=scratch)
-    if method == "trak":
-        # As many dimensions as records would fit all of them, so fewer.
-        narrow = Projection(max(8, min(_PROJECTION_DIMENSIONS, len(train) // 2)))
-        return trak([learner], train, test, projection=narrow, damping=1e-6, folder=scratch)
-    spread = np.linspace(0, len(train) - 1, min(_TRACE_RECORDS, len(train))).astype(int)
-    mean = mean_eigenvalue(Curvature(learner, [train[row] for row in spread]))
-    # Where the model is sure of everything the curvature is next to nothing, but no damping would divide by it.
-    damping = max(_DAMPING * mean, float(np.finfo(np.float32).tiny))
-    return influence_functions(learner, train, test, damping=damping, solver=_SOLVERS[method](), folder=scratch)
-
-
-def mean_eigenvalue(curvature: Any, seed: int = 0) -> float:
-    """The trace of a curvature over its size, from one random vector of signs (M. F. Hutchinson 1990)."""
-    import torch
-
-    learner = curvature.learner
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (learner.size, 1), generator=generator).to(learner.dtype).to(learner.device) * 2 - 1
-    along = float((signs.double() * curvature.product(signs).double()).sum())
-    return along / int(learner.size)
-
-
-def _ekfac() -> Any:
-    from posttrain.attribution.influence.ihvp.ekfac import Ekfac
-
-    return Ekfac()
-
-
-def _conjugate_gradient() -> Any:
-    from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
-
-    return ConjugateGradient(tolerance=1e-2, steps=50)
-
-
-def _lissa() -> Any:
-    from posttrain.attribution.influence.ihvp.lissa import Lissa
-
-    return Lissa(steps=100)
-
-
-def _arnoldi() -> Any:
-    from posttrain.attribution.influence.ihvp.arnoldi import Arnoldi
-
-    return Arnoldi(steps=50)
-
-
-_SOLVERS: Mapping[str, Callable[[], Any]] = {
-    "ekfac": _ekfac,
-    "conjugate_gradient": _conjugate_gradient,
-    "lissa": _lissa,
-    "arnoldi": _arnoldi,
-}
-
-
-def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
+def find_training_run(turn: RoundContext, model: str) -> TrainingRun | None:
     """The training that made a model; None of a base model.
 
     Raises:

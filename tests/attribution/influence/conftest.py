@@ -1,4 +1,4 @@
-"""Small learners whose influence is known in closed form, in float64."""
+"""Small models whose influence is known in closed form, in float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from posttrain.attribution.influence.curvature import Curvature
 from posttrain.attribution.influence.functional_model import Batch, FunctionalModel
+from posttrain.attribution.influence.ihvp.solver import Solution
 from posttrain.attribution.influence.losses import CrossEntropy, SquaredError
 
 
 def run(model: nn.Module, batch: Batch) -> Tensor:
     """The model on a batch of inputs and targets."""
-    found: Tensor = model(batch[0])
-    return found
+    outputs: Tensor = model(batch[0])
+    return outputs
 
 
 def pairs(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -25,7 +27,7 @@ def pairs(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
 class Fitted:
     """A trained model with its records; ``penalty`` is the coefficient of half the squared length in the mean loss."""
 
-    learner: FunctionalModel
+    model: FunctionalModel
     x: Tensor
     y: Tensor
     test_x: Tensor
@@ -92,10 +94,10 @@ def logistic() -> tuple[Fitted, Fit]:
                 return flat.view(3, 5)
         raise AssertionError("Newton's method did not converge")
 
-    found = fit(torch.ones(len(x), dtype=torch.float64))
-    begun = found.flatten()
+    solution = fit(torch.ones(len(x), dtype=torch.float64))
+    begun = solution.flatten()
     model = nn.Linear(4, 3).double()
-    model.weight.data, model.bias.data = found[:, :4].clone(), found[:, 4].clone()
+    model.weight.data, model.bias.data = solution[:, :4].clone(), solution[:, 4].clone()
     return Fitted(FunctionalModel(model, run, CrossEntropy()), x, y, test_x, test_y, penalty), fit
 
 
@@ -109,3 +111,22 @@ def network() -> Fitted:
     x = torch.randn(20, 4, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (20,), generator=generator)
     return Fitted(FunctionalModel(model, run, CrossEntropy()), x, y, x[:4] + 0.1, y[:4], 0.0)
+
+
+class DenseSolver:
+    """The reference of all solvers: LU factors of the whole matrix."""
+
+    def matrix(self, curvature: Curvature) -> Tensor:
+        """H, float64 [P, P]; `test_curvature` checks products with it against the formulas."""
+        return curvature.product(torch.eye(curvature.model.size, dtype=torch.float64))
+
+    def solve(self, curvature: Curvature, b: Tensor, damping: float) -> Solution:
+        matrix = self.matrix(curvature) + damping * torch.eye(len(b), dtype=torch.float64)
+        x = torch.linalg.solve(matrix, b.double())
+        residuals = (matrix @ x - b).norm(dim=0) / b.double().norm(dim=0)
+        return Solution(x, residuals.numpy())
+
+
+@pytest.fixture
+def dense() -> DenseSolver:
+    return DenseSolver()

@@ -26,8 +26,8 @@ import sys, time
 from pathlib import Path
 import torch
 from torch import nn
-from posttrain.attribution.influence.gradients import features
-from posttrain.attribution.influence.functional_model import Learner
+from posttrain.attribution.influence.gradients import projected_gradients
+from posttrain.attribution.influence.functional_model import FunctionalModel
 from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.attribution.influence.projection import Projection
 
@@ -48,9 +48,9 @@ def run(model, batch):
         file.write("x")
     return model(batch[0])
 
-learner = Learner(model, run, CrossEntropy())
-found = features(learner, records, Projection(8), folder=folder, block=4, way="loop")
-print(found.evaluations, repr(found.rows.sum().item()))
+functional = FunctionalModel(model, run, CrossEntropy())
+result = projected_gradients(functional, records, Projection(8), folder=folder, block_size=4, mode="loop")
+print(result.evaluations, repr(result.rows.sum().item()))
 '''
 
 
@@ -112,11 +112,11 @@ def test_processes_share_the_blocks_out(script, tmp_path) -> None:
 
 def test_what_is_kept_is_what_is_computed(network, tmp_path) -> None:
     projection = Projection(6)
-    plain = projected_gradients(network.learner, network.train, projection, block=8)
-    expected = projection(torch.cat([found for _, found in record_gradients(network.learner, network.train)]))
+    plain = projected_gradients(network.model, network.train, projection, block_size=8)
+    expected = projection(torch.cat([found for _, found in record_gradients(network.model, network.train)]))
     torch.testing.assert_close(plain.rows, expected)
     first, second = (
-        projected_gradients(network.learner, network.train, projection, folder=tmp_path / "new" / "kept", block=8)
+        projected_gradients(network.model, network.train, projection, folder=tmp_path / "new" / "kept", block_size=8)
         for _ in range(2)
     )
     assert torch.equal(first.rows, plain.rows)
@@ -125,9 +125,9 @@ def test_what_is_kept_is_what_is_computed(network, tmp_path) -> None:
 
 
 def test_all_that_numbers_hang_on_is_in_the_name(network, tmp_path) -> None:
-    def evaluations(learner: FunctionalModel = network.learner, records: list | None = None, **settings) -> int:
-        settings = {"projection": Projection(6), "block": 5} | settings
-        return projected_gradients(learner, records or network.train, folder=tmp_path, **settings).evaluations
+    def evaluations(model: FunctionalModel = network.model, records: list | None = None, **settings) -> int:
+        settings = {"projection": Projection(6), "block_size": 5} | settings
+        return projected_gradients(model, records or network.train, folder=tmp_path, **settings).evaluations
 
     assert evaluations() == 20
     assert evaluations() == 0
@@ -137,38 +137,38 @@ def test_all_that_numbers_hang_on_is_in_the_name(network, tmp_path) -> None:
     assert evaluations(projection=Projection(6, 1)) == 20
     assert evaluations(projection=Projection(6, 0, "dense")) == 20
     assert evaluations(projection=None) == 20
-    zeros = torch.zeros(network.learner.size, dtype=torch.float64)
-    assert evaluations(change=AdamMoments(zeros, zeros, 1)) == 20
-    assert evaluations(change=AdamMoments(zeros, zeros, 2)) == 20
-    moved = {name: value + 1e-9 for name, value in network.learner.parameters.items()}
-    assert evaluations(network.learner.at(moved)) == 20
-    other = FunctionalModel(network.learner.model, lambda model, batch: 2 * model(batch[0]), CrossEntropy())
+    zeros = torch.zeros(network.model.size, dtype=torch.float64)
+    assert evaluations(transform=AdamMoments(zeros, zeros, 1)) == 20
+    assert evaluations(transform=AdamMoments(zeros, zeros, 2)) == 20
+    moved = {name: value + 1e-9 for name, value in network.model.parameters.items()}
+    assert evaluations(network.model.at(moved)) == 20
+    other = FunctionalModel(network.model.module, lambda model, batch: 2 * model(batch[0]), CrossEntropy())
     assert evaluations(other) == 20
-    network.learner.model[1].register_buffer("unused", torch.zeros(1))
-    buffered = FunctionalModel(network.learner.model, network.learner.outputs, CrossEntropy())
+    network.model.module[1].register_buffer("unused", torch.zeros(1))
+    buffered = FunctionalModel(network.model.module, network.model.outputs, CrossEntropy())
     assert evaluations(buffered) == 20
     assert evaluations() == 0
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
 def test_a_damaged_block_is_named_and_made_again(network, tmp_path, caplog, harm) -> None:
-    first = projected_gradients(network.learner, network.train, folder=tmp_path, block=10)
+    first = projected_gradients(network.model, network.train, folder=tmp_path, block_size=10)
     file = sorted(tmp_path.glob("*.block"))[0]
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes({"flip": content, "cut": content[:100], "empty": b""}[harm])
-    again = projected_gradients(network.learner, network.train, folder=tmp_path, block=10)
+    again = projected_gradients(network.model, network.train, folder=tmp_path, block_size=10)
     assert f"{file} is damaged" in caplog.text
     assert again.evaluations == 10
     assert torch.equal(again.rows, first.rows)
-    assert projected_gradients(network.learner, network.train, folder=tmp_path, block=10).evaluations == 0
+    assert projected_gradients(network.model, network.train, folder=tmp_path, block_size=10).evaluations == 0
 
 
 def test_the_lock_of_a_process_killed_once_its_block_was_written_is_removed(network, tmp_path) -> None:
-    projected_gradients(network.learner, network.train, folder=tmp_path, block=10)
+    projected_gradients(network.model, network.train, folder=tmp_path, block_size=10)
     for file in list(tmp_path.glob("*.block")):
         file.with_suffix(".lock").touch()
-    assert projected_gradients(network.learner, network.train, folder=tmp_path, block=10).evaluations == 0
+    assert projected_gradients(network.model, network.train, folder=tmp_path, block_size=10).evaluations == 0
     assert {file.suffix for file in tmp_path.iterdir()} == {".block"}
 
 
@@ -179,18 +179,18 @@ def test_gradients_are_changed_before_they_are_projected(network) -> None:
         def __call__(self, gradients: torch.Tensor) -> torch.Tensor:
             return gradients.abs()
 
-    raw = torch.cat([found for _, found in record_gradients(network.learner, network.train)])
-    found = projected_gradients(network.learner, network.train, Projection(6), change=Doubled())
+    raw = torch.cat([found for _, found in record_gradients(network.model, network.train)])
+    found = projected_gradients(network.model, network.train, Projection(6), transform=Doubled())
     torch.testing.assert_close(found.rows, Projection(6)(raw.abs()))
 
 
 def test_mistakes_are_one_line(network, tmp_path) -> None:
     with pytest.raises(UserError, match="no records"):
-        projected_gradients(network.learner, [])
+        projected_gradients(network.model, [])
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="a file is where a folder is to be made"):
-        projected_gradients(network.learner, network.train, folder=tmp_path / "file")
+        projected_gradients(network.model, network.train, folder=tmp_path / "file")
     model = nn.Linear(4, 3).double()
     model.weight.data[0, 0] = torch.nan
     with pytest.raises(UserError, match="record 0: the gradient of its loss is not finite"):
-        projected_gradients(FunctionalModel(model, network.learner.outputs, CrossEntropy()), network.train)
+        projected_gradients(FunctionalModel(model, network.model.outputs, CrossEntropy()), network.train)

@@ -49,12 +49,12 @@ def records(adapted: LanguageModel) -> list:
     return [encode_record(adapted, user(asked), said) for asked, said in zip(ASKED, SAID, strict=True)]
 
 
-def whole(learner: FunctionalModel, records: list, **settings) -> torch.Tensor:
-    return torch.cat([found for _, found in record_gradients(learner, records, **settings)])
+def whole(model: FunctionalModel, records: list, **settings) -> torch.Tensor:
+    return torch.cat([found for _, found in record_gradients(model, records, **settings)])
 
 
-def losses(learner: FunctionalModel, records: list) -> torch.Tensor:
-    return learner.losses_at(learner.parameters, learner.batch(records)).detach().double()
+def losses(model: FunctionalModel, records: list) -> torch.Tensor:
+    return model.losses_at(model.parameters, model.batch(records)).detach().double()
 
 
 def test_losses_are_the_answers_likelihoods(adapted, records) -> None:
@@ -66,8 +66,8 @@ def test_losses_are_the_answers_likelihoods(adapted, records) -> None:
 
 
 def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, records) -> None:
-    learner = functional_causal_lm(adapted)
-    assert all("lora" in name for name in learner.parameters)
+    model = functional_causal_lm(adapted)
+    assert all("lora" in name for name in model.parameters)
     expected = []
     for record in records:
         adapted.model.zero_grad()
@@ -79,9 +79,11 @@ def test_gradients_are_the_adapters_by_autograd_in_every_way_and_block(adapted, 
         expected.append(torch.cat(grads))
     expected = torch.stack(expected)
     assert float(expected.norm(dim=1).min()) > 0.1
-    for way in ("vmap", "loop"):
-        for block in (1, 5):
-            torch.testing.assert_close(whole(learner, records, way=way, block=block), expected, rtol=1e-3, atol=1e-4)
+    for mode in ("vmap", "loop"):
+        for block_size in (1, 5):
+            torch.testing.assert_close(
+                whole(model, records, mode=mode, block_size=block_size), expected, rtol=1e-3, atol=1e-4
+            )
 
 
 def test_only_the_last_answer_counts_unless_told(adapted) -> None:
@@ -91,38 +93,36 @@ def test_only_the_last_answer_counts_unless_told(adapted) -> None:
     assert adapted.tokenizer.decode([i for i, on in zip(last.ids, last.supervised, strict=True) if on]) == "z<|end|>"
     spoken = [i for i, on in zip(all_turns.ids, all_turns.supervised, strict=True) if on]
     assert adapted.tokenizer.decode(spoken) == "hello<|end|>z<|end|>"
-    learner = functional_causal_lm(adapted)
-    assert float(losses(learner, [all_turns])[0]) > float(losses(learner, [last])[0]) + 1
+    model = functional_causal_lm(adapted)
+    assert float(losses(model, [all_turns])[0]) > float(losses(model, [last])[0]) + 1
 
 
 def test_curvature_products_go_through_the_model(adapted, records) -> None:
     """Along a direction the Hessian's product is the difference of two gradients."""
-    learner = functional_causal_lm(adapted)
-    at = learner.flat(learner.parameters)
+    model = functional_causal_lm(adapted)
+    at = model.flat(model.parameters)
     direction = torch.randn(len(at), generator=torch.Generator().manual_seed(1))
     direction /= direction.norm()
-    found = Curvature(learner, records, "hessian").product(direction[:, None])[:, 0]
+    found = Curvature(model, records, "hessian").product(direction[:, None])[:, 0]
     step = 0.02
-    ends = [whole(learner.at(learner.unflat(at + sign * step * direction)), records).mean(0) for sign in (-1, 1)]
+    ends = [whole(model.at(model.unflat(at + sign * step * direction)), records).mean(0) for sign in (-1, 1)]
     expected = (ends[1] - ends[0]) / (2 * step)
     assert float((found - expected).norm() / expected.norm()) < 0.02
-    bent = Curvature(learner, records).product(direction[:, None])[:, 0]
+    bent = Curvature(model, records).product(direction[:, None])[:, 0]
     assert float(direction @ bent) > 0
 
 
 def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_path) -> None:
-    learner = functional_causal_lm(adapted)
-    moments = AdamMoments(torch.zeros(learner.size), torch.ones(learner.size) * 1e-3, 5)
-    point = Checkpoint(learner.parameters, 0.1, moments)
+    model = functional_causal_lm(adapted)
+    moments = AdamMoments(torch.zeros(model.size), torch.ones(model.size) * 1e-3, 5)
+    point = Checkpoint(model.parameters, 0.1, moments)
     projection = Projection(512)
     found = {
-        "ekfac": influence_functions(learner, records, records, damping=0.1, solver=Ekfac(samples=2)),
-        "conjugate gradient": influence_functions(
-            learner, records, records, damping=1.0, solver=ConjugateGradient(1e-3)
-        ),
-        "tracin": tracin(learner, [point], records, records, projection=projection, folder=tmp_path),
-        "less": less(learner, [point], records, records, projection=projection, folder=tmp_path),
-        "trak": trak([learner], records, records, projection=Projection(3), damping=1.0, folder=tmp_path),
+        "ekfac": influence_functions(model, records, records, damping=0.1, solver=Ekfac(samples=2)),
+        "conjugate gradient": influence_functions(model, records, records, damping=1.0, solver=ConjugateGradient(1e-3)),
+        "tracin": tracin(model, [point], records, records, projection=projection, folder=tmp_path),
+        "less": less(model, [point], records, records, projection=projection, folder=tmp_path),
+        "trak": trak([model], records, records, projection=Projection(3), damping=1.0, folder=tmp_path),
     }
     for name, scores in found.items():
         assert scores.scores.shape == (5, 5), name
@@ -132,7 +132,7 @@ def test_every_method_runs_and_a_record_helps_itself_most(adapted, records, tmp_
         first = found[name].scores.argmax(axis=0)
         assert sum(int(a == b) for a, b in zip(first, range(5), strict=True)) >= 4, name
     assert found["conjugate gradient"].residuals.max() < 2e-3
-    assert tracin(learner, [point], records, records, projection=projection, folder=tmp_path).evaluations == 0
+    assert tracin(model, [point], records, records, projection=projection, folder=tmp_path).evaluations == 0
 
 
 def test_a_saved_adapter_is_put_on_to_count(adapted, records, tiny_model, tmp_path) -> None:

@@ -1,57 +1,45 @@
-import numpy as np
 import pytest
 import torch
 
-from posttrain.attribution.influence.curvature import DENSE_LIMIT, Curvature
-from posttrain.attribution.influence.functional_model import FunctionalModel
+from posttrain.attribution.influence.curvature import Curvature
 from posttrain.attribution.influence.losses import IGNORE_INDEX, CrossEntropy, SquaredError
 from posttrain.store.errors import UserError
 
 
 def hessian_by_autograd(fitted) -> torch.Tensor:
-    learner = fitted.learner
+    model = fitted.model
 
     def loss(flat: torch.Tensor) -> torch.Tensor:
-        return learner.losses_at(learner.unflat(flat), (fitted.x, fitted.y)).mean()
+        return model.losses_at(model.unflat(flat), (fitted.x, fitted.y)).mean()
 
-    return torch.func.hessian(loss)(learner.flat(learner.parameters))
+    return torch.func.hessian(loss)(model.flat(model.parameters))
 
 
 def gauss_newton_by_hand(fitted) -> torch.Tensor:
     """The mean of J' (diag(p) - p p') J."""
-    learner = fitted.learner
-    total = torch.zeros(learner.size, learner.size, dtype=torch.float64)
+    model = fitted.model
+    total = torch.zeros(model.size, model.size, dtype=torch.float64)
     for x, y in fitted.train:
 
         def logits(flat: torch.Tensor, x=x, y=y) -> torch.Tensor:
-            return learner.outputs_at(learner.unflat(flat), (x[None], y[None]))[0]
+            return model.outputs_at(model.unflat(flat), (x[None], y[None]))[0]
 
-        at = learner.flat(learner.parameters)
+        at = model.flat(model.parameters)
         jacobian, p = torch.func.jacrev(logits)(at), logits(at).softmax(0)
         total += jacobian.T @ (p.diag() - p[:, None] * p) @ jacobian
     return total / len(fitted.x)
 
 
-@pytest.mark.parametrize("block", [1, 6, None])
-def test_products_and_whole_are_the_matrices_of_the_formulas(network, block) -> None:
-    size = network.learner.size
+@pytest.mark.parametrize("block_size", [1, 6, None])
+def test_products_are_those_of_the_formulas(network, block_size) -> None:
+    size = network.model.size
     for kind, expected in (("hessian", hessian_by_autograd(network)), ("gauss_newton", gauss_newton_by_hand(network))):
-        curvature = Curvature(network.learner, network.train, kind, block)
+        curvature = Curvature(network.model, network.train, kind, block_size)
         torch.testing.assert_close(curvature.product(torch.eye(size, dtype=torch.float64)), expected)
         assert curvature.evaluations == 20 * size
-        torch.testing.assert_close(curvature.dense(), expected)
     assert float((hessian_by_autograd(network) - gauss_newton_by_hand(network)).norm()) > 0.01
     assert float(torch.linalg.eigvalsh(hessian_by_autograd(network)).min()) < -1e-3
     assert float(torch.linalg.eigvalsh(gauss_newton_by_hand(network)).min()) > -1e-12
-
-
-def test_products_over_some_rows_are_those_of_these_records(network) -> None:
-    rows = np.array([3, 11, 12])
-    vectors = torch.randn(network.learner.size, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    part = Curvature(network.learner, [network.train[row] for row in rows])
-    whole = Curvature(network.learner, network.train, block=2)
-    torch.testing.assert_close(whole.product(vectors, rows), part.product(vectors))
-    assert whole.evaluations == 6
 
 
 def test_exact_roots_add_up_to_the_hessian_in_the_outputs(logistic) -> None:
@@ -89,9 +77,6 @@ def test_drawn_roots_add_up_to_it_within_their_standard_error() -> None:
 
 def test_mistakes_are_one_line(network) -> None:
     with pytest.raises(UserError, match="unknown curvature `fisher`"):
-        Curvature(network.learner, network.train, "fisher")
+        Curvature(network.model, network.train, "fisher")
     with pytest.raises(UserError, match="no records"):
-        Curvature(network.learner, [])
-    large = torch.nn.Linear(DENSE_LIMIT, 2)
-    with pytest.raises(UserError, match="at most 8192 parameters"):
-        Curvature(FunctionalModel(large, network.learner.outputs, CrossEntropy()), network.train).dense()
+        Curvature(network.model, [])

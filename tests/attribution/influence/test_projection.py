@@ -67,7 +67,7 @@ def test_pieces_of_a_wide_dense_matrix_are_one_matrix(monkeypatch) -> None:
 
     x = vectors(3, 5000)
     whole = Projection(130, 1, "dense")(x)
-    monkeypatch.setattr(projection, "_NUMBERS", 130 * 7)
+    monkeypatch.setattr(projection, "_MATRIX_NUMBERS", 130 * 7)
     torch.testing.assert_close(Projection(130, 1, "dense")(x), whole)
 
 

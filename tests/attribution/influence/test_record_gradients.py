@@ -10,45 +10,45 @@ from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.store.errors import UserError
 
 
-def whole(learner: FunctionalModel, records: list, **settings) -> Tensor:
-    return torch.cat([found for _, found in record_gradients(learner, records, **settings)])
+def whole(model: FunctionalModel, records: list, **settings) -> Tensor:
+    return torch.cat([found for _, found in record_gradients(model, records, **settings)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_all_ways_and_blocks_give_the_gradients_that_autograd_gives_one_by_one(network, dtype) -> None:
-    model = network.learner.model.to(dtype)
-    learner = FunctionalModel(model, network.learner.outputs, CrossEntropy())
+    module = network.model.module.to(dtype)
+    model = FunctionalModel(module, network.model.outputs, CrossEntropy())
     records = [(x.to(dtype), y) for x, y in network.train]
     expected = []
     for x, y in records:
-        model.zero_grad()
-        nn.functional.cross_entropy(model(x[None]), y[None]).backward()
-        expected.append(torch.cat([value.grad.flatten() for value in model.parameters()]))
+        module.zero_grad()
+        nn.functional.cross_entropy(module(x[None]), y[None]).backward()
+        expected.append(torch.cat([value.grad.flatten() for value in module.parameters()]))
     expected = torch.stack(expected)
     tight = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-14}
-    for block in (1, 7, 20, None):
-        for way in ("vmap", "loop"):
-            found = whole(learner, records, block=block, way=way)
+    for block_size in (1, 7, 20, None):
+        for mode in ("vmap", "loop"):
+            found = whole(model, records, block_size=block_size, mode=mode)
             assert found.dtype == dtype
             torch.testing.assert_close(found, expected, **tight)
 
 
 def test_only_parameters_that_require_a_gradient_count(network) -> None:
-    network.learner.model[0].requires_grad_(False)
-    learner = FunctionalModel(network.learner.model, network.learner.outputs, CrossEntropy())
-    everything = whole(network.learner, network.train)
-    assert learner.size == 5 * 3 + 3
-    torch.testing.assert_close(whole(learner, network.train), everything[:, -learner.size :])
+    network.model.module[0].requires_grad_(False)
+    model = FunctionalModel(network.model.module, network.model.outputs, CrossEntropy())
+    everything = whole(network.model, network.train)
+    assert model.size == 5 * 3 + 3
+    torch.testing.assert_close(whole(model, network.train), everything[:, -model.size :])
 
 
 def test_the_model_runs_as_in_evaluation_and_is_left_as_it_was(network) -> None:
-    model = nn.Sequential(network.learner.model[0], nn.Dropout(0.5), network.learner.model[2]).train()
-    model[0].eval()
-    learner = FunctionalModel(model, network.learner.outputs, CrossEntropy())
-    still = FunctionalModel(nn.Sequential(model[0], model[2]), network.learner.outputs, CrossEntropy())
-    for way in ("vmap", "loop"):
-        torch.testing.assert_close(whole(learner, network.train, way=way), whole(still, network.train))
-    assert [part.training for part in (model, *model)] == [True, False, True, True]
+    module = nn.Sequential(network.model.module[0], nn.Dropout(0.5), network.model.module[2]).train()
+    module[0].eval()
+    model = FunctionalModel(module, network.model.outputs, CrossEntropy())
+    still = FunctionalModel(nn.Sequential(module[0], module[2]), network.model.outputs, CrossEntropy())
+    for mode in ("vmap", "loop"):
+        torch.testing.assert_close(whole(model, network.train, mode=mode), whole(still, network.train))
+    assert [part.training for part in (module, *module)] == [True, False, True, True]
 
 
 class Branching(nn.Module):
@@ -64,54 +64,54 @@ class Branching(nn.Module):
 
 
 def test_what_vmap_does_not_know_is_taken_one_by_one_with_a_word(network, caplog) -> None:
-    learner = FunctionalModel(Branching(), network.learner.outputs, CrossEntropy())
-    batch = learner.batch(network.train)
+    model = FunctionalModel(Branching(), network.model.outputs, CrossEntropy())
+    batch = model.batch(network.train)
     with pytest.raises(RuntimeError):
-        batch_gradients(learner, batch, "vmap")
+        batch_gradients(model, batch, "vmap")
     with caplog.at_level(logging.INFO, "posttrain"):
-        found = batch_gradients(learner, batch)
+        found = batch_gradients(model, batch)
     assert "a record at a time" in caplog.text
-    torch.testing.assert_close(found, batch_gradients(learner, batch, "loop"))
+    torch.testing.assert_close(found, batch_gradients(model, batch, "loop"))
 
 
 def test_an_error_of_the_loss_itself_is_raised(network) -> None:
     def broken(outputs: Tensor, batch: Batch) -> Tensor:
         raise ValueError("broken loss")
 
-    learner = FunctionalModel(network.learner.model, network.learner.outputs, broken)
+    model = FunctionalModel(network.model.module, network.model.outputs, broken)
     with pytest.raises(ValueError, match="broken loss"):
-        batch_gradients(learner, learner.batch(network.train))
+        batch_gradients(model, model.batch(network.train))
 
 
 def test_losses_are_those_of_the_records(network) -> None:
-    expected = nn.functional.cross_entropy(network.learner.model(network.x), network.y, reduction="none")
-    found = network.learner.losses_at(network.learner.parameters, network.learner.batch(network.train))
+    expected = nn.functional.cross_entropy(network.model.module(network.x), network.y, reduction="none")
+    found = network.model.losses_at(network.model.parameters, network.model.batch(network.train))
     torch.testing.assert_close(found.detach(), expected.detach())
 
 
 def test_a_learner_keeps_its_parameters_when_training_goes_on(network) -> None:
-    before = whole(network.learner, network.train)
-    key = network.learner.key
+    before = whole(network.model, network.train)
+    key = network.model.key
     with torch.no_grad():
-        network.learner.model[0].weight.add_(1)
-    torch.testing.assert_close(whole(network.learner, network.train), before)
-    moved = FunctionalModel(network.learner.model, network.learner.outputs, CrossEntropy())
+        network.model.module[0].weight.add_(1)
+    torch.testing.assert_close(whole(network.model, network.train), before)
+    moved = FunctionalModel(network.model.module, network.model.outputs, CrossEntropy())
     assert moved.key != key
-    assert moved.at(network.learner.parameters).key == key
+    assert moved.at(network.model.parameters).key == key
 
 
 def test_mistakes_are_one_line(network) -> None:
-    learner = network.learner
+    model = network.model
     with pytest.raises(UserError, match="no records"):
-        next(record_gradients(learner, []))
+        next(record_gradients(model, []))
     with pytest.raises(UserError, match="at least one record"):
-        next(record_gradients(learner, network.train, block=0))
+        next(record_gradients(model, network.train, block_size=0))
     with pytest.raises(UserError, match=r"record 2: the gradient .* not finite"):
-        list(record_gradients(learner, [*network.train[:2], (network.x[2] * torch.nan, network.y[2])], block=2))
+        list(record_gradients(model, [*network.train[:2], (network.x[2] * torch.nan, network.y[2])], block_size=2))
     with pytest.raises(UserError, match=r"lacks 1 parameters, the first is 2\.bias"):
-        learner.at({name: value for name, value in learner.parameters.items() if name != "2.bias"})
+        model.at({name: value for name, value in model.parameters.items() if name != "2.bias"})
     with pytest.raises(UserError, match="not those of the model"):
-        learner.at({name: value.flatten() for name, value in learner.parameters.items()})
-    learner.model.requires_grad_(False)
+        model.at({name: value.flatten() for name, value in model.parameters.items()})
+    model.module.requires_grad_(False)
     with pytest.raises(UserError, match="no parameter"):
-        FunctionalModel(learner.model, learner.outputs, learner.losses)
+        FunctionalModel(model.module, model.outputs, model.losses)

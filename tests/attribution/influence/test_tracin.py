@@ -12,7 +12,7 @@ from posttrain.store.errors import UserError
 
 def losses_after_a_step(network, parameters: dict, record, rate: float) -> torch.Tensor:
     """The test records' losses after one step of torch's SGD on one record."""
-    model = network.learner.model
+    model = network.model.module
     model.load_state_dict(parameters)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     optimizer.zero_grad()
@@ -23,10 +23,10 @@ def losses_after_a_step(network, parameters: dict, record, rate: float) -> torch
 
 
 def test_it_is_the_fall_of_the_loss_over_one_small_step(network) -> None:
-    parameters = {name: value.clone() for name, value in network.learner.model.state_dict().items()}
+    parameters = {name: value.clone() for name, value in network.model.module.state_dict().items()}
     rate = 1e-6
-    found = tracin(network.learner, [Checkpoint(parameters, rate)], network.train, network.test)
-    before = network.learner.losses_at(network.learner.parameters, (network.test_x, network.test_y))
+    found = tracin(network.model, [Checkpoint(parameters, rate)], network.train, network.test)
+    before = network.model.losses_at(network.model.parameters, (network.test_x, network.test_y))
     fall = torch.stack(
         [before - losses_after_a_step(network, parameters, record, rate) for record in network.train]
     ).numpy()
@@ -36,31 +36,31 @@ def test_it_is_the_fall_of_the_loss_over_one_small_step(network) -> None:
 
 
 def test_checkpoints_add_up_by_their_rates(network) -> None:
-    first = network.learner.parameters
+    first = network.model.parameters
     second = {name: value * 0.5 for name, value in first.items()}
     alone = [
-        tracin(network.learner, [Checkpoint(one, 1.0)], network.train, network.test).scores for one in (first, second)
+        tracin(network.model, [Checkpoint(one, 1.0)], network.train, network.test).scores for one in (first, second)
     ]
-    both = tracin(network.learner, [Checkpoint(first, 0.1), Checkpoint(second, 0.3)], network.train, network.test)
+    both = tracin(network.model, [Checkpoint(first, 0.1), Checkpoint(second, 0.3)], network.train, network.test)
     np.testing.assert_allclose(both.scores, 0.1 * alone[0] + 0.3 * alone[1])
     assert not np.allclose(alone[0], alone[1])
 
 
 def test_a_checkpoint_is_a_copy(network) -> None:
-    checkpoint = Checkpoint(network.learner.model.state_dict(), 1.0)
-    before = tracin(network.learner, [checkpoint], network.train, network.test)
+    checkpoint = Checkpoint(network.model.module.state_dict(), 1.0)
+    before = tracin(network.model, [checkpoint], network.train, network.test)
     with torch.no_grad():
-        network.learner.model[2].weight.add_(1)
-    after = tracin(network.learner, [checkpoint], network.train, network.test)
+        network.model.module[2].weight.add_(1)
+    after = tracin(network.model, [checkpoint], network.train, network.test)
     np.testing.assert_array_equal(before.scores, after.scores)
 
 
 def test_a_projection_keeps_the_scores_nearly(network, tmp_path) -> None:
-    checkpoint = Checkpoint(network.learner.parameters, 1.0)
-    exact = tracin(network.learner, [checkpoint], network.train, network.test).scores
+    checkpoint = Checkpoint(network.model.parameters, 1.0)
+    exact = tracin(network.model, [checkpoint], network.train, network.test).scores
     near = np.mean(
         [
-            tracin(network.learner, [checkpoint], network.train, network.test, projection=Projection(64, seed)).scores
+            tracin(network.model, [checkpoint], network.train, network.test, projection=Projection(64, seed)).scores
             for seed in range(40)
         ],
         axis=0,
@@ -71,13 +71,13 @@ def test_a_projection_keeps_the_scores_nearly(network, tmp_path) -> None:
 def test_with_the_identity_as_curvature_influence_is_tracin(network) -> None:
     """With a damping far above the curvature, (H + damping)^-1 is 1 / damping."""
     damping = 1e7
-    found = influence_functions(network.learner, network.train, network.test, damping=damping)
-    one_step = tracin(network.learner, [Checkpoint(network.learner.parameters, 1 / 20)], network.train, network.test)
+    found = influence_functions(network.model, network.train, network.test, damping=damping)
+    one_step = tracin(network.model, [Checkpoint(network.model.parameters, 1 / 20)], network.train, network.test)
     np.testing.assert_allclose(found.scores * damping, one_step.scores, rtol=1e-5, atol=1e-9)
 
 
 def test_values_add_up_over_the_test_records(network) -> None:
-    found = tracin(network.learner, [Checkpoint(network.learner.parameters, 1.0)], network.train, network.test)
+    found = tracin(network.model, [Checkpoint(network.model.parameters, 1.0)], network.train, network.test)
     assert isinstance(found, Values)
     np.testing.assert_allclose(found.values, found.scores.sum(1))
     np.testing.assert_allclose(found.standard_errors, 2 * found.scores.std(1, ddof=1))
@@ -86,10 +86,10 @@ def test_values_add_up_over_the_test_records(network) -> None:
 
 def test_mistakes_are_one_line(network) -> None:
     with pytest.raises(UserError, match="there are no checkpoints"):
-        tracin(network.learner, [], network.train, network.test)
+        tracin(network.model, [], network.train, network.test)
     with pytest.raises(UserError, match=r"learning rate of checkpoint 1 must be above 0, not 0"):
-        tracin(network.learner, [Checkpoint(network.learner.parameters, 0)], network.train, network.test)
+        tracin(network.model, [Checkpoint(network.model.parameters, 0)], network.train, network.test)
     with pytest.raises(UserError, match="there are no training records"):
-        tracin(network.learner, [Checkpoint(network.learner.parameters, 1.0)], [], network.test)
+        tracin(network.model, [Checkpoint(network.model.parameters, 1.0)], [], network.test)
     with pytest.raises(UserError, match="the checkpoint lacks 4 parameters"):
-        tracin(network.learner, [Checkpoint({}, 1.0)], network.train, network.test)
+        tracin(network.model, [Checkpoint({}, 1.0)], network.train, network.test)

@@ -45,10 +45,10 @@ def records(x: torch.Tensor, sign: torch.Tensor) -> list:
 
 
 def test_without_projection_it_is_the_closed_form(binary) -> None:
-    learner, x, sign, _ = binary
-    found = trak([learner], records(x, sign)[:40], records(x, sign)[40:], projection=None)
+    model, x, sign, _ = binary
+    found = trak([model], records(x, sign)[:40], records(x, sign)[40:], projection=None)
     f = sign[:, None] * x
-    p = torch.sigmoid(f @ learner.parameters["weight"])
+    p = torch.sigmoid(f @ model.parameters["weight"])
     expected = f[:40] @ torch.linalg.inv(f[:40].T @ f[:40]) @ f[40:].T * (1 - p[:40])[:, None]
     np.testing.assert_allclose(found.scores, expected.numpy(), rtol=1e-9)
     assert found.evaluations == 50
@@ -57,9 +57,9 @@ def test_without_projection_it_is_the_closed_form(binary) -> None:
 
 def test_newton_is_one_newton_step_from_the_whole_to_each_leave_one_out_solution(binary) -> None:
     """The step is taken by the sums over the other records, not by the formula that TRAK rests on."""
-    learner, x, sign, penalty = binary
-    found = trak([learner], records(x, sign), records(x, sign), projection=None, damping=penalty, newton=True)
-    weight, f = learner.parameters["weight"], sign[:, None] * x
+    model, x, sign, penalty = binary
+    found = trak([model], records(x, sign), records(x, sign), projection=None, damping=penalty, newton=True)
+    weight, f = model.parameters["weight"], sign[:, None] * x
     p = torch.sigmoid(f @ weight)
     for row in range(50):
         kept = torch.arange(50) != row
@@ -86,9 +86,9 @@ def test_the_margin_is_the_log_odds_even_of_a_sure_model() -> None:
 
 
 def test_several_models_are_averaged_each_with_a_projection_of_its_own(binary) -> None:
-    learner, x, sign, _ = binary
+    model, x, sign, _ = binary
     train, test = records(x, sign)[:40], records(x, sign)[40:]
-    models = [learner, learner.at({"weight": learner.parameters["weight"] * 0.7 + 0.1})]
+    models = [model, model.at({"weight": model.parameters["weight"] * 0.7 + 0.1})]
     found = trak(models, train, test, projection=Projection(3, 8, "dense"))
     f = sign[:, None] * x
     kernels, doubts = [], []
@@ -104,24 +104,24 @@ def test_several_models_are_averaged_each_with_a_projection_of_its_own(binary) -
 
 
 def test_gradients_are_kept(binary, tmp_path) -> None:
-    learner, x, sign, _ = binary
+    model, x, sign, _ = binary
     train, test = records(x, sign)[:40], records(x, sign)[40:]
-    first, again = (trak([learner], train, test, projection=Projection(3), folder=tmp_path) for _ in range(2))
+    first, again = (trak([model], train, test, projection=Projection(3), folder=tmp_path) for _ in range(2))
     assert (first.evaluations, again.evaluations) == (50, 0)
     np.testing.assert_array_equal(first.scores, again.scores)
 
 
 def test_mistakes_are_one_line(binary) -> None:
-    learner, x, sign, _ = binary
+    model, x, sign, _ = binary
     some = records(x, sign)
     with pytest.raises(UserError, match="there are no test records"):
-        trak([learner], some, [], projection=None)
+        trak([model], some, [], projection=None)
     with pytest.raises(UserError, match="there are no models"):
         trak([], some, some, projection=None)
     with pytest.raises(UserError, match="3 records do not fill 4 dimensions"):
-        trak([learner], some[:3], some, projection=None)
+        trak([model], some[:3], some, projection=None)
     with pytest.raises(UserError, match="damping must be 0 or more"):
-        trak([learner], some, some, projection=None, damping=-1)
-    other = FunctionalModel(learner.model, learner.outputs, SquaredError())
+        trak([model], some, some, projection=None, damping=-1)
+    other = FunctionalModel(model.module, model.outputs, SquaredError())
     with pytest.raises(UserError, match="whose loss is the cross-entropy"):
         trak([other], some, some, projection=None)

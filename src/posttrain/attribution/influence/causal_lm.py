@@ -21,7 +21,7 @@ from posttrain.store.errors import UserError
 
 
 def load_adapter(lm: LanguageModel, adapter: Path) -> LanguageModel:
-    """The model with a saved adapter on it, whose float32 weights are what requires a gradient.
+    """Puts a saved adapter on a model; only its float32 weights require a gradient.
 
     Args:
         lm: the base model; peft changes it in place.
@@ -36,9 +36,9 @@ def load_adapter(lm: LanguageModel, adapter: Path) -> LanguageModel:
     if not (adapter / "adapter_model.safetensors").is_file():
         raise UserError("no adapter_model.safetensors here", where=str(adapter), fix="name an adapter's folder")
     with warnings.catch_warnings():
-        # peft asks transformers for it, which no user can do anything about
+        # peft triggers it inside transformers; no user can do anything about it.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        # What peft only warns of, an adapter of another model, would leave it half on.
+        # peft only warns of an adapter of another model, and loads half of it: that is an error here.
         warnings.filterwarnings("error", "Found missing adapter keys")
         try:
             model: Any = PeftModel.from_pretrained(lm.model, str(adapter), is_trainable=True)
@@ -48,13 +48,13 @@ def load_adapter(lm: LanguageModel, adapter: Path) -> LanguageModel:
 
 
 def encode_record(lm: LanguageModel, prompt: Turns, answer: str, *, earlier_turns: bool = False) -> TokenizedExample:
-    """A record for `functional_causal_lm`: a prompt as the model is shown it, and an answer with its stop token.
+    """Tokenizes a record for `functional_causal_lm`: the rendered prompt, and an answer with its stop token.
 
     Args:
         lm: the model.
         prompt: the conversation up to the answer.
-        answer: what counts; a test record's may be the model's own.
-        earlier_turns: let the assistant's earlier turns count as well, as supervised fine-tuning does.
+        answer: the supervised text; a test record's may be the model's own.
+        earlier_turns: supervise the assistant's earlier turns as well, as supervised fine-tuning does.
 
     Raises:
         UserError: it is longer than the model's context.
@@ -66,16 +66,16 @@ def encode_record(lm: LanguageModel, prompt: Turns, answer: str, *, earlier_turn
         )
     if earlier_turns:
         return whole
-    asked = len(whole.ids) - len(lm.answer_ids(answer))
-    return TokenizedExample(whole.ids, [place >= asked for place in range(len(whole.ids))])
+    prompt_length = len(whole.ids) - len(lm.answer_ids(answer))
+    return TokenizedExample(whole.ids, [position >= prompt_length for position in range(len(whole.ids))])
 
 
 def functional_causal_lm(lm: LanguageModel) -> FunctionalModel:
-    """The learner of a language model; its records are those that `encode` makes, its loss their nats.
+    """Wraps a causal language model; its records are those of `encode_record`, its losses in nats.
 
-    What counts are the parameters that require a gradient: train an adapter, or load one with `load_adapter`. The
-    loss of a record is the sum over its supervised tokens of their negative log-probability. The base weights should
-    be float32: in bfloat16 gradients of single records have 8 bits.
+    Only the parameters that require a gradient count: train an adapter, or load one with `load_adapter`. The loss of a
+    record is the sum of its supervised tokens' negative log-probabilities. The base weights should be float32: in
+    bfloat16 gradients of single records have 8 bits.
 
     Raises:
         UserError: no parameter requires a gradient.
@@ -87,20 +87,19 @@ def functional_causal_lm(lm: LanguageModel) -> FunctionalModel:
 
 @dataclass(frozen=True)
 class _PaddedCollator:
-    """Token ids [B, T], the positions [B, S] from which supervised tokens are predicted, and those tokens [B, S]."""
+    """Collates token ids [B, T], the positions [B, S] that predict supervised tokens, and those tokens [B, S]."""
 
     filler: int
 
     def __call__(self, records: Sequence[TokenizedExample]) -> Batch:
         width = max(len(record.ids) for record in records)
-        places = [[i for i, on in enumerate(record.supervised) if on and i > 0] for record in records]
-        most = max(1, max(map(len, places)))
+        # The first token has no position before it that could predict it.
+        supervised = [[i for i, on in enumerate(record.supervised) if on and i > 0] for record in records]
+        most = max(1, max(map(len, supervised)))
         ids = torch.full((len(records), width), self.filler)
-        before, targets = (
-            torch.zeros(len(records), most, dtype=torch.long),
-            torch.full((len(records), most), IGNORE_INDEX),
-        )
-        for row, (record, at) in enumerate(zip(records, places, strict=True)):
+        before = torch.zeros(len(records), most, dtype=torch.long)
+        targets = torch.full((len(records), most), IGNORE_INDEX)
+        for row, (record, at) in enumerate(zip(records, supervised, strict=True)):
             ids[row, : len(record.ids)] = torch.tensor(record.ids)
             before[row, : len(at)] = torch.tensor(at, dtype=torch.long) - 1
             targets[row, : len(at)] = ids[row, at]
@@ -109,15 +108,15 @@ class _PaddedCollator:
 
 @dataclass(frozen=True)
 class _SupervisedLogits:
-    """Float32 logits [B, S, V] at the positions that count."""
+    """Computes float32 logits [B, S, V] at the positions that predict supervised tokens."""
 
     lm: LanguageModel = field(repr=False)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         ids, before, _ = batch
-        # The other kernels know no derivatives forwards. What stands behind a record does not reach back into it, so no
-        # mask is needed.
+        # Only the math kernel supports forward-mode derivatives. Attention is causal, so the padding behind a record
+        # cannot reach back into it, and no mask is needed.
         with sdpa_kernel(SDPBackend.MATH):
             hidden = self.lm.decoder(input_ids=ids, use_cache=False).last_hidden_state
-        found: Tensor = self.lm.logits(hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1])))
-        return found
+        logits: Tensor = self.lm.logits(hidden.gather(1, before[:, :, None].expand(-1, -1, hidden.shape[-1])))
+        return logits

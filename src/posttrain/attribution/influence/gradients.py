@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,158 +23,155 @@ log = logging.getLogger("posttrain")
 
 GradientMode = Literal["auto", "vmap", "loop"]
 
-_BLOCK_NUMBERS = 2**25  # of a block's gradients
-
-_BLOCK_WORK = 2**30  # weights times records of a block: what a pass keeps grows with both
-
-_BLOCK_RECORDS = 8, 1024  # as many as the work allows, within these bounds
-
-_VERSION = 1  # raised when the same key would stand for other numbers
+_BLOCK_NUMBERS = 2**25  # of a block's gradients: 128 MiB in float32
+_BLOCK_WORK = 2**30  # weights times records of a block, as the memory of a pass grows with both
+_BLOCK_RECORDS = 8, 1024  # bounds: fewer waste the processor, more gain nothing
+_VERSION = 1  # raise it when the same key would stand for other numbers
 
 
-def block_size(learner: FunctionalModel) -> int:
-    """Records taken at once unless the caller says: fewer of larger models, with 2^25 numbers of gradients at most."""
+def default_block_size(model: FunctionalModel) -> int:
+    """Returns the records of a block: fewer of larger models, with 2^25 numbers of gradients at most."""
     fewest, most = _BLOCK_RECORDS
-    return max(1, min(_BLOCK_NUMBERS // learner.size, max(fewest, min(most, _BLOCK_WORK // learner.weights))))
+    return max(1, min(_BLOCK_NUMBERS // model.size, max(fewest, min(most, _BLOCK_WORK // model.weights))))
 
 
-def directions_at_once(learner: FunctionalModel, block: int) -> int:
-    """Vectors that are multiplied at once with the curvature of a block of records: one of a large model, up to 64."""
-    return max(1, min(64, _BLOCK_WORK // (learner.weights * block)))
+def directions_at_once(model: FunctionalModel, block_size: int) -> int:
+    """Returns how many vectors to multiply at once with the curvature of a block: 1 for a large model, up to 64."""
+    return max(1, min(64, _BLOCK_WORK // (model.weights * block_size)))
 
 
-def record_blocks(learner: FunctionalModel, count: int, block: int | None = None) -> Iterator[slice]:
-    """The rows of each block of ``count`` records.
+def record_blocks(model: FunctionalModel, count: int, block_size: int | None = None) -> Iterator[slice]:
+    """Returns the rows of each block of ``count`` records.
 
     Raises:
         UserError: there are none, or the block holds none.
     """
     if count == 0:
         raise UserError("there are no records", where="influence")
-    size = block_size(learner) if block is None else block
+    size = default_block_size(model) if block_size is None else block_size
     if size < 1:
         raise UserError(f"a block holds at least one record, not {size}", where="influence")
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def record_gradients(
-    learner: FunctionalModel, records: Sequence[Any], block: int | None = None, way: GradientMode = "auto"
+    model: FunctionalModel, records: Sequence[Any], block_size: int | None = None, mode: GradientMode = "auto"
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The gradients of the records' losses in the parameters that count.
+    """Computes the gradients of the records' losses in the trainable parameters.
 
     Args:
-        learner: the model and the loss.
-        records: N records, as the learner collates them.
-        block: records at a time; what bounds the memory. By default as `block_size` says.
-        way: as `batch_gradients` takes it.
+        model: the model and the loss.
+        records: N records, as the model collates them.
+        block_size: records at a time, which bounds the memory; `default_block_size` if None.
+        mode: as `batch_gradients` takes it.
 
     Yields:
-        Rows, and their gradients [B, P] in the learner's dtype.
+        Rows, and their gradients [B, P] in the model's dtype.
 
     Raises:
         UserError: there are no records, or a gradient is not finite.
     """
-    for rows in record_blocks(learner, len(records), block):
-        found = batch_gradients(learner, learner.batch(records[rows]), way)
-        check_finite(found, rows.start)
-        yield rows, found
+    for rows in record_blocks(model, len(records), block_size):
+        gradients = batch_gradients(model, model.batch(records[rows]), mode)
+        check_finite(gradients, rows.start)
+        yield rows, gradients
 
 
 def check_records(train: Sequence[Any], test: Sequence[Any]) -> None:
-    """Raise a UserError if there are no training records or no test records."""
+    """Raises a UserError if there are no training records or no test records."""
     for name, records in (("training", train), ("test", test)):
         if not len(records):
             raise UserError(f"there are no {name} records", where="influence")
 
 
 def check_finite(gradients: Tensor, start: int) -> None:
-    """Raise a UserError that names the first record, counted from ``start``, whose gradient is not finite."""
+    """Raises a UserError that names the first record, counted from ``start``, whose gradient is not finite."""
     if not bool((finite := torch.isfinite(gradients).all(1)).all()):
         wrong = int((~finite).nonzero()[0]) + start
         raise UserError("the gradient of its loss is not finite", where=f"record {wrong}", fix="look at it")
 
 
-def batch_gradients(learner: FunctionalModel, batch: Batch, way: GradientMode = "auto") -> Tensor:
-    """The gradients [B, P] of a batch's losses, detached.
+def batch_gradients(model: FunctionalModel, batch: Batch, mode: GradientMode = "auto") -> Tensor:
+    """Computes the gradients [B, P] of a batch's losses, detached.
 
     Args:
-        way: ``vmap``: all at once by ``torch.func``; ``loop``: one record after the other, for models with operations
-            that ``vmap`` does not know; ``auto``: at once where that is possible.
+        mode: ``vmap``: all at once by ``torch.func``; ``loop``: one record after the other, for models with operations
+            that ``vmap`` does not support; ``auto``: ``vmap`` where that works.
     """
-    if way == "loop":
-        return _loop_gradients(learner, batch)
-    if way == "vmap":
-        return _vmap_gradients(learner, batch)
+    if mode == "loop":
+        return _loop_gradients(model, batch)
+    if mode == "vmap":
+        return _vmap_gradients(model, batch)
     try:
-        return _vmap_gradients(learner, batch)
+        return _vmap_gradients(model, batch)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
-            raise
+            raise  # the caller asked for too large a block; a loop would hide that
         # If the loss itself is wrong, the loop meets the same error and raises it.
-        found = _loop_gradients(learner, batch)
+        gradients = _loop_gradients(model, batch)
         log.info("gradients are taken a record at a time, as vmap refused: %s", str(error).partition("\n")[0])
-        return found
+        return gradients
 
 
-def _vmap_gradients(learner: FunctionalModel, batch: Batch) -> Tensor:
-    found = vmap(grad(_single_record_loss(learner)), in_dims=(None, 0))(learner.parameters, batch)
-    return learner.flat(found, leading=1).detach()
+def _vmap_gradients(model: FunctionalModel, batch: Batch) -> Tensor:
+    gradients = vmap(grad(_single_record_loss(model)), in_dims=(None, 0))(model.parameters, batch)
+    return model.flat(gradients, leading=1).detach()
 
 
-def _loop_gradients(learner: FunctionalModel, batch: Batch) -> Tensor:
-    parameters = {name: value.detach().requires_grad_() for name, value in learner.parameters.items()}
+def _loop_gradients(model: FunctionalModel, batch: Batch) -> Tensor:
+    parameters = {name: value.detach().requires_grad_() for name, value in model.parameters.items()}
     rows = []
     for row in range(len(batch[0])):
-        loss = learner.losses_at(parameters, tuple(part[row : row + 1] for part in batch))[0]
-        found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-        rows.append(learner.flat(dict(zip(parameters, found, strict=True))))
+        loss = model.losses_at(parameters, tuple(tensor[row : row + 1] for tensor in batch))[0]
+        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        rows.append(model.flat(dict(zip(parameters, gradients, strict=True))))
     return torch.stack(rows).detach()
 
 
-def _single_record_loss(learner: FunctionalModel) -> Any:
+def _single_record_loss(model: FunctionalModel) -> Any:
     def loss(parameters: Parameters, record: Batch) -> Tensor:
-        return learner.losses_at(parameters, tuple(part[None] for part in record))[0]
+        return model.losses_at(parameters, tuple(tensor[None] for tensor in record))[0]
 
     return loss
 
 
 class Projector(Protocol):
-    """A linear map to fewer numbers, such as `posttrain.attribution.influence.projection.Projection`."""
+    """A linear map to fewer dimensions, such as `posttrain.attribution.influence.projection.Projection`."""
 
     @property
     def dimension(self) -> int:
-        """K."""
+        """K, the dimension projected to."""
         ...
 
     def __repr__(self) -> str:
-        """Tells two maps apart."""
+        """Identifies the map; part of the key of cached gradients."""
         ...
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """[B, P] to [B, K]."""
+        """Projects [B, P] to [B, K]."""
         ...
 
 
 class GradientTransform(Protocol):
-    """What is done to gradients [B, P] before they are projected."""
+    """A function of gradients [B, P], applied before they are projected."""
 
     @property
     def key(self) -> str:
-        """Tells two changes apart."""
+        """Identifies the function; part of the key of cached gradients."""
         ...
 
     def __call__(self, gradients: Tensor) -> Tensor:
-        """[B, P]."""
+        """Transforms [B, P] to [B, P]."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ProjectedGradients:
-    """Projected gradients.
+    """Projected gradients of records.
 
     Attributes:
-        rows: [N, K], or [N, P] where nothing projected them.
-        evaluations: gradients that were computed for them; those found in the folder are not among them.
+        rows: [N, K], or [N, P] without a projection.
+        evaluations: gradients that were computed; those read from the folder do not count.
     """
 
     rows: Tensor
@@ -181,67 +179,68 @@ class ProjectedGradients:
 
 
 def projected_gradients(
-    learner: FunctionalModel,
+    model: FunctionalModel,
     records: Sequence[Any],
     projection: Projector | None = None,
     *,
-    change: GradientTransform | None = None,
+    transform: GradientTransform | None = None,
     folder: Path | None = None,
-    block: int | None = None,
-    way: GradientMode = "auto",
+    block_size: int | None = None,
+    mode: GradientMode = "auto",
 ) -> ProjectedGradients:
-    """The gradient of each record's loss, changed, then projected.
+    """Computes the gradient of each record's loss, transforms it, then projects it.
 
-    With a folder each block is kept in a file of its own, written whole or not at all, under a name made of all that
-    its numbers hang on: the weights, the batch, the names of the functions, the change and the projection. So what was
-    killed goes on where it was, and several processes with one folder share the blocks out among themselves, each of
-    which holds all rows in the end. Another block size makes other files.
+    With a folder each block is cached in a file of its own, under a key of everything that its numbers depend on: the
+    weights, the batch, the names of the functions, the transform and the projection. So a killed run resumes, and
+    several processes with one folder share the blocks out among themselves, each of which ends with all rows. Another
+    block size makes other files.
 
     Args:
-        learner: the model and the loss.
+        model: the model and the loss.
         records: N records.
-        projection: none when None.
-        change: such as an optimiser's preconditioning.
+        projection: no projection if None.
+        transform: such as an optimiser's preconditioning.
         folder: made if missing.
-        block: records at a time, as `posttrain.attribution.influence.gradients.record_blocks` takes it.
-        way: as `posttrain.attribution.influence.gradients.batch_gradients` takes it.
+        block_size: records at a time; `default_block_size` if None.
+        mode: as `batch_gradients` takes it.
 
     Raises:
         UserError: there are no records, a gradient is not finite, or the disk refused.
     """
-    parts = list(record_blocks(learner, len(records), block))
-    width = projection.dimension if projection else learner.size
-    rows = torch.empty(len(records), width, dtype=learner.dtype)
+    blocks = list(record_blocks(model, len(records), block_size))
+    width = projection.dimension if projection else model.size
+    rows = torch.empty(len(records), width, dtype=model.dtype)
     computed = 0
 
-    def compute(part: slice, batch: Batch) -> np.ndarray:
+    def compute(block: slice, batch: Batch) -> np.ndarray:
         nonlocal computed
-        found = batch_gradients(learner, batch, way)
-        check_finite(found, part.start)
-        computed += len(found)
-        found = change(found) if change else found
-        found = projection(found) if projection else found
-        return found.cpu().numpy()
+        gradients = batch_gradients(model, batch, mode)
+        check_finite(gradients, block.start)
+        computed += len(gradients)
+        gradients = transform(gradients) if transform else gradients
+        gradients = projection(gradients) if projection else gradients
+        return gradients.cpu().numpy()
 
     with progress_bar("taking gradients", len(records), "records") as advance:
         if folder is None:
-            for part in parts:
-                rows[part] = torch.from_numpy(compute(part, learner.batch(records[part])))
-                advance(part.stop - part.start)
+            for block in blocks:
+                rows[block] = torch.from_numpy(compute(block, model.batch(records[block])))
+                advance(block.stop - block.start)
             return ProjectedGradients(rows, computed)
         make_folder(folder)
-        settings = [_VERSION, learner.key, repr(projection), change.key if change else None, str(learner.dtype)]
-        for wait in (False, True):  # first what nobody else is at
-            left = []
-            for part in parts:
-                batch = learner.batch(records[part])
+        settings = [_VERSION, model.key, repr(projection), transform.key if transform else None, str(model.dtype)]
+        # First the blocks that no other process is computing, then wait for the others'.
+        for wait in (False, True):
+            busy = []
+            for block in blocks:
+                batch = model.batch(records[block])
                 file = folder / f"{digest([*settings, batch_key(batch)])}.block"
-                shape = (part.stop - part.start, width)
-                found = cached_array(file, shape, lambda part=part, batch=batch: compute(part, batch), wait)  # type: ignore[misc]
-                if found is None:
-                    left.append(part)
+                shape = (block.stop - block.start, width)
+                array = cached_array(file, shape, partial(compute, block, batch), wait)
+                if array is None:
+                    busy.append(block)
                     continue
-                rows[part] = torch.from_numpy(found)
-                advance(part.stop - part.start)
-            parts = left
+                rows[block] = torch.from_numpy(array)
+                advance(block.stop - block.start)
+            blocks = busy
     return ProjectedGradients(rows, computed)

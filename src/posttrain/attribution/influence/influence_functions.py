@@ -20,11 +20,11 @@ from posttrain.attribution.values import InfluenceScores
 from posttrain.store.files import make_folder
 from posttrain.store.hashing import digest
 
-_VERSION = 1  # raised when the same key would stand for other numbers
+_VERSION = 1  # raise it when the same key would stand for other numbers
 
 
 def influence_functions(
-    learner: FunctionalModel,
+    model: FunctionalModel,
     train: Sequence[Any],
     test: Sequence[Any],
     *,
@@ -32,30 +32,30 @@ def influence_functions(
     solver: Solver | None = None,
     curvature: CurvatureKind = "gauss_newton",
     folder: Path | None = None,
-    block: int | None = None,
-    way: GradientMode = "auto",
+    block_size: int | None = None,
+    mode: GradientMode = "auto",
 ) -> InfluenceScores:
-    """Influence functions (P. W. Koh and P. Liang 2017, arXiv:1703.04730, equation 2).
+    """Computes influence functions (P. W. Koh and P. Liang 2017, arXiv:1703.04730, equation 2).
 
     The score of training record i for test record j is g_j' (H + damping I)^-1 g_i / N: to first order, by how much the
     test record's loss rises when the training record is left out. With H the curvature of the mean training loss, the
-    damping is the coefficient of half the squared length of the parameters where training added that to the mean loss,
-    and stands in for what training did not finish where it did not.
+    damping is the coefficient of the L2 penalty (half the squared norm) that training added to the mean loss; without
+    one it stands in for training that stopped before the minimum.
 
-    The test records' solutions are in memory together, M times P numbers a few times over.
+    The test records' solutions are in memory together: a few times M P numbers.
 
     Args:
-        learner: the trained model and the loss.
+        model: the trained model and the loss.
         train: N training records.
         test: M test records.
-        damping: what is added to H's diagonal, in units of the mean loss's curvature; 0 or more.
-        solver: a way to invert; conjugate gradient by default.
+        damping: added to H's diagonal, in units of the mean loss's curvature; 0 or more.
+        solver: `ConjugateGradient` by default, which takes any model; `Ekfac` is 20 times as fast for linear layers.
         curvature: ``gauss_newton`` or ``hessian``, see `posttrain.attribution.influence.curvature.Curvature`.
-        folder: keeps the solutions once they are found, and the training records' products with them block by block, so
-            that what was killed goes on, and several processes share the products out among themselves; made if
-            missing. None keeps nothing.
-        block: records at a time.
-        way: as `posttrain.attribution.influence.gradients.batch_gradients` takes it.
+        folder: caches the solutions, and the training records' products with them block by block, so that a killed run
+            resumes and several processes share the products out among themselves; made if missing. None caches
+            nothing.
+        block_size: records at a time.
+        mode: as `posttrain.attribution.influence.gradients.batch_gradients` takes it.
 
     Returns:
         Scores in the unit of the loss, with the residuals of the solver.
@@ -66,43 +66,44 @@ def influence_functions(
     check_damping(damping)
     check_records(train, test)
     solver = solver or ConjugateGradient()
-    matrix = Curvature(learner, train, curvature, block)
-    taken = 0
+    matrix = Curvature(model, train, curvature, block_size)
+    evaluations = 0
 
-    def solved() -> np.ndarray:
-        """The solutions [P, M], and a last row with their residuals, NaN where there are none."""
-        nonlocal taken
-        wanted = torch.empty(learner.size, len(test), dtype=learner.dtype, device=learner.device)
-        for rows, found in record_gradients(learner, test, block, way):
-            wanted[:, rows] = found.T
-        solution = solver.solve(matrix, wanted, damping)
-        taken = len(test) + matrix.evaluations
-        left = np.full(len(test), np.nan) if solution.residuals is None else solution.residuals
-        x = solution.x.to(learner.dtype).cpu().numpy()
-        return np.concatenate([x, left[None].astype(x.dtype)])
+    def solve() -> np.ndarray:
+        """Returns the solutions [P, M], and a last row with their residuals, NaN if there are none."""
+        nonlocal evaluations
+        b = torch.empty(model.size, len(test), dtype=model.dtype, device=model.device)
+        for rows, gradients in record_gradients(model, test, block_size, mode):
+            b[:, rows] = gradients.T
+        solution = solver.solve(matrix, b, damping)
+        evaluations = len(test) + matrix.evaluations
+        residuals = np.full(len(test), np.nan) if solution.residuals is None else solution.residuals
+        x = solution.x.to(model.dtype).cpu().numpy()
+        # In one array, so that a kill cannot part the solutions from their residuals.
+        return np.concatenate([x, residuals[None].astype(x.dtype)])
 
     if folder is None:
-        both = solved()
+        solved = solve()
     else:
         make_folder(folder)
-        settings = [_VERSION, learner.key, str(learner.dtype), repr(solver), curvature, damping]
-        contents = [[batch_key(learner.batch([record])) for record in records] for records in (train, test)]
-        found = cached_array(
-            folder / f"{digest([*settings, *contents])}.solution", (learner.size + 1, len(test)), solved
-        )
-        assert found is not None
-        both = found
-    x, residuals = torch.from_numpy(both[:-1]).to(learner.device), both[-1].astype(np.float64)
-    products = projected_gradients(learner, train, _SolutionProjector(x), folder=folder, block=block, way=way)
+        settings = [_VERSION, model.key, str(model.dtype), repr(solver), curvature, damping]
+        contents = [[batch_key(model.batch([record])) for record in records] for records in (train, test)]
+        file = folder / f"{digest([*settings, *contents])}.solution"
+        array = cached_array(file, (model.size + 1, len(test)), solve)
+        assert array is not None  # it waits for other processes
+        solved = array
+    x, residuals = torch.from_numpy(solved[:-1]).to(model.device), solved[-1].astype(np.float64)
+    # Projected onto the solutions, so that the training records' gradients are never all in memory.
+    products = projected_gradients(model, train, _SolutionProjector(x), folder=folder, block_size=block_size, mode=mode)
     scores = products.rows.double().numpy() / len(train)
-    return InfluenceScores.of(
-        scores, taken + products.evaluations, residuals=None if np.isnan(residuals).all() else residuals
+    return InfluenceScores.from_scores(
+        scores, evaluations + products.evaluations, residuals=None if np.isnan(residuals).all() else residuals
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _SolutionProjector:
-    """Products with each of K directions, [P, K]."""
+    """Projects onto each of K directions, [P, K]."""
 
     directions: Tensor
 

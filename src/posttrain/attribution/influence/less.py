@@ -16,7 +16,7 @@ from posttrain.store.errors import UserError
 
 
 def less(
-    learner: FunctionalModel,
+    model: FunctionalModel,
     checkpoints: Sequence[Checkpoint],
     train: Sequence[Any],
     test: Sequence[Any],
@@ -24,23 +24,23 @@ def less(
     projection: Projection | None,
     groups: Sequence[int] | None = None,
     folder: Path | None = None,
-    block: int | None = None,
-    way: GradientMode = "auto",
+    block_size: int | None = None,
+    mode: GradientMode = "auto",
 ) -> InfluenceScores:
-    """LESS (M. Xia et al. 2024, arXiv:2402.04333, definition 3.1 and section 4).
+    """Computes LESS (M. Xia et al. 2024, arXiv:2402.04333, definition 3.1 and section 4).
 
     The score of training record i for test record j is the sum over checkpoints of the learning rate times the cosine
-    of Adam's step for record i with the gradient of record j, both projected. Lengths do not count, as the gradients of
-    short answers are longer. The paper averages the test records of a task and takes one cosine: `groups`.
+    of Adam's update for record i with the gradient of record j, both projected. The paper averages the test records of
+    a task and takes one cosine: `groups`.
 
     Args:
-        learner: the model, whose parameters that count are an adapter's, say, and the loss.
+        model: the model, whose parameters that count are an adapter's, say, and the loss.
         checkpoints: each with its learning rate and Adam's moments.
         train: N training records.
         test: M test records.
         projection: of the gradients, 8,192 dimensions in the paper; None: none.
         groups: for each test record the number of its task, from 0 on; each task is a column of the scores then.
-        folder, block, way: as `posttrain.attribution.influence.gradients.projected_gradients` takes them.
+        folder, block_size, mode: as `posttrain.attribution.influence.gradients.projected_gradients` takes them.
 
     Returns:
         Scores in the unit of the learning rates, of at most their sum; 0 for a record whose gradient is 0.
@@ -51,24 +51,36 @@ def less(
     """
     check_checkpoints(checkpoints)
     check_records(train, test)
-    there = [learner.at(one.parameters) for one in checkpoints]
-    for number, one in enumerate(checkpoints, 1):
-        if one.adam is None or one.adam.first.shape != (learner.size,) or one.adam.second.shape != (learner.size,):
+    models = [model.at(checkpoint.parameters) for checkpoint in checkpoints]
+    for number, checkpoint in enumerate(checkpoints, 1):
+        adam = checkpoint.adam
+        if adam is None or adam.first.shape != (model.size,) or adam.second.shape != (model.size,):
             raise UserError(f"checkpoint {number} has no moments of Adam for the model", where="influence.checkpoints")
     mean = _group_means(groups, len(test))
     scores, evaluations = np.zeros((len(train), len(test) if mean is None else len(mean))), 0
-    for one, placed in zip(checkpoints, there, strict=True):
-        steps = projected_gradients(placed, train, projection, change=one.adam, folder=folder, block=block, way=way)
-        wanted = projected_gradients(placed, test, projection, folder=folder, block=block, way=way)
-        rows = wanted.rows.double()
+    for checkpoint, at_checkpoint in zip(checkpoints, models, strict=True):
+        updates = projected_gradients(
+            at_checkpoint,
+            train,
+            projection,
+            transform=checkpoint.adam,
+            folder=folder,
+            block_size=block_size,
+            mode=mode,
+        )
+        gradients = projected_gradients(
+            at_checkpoint, test, projection, folder=folder, block_size=block_size, mode=mode
+        )
+        rows = gradients.rows.double()
         targets = rows if mean is None else mean @ rows
-        scores += one.rate * (_normalise(steps.rows.double()) @ _normalise(targets).T).numpy()
-        evaluations += steps.evaluations + wanted.evaluations
-    return InfluenceScores.of(scores, evaluations)
+        # Cosines, as the gradients of short answers are longer and would win any inner product.
+        scores += checkpoint.rate * (_normalise(updates.rows.double()) @ _normalise(targets).T).numpy()
+        evaluations += updates.evaluations + gradients.evaluations
+    return InfluenceScores.from_scores(scores, evaluations)
 
 
 def _group_means(groups: Sequence[int] | None, count: int) -> torch.Tensor | None:
-    """float64 [G, M], each row the mean of a group."""
+    """Returns the matrix, float64 [G, M], that averages each group."""
     if groups is None:
         return None
     numbers = sorted(set(groups))

@@ -8,23 +8,23 @@ from torch import Tensor
 from posttrain.attribution.influence.functional_model import Batch
 
 IGNORE_INDEX = -100
-"""A target that is none, as torch's ``cross_entropy`` has it."""
+"""The target of positions that do not count, as in torch's ``cross_entropy``."""
 
 
 @runtime_checkable
 class GaussNewtonLoss(Protocol):
-    """A loss whose Hessian in the outputs has a root that is cheap."""
+    """A loss whose Hessian in the outputs has a cheap square root, for the Gauss-Newton matrix."""
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The loss [B] of each record."""
+        """Returns the loss [B] of each record."""
         ...
 
     def roots(self, outputs: Tensor, batch: Batch, samples: int | None, generator: torch.Generator | None) -> Tensor:
-        """Vectors whose outer products add up to the Hessian of each record's loss in its outputs.
+        """Returns vectors whose outer products add up to the Hessian of each record's loss in its outputs.
 
         Args:
             outputs: [B, ...].
-            samples: None for all that the exact sum takes, else how many are drawn, for a sum that is so on average.
+            samples: how many are drawn, for a sum that is right on average; None for the exact sum.
             generator: of the draws.
 
         Returns:
@@ -36,18 +36,19 @@ class GaussNewtonLoss(Protocol):
 class CrossEntropy:
     """Softmax cross-entropy of logits [B, K] or [B, T, K] and classes [B] or [B, T], which end the batch, in nats.
 
-    A record's positions are added up; positions whose target is `IGNORED` do not count.
+    A record's positions are summed; positions whose target is `IGNORE_INDEX` do not count.
     """
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
         targets = batch[-1]
+        # In float32: a log-softmax of bfloat16 logits keeps 8 bits.
         logs = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
         chosen = logs.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        lost = torch.where(targets == IGNORE_INDEX, torch.zeros_like(chosen), -chosen)
-        return lost.flatten(1).sum(1) if lost.dim() > 1 else lost
+        losses = torch.where(targets == IGNORE_INDEX, torch.zeros_like(chosen), -chosen)
+        return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
     def roots(self, outputs: Tensor, batch: Batch, samples: int | None, generator: torch.Generator | None) -> Tensor:
-        """As `GaussNewtonLoss` has it.
+        """Computes roots as `GaussNewtonLoss` specifies.
 
         The Hessian is diag(p) - p p'. Exactly, its root has the columns sqrt(p_k) (e_k - p); drawn, a column is e_y - p
         of a class y drawn from p, whose outer product is the Hessian on average (R. Grosse et al. 2023,
@@ -65,9 +66,9 @@ class CrossEntropy:
             return exact
         flat = p.flatten(0, -2)
         drawn = torch.multinomial(flat, samples, replacement=True, generator=generator).T
-        found = torch.nn.functional.one_hot(drawn, p.shape[-1]).to(p.dtype).view(samples, *p.shape) - p
+        residuals = torch.nn.functional.one_hot(drawn, p.shape[-1]).to(p.dtype).view(samples, *p.shape) - p
         counted = (batch[-1] != IGNORE_INDEX).to(p.dtype).unsqueeze(-1)
-        scaled: Tensor = found * counted / samples**0.5
+        scaled: Tensor = residuals * counted / samples**0.5
         return scaled
 
 
@@ -75,11 +76,11 @@ class SquaredError:
     """Half the squared distance of outputs [B, D] to targets [B, D], which end the batch."""
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        found: Tensor = (outputs - batch[-1]).square().flatten(1).sum(1) / 2
-        return found
+        losses: Tensor = (outputs - batch[-1]).square().flatten(1).sum(1) / 2
+        return losses
 
     def roots(self, outputs: Tensor, batch: Batch, samples: int | None, generator: torch.Generator | None) -> Tensor:
-        """As `GaussNewtonLoss` has it: the Hessian is the identity; drawn, a column is normal."""
+        """Computes roots as `GaussNewtonLoss` specifies: the Hessian is the identity; a drawn column is normal."""
         if samples is None:
             unit = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
             return unit[:, None].expand(-1, len(outputs), -1)

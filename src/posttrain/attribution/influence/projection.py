@@ -25,7 +25,7 @@ class Projection:
     against 0.02 s for 8 vectors of 460,800 numbers and K = 4,096, on one core.
 
     Rows are drawn by Philox, 4,096 a counter of the seed: they depend on nothing but seed, kind and K, and row p is the
-    same for every P. The dense matrix is never whole in memory: it is made again for each block of vectors.
+    same for every P. The dense matrix is never whole in memory: it is drawn again for each block of vectors.
 
     Args:
         dimension: K.
@@ -49,31 +49,31 @@ class Projection:
             raise UserError(f"unknown projection `{self.kind}`", where="influence", fix="sparse or dense")
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Project vectors [B, P]: [B, K] in their dtype."""
-        found = vectors.new_zeros(len(vectors), self.dimension)
+        """Projects vectors [B, P] to [B, K] in their dtype."""
+        projected = vectors.new_zeros(len(vectors), self.dimension)
         start = 0
         for chunk in range(-(-vectors.shape[1] // _CHUNK_ROWS)):
-            part = vectors[:, start : start + _CHUNK_ROWS]
+            piece = vectors[:, start : start + _CHUNK_ROWS]
             if self.kind == "sparse":
-                columns, signs = self._hashed(chunk, part.shape[1])
-                found.index_add_(1, columns.to(part.device), part * signs.to(part))
+                columns, signs = self._hashed(chunk, piece.shape[1])
+                projected.index_add_(1, columns.to(piece.device), piece * signs.to(piece))
             else:
                 first = 0
-                for signs in self._signs(chunk, part.shape[1]):
-                    found += part[:, first : first + len(signs)] @ signs.to(part)
+                for signs in self._signs(chunk, piece.shape[1]):
+                    projected += piece[:, first : first + len(signs)] @ signs.to(piece)
                     first += len(signs)
             start += _CHUNK_ROWS
-        return found if self.kind == "sparse" else found / self.dimension**0.5
+        return projected if self.kind == "sparse" else projected / self.dimension**0.5
 
     def _hashed(self, chunk: int, rows: int) -> tuple[Tensor, Tensor]:
-        """The column of each row's sign, int64 [rows], and the sign, float32 [rows]."""
+        """Returns the column of each row's sign, int64 [rows], and the sign, float32 [rows]."""
         raw = _philox(self.seed, chunk).random_raw(_CHUNK_ROWS)[:rows]
         columns = (raw >> np.uint64(1)) % np.uint64(self.dimension)
         signs = (raw & np.uint64(1)).astype(np.float32) * 2 - 1
         return torch.from_numpy(columns.astype(np.int64)), torch.from_numpy(signs)
 
     def _signs(self, chunk: int, rows: int) -> Iterator[Tensor]:
-        """The rows of a chunk, some at a time: float32 [r, K], 1 or -1."""
+        """Yields the rows of a chunk, a few at a time: float32 [r, K], 1 or -1."""
         source, words = _philox(self.seed, chunk), -(-self.dimension // 64)
         step = max(1, _MATRIX_NUMBERS // self.dimension)
         for start in range(0, rows, step):
@@ -84,5 +84,5 @@ class Projection:
 
 
 def _philox(seed: int, chunk: int) -> np.random.Philox:
-    # Its raw bits are the same in every release, unlike those of what NumPy makes of them.
+    # Raw bits: NumPy keeps them the same in every release, but not the numbers that it makes of them.
     return np.random.Philox(key=np.array([seed, chunk], np.uint64))

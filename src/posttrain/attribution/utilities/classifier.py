@@ -15,17 +15,17 @@ PROBABILITY_FLOOR = 1e-6
 
 
 def empty_score(score: str, classes: int) -> float:
-    """The score of a set of no rows: that of a guess, which gives each of K classes the probability 1/K."""
+    """Returns the score of no rows: that of a guess, which gives each of K classes the probability 1/K."""
     return -float(np.log(classes)) if score == "log likelihood" else 1 / classes
 
 
 def mean_log_likelihood(probabilities: Floats) -> float:
-    """Mean natural logarithm of the true classes' probabilities, float64 [M], each at least `PROBABILITY_FLOOR`."""
+    """Returns the mean log of the true classes' probabilities, float64 [M], each at least `PROBABILITY_FLOOR`."""
     return float(np.log(np.maximum(probabilities, PROBABILITY_FLOOR)).mean())
 
 
 class ClassifierUtility:
-    """The score on the evaluation records of a classifier that learns from the rows.
+    """Scores a classifier, trained on the rows, on the evaluation records.
 
     A set of no rows scores ``empty``. A set with rows of one class is not given to the classifier, as many refuse it:
     it predicts that class with probability 1. A class without rows in the set has probability 0.
@@ -39,7 +39,7 @@ class ClassifierUtility:
         evaluation_labels: [M].
         score: ``accuracy`` is the share that is predicted right. ``log likelihood`` is the mean natural logarithm of
             the true class's probability, minus the log-loss, where no probability counts as less than 1e-6.
-        empty: the score of no rows; a guess's, 1/K or -ln K for K classes, where None.
+        empty: the score of no rows; a guess's, 1/K or -ln K for K classes, if None.
 
     Raises:
         UserError: as `learning_task`, or the classifier gives no probabilities where they are needed.

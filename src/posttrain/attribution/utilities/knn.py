@@ -14,7 +14,7 @@ KNNScore = Literal["accuracy", "log likelihood", "votes"]
 
 
 class KNNUtility:
-    """The score of an unweighted vote of the k nearest rows by Euclidean distance.
+    """Scores an unweighted vote of the k nearest rows by Euclidean distance.
 
     It is scikit-learn's ``KNeighborsClassifier(k)`` on min(k, n) of n rows, where of rows at one distance the first in
     the training data is nearer and of classes with as many votes the first in sorted order wins. Memory: 8 bytes for
@@ -30,7 +30,7 @@ class KNNUtility:
             the votes. ``votes`` is the mean number of right votes by k, also where the set has fewer than k rows: the
             utility whose Shapley values `knn_shapley` gives (R. Jia et al., "Efficient task-specific data valuation for
             nearest neighbor algorithms", VLDB 2019).
-        empty: the score of no rows; where None 0 by votes, else a guess's as of `ClassifierUtility`.
+        empty: the score of no rows; if None 0 by votes, else a guess's as of `ClassifierUtility`.
 
     Raises:
         UserError: as `learning_task`, or k is not positive.
@@ -70,24 +70,24 @@ class KNNUtility:
 
     def __call__(self, rows: Rows) -> float:
         model = self.start()
-        model.learn(rows)
+        model.fit(rows)
         return model.score()
 
     def start(self) -> "_KNNVotes":
-        """A vote of no rows."""
+        """Returns a vote of no rows."""
         return _KNNVotes(self)
 
 
 class _KNNVotes:
     def __init__(self, utility: KNNUtility) -> None:
         self._utility = utility
-        none, records = len(utility.labels), len(utility.true)
+        absent, records = len(utility.labels), len(utility.true)
         self._rows = 0
         # The number of rows stands for no neighbour, the number of classes for its label.
-        self._nearest = np.full((utility.neighbours, records), none, dtype=np.int32)
+        self._nearest = np.full((utility.neighbours, records), absent, dtype=np.int32)
         self._label = np.full((utility.neighbours, records), utility.classes, dtype=np.int64)
-        self._furthest = np.full(records, none, dtype=np.int32)
-        self._place = np.zeros(records, dtype=np.int64)
+        self._furthest = np.full(records, absent, dtype=np.int32)
+        self._furthest_slot = np.zeros(records, dtype=np.int64)
         self._votes = np.zeros((utility.classes + 1, records), dtype=np.int32)
         self._right = np.zeros(records, dtype=bool)
         self._count_right = 0
@@ -99,15 +99,15 @@ class _KNNVotes:
         if not len(records):
             return
         label = self._utility.labels[row]
-        place = self._place[records]
-        self._votes[self._label[place, records], records] -= 1
+        slot = self._furthest_slot[records]
+        self._votes[self._label[slot, records], records] -= 1
         self._votes[label, records] += 1
-        self._label[place, records] = label
-        self._nearest[place, records] = ranks[records]
+        self._label[slot, records] = label
+        self._nearest[slot, records] = ranks[records]
         self._elect(records)
 
-    def learn(self, rows: Rows) -> None:
-        """Begin with a set of rows at once."""
+    def fit(self, rows: Rows) -> None:
+        """Sets the training set at once."""
         utility, self._rows = self._utility, len(rows)
         count = min(utility.neighbours, len(rows))
         if not count:
@@ -116,14 +116,15 @@ class _KNNVotes:
         member[rows] = True
         records = np.arange(len(utility.true))
         width = 4 * count * len(member) // len(rows)
-        while len(records):  # few of a record's nearest rows hold its k nearest of the set
+        # A record's k nearest of the set are among the first few columns of its order; double them until they are.
+        while len(records):
             near = utility.order[records, :width]
             inside = member[near]
-            place = inside.cumsum(axis=1)
-            full = place[:, -1] >= count
-            found, column = np.nonzero((inside & (place <= count))[full])
-            slot, record = place[full][found, column] - 1, records[full][found]
-            self._label[slot, record] = utility.labels[near[full][found, column]]
+            position = inside.cumsum(axis=1)
+            full = position[:, -1] >= count
+            row, column = np.nonzero((inside & (position <= count))[full])
+            slot, record = position[full][row, column] - 1, records[full][row]
+            self._label[slot, record] = utility.labels[near[full][row, column]]
             self._nearest[slot, record] = column
             records, width = records[~full], width * 2
         everyone = np.arange(len(utility.true))
@@ -143,11 +144,11 @@ class _KNNVotes:
         return mean_log_likelihood(right / min(utility.neighbours, self._rows))
 
     def _elect(self, records: npt.NDArray[np.int64]) -> None:
-        """What follows from neighbours that have changed."""
+        """Updates the furthest neighbours and the votes' winners of records whose neighbours have changed."""
         nearest = self._nearest[:, records]
-        place = nearest.argmax(axis=0)
-        self._place[records] = place
-        self._furthest[records] = nearest[place, np.arange(len(records))]
+        slot = nearest.argmax(axis=0)
+        self._furthest_slot[records] = slot
+        self._furthest[records] = nearest[slot, np.arange(len(records))]
         right = self._votes[:-1, records].argmax(axis=0) == self._utility.true[records]
         self._count_right += int(right.sum()) - int(self._right[records].sum())
         self._right[records] = right

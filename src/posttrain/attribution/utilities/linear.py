@@ -12,7 +12,7 @@ from posttrain.store.errors import UserError
 
 
 class CentroidUtility:
-    """The accuracy of predicting the class whose rows' mean is nearest by Euclidean distance.
+    """Scores by accuracy the class whose rows' mean is nearest by Euclidean distance.
 
     It is scikit-learn's ``NearestCentroid()``; of centroids at one distance the first class in sorted order wins. A set
     with rows of one class predicts that class. One more row costs O(D + M K). Memory: 8 bytes for each pair of a
@@ -23,7 +23,7 @@ class CentroidUtility:
         labels: [N].
         evaluation_features: [M, D].
         evaluation_labels: [M].
-        empty: the score of no rows; a guess's, 1/K for K classes, where None.
+        empty: the score of no rows; a guess's, 1/K for K classes, if None.
 
     Raises:
         UserError: as `learning_task`.
@@ -59,11 +59,11 @@ class CentroidUtility:
         return self.accuracy(distances)
 
     def start(self) -> "_IncrementalCentroids":
-        """Centroids of no rows."""
+        """Returns centroids of no rows."""
         return _IncrementalCentroids(self)
 
     def accuracy(self, distances: Floats) -> float:
-        """Share of the records whose class is the nearest by distances, float64 [K, M]."""
+        """Returns the share of records whose class is the nearest by distances, float64 [K, M]."""
         return float(np.count_nonzero(distances.argmin(axis=0) == self.true) / len(self.true))
 
 
@@ -90,18 +90,19 @@ class _IncrementalCentroids:
 
 
 def _centroid_distances(count: Any, square: Any, products: Floats) -> Floats:
-    """Squared distances less the records' own squares, of a class with ``count`` rows."""
+    """Returns squared distances to a class with ``count`` rows, less the records' own squares."""
+    # |x|^2 is the same for all classes, so it does not change which is nearest.
     distances: Floats = square / count**2 - 2 / count * products
     return distances
 
 
 class RidgeUtility:
-    """The accuracy of least squares on targets of 1 for a row's class and -1 for the others, with an L2 penalty.
+    """Scores by accuracy least squares on targets of 1 for a row's class and -1 for the others, with an L2 penalty.
 
     It is scikit-learn's ``RidgeClassifier(alpha)``: the intercept is not penalised, and of equal decision values the
     first class in sorted order wins. A set with rows of one class predicts that class. One more row costs
     O(D^2 + M (D + K)) where a training costs O(n D^2 + D^3). The error of rounding grows with the rows added; a
-    thousand rows change no decision value by more than about 1e-12 of its size where alpha is 1 and features are of
+    thousand rows change no decision value by more than about 1e-12 of its size if alpha is 1 and features are of
     about unit size.
 
     Args:
@@ -110,7 +111,7 @@ class RidgeUtility:
         evaluation_features: [M, D].
         evaluation_labels: [M].
         alpha: the penalty's weight, positive.
-        empty: the score of no rows; a guess's, 1/K for K classes, where None.
+        empty: the score of no rows; a guess's, 1/K for K classes, if None.
 
     Raises:
         UserError: as `learning_task`, or alpha is not positive.
@@ -153,11 +154,11 @@ class RidgeUtility:
         return self.accuracy(((self.records - mean) @ weights + intercept).T)
 
     def start(self) -> "_IncrementalRidge":
-        """A regression on no rows."""
+        """Returns a regression on no rows."""
         return _IncrementalRidge(self)
 
     def accuracy(self, decisions: Floats) -> float:
-        """Share of the records whose class has the greatest of the decision values, float64 [K, M].
+        """Returns the share of records whose class has the greatest decision value, float64 [K, M].
 
         A class without rows has -1 and is never the greatest: those of P classes with rows sum to 2 - P.
         """

@@ -5,7 +5,6 @@ from torch import nn
 from posttrain.attribution.influence.curvature import Curvature
 from posttrain.attribution.influence.functional_model import FunctionalModel
 from posttrain.attribution.influence.ihvp.ekfac import Ekfac
-from posttrain.attribution.influence.ihvp.exact import Exact
 from posttrain.attribution.influence.losses import CrossEntropy, SquaredError
 from posttrain.store.errors import UserError
 
@@ -18,39 +17,37 @@ def right_sides(size: int) -> torch.Tensor:
 
 def as_matrix(ekfac: Ekfac, curvature: Curvature) -> torch.Tensor:
     """The matrix that is inverted, out of its inverse."""
-    size = curvature.learner.size
+    size = curvature.model.size
     eye = torch.eye(size, dtype=torch.float64)
     return torch.linalg.inv(ekfac.solve(curvature, eye, DAMPING).x) - DAMPING * eye
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_linear_layer_with_squared_error_is_exact(network, bias) -> None:
+def test_one_linear_layer_with_squared_error_is_exact(network, dense, bias) -> None:
     """The matrix is the second moment of the inputs, times the identity."""
     generator = torch.Generator().manual_seed(7)
     targets = torch.randn(20, 3, generator=generator, dtype=torch.float64)
-    learner = FunctionalModel(nn.Linear(4, 3, bias=bias).double(), network.learner.outputs, SquaredError())
-    curvature = Curvature(learner, list(zip(network.x, targets, strict=True)), block=6)
-    b = right_sides(learner.size)
-    expected = Exact().solve(curvature, b, DAMPING).x
+    model = FunctionalModel(nn.Linear(4, 3, bias=bias).double(), network.model.outputs, SquaredError())
+    curvature = Curvature(model, list(zip(network.x, targets, strict=True)), block_size=6)
+    b = right_sides(model.size)
+    expected = dense.solve(curvature, b, DAMPING).x
     torch.testing.assert_close(Ekfac(samples=None).solve(curvature, b, DAMPING).x, expected)
     # Drawn from the model's predictions it comes near.
     drawn = Ekfac(samples=400).solve(curvature, b, DAMPING).x
     assert 1e-4 < float((drawn - expected).norm() / expected.norm()) < 0.1
 
 
-def test_one_record_of_a_classifier_is_exact(network) -> None:
-    learner = FunctionalModel(nn.Linear(4, 3).double(), network.learner.outputs, CrossEntropy())
-    curvature = Curvature(learner, network.train[:1])
-    b = right_sides(learner.size)
-    torch.testing.assert_close(
-        Ekfac(samples=None).solve(curvature, b, DAMPING).x, Exact().solve(curvature, b, DAMPING).x
-    )
+def test_one_record_of_a_classifier_is_exact(network, dense) -> None:
+    model = FunctionalModel(nn.Linear(4, 3).double(), network.model.outputs, CrossEntropy())
+    curvature = Curvature(model, network.train[:1])
+    b = right_sides(model.size)
+    torch.testing.assert_close(Ekfac(samples=None).solve(curvature, b, DAMPING).x, dense.solve(curvature, b, DAMPING).x)
 
 
-def test_it_is_the_best_diagonal_in_the_basis_of_the_factors(network) -> None:
+def test_it_is_the_best_diagonal_in_the_basis_of_the_factors(network, dense) -> None:
     """For each layer: eigenvectors of the two moments, and the diagonal of the exact matrix in that basis."""
-    curvature = Curvature(network.learner, network.train, block=7)
-    exact, model, slices = curvature.dense(), network.learner.model, network.learner.slices
+    curvature = Curvature(network.model, network.train, block_size=7)
+    exact, model, slices = dense.matrix(curvature), network.model.module, network.model.slices
     expected = torch.zeros_like(exact)
     p = model(network.x).softmax(1).detach()
     bent = torch.diag_embed(p) - p[:, :, None] * p[:, None]
@@ -87,49 +84,49 @@ class Summed(nn.Module):
         return self.inner(x.view(len(x), 2, 2)).sum(1)
 
 
-def test_positions_are_added_up_before_they_are_squared(network) -> None:
+def test_positions_are_added_up_before_they_are_squared(network, dense) -> None:
     """The layer's gradient is that of a layer without positions that reads their sum."""
-    learner = FunctionalModel(Summed(), network.learner.outputs, CrossEntropy())
+    model = FunctionalModel(Summed(), network.model.outputs, CrossEntropy())
     alone = [(x.view(2, 2).sum(0), y) for x, y in network.train[:1]]
-    plain = FunctionalModel(learner.model.inner, network.learner.outputs, CrossEntropy())
+    plain = FunctionalModel(model.module.inner, network.model.outputs, CrossEntropy())
     b = right_sides(6)
-    exact = Exact().solve(Curvature(plain, alone), b, DAMPING).x
-    torch.testing.assert_close(Exact().solve(Curvature(learner, network.train[:1]), b, DAMPING).x, exact)
+    exact = dense.solve(Curvature(plain, alone), b, DAMPING).x
+    torch.testing.assert_close(dense.solve(Curvature(model, network.train[:1]), b, DAMPING).x, exact)
     # Not exact any more, as the inputs' second moment is another; but the trace, which no basis changes, is.
-    found = as_matrix(Ekfac(samples=None), Curvature(learner, network.train))
-    whole = Curvature(learner, network.train).dense()
+    found = as_matrix(Ekfac(samples=None), Curvature(model, network.train))
+    whole = dense.matrix(Curvature(model, network.train))
     torch.testing.assert_close(found.trace(), whole.trace())
 
 
 def test_draws_hang_on_the_seed_alone(network) -> None:
-    curvature, b = Curvature(network.learner, network.train), right_sides(network.learner.size)
+    curvature, b = Curvature(network.model, network.train), right_sides(network.model.size)
     one, same, other = (Ekfac(seed=seed).solve(curvature, b, DAMPING).x for seed in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.allclose(one, other)
 
 
 def test_hooks_are_gone_afterwards(network) -> None:
-    Ekfac().fit(Curvature(network.learner, network.train))
-    assert not any(part._forward_hooks for part in network.learner.model.modules())
+    Ekfac().fit(Curvature(network.model, network.train))
+    assert not any(part._forward_hooks for part in network.model.module.modules())
 
 
 def test_mistakes_are_one_line(network) -> None:
-    b = right_sides(network.learner.size)
+    b = right_sides(network.model.size)
     with pytest.raises(UserError, match="EK-FAC is of the Gauss-Newton matrix"):
-        Ekfac().solve(Curvature(network.learner, network.train, "hessian"), b, DAMPING)
+        Ekfac().solve(Curvature(network.model, network.train, "hessian"), b, DAMPING)
     with pytest.raises(UserError, match="damping: the curvature is singular"):
-        Ekfac().solve(Curvature(network.learner, network.train[:1]), b, 0.0)
+        Ekfac().solve(Curvature(network.model, network.train[:1]), b, 0.0)
     other = FunctionalModel(
-        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double(), network.learner.outputs, CrossEntropy()
+        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double(), network.model.outputs, CrossEntropy()
     )
     with pytest.raises(UserError, match=r"the weights of linear layers, not 1\.weight"):
         Ekfac().solve(Curvature(other, network.train), b, DAMPING)
     rootless = FunctionalModel(
-        network.learner.model, network.learner.outputs, lambda outputs, batch: outputs.square().sum(1)
+        network.model.module, network.model.outputs, lambda outputs, batch: outputs.square().sum(1)
     )
     with pytest.raises(UserError, match="takes a loss that has roots"):
         Ekfac().solve(Curvature(rootless, network.train), b, DAMPING)
-    twice = FunctionalModel(Twice(), network.learner.outputs, CrossEntropy())
+    twice = FunctionalModel(Twice(), network.model.outputs, CrossEntropy())
     with pytest.raises(UserError, match="run once a batch, with a row a record: inner does not"):
         Ekfac().solve(Curvature(twice, network.train), b, DAMPING)
 

@@ -26,8 +26,8 @@ class Ekfac:
     10). It is exact where the factorisation is: for one record and one layer, or one linear layer and squared error.
 
     Args:
-        samples: pseudo-gradients drawn for each record, from the model's own predictions; None: the exact sum over the
-            outputs, which costs a pass backwards each.
+        samples: pseudo-gradients drawn for each record from the model's own predictions; None for the exact sum over
+            the outputs, which costs a backward pass each.
         seed: of the draws.
     """
 
@@ -35,10 +35,10 @@ class Ekfac:
     seed: int = 0
 
     def solve(self, curvature: Curvature, b: Tensor, damping: float) -> Solution:
-        """As `posttrain.attribution.influence.ihvp.solver.Solver` has it; there are no residuals.
+        """Solves as `posttrain.attribution.influence.ihvp.solver.Solver` specifies, without residuals.
 
         Raises:
-            UserError: a parameter is in no linear layer, the loss has no roots, or the curvature is to be the Hessian.
+            UserError: a parameter is in no linear layer, the loss has no roots, or the curvature is the Hessian.
         """
         check_damping(damping)
         if curvature.kind != "gauss_newton":
@@ -54,24 +54,25 @@ class Ekfac:
         return Solution(x, None)
 
     def fit(self, curvature: Curvature) -> "list[KroneckerBlock]":
-        """The eigenvectors and corrected eigenvalues of each layer, from two passes over the records."""
-        layers = _linear_layers(curvature.learner)
-        if not isinstance(curvature.learner.losses, GaussNewtonLoss):
+        """Computes the eigenvectors and corrected eigenvalues of each layer, in two passes over the records."""
+        layers = _linear_layers(curvature.model)
+        if not isinstance(curvature.model.losses, GaussNewtonLoss):
             raise UserError("EK-FAC takes a loss that has roots", where="influence.losses", fix="take CrossEntropy")
         sums: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, read, answered in self._passes(curvature, layers):
-            # Padding, which nothing reaches, is no input.
-            used = (answered != 0).any(-1).to(read.dtype).unsqueeze(-1)
-            inputs, outputs = _second_moment(read * used), _second_moment(answered)
+        for name, activations, gradients in self._passes(curvature, layers):
+            # Padding has no gradient, but activations, which are not to count.
+            used = (gradients != 0).any(-1).to(activations.dtype).unsqueeze(-1)
+            inputs, outputs = _second_moment(activations * used), _second_moment(gradients)
             before = sums.get(name, (torch.zeros_like(inputs), torch.zeros_like(outputs)))
             sums[name] = before[0] + inputs, before[1] + outputs
         bases = {name: (torch.linalg.eigh(a)[1], torch.linalg.eigh(b)[1]) for name, (a, b) in sums.items()}
         squares: dict[str, Tensor] = {}
-        for name, read, answered in self._passes(curvature, layers):
+        for name, activations, gradients in self._passes(curvature, layers):
             inputs, outputs = bases[name]
-            along = (answered @ outputs).transpose(1, 2) @ (read @ inputs)  # [B, out, in]
+            # Summed over positions before it is squared: the gradient of a weight is that sum (George et al., eq. 10).
+            along = (gradients @ outputs).transpose(1, 2) @ (activations @ inputs)  # [B, out, in]
             squares[name] = squares.get(name, 0) + along.square().sum(0)
-        count, slices = len(curvature.records), curvature.learner.slices
+        count, slices = len(curvature.records), curvature.model.slices
         return [
             KroneckerBlock(
                 *bases[name],
@@ -83,39 +84,40 @@ class Ekfac:
         ]
 
     def _passes(self, curvature: Curvature, layers: dict[str, nn.Linear]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Each layer's inputs [B, T, in] and gradients of its outputs [B, T, out], for each block and pseudo-gradient.
+        """Yields each layer's inputs [B, T, in] and output gradients [B, T, out], by block and pseudo-gradient.
 
-        Float64. A layer that has a bias reads a further 1.
+        Float64. A layer with a bias has a constant 1 as a further input.
         """
-        learner = curvature.learner
-        loss = learner.losses
+        model = curvature.model
+        loss = model.losses
         assert isinstance(loss, GaussNewtonLoss)
-        generator = torch.Generator(device=learner.device).manual_seed(self.seed)
-        parameters = {name: value.detach().requires_grad_() for name, value in learner.parameters.items()}
+        # Seeded anew for each pass, so that both passes draw the same pseudo-gradients.
+        generator = torch.Generator(device=model.device).manual_seed(self.seed)
+        parameters = {name: value.detach().requires_grad_() for name, value in model.parameters.items()}
         with progress_bar("measuring the curvature", len(curvature.records), "records") as advance:
             for batch in curvature.batches():
-                with _LayerHooks(layers) as taps:
-                    outputs = learner.outputs_at(parameters, batch)
-                reads, answers = taps.checked(batch)
+                with _LayerHooks(layers) as hooks:
+                    outputs = model.outputs_at(parameters, batch)
+                layer_inputs, layer_outputs = hooks.checked(batch)
                 roots = loss.roots(outputs.detach(), batch, self.samples, generator)
                 curvature.evaluations += len(roots) * len(batch[0])
                 for root in roots:
-                    found: Sequence[Any] = torch.autograd.grad(outputs, answers, root, retain_graph=True)
-                    for name, read, answered in zip(layers, reads, found, strict=True):
-                        biased = _parameter_name(name, "bias") in learner.parameters
-                        yield name, _flatten_positions(read, biased), _flatten_positions(answered, False)
+                    gradients: Sequence[Any] = torch.autograd.grad(outputs, layer_outputs, root, retain_graph=True)
+                    for name, activations, gradient in zip(layers, layer_inputs, gradients, strict=True):
+                        biased = _parameter_name(name, "bias") in model.parameters
+                        yield name, _flatten_positions(activations, biased), _flatten_positions(gradient, False)
                 advance(len(batch[0]))
 
 
 @dataclass(frozen=True, eq=False)
 class KroneckerBlock:
-    """One layer's part of the matrix.
+    """One layer's block of the matrix, in its eigenbasis.
 
     Attributes:
         inputs: eigenvectors of the inputs' second moment in columns, float64 [in, in]; the bias counts as an input.
         outputs: those of the output gradients' second moment, float64 [out, out].
         eigenvalues: float64 [out, in], of the matrix in this basis.
-        weight, bias: where the layer's parameters stand in a vector.
+        weight, bias: the slices of the layer's parameters in a vector.
     """
 
     inputs: Tensor
@@ -125,14 +127,14 @@ class KroneckerBlock:
     bias: slice | None
 
     def gather(self, vectors: Tensor) -> Tensor:
-        """The layer's part of vectors [P, m], as matrices: float64 [m, out, in]."""
-        found = vectors[self.weight].T.reshape(vectors.shape[1], len(self.outputs), -1)
+        """Reads the layer's part of vectors [P, m] as matrices: float64 [m, out, in]."""
+        matrices = vectors[self.weight].T.reshape(vectors.shape[1], len(self.outputs), -1)
         if self.bias is not None:
-            found = torch.cat([found, vectors[self.bias].T[:, :, None]], -1)
-        return found.double()
+            matrices = torch.cat([matrices, vectors[self.bias].T[:, :, None]], -1)
+        return matrices.double()
 
     def scatter(self, vectors: Tensor, matrices: Tensor) -> None:
-        """Write what ``gather`` reads."""
+        """Writes the layer's part of vectors, as `gather` reads it."""
         if self.bias is not None:
             vectors[self.bias] = matrices[:, :, -1].T.to(vectors.dtype)
             matrices = matrices[:, :, :-1]
@@ -140,55 +142,57 @@ class KroneckerBlock:
 
 
 class _LayerHooks(ExitStack):
-    """What linear layers read and give while the context lasts."""
+    """Records the inputs and outputs of linear layers while the context lasts."""
 
     def __init__(self, layers: dict[str, nn.Linear]) -> None:
         super().__init__()
-        self._seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
+        self._calls: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
         for name, layer in layers.items():
-            self.callback(layer.register_forward_hook(self._tap(name)).remove)
+            self.callback(layer.register_forward_hook(self._hook(name)).remove)
 
-    def _tap(self, name: str) -> Any:
-        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            self._seen[name].append((inputs[0].detach(), output))
+    def _hook(self, name: str) -> Any:
+        def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            self._calls[name].append((inputs[0].detach(), output))
 
-        return keep
+        return record
 
     def checked(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and outputs of each layer, which ran once and had a row a record."""
-        for name, seen in self._seen.items():
-            if len(seen) != 1 or len(seen[0][0]) != len(batch[0]):
+        """Returns the inputs and outputs of each layer, which must run once, with a row for each record."""
+        for name, calls in self._calls.items():
+            if len(calls) != 1 or len(calls[0][0]) != len(batch[0]):
                 raise UserError(
                     f"EK-FAC takes layers that run once a batch, with a row a record: {name} does not",
                     where="influence",
                 )
-        return [seen[0][0] for seen in self._seen.values()], [seen[0][1] for seen in self._seen.values()]
+        calls_once = [calls[0] for calls in self._calls.values()]
+        return [inputs for inputs, _ in calls_once], [output for _, output in calls_once]
 
 
-def _linear_layers(learner: FunctionalModel) -> dict[str, nn.Linear]:
-    """The linear layers that hold the parameters that count, by name."""
-    found = {
+def _linear_layers(model: FunctionalModel) -> dict[str, nn.Linear]:
+    """Returns the linear layers that hold the trainable parameters, by name."""
+    layers = {
         name: module
-        for name, module in learner.model.named_modules()
-        if isinstance(module, nn.Linear) and _parameter_name(name, "weight") in learner.parameters
+        for name, module in model.module.named_modules()
+        if isinstance(module, nn.Linear) and _parameter_name(name, "weight") in model.parameters
     }
-    covered = {_parameter_name(name, part) for name in found for part in ("weight", "bias")}
-    if other := [name for name in learner.parameters if name not in covered]:
+    covered = {_parameter_name(name, part) for name in layers for part in ("weight", "bias")}
+    # A parameter elsewhere has no Kronecker factors, and leaving it out would be silent.
+    if other := [name for name in model.parameters if name not in covered]:
         raise UserError(
             f"EK-FAC takes the weights of linear layers, not {other[0]}", where="influence", fix="take another solver"
         )
-    return found
+    return layers
 
 
 def _parameter_name(layer: str, part: str) -> str:
-    """The name of a layer's parameter; a model that is a layer itself has no name."""
+    """Returns the name of a layer's parameter; a model that is a layer itself has no prefix."""
     return f"{layer}.{part}" if layer else part
 
 
 def _flatten_positions(states: Tensor, with_one: bool) -> Tensor:
-    """[B, D] or [B, ..., D] as float64 [B, T, D], or D + 1."""
-    found = states.detach().double().reshape(len(states), -1, states.shape[-1])
-    return torch.cat([found, torch.ones_like(found[..., :1])], -1) if with_one else found
+    """Reshapes [B, D] or [B, ..., D] to float64 [B, T, D], or D + 1 with a constant 1."""
+    flat = states.detach().double().reshape(len(states), -1, states.shape[-1])
+    return torch.cat([flat, torch.ones_like(flat[..., :1])], -1) if with_one else flat
 
 
 def _second_moment(states: Tensor) -> Tensor:

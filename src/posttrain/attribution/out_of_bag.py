@@ -24,35 +24,34 @@ def data_oob(
     estimator: Any = None,
     bags: int = 800,
     standard_error: float | None = None,
-    over: ErrorReduction = "max",
+    reduction: ErrorReduction = "max",
     seed: int = 0,
-    block: int = 10,
+    block_size: int = 10,
     workers: int = 1,
     folder: Path | None = None,
 ) -> Values:
-    """Out-of-bag accuracy of each record: the share of right predictions by weak learners that did not draw it.
+    """Computes the out-of-bag accuracy of each record: right predictions by weak learners that did not draw it.
 
     Kwon and Zou, "Data-OOB: out-of-bag estimate as a simple and efficient data value" (ICML 2023, arXiv:2304.07718),
-    with decision trees as in its experiments. A learner learns from N records drawn with replacement.
-    No evaluation records are needed, and a value is a share in [0, 1], no marginal contribution.
+    with decision trees as in its experiments. A learner is trained on N records drawn with replacement. No evaluation
+    records are needed, and a value is a share in [0, 1], not a marginal contribution.
 
     Args:
         features: [N, D].
         labels: [N].
-        estimator: a scikit-learn classifier; ``DecisionTreeClassifier()`` where None. Its ``random_state`` is set for
-            each bag. Where a bag has records of one class, that class is predicted and no learner trained.
+        estimator: a scikit-learn classifier; ``DecisionTreeClassifier()`` if None. Its ``random_state`` is set for
+            each bag.
         bags: weak learners, at most.
         standard_error: stop after the first block at which the standard errors are at most this.
-        over: whether the largest or the mean of the standard errors counts.
+        reduction: ``max`` or ``mean``: which of the standard errors must be small.
         seed: bag b is drawn from ``numpy.random.default_rng([seed, b])``.
-        block: bags that a worker takes at a time.
+        block_size: bags that a worker takes at a time.
         workers: processes; their number changes no digit.
-        folder: keeps finished blocks, so that a killed run, or one with more bags, goes on.
+        folder: keeps finished blocks, so that a killed run resumes, as does one with more bags.
 
     Returns:
-        Values with standard errors over the bags, of a share to which one right and one wrong prediction are added (A.
-        Agresti and B. Coull, The American Statistician 52, 1998, with one of each): a record that few bags left out,
-        all alike, is not sure. NaN for a record that all bags drew; ``evaluations`` is the number of bags.
+        Values with standard errors over the bags; NaN for a record that all bags drew. ``evaluations`` is the number
+        of bags.
 
     Raises:
         UserError: shapes do not fit, a feature is not finite, or a number is out of its range.
@@ -60,27 +59,29 @@ def data_oob(
     from sklearn.base import clone
     from sklearn.tree import DecisionTreeClassifier
 
-    check_positive(bags=bags, block=block)
+    check_positive(bags=bags, block_size=block_size)
     check_seed(seed)
-    stop = StoppingRule(standard_error, over)
-    known = check_features("features", features)
-    classes = np.unique(check_labels("labels", labels, len(known)), return_inverse=True)[1].astype(np.int64)
+    stop = StoppingRule(standard_error, reduction)
+    points = check_features("features", features)
+    classes = np.unique(check_labels("labels", labels, len(points)), return_inverse=True)[1].astype(np.int64)
     learner = DecisionTreeClassifier() if estimator is None else clone(estimator)
-    work = _OutOfBagAccuracy(known, classes, learner, seed)
-    place = BlockRunner(workers, folder).of(work.key, method="data_oob", version=1, seed=seed)
-    moments = Moments(len(known))
-    with closing(place.blocks(work, bags, block, "bags")) as blocks:
-        for part, found in blocks:
-            moments.merge(Moments.of(found))
-            drawn = part.stop
+    work = _OutOfBagAccuracy(points, classes, learner, seed)
+    runner = BlockRunner(workers, folder).for_method(work.key, method="data_oob", version=1, seed=seed)
+    moments = Moments(len(points))
+    with closing(runner.run(work, bags, block_size, "bags")) as results:
+        for block, result in results:
+            moments.merge(Moments.from_arrays(result))
+            evaluations = block.stop
             if stop.reached(_share_errors(moments)):
                 break
     values = np.where(moments.count > 0, moments.mean, np.nan)
-    return Values(values, _share_errors(moments), drawn)
+    return Values(values, _share_errors(moments), evaluations)
 
 
 def _share_errors(moments: Moments) -> Floats:
-    """Of shares of right predictions, float64 [N]; NaN where there were none."""
+    """Returns the standard errors of shares of right predictions, float64 [N]; NaN without predictions."""
+    # One right and one wrong prediction are added (A. Agresti and B. Coull, The American Statistician 52, 1998): else a
+    # record that few bags left out, and all predicted alike, would have an error of 0.
     count = moments.count + 2
     share = (moments.mean * moments.count + 1) / count
     errors: Floats = np.where(moments.count > 0, np.sqrt(share * (1 - share) / count), np.nan)
@@ -89,7 +90,7 @@ def _share_errors(moments: Moments) -> Floats:
 
 @dataclass(frozen=True)
 class _OutOfBagAccuracy:
-    """Moments of right predictions out of bag; work for `Place.blocks`."""
+    """Moments of right predictions out of bag; work for `BlockRunner.run`."""
 
     features: Floats
     labels: Rows
@@ -101,24 +102,25 @@ class _OutOfBagAccuracy:
         name = f"{type(self.estimator).__module__}.{type(self.estimator).__qualname__}"
         return digest([list(self.features.shape), hashes, name, repr(sorted(self.estimator.get_params().items()))])
 
-    def __call__(self, part: range) -> Arrays:
+    def __call__(self, block: range) -> Arrays:
         moments = Moments(len(self.labels))
-        for number in part:
+        for number in block:
             generator = np.random.default_rng([self.seed, number])
             bag = generator.integers(0, len(self.labels), len(self.labels))
             outside = np.ones(len(self.labels), dtype=bool)
             outside[bag] = False
             right = np.zeros(len(self.labels))
             if outside.any():
-                predicted = self._predicted(bag, outside, int(generator.integers(1 << 31)))
+                predicted = self._predict(bag, outside, int(generator.integers(1 << 31)))
                 right[outside] = predicted == self.labels[outside]
             moments.add(right, outside)
         return moments.arrays()
 
-    def _predicted(self, bag: Rows, outside: npt.NDArray[np.bool_], random_state: int) -> npt.NDArray[Any]:
+    def _predict(self, bag: Rows, outside: npt.NDArray[np.bool_], random_state: int) -> npt.NDArray[Any]:
         from sklearn.base import clone
 
         labels = self.labels[bag]
+        # Many classifiers refuse a single class.
         if (labels == labels[0]).all():
             return np.full(np.count_nonzero(outside), labels[0])
         model = clone(self.estimator)

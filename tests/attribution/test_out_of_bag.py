@@ -14,7 +14,7 @@ def blobs(count: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_it_equals_a_direct_computation() -> None:
     features, labels = blobs()
-    found = data_oob(features, labels, bags=23, seed=9, block=5)
+    found = data_oob(features, labels, bags=23, seed=9, block_size=5)
     outcomes: list[list[float]] = [[] for _ in labels]
     for bag in range(23):
         generator = np.random.default_rng([9, bag])
@@ -66,7 +66,7 @@ def test_a_bag_of_one_class_predicts_it(estimator: LogisticRegression | None) ->
 
 def test_it_stops_at_the_bound() -> None:
     features, labels = blobs()
-    found = data_oob(features, labels, bags=2000, standard_error=0.05, over="mean", block=20)
+    found = data_oob(features, labels, bags=2000, standard_error=0.05, reduction="mean", block_size=20)
     assert found.evaluations < 2000
     assert np.mean(found.standard_errors) <= 0.05
     fewer = data_oob(features, labels, bags=found.evaluations - 20)
