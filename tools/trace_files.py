@@ -56,7 +56,10 @@ class Tracer:
 def write_records(path: Path, count: int = 24) -> Path:
     """A small file of records with three classes."""
     rows = [
-        {"prompt": f"question {number * 7919} about topic {number % 3} and item {number}", "completion": f"c{number % 3}"}
+        {
+            "prompt": f"question {number * 7919} about topic {number % 3} and item {number}",
+            "completion": f"c{number % 3}",
+        }
         for number in range(count)
     ]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -85,7 +88,10 @@ def run_batch(folder: Path) -> None:
 
     write_records(folder / "pool.jsonl", 60)
     config = "model: tiny\nrounds: 1\ntask: {labels: [c0, c1, c2]}\ndata: {pool: pool.jsonl, test: test.jsonl}\n"
-    rows = [{"prompt": f"test {number * 104729} of topic {number % 3}", "completion": f"c{number % 3}"} for number in range(24)]
+    rows = [
+        {"prompt": f"test {number * 104729} of topic {number % 3}", "completion": f"c{number % 3}"}
+        for number in range(24)
+    ]
     (folder / "test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (folder / "posttrain.yaml").write_text(
         config + "label: {annotator: oracle, file: pool.jsonl, per_round: 8}\nevaluate: {latency: {prompts: 0}}\n",

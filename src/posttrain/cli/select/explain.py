@@ -21,8 +21,7 @@ def explain(
     method: Annotated[
         str,
         typer.Option(
-            help="How influence is computed: ekfac, conjugate_gradient, trak, or of the "
-            "last weights tracin or less."
+            help="How influence is computed: ekfac, conjugate_gradient, trak, or of the last weights tracin or less."
         ),
     ] = "ekfac",
     among: Annotated[
