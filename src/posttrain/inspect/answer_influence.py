@@ -98,7 +98,7 @@ def answer_influence(
     `less` takes Adam's moments that these weights would come to, and of two answers the difference of two cosines.
 
     Args:
-        turn: none of a round.
+        context: of the workspace.
         trained: the model and its training.
         record: a row of RECORD.
         answer: what the model said.
@@ -178,7 +178,7 @@ def _join_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:
     return table.sort_by([("influence", "descending"), ("id", "ascending")]).combine_chunks()
 
 
-def find_training_run(turn: RoundContext, model: str) -> TrainingRun | None:
+def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
     """The training that made a model; None of a base model.
 
     Raises:

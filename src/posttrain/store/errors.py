@@ -48,7 +48,7 @@ def closest_match(word: str, candidates: Iterable[str], cutoff: float = 0.0) -> 
     """Returns the known word most like ``word``, whatever their order; None when none is at least so like it.
 
     Args:
-        likeness: difflib's ratio from which words count as alike, between 0 (any two) and 1 (equal ones).
+        cutoff: difflib's ratio from which words count as alike, between 0 (any two) and 1 (equal ones).
     """
     matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)
     return matches[0] if matches else None

@@ -30,7 +30,7 @@ def table_of(*rows: dict[str, Any] | str) -> pa.Table:
     """A RECORD table: a string is plain text, a mapping gives columns; a prompt may be a string."""
     values = []
     for line, row in enumerate(rows, 1):
-        given = {"text": row} if isinstance(row, str) else dict(row)
+        given: dict[str, Any] = {"text": row} if isinstance(row, str) else dict(row)
         if isinstance(given.get("prompt"), str):
             given["prompt"] = [{"role": "user", "content": given["prompt"]}]
         values.append({**dict.fromkeys(RECORD.names), "source": "f", "line": line, "meta": "{}", **given})

@@ -188,7 +188,7 @@ def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
 
 def _suggestion(given: Collection[str], wanted: Collection[str]) -> str:
     for column in given:
-        if near := closest_match(column[:100], wanted, likeness=0.75):
+        if near := closest_match(column[:100], wanted, cutoff=0.75):
             return f"did you mean `{near}` by `{shorten(column)}`?"
     return "say in `columns` which column holds what, such as {prompt: question, completion: answer}"
 

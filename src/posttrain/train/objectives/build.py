@@ -23,7 +23,8 @@ from posttrain.train.objectives.registry import objective_spec
 
 def objective_class(name: str) -> type[Objective]:
     """Import the class of an objective."""
-    return load_object(objective_spec(name).path, "train.objective")  # type: ignore[return-value]
+    loaded: type[Objective] = load_object(objective_spec(name).path, "train.objective")  # type: ignore[assignment]
+    return loaded
 
 
 def build_objective(inputs: ObjectiveInputs) -> Objective:

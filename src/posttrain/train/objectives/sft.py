@@ -1,5 +1,7 @@
 """Supervised fine-tuning."""
 
+from collections.abc import Callable
+from typing import ClassVar
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -54,7 +56,7 @@ def sft(
 class SftObjective(Objective):
     """``sft``: every supervised token of a unit has the same weight."""
 
-    formula = staticmethod(sft)
+    formula: ClassVar[Callable[..., Loss]] = staticmethod(sft)
 
     def begin_step(self, lm: LanguageModel, groups: Sequence[Sequence[int]]) -> float:
         """Count the step's supervised tokens, by their units' weights."""
