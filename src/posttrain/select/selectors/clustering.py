@@ -42,7 +42,7 @@ def uncertain_diverse(
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     points = pool.points("uncertain_diverse", dimensions)
-    doubt = pool.doubt(by)
+    doubt = pool.uncertainty(by)
     candidates = pool.greatest(doubt, max(1, pool_factor) * n)
     pull = np.nan_to_num(np.maximum(doubt[candidates] + (1.0 if by == "margin" else 0.0), 0.0))
     return nearest_to_centres(points, n, seed, candidates, pull)

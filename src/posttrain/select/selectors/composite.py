@@ -24,7 +24,7 @@ def mmr(
     """
     if not 0 <= relevance <= 1:
         raise UserError(f"strategy `mmr`: relevance is {relevance}, and must be from 0 to 1")
-    doubt = min_max_scale(pool.doubt(by), pool.free)
+    doubt = min_max_scale(pool.uncertainty(by), pool.free)
     return _farthest_by_cosine(pool, n, relevance * doubt, 1 - relevance, pool.points("mmr", dimensions))
 
 
@@ -61,7 +61,7 @@ def composite(
             raise UserError(f"strategy `composite`: {name} is {weight}, and must be a weight of 0 or more")
     worth = np.zeros(len(pool))
     if uncertainty:
-        worth += uncertainty * min_max_scale(pool.doubt(by), pool.free)
+        worth += uncertainty * min_max_scale(pool.uncertainty(by), pool.free)
     if difficulty:
         worth += difficulty * min_max_scale(pool.column(hard, "composite"), pool.free)
     points = pool.points("composite", dimensions) if diversity else np.zeros((len(pool), 1), np.float32)

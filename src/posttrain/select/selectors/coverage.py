@@ -109,7 +109,7 @@ def facility_location(
     to_cover = _unit_rows(points[rows_to_cover]).T
     counts = np.ones(len(rows_to_cover), np.float32)
     if by is not None:
-        counts = (min_max_scale(pool.doubt(by), pool.free)[rows_to_cover] ** power).astype(np.float32)
+        counts = (min_max_scale(pool.uncertainty(by), pool.free)[rows_to_cover] ** power).astype(np.float32)
 
     def similarity(rows: Rows) -> Floats:
         found: Floats = _unit_rows(points[rows]) @ to_cover

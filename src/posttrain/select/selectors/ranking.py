@@ -14,17 +14,17 @@ def random(pool: Pool, n: int, seed: int) -> Rows:
 
 def entropy(pool: Pool, n: int, seed: int) -> Rows:
     """Rows whose predicted distribution has the greatest entropy."""
-    return pool.greatest(pool.doubt("entropy"), n)
+    return pool.greatest(pool.uncertainty("entropy"), n)
 
 
 def least_confidence(pool: Pool, n: int, seed: int) -> Rows:
     """Rows whose most probable label is the least probable."""
-    return pool.greatest(pool.doubt("least_confidence"), n)
+    return pool.greatest(pool.uncertainty("least_confidence"), n)
 
 
 def margin(pool: Pool, n: int, seed: int) -> Rows:
     """Rows whose two most probable labels are the closest."""
-    return pool.greatest(pool.doubt("margin"), n)
+    return pool.greatest(pool.uncertainty("margin"), n)
 
 
 def top(pool: Pool, n: int, seed: int, by: str = "loss", lowest: bool = False) -> Rows:
@@ -56,7 +56,7 @@ def density_weighted(
     cosine = Cosine.from_rows(pool.points("density_weighted", dimensions))
     mean = np.einsum("nd,n->d", cosine.points, cosine.scales, dtype=np.float64) / max(1, len(pool))
     density = (1 + (cosine.points @ mean.astype(np.float32)) * cosine.scales) / 2
-    return pool.greatest(min_max_scale(pool.doubt(by), pool.free) * np.maximum(density, 0) ** weight, n)
+    return pool.greatest(min_max_scale(pool.uncertainty(by), pool.free) * np.maximum(density, 0) ** weight, n)
 
 
 def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float | None = None) -> Rows:
@@ -70,7 +70,7 @@ def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float
     cost = np.asarray(pool.column("cost", "cost_aware"), np.float64)
     if not (cost[pool.free] > 0).all() or not np.isfinite(cost[pool.free]).all():
         raise UserError("strategy `cost_aware`: every `cost` must be a positive number")
-    order = pool.greatest(min_max_scale(pool.doubt(by), pool.free) / cost, len(pool))
+    order = pool.greatest(min_max_scale(pool.uncertainty(by), pool.free) / cost, len(pool))
     if budget is None:
         return order[:n]
     chosen: list[int] = []
@@ -98,7 +98,7 @@ def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str
     order = (
         np.random.default_rng(seed).permutation(pool.free)
         if within is None
-        else pool.greatest(pool.doubt(within), len(pool))
+        else pool.greatest(pool.uncertainty(within), len(pool))
     )
     _, stratum, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
     exact = sizes * (n / len(order))
