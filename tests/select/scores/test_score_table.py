@@ -1,3 +1,7 @@
+"""The score table holds the champion's label probabilities, or the likelihood of its answers."""
+
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,8 +14,10 @@ from posttrain.select.pool_sample import sample_pool, sample_sizes
 from posttrain.select.scores import uncertainty
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import ScoringModel
+from posttrain.select.scores.registry import SCORES, ScoreSpec
 from posttrain.select.scores.table import score_pool
 from posttrain.store.errors import UserError
+from posttrain.testing.scorers import ScorerContract
 
 LABELS = ["card lost", "card stolen", "refund", "top up"]
 
@@ -106,3 +112,13 @@ def test_record_without_input_is_named(model: LanguageModel) -> None:
     record = pool(1).set_column(3, "text", pa.array([None], pa.string()))
     with pytest.raises(UserError, match=f"pool record {0:020x}"):
         score_pool(context(model), record, 2000, seed=0)
+
+
+class TestScorersOfLabels(ScorerContract):
+    @pytest.fixture(params=["bald", "vote_entropy", "consensus_kl", "perplexity", "loss", "forgetting_events"])
+    def spec(self, request: pytest.FixtureRequest) -> ScoreSpec:
+        return SCORES[request.param]
+
+    @pytest.fixture
+    def scoring(self, model: LanguageModel) -> ScoringContext:
+        return context(model)

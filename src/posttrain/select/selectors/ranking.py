@@ -8,27 +8,27 @@ from posttrain.store.errors import UserError
 
 
 def random(pool: Pool, n: int, seed: int) -> Rows:
-    """Uniformly drawn rows without replacement."""
+    """Chooses uniformly drawn rows without replacement."""
     return np.random.default_rng(seed).permutation(pool.free)[:n]
 
 
 def entropy(pool: Pool, n: int, seed: int) -> Rows:
-    """Rows whose predicted distribution has the greatest entropy."""
+    """Chooses rows whose predicted distribution has the greatest entropy."""
     return pool.greatest(pool.uncertainty("entropy"), n)
 
 
 def least_confidence(pool: Pool, n: int, seed: int) -> Rows:
-    """Rows whose most probable label is the least probable."""
+    """Chooses rows whose most probable label is the least probable."""
     return pool.greatest(pool.uncertainty("least_confidence"), n)
 
 
 def margin(pool: Pool, n: int, seed: int) -> Rows:
-    """Rows whose two most probable labels are the closest."""
+    """Chooses rows whose two most probable labels are the closest."""
     return pool.greatest(pool.uncertainty("margin"), n)
 
 
 def top(pool: Pool, n: int, seed: int, by: str = "loss", lowest: bool = False) -> Rows:
-    """Rows with the greatest score of any kind, or with the lowest.
+    """Chooses rows with the greatest score of any kind, or with the lowest.
 
     Args:
         by: a column of one number a row.
@@ -44,9 +44,9 @@ def top(pool: Pool, n: int, seed: int, by: str = "loss", lowest: bool = False) -
 def density_weighted(
     pool: Pool, n: int, seed: int, by: str = "entropy", weight: float = 1.0, dimensions: int | None = DIMENSIONS
 ) -> Rows:
-    """Rows with the greatest ``doubt * density ** weight``: B. Settles and M. Craven, EMNLP 2008, equation 13.
+    """Chooses rows with the greatest ``u * density ** weight``: B. Settles and M. Craven, EMNLP 2008, equation 13.
 
-    Density is the mean over the pool of (1 + cosine) / 2; doubt is put between 0 and 1.
+    Density is the mean over the pool of (1 + cosine) / 2; uncertainty u is scaled to [0, 1].
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``.
@@ -60,7 +60,7 @@ def density_weighted(
 
 
 def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float | None = None) -> Rows:
-    """Rows with the greatest doubt, put between 0 and 1, for their ``cost``, a column in any unit.
+    """Chooses rows with the greatest uncertainty, scaled to [0, 1], for their ``cost``, a column in any unit.
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``.
@@ -83,7 +83,7 @@ def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float
 
 
 def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str | None = None) -> Rows:
-    """As many rows of each stratum as its share of the free rows, rounded by the greatest remainder.
+    """Chooses as many rows of each stratum as its share of the free rows, rounded by the greatest remainder.
 
     Args:
         by: the column of the strata; where it is missing, the most probable labels are.
@@ -104,7 +104,7 @@ def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str
     exact = sizes * (n / len(order))
     counts = exact.astype(np.int64)
     counts[np.argsort(-(exact - counts), kind="stable")[: n - counts.sum()]] += 1
-    place = np.empty(len(order), np.int64)
+    rank = np.empty(len(order), np.int64)
     together = np.argsort(stratum, kind="stable")
-    place[together] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return order[place < counts[stratum]]
+    rank[together] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[rank < counts[stratum]]

@@ -43,8 +43,8 @@ COVERAGE_SELECTORS = ("diverse", "typiclust", "prob_cover", "k_center", "facilit
 """The selectors that use the embeddings, and uncertainty at most as the weight of a neighbourhood.
 
 They choose as well where most scores are imputed from neighbours (see `posttrain.select.score_columns`). Selectors that
-rank records by uncertainty do not: a mean of several scores is seldom an extreme one, so hardly any imputed record would
-be chosen."""
+rank records by uncertainty do not: a mean of several scores is seldom an extreme one, so hardly any imputed record
+would be chosen."""
 
 COLD_START_SELECTORS = ("random", *COVERAGE_SELECTORS)
 """The selectors that need none of the model's answers, which carry no information before it is trained."""
