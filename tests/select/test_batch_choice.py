@@ -41,7 +41,7 @@ def score_table(rows: int, seed: int = 0, width: int = 6) -> pa.Table:
 
 def test_warm_batch_has_its_shares() -> None:
     scores = score_table(300)
-    batch = choose_batch(SelectConfig().of_round(1), scores, 40, 1, weakness=FocusTargets(["class 2"]), cold=False)
+    batch = choose_batch(SelectConfig().of_round(1), scores, 40, 1, targets=FocusTargets(["class 2"]), cold=False)
     assert batch.schema == BATCH_SCHEMA
     assert Counter(batch["reason"].to_pylist()) == {"focus": 10, "strategy": 26, "explore": 4}
     assert len(set(batch["id"].to_pylist())) == 40
@@ -62,14 +62,14 @@ def unanswered(scores: pa.Table) -> pa.Table:
 
 def test_cold_batch_is_the_cold_strategys() -> None:
     scores = unanswered(score_table(100))
-    batch = choose_batch(SelectConfig().of_round(1), scores, 20, 1, weakness=FocusTargets(["class 2"]), cold=True)
+    batch = choose_batch(SelectConfig().of_round(1), scores, 20, 1, targets=FocusTargets(["class 2"]), cold=True)
     assert set(batch["reason"].to_pylist()) == {"cold_start"}
     assert batch.num_rows == 20
 
 
 def test_a_champion_whose_doubts_mislead_is_looked_at_by_exploration() -> None:
     batch = choose_batch(
-        SelectConfig().of_round(2), score_table(100), 20, 1, weakness=FocusTargets(["class 2"]), cold=True
+        SelectConfig().of_round(2), score_table(100), 20, 1, targets=FocusTargets(["class 2"]), cold=True
     )
     assert Counter(batch["reason"].to_pylist()) == {"cold_start": 18, "explore": 2}
     assert [row["inclusion"] for row in batch.to_pylist() if row["reason"] == "explore"] == [0.02, 0.02]
@@ -78,7 +78,7 @@ def test_a_champion_whose_doubts_mislead_is_looked_at_by_exploration() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_exploration_and_focus_may_be_all_of_a_small_batch(seed: int) -> None:
     config = SelectConfig(explore=0.5, focus=0.5, strategy="entropy")
-    batch = choose_batch(config, score_table(60), 3, seed, weakness=FocusTargets(LABELS), cold=False)
+    batch = choose_batch(config, score_table(60), 3, seed, targets=FocusTargets(LABELS), cold=False)
     assert batch.num_rows == 3
 
 
@@ -95,7 +95,7 @@ def test_a_budget_is_of_the_whole_batch(near_duplicate: float | None) -> None:
     cost = dict(zip(scores["id"].to_pylist(), scores["cost"].to_pylist(), strict=True))
     for shares in ({"explore": 0.0, "focus": 0.0}, {"explore": 0.0, "focus": 0.5}, {"explore": 0.2, "focus": 0.3}):
         config = SelectConfig(strategy="cost_aware", options={"budget": 300.0}, near_duplicate=near_duplicate, **shares)
-        rows = choose_batch(config, scores, 30, 0, weakness=FocusTargets(["class 2"]), cold=False).to_pylist()
+        rows = choose_batch(config, scores, 30, 0, targets=FocusTargets(["class 2"]), cold=False).to_pylist()
         drawn = sum(cost[row["id"]] for row in rows if row["reason"] == "explore")
         assert sum(cost[row["id"]] for row in rows) <= max(300, drawn)
         assert drawn > 300 or len(rows) > 6
@@ -106,13 +106,13 @@ def test_quotas_are_of_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None
     source = dict(zip(scores["id"].to_pylist(), scores["source"].to_pylist(), strict=True))
     options = {"quotas": {"a": 0.2, "b": 0.29, "rare": 0.5}}
     config = SelectConfig(strategy="composite", options=options, explore=0.0, focus=0.5)
-    batch = choose_batch(config, scores, 100, 0, weakness=FocusTargets(["class 2"]), cold=False)
+    batch = choose_batch(config, scores, 100, 0, targets=FocusTargets(["class 2"]), cold=False)
     counts = Counter(source[id] for id in batch["id"].to_pylist())
     assert (counts["a"], counts["b"], counts["c"]) == (20, 29, 51)
     assert "the quota of `rare` bounds nothing" in caplog.text
     # A source that no weak record is of ends nothing.
     first = scores.filter(pa.array(scores["source"].to_numpy(zero_copy_only=False) != "b")).to_pylist()[0]
-    assert choose_batch(config, scores, 4, 0, weakness=FocusTargets([first["predicted"]]), cold=False).num_rows == 4
+    assert choose_batch(config, scores, 4, 0, targets=FocusTargets([first["predicted"]]), cold=False).num_rows == 4
 
 
 def test_what_a_cold_strategy_is_told_holds_but_for_doubts() -> None:
@@ -136,8 +136,7 @@ def test_row_order_of_the_table_does_not_matter(strategy: str, cold: bool) -> No
     scores = score_table(80)
     shuffled = scores.take(pa.array(np.random.default_rng(5).permutation(80)))
     first, second = (
-        choose_batch(config, table, 16, 3, weakness=FocusTargets(["class 1"]), cold=cold)
-        for table in (scores, shuffled)
+        choose_batch(config, table, 16, 3, targets=FocusTargets(["class 1"]), cold=cold) for table in (scores, shuffled)
     )
     assert first.equals(second)
 
@@ -178,7 +177,7 @@ def test_hard_cases_draw_their_neighbours() -> None:
         scores,
         20,
         0,
-        weakness=FocusTargets(embeddings=vectors[17:18]),
+        targets=FocusTargets(embeddings=vectors[17:18]),
         cold=False,
     ).to_pylist()
     focused = {row["id"] for row in batch if row["reason"] == "focus"}
@@ -244,7 +243,7 @@ def test_every_strategy_takes_labelled_records_beside_the_table(strategy: str) -
     config = SelectConfig(strategy=strategy, options=options)
     labelled = np.random.default_rng(1).normal(size=(30, 6)).astype(np.float32)
     scores = score_table(90)
-    batch = choose_batch(config, scores, 20, 2, weakness=FocusTargets(["class 1"]), labelled=labelled, cold=False)
+    batch = choose_batch(config, scores, 20, 2, targets=FocusTargets(["class 1"]), labelled=labelled, cold=False)
     assert len(set(batch["id"].to_pylist())) == 20
     assert set(batch["id"].to_pylist()) <= set(scores["id"].to_pylist())
 

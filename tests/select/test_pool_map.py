@@ -78,8 +78,8 @@ def test_small_pools_and_rows_that_are_all_one(count: int, known: int) -> None:
 _PROGRAM = """
 import hashlib
 import numpy as np
-from posttrain.select.pool_map import project
-points = project(np.random.default_rng(0).standard_normal((300, 64)))
+from posttrain.select.pool_map import tsne_plane
+points = tsne_plane(np.random.default_rng(0).standard_normal((300, 64)))
 print(hashlib.sha256(points.tobytes()).hexdigest())
 """
 

@@ -34,7 +34,8 @@ def test_cover_counts_the_others_that_are_nearest() -> None:
 
 def test_facts_are_put_together() -> None:
     assert (
-        weak_class_reason("card", "loan", frozenset({"loan"}), asked=True) == "may be `loan`, a class with poor results"
+        weak_class_reason("card", "loan", frozenset({"loan"}), is_scored=True)
+        == "may be `loan`, a class with poor results"
     )
-    assert weak_class_reason(None, None, frozenset({"loan"}), asked=True) is None
+    assert weak_class_reason(None, None, frozenset({"loan"}), is_scored=True) is None
     assert join_reasons(None, "one", None, "two") == "one; two"

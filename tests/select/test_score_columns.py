@@ -110,7 +110,7 @@ def halves() -> tuple[pa.Table, pa.Table]:
 def test_what_was_not_asked_is_chosen_where_its_neighbours_are_doubted(halves: tuple[pa.Table, pa.Table]) -> None:
     asked, unasked = halves
     config = SelectConfig(strategy="facility_location", options={"by": "least_confidence"}, explore=0.25)
-    batch = choose_batch(config, asked, 40, 3, unasked=unasked, cold=False).to_pylist()
+    batch = choose_batch(config, asked, 40, 3, unscored=unasked, cold=False).to_pylist()
     known = set(asked["id"].to_pylist())
     drawn = [row for row in batch if row["reason"] == "explore"]
     chosen = [row for row in batch if row["reason"] == "strategy"]
@@ -126,7 +126,7 @@ def test_what_was_not_asked_is_chosen_where_its_neighbours_are_doubted(halves: t
 def test_no_more_is_drawn_than_was_asked(halves: tuple[pa.Table, pa.Table]) -> None:
     asked, unasked = halves
     config = SelectConfig(strategy="facility_location", explore=0.5)
-    batch = choose_batch(config, asked.slice(0, 5), 60, 3, unasked=unasked, cold=False).to_pylist()
+    batch = choose_batch(config, asked.slice(0, 5), 60, 3, unscored=unasked, cold=False).to_pylist()
     assert [row["inclusion"] for row in batch if row["reason"] == "explore"] == [5 / 400] * 5
 
 
@@ -135,7 +135,7 @@ def test_what_the_neighbours_say_is_told_as_theirs(halves: tuple[pa.Table, pa.Ta
     config = SelectConfig(strategy="facility_location", explore=0, focus=1)
     known = set(asked["id"].to_pylist())
     for row in choose_batch(
-        config, asked, 40, 3, unasked=unasked, weakness=FocusTargets(["a"]), cold=False
+        config, asked, 40, 3, unscored=unasked, targets=FocusTargets(["a"]), cold=False
     ).to_pylist():
         assert row["why"].startswith("may be `a`" if row["id"] in known else "like its neighbours may be `a`")
 
@@ -144,7 +144,7 @@ def test_nothing_beside_changes_nothing(halves: tuple[pa.Table, pa.Table]) -> No
     asked, unasked = halves
     config = SelectConfig().of_round(2)
     alone = choose_batch(config, asked, 12, 3, cold=False)
-    assert choose_batch(config, asked, 12, 3, unasked=unasked.slice(0, 0), cold=False).equals(alone)
+    assert choose_batch(config, asked, 12, 3, unscored=unasked.slice(0, 0), cold=False).equals(alone)
 
 
 def test_a_round_that_does_not_cover_the_pool_embeds_no_more_than_it_asks() -> None:

@@ -49,7 +49,8 @@ class SelectConfig(Section):
         default=AUTO,
         description="How records are chosen: " + ", ".join(sorted(SELECTORS)) + "; a list names one a round, the last "
         f"for all that follow; {AUTO}: cold_start until what the champion is unsure of says where it errs, then "
-        f"{WARM_STRATEGY}, covering what it is unsure of, or {UNCERTAINTY_STRATEGY} where neighbours do not share labels.",
+        f"{WARM_STRATEGY}, covering what it is unsure of, or {UNCERTAINTY_STRATEGY} where neighbours do not share "
+        "labels.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -60,7 +61,8 @@ class SelectConfig(Section):
         default=AUTO,
         description="Strategy while no champion has been trained, so its probabilities say nothing: "
         + _FIT_FOR_COLD_START
-        + f"; {AUTO}: {cold_start_strategy()}, or random where test records that lie near each other do not share labels.",
+        + f"; {AUTO}: {cold_start_strategy()}, or random where test records that lie near each other do not share "
+        "labels.",
     )
     pool_sample: int = Field(
         default=2000,

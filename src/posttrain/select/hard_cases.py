@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from posttrain.select.selectors.similarity import DIMENSIONS, whiten
 
-MAX_HARD_CASES = 50  # hard cases of a kind
-
+MAX_HARD_CASES = 50  # of a kind
 NEIGHBOURS = 10  # pool records that one hard case points at
 
 
@@ -36,7 +35,7 @@ class HardCase:
 
 @dataclass(frozen=True)
 class FocusTargets:
-    """What evaluation found weakest.
+    """The champion's weak points, by its evaluation.
 
     Attributes:
         classes: labels on which the champion is weakest.
@@ -49,9 +48,12 @@ class FocusTargets:
     cases: Sequence[HardCase] = ()
 
 
+NO_FOCUS = FocusTargets()
+
+
 @dataclass(frozen=True)
 class Evaluations:
-    """The same records as several models answered them.
+    """Evaluations of the same records by several models.
 
     Attributes:
         champion: the evaluation of the model in service.
@@ -66,7 +68,7 @@ class Evaluations:
 
 
 def losses(predictions: pa.Table) -> npt.NDArray[np.float64]:
-    """Loss of each record, float64 [N]: -ln P(expected | prompt) in nats where known, else 1 - score."""
+    """Returns the loss of each record, float64 [N]: -ln P(expected | prompt) in nats where known, else 1 - score."""
     score = predictions["score"].to_numpy()
     log_likelihood = predictions["log_likelihood"].to_numpy(zero_copy_only=False).astype(np.float64)
     loss: npt.NDArray[np.float64] = np.where(np.isnan(log_likelihood), 1.0 - score, -log_likelihood)
@@ -74,22 +76,23 @@ def losses(predictions: pa.Table) -> npt.NDArray[np.float64]:
 
 
 def wrongly_answered(predictions: pa.Table) -> npt.NDArray[np.bool_]:
-    """bool [N]: the score is below 1, or below the median where scores are log-likelihoods."""
+    """Marks, bool [N], scores below 1, or below the median where scores are log-likelihoods."""
     score = predictions["score"].to_numpy()
     if len(score) == 0:
         return np.zeros(0, bool)
+    # A log-likelihood is at most 0 and has no natural bar for "right".
     bar = 1.0 if score.min() >= 0 else float(np.median(score))
     below: npt.NDArray[np.bool_] = score < bar
     return below
 
 
 def wrong(predictions: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
-    """At most ``n`` records that were answered wrongly, those with the highest loss."""
+    """Returns at most ``n`` records that were answered wrongly, those with the highest loss."""
     return _hardest(predictions, wrongly_answered(predictions), losses(predictions), n)
 
 
 def high_loss(predictions: pa.Table, percentile: float = 90.0, n: int = MAX_HARD_CASES) -> list[str]:
-    """At most ``n`` records whose loss is above the percentile, rightly answered or not.
+    """Returns at most ``n`` records whose loss is above the percentile, rightly answered or not.
 
     Raises:
         ValueError: the percentile is not from 0 to 100.
@@ -101,7 +104,7 @@ def high_loss(predictions: pa.Table, percentile: float = 90.0, n: int = MAX_HARD
 
 
 def regressions(predictions: pa.Table, previous: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
-    """At most ``n`` records that the previous model answered rightly and this one does not, by this one's loss."""
+    """Returns at most ``n`` records that this model answers wrongly and the previous one rightly, by loss."""
     before = _rows_in(previous, predictions)
     was_wrong = wrongly_answered(previous)
     was_right = np.array([row is not None and not was_wrong[row] for row in before], bool)
@@ -109,45 +112,49 @@ def regressions(predictions: pa.Table, previous: pa.Table, n: int = MAX_HARD_CAS
 
 
 def disagreement(predictions: pa.Table, other: pa.Table, n: int = MAX_HARD_CASES) -> list[str]:
-    """At most ``n`` records that two models answer differently, those whose losses are furthest apart."""
+    """Returns at most ``n`` records that two models answer differently, those whose losses are furthest apart."""
     rows = _rows_in(other, predictions)
-    theirs, their_loss = other["predicted"].to_pylist(), losses(other)
-    ours = predictions["predicted"].to_pylist()
+    answers, other_answers = predictions["predicted"].to_pylist(), other["predicted"].to_pylist()
+    other_loss = losses(other)
     differ = np.array(
-        [row is not None and _answer_words(theirs[row]) != _answer_words(ours[at]) for at, row in enumerate(rows)], bool
+        [
+            row is not None and _answer_words(other_answers[row]) != _answer_words(answer)
+            for answer, row in zip(answers, rows, strict=True)
+        ],
+        bool,
     )
     known = np.array([0 if row is None else row for row in rows], np.int64)
-    apart = np.abs(losses(predictions) - their_loss[known]) if len(their_loss) else np.zeros(len(rows))
+    apart = np.abs(losses(predictions) - other_loss[known]) if len(other_loss) else np.zeros(len(rows))
     return _hardest(predictions, differ, apart, n)
 
 
-def _by_previous(found: Evaluations) -> list[str]:
-    return [] if found.previous is None else regressions(found.champion, found.previous)
+def _regressions_of(evaluations: Evaluations) -> list[str]:
+    return [] if evaluations.previous is None else regressions(evaluations.champion, evaluations.previous)
 
 
-def _by_other(found: Evaluations) -> list[str]:
-    return [] if found.other is None else disagreement(found.champion, found.other)
+def _disagreements_of(evaluations: Evaluations) -> list[str]:
+    return [] if evaluations.other is None else disagreement(evaluations.champion, evaluations.other)
 
 
 HARD_CASE_KINDS: dict[str, Callable[[Evaluations], list[str]]] = {
-    "wrong": lambda found: wrong(found.champion),
-    "high_loss": lambda found: high_loss(found.champion),
-    "regressions": _by_previous,
-    "disagreement": _by_other,
+    "wrong": lambda evaluations: wrong(evaluations.champion),
+    "high_loss": lambda evaluations: high_loss(evaluations.champion),
+    "regressions": _regressions_of,
+    "disagreement": _disagreements_of,
 }
 """Every kind that ``select.hard_cases`` can name."""
 
 
-def hard_cases(kinds: Sequence[str], found: Evaluations) -> list[HardCase]:
-    """The records that belong to any of the kinds, by the champion's loss, highest first; ties by id."""
+def hard_cases(kinds: Sequence[str], evaluations: Evaluations) -> list[HardCase]:
+    """Returns the records that belong to any of the kinds, by the champion's loss, highest first; ties by id."""
     named: dict[str, list[str]] = {}
     for kind in kinds:
-        for id in HARD_CASE_KINDS[kind](found):
+        for id in HARD_CASE_KINDS[kind](evaluations):
             named.setdefault(id, []).append(kind)
-    loss = losses(found.champion)
+    loss = losses(evaluations.champion)
     rows: list[tuple[float, str, dict[str, Any]]] = sorted(
         (-loss[at], row["id"], row)
-        for at, row in enumerate(found.champion.select(["id", "expected", "predicted"]).to_pylist())
+        for at, row in enumerate(evaluations.champion.select(["id", "expected", "predicted"]).to_pylist())
         if row["id"] in named
     )
     return [HardCase(id, tuple(named[id]), row["expected"], row["predicted"]) for _, id, row in rows]
@@ -159,9 +166,9 @@ def _hardest(predictions: pa.Table, among: npt.NDArray[np.bool_], by: npt.NDArra
 
 
 def _rows_in(other: pa.Table, predictions: pa.Table) -> list[int | None]:
-    """Where each record of ``predictions`` stands in another table; None where it does not."""
-    place = {id: row for row, id in enumerate(other["id"].to_pylist())}
-    return [place.get(id) for id in predictions["id"].to_pylist()]
+    """Returns the row of each record in another table; None where it is missing."""
+    row_of = {id: row for row, id in enumerate(other["id"].to_pylist())}
+    return [row_of.get(id) for id in predictions["id"].to_pylist()]
 
 
 def _answer_words(answer: str | None) -> list[str]:
@@ -169,9 +176,7 @@ def _answer_words(answer: str | None) -> list[str]:
 
 
 def in_weak_classes(predicted: np.ndarray, runner_up: np.ndarray, worst_classes: Iterable[str]) -> np.ndarray:
-    """Records whose most probable or second most probable label is one of the worst classes.
-
-    A class with poor recall is seldom predicted, so its records mostly show up as the runner-up.
+    """Marks records whose most probable or second most probable label is one of the worst classes.
 
     Args:
         predicted: object [N], labels or None.
@@ -182,6 +187,7 @@ def in_weak_classes(predicted: np.ndarray, runner_up: np.ndarray, worst_classes:
         bool [N].
     """
     worst = list(worst_classes)
+    # The runner-up counts too: a class with poor recall is seldom predicted, so its records mostly show up there.
     return np.isin(predicted.astype(str), worst) | np.isin(runner_up.astype(str), worst)
 
 
@@ -191,7 +197,7 @@ def nearest_hard_case(
     neighbours: int = NEIGHBOURS,
     dimensions: int = DIMENSIONS,
 ) -> npt.NDArray[np.int64]:
-    """The hard case that each record is a near neighbour of.
+    """Returns the hard case that each record is a near neighbour of.
 
     Both sets are whitened together (see ``whiten``) and compared by cosine.
 
@@ -209,10 +215,10 @@ def nearest_hard_case(
     if len(embeddings) == 0 or len(hard_cases) == 0:
         return nearest
     points = whiten(np.concatenate([embeddings, hard_cases]), dimensions)
-    closeness = np.full(len(embeddings), -np.inf)
+    best = np.full(len(embeddings), -np.inf)
     for case, point in enumerate(points[len(embeddings) :]):
         similarity = points[: len(embeddings)] @ point
         near = np.argsort(-similarity, kind="stable")[:neighbours]
-        closer = near[similarity[near] > closeness[near]]
-        nearest[closer], closeness[closer] = case, similarity[closer]
+        closer = near[similarity[near] > best[near]]
+        nearest[closer], best[closer] = case, similarity[closer]
     return nearest

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.select.hard_cases import HardCase
+from posttrain.select.config import SelectConfig
+from posttrain.select.hard_cases import FocusTargets, HardCase
+from posttrain.select.score_columns import Columns
 from posttrain.select.scores.registry import UNCERTAINTY_SIGN
 from posttrain.select.selectors.similarity import Floats, Rows, blocks
 
@@ -18,37 +21,91 @@ _KIND_PHRASES = {
 }
 
 
-def uncertainty_reasons(
-    name: str, values: npt.NDArray[np.floating], rows: Rows, asked: npt.NDArray[np.bool_]
-) -> list[str | None]:
-    """How a score of each row compares with the pool's, such as ``entropy 1.21, in the top 6% of the pool``.
+@dataclass(frozen=True)
+class Choice:
+    """The rows that were chosen, and what they were chosen from.
+
+    Attributes:
+        columns: of the score table, with rows for labelled records below.
+        points: their whitened embeddings.
+        count: rows of the score table.
+        rows: int64 [M], the batch.
+        reasons: the part of the batch that each of its rows is in.
+        nearest: int64 [count], the hard case near each record, -1 for none.
+        is_scored: bool [count], False where scores are imputed from neighbours.
+    """
+
+    columns: Columns
+    points: Floats
+    count: int
+    rows: Rows
+    reasons: Sequence[str]
+    nearest: Rows
+    is_scored: npt.NDArray[np.bool_]
+
+
+def batch_reasons(choice: Choice, config: SelectConfig, targets: FocusTargets, because: str) -> list[str]:
+    """Explains each row of a batch in one line.
 
     Args:
-        name: of the score; where a small one means doubt, it is the bottom.
+        choice: the batch.
+        config: the config section ``select`` that it was chosen by.
+        targets: the weak points that its focus was on.
+        because: why records were drawn at random where they were.
+    """
+    columns, count = choice.columns, choice.count
+    by = next(str(name) for name in (config.options.get("by"), config.strategy, "entropy") if name in UNCERTAINTY_SIGN)
+    known = columns[by][:count] if by in columns else np.full(count, np.nan)
+    uncertainties = uncertainty_reasons(by, known, choice.rows, choice.is_scored)
+    covers = coverage_reasons(choice.points, choice.rows, count) if len(choice.rows) else []
+    cases = hard_case_reasons(choice.nearest, targets.cases) if targets.cases else [None] * count
+    classes = frozenset(targets.classes)
+    lines = []
+    for row, part, uncertainty, cover in zip(choice.rows.tolist(), choice.reasons, uncertainties, covers, strict=True):
+        if part == "explore":
+            lines.append("drawn at random from the whole pool")
+            continue
+        predicted, runner_up = columns["predicted"][row], columns["runner_up"][row]
+        weak = weak_class_reason(predicted, runner_up, classes, is_scored=bool(choice.is_scored[row]))
+        facts = (weak, cases[row]) if part == "focus" else ()
+        if (config.cold_start if part == "cold_start" else config.strategy) == "random":
+            lines.append(join_reasons(*facts, f"drawn at random, as {because}" if because else "drawn at random"))
+            continue
+        lines.append(join_reasons(*facts, None if part == "cold_start" else uncertainty, cover))
+    return lines
+
+
+def uncertainty_reasons(
+    name: str, values: npt.NDArray[np.floating], rows: Rows, is_scored: npt.NDArray[np.bool_]
+) -> list[str | None]:
+    """Compares a score of each row with the pool's, such as ``entropy 1.21, in the top 6% of the pool``.
+
+    Args:
+        name: of the score; where a low one means uncertain, rows are in the bottom.
         values: float [N].
         rows: int64 [M].
-        asked: bool [N], of which rows it is the champion's word, and not its neighbours'.
+        is_scored: bool [N], False where the score is imputed from neighbours.
 
     Returns:
         [M] sentences; None where the score is not known.
     """
-    doubt = np.asarray(values, np.float64) * UNCERTAINTY_SIGN[name]
-    known = np.sort(doubt[np.isfinite(doubt)])
+    signed = np.asarray(values, np.float64) * UNCERTAINTY_SIGN[name]
+    known = np.sort(signed[np.isfinite(signed)])
     side = "top" if UNCERTAINTY_SIGN[name] > 0 else "bottom"
-    found: list[str | None] = []
+    sentences: list[str | None] = []
     for row in rows:
-        if np.isfinite(doubt[row]):
-            at_least = len(known) - np.searchsorted(known, doubt[row])
+        if np.isfinite(signed[row]):
+            at_least = len(known) - np.searchsorted(known, signed[row])
             share = math.ceil(100 * at_least / len(known))
-            about = "" if asked[row] else "about "
-            found.append(f"{name} {about}{values[row]:.2f}, in the {side} {share}% of the pool")
+            about = "" if is_scored[row] else "about "
+            sentences.append(f"{name} {about}{values[row]:.2f}, in the {side} {share}% of the pool")
         else:
-            found.append(None)
-    return found
+            sentences.append(None)
+    return sentences
 
 
 def coverage_reasons(points: Floats, rows: Rows, count: int) -> list[str]:
-    """For how many records of the pool each row is the nearest of the batch.
+    """Counts the records of the pool for which each row is the nearest of the batch.
 
     Args:
         points: float32 [P, d], rows of length 1.
@@ -56,7 +113,7 @@ def coverage_reasons(points: Floats, rows: Rows, count: int) -> list[str]:
         count: the first N points are the pool.
     """
     nearest = np.concatenate([(points[:count][part] @ points[rows].T).argmax(axis=1) for part in blocks(count)])
-    nearest[rows] = np.arange(len(rows))  # each covers itself, whatever its twin
+    nearest[rows] = np.arange(len(rows))  # each covers itself, even where an equal row comes first
     others = np.bincount(nearest, minlength=len(rows)) - 1
     return [_coverage_reason(number) for number in others.tolist()]
 
@@ -68,36 +125,36 @@ def _coverage_reason(number: int) -> str:
 
 
 def weak_class_reason(
-    predicted: str | None, runner_up: str | None, worst_classes: frozenset[str], *, asked: bool
+    predicted: str | None, runner_up: str | None, worst_classes: frozenset[str], *, is_scored: bool
 ) -> str | None:
-    """Which weak class a record may be of, by the champion's word or, where it was not asked, by its neighbours'."""
+    """Names the weak class that a record may belong to, by the champion's answer or its neighbours'."""
     named = [name for name in (predicted, runner_up) if name in worst_classes]
-    who = "may" if asked else "like its neighbours may"
+    who = "may" if is_scored else "like its neighbours may"
     return f"{who} be `{named[0]}`, a class with poor results" if named else None
 
 
 def join_reasons(*facts: str | None) -> str:
-    """Facts as one line."""
+    """Joins the facts that are there to one line."""
     return "; ".join(fact for fact in facts if fact)
 
 
 def hard_case_reasons(nearest: npt.NDArray[np.int64], cases: Sequence[HardCase]) -> list[str | None]:
-    """Which hard case a pool record was chosen for, in words.
+    """Describes the hard case that each pool record was chosen for.
 
     Args:
         nearest: int64 [N], from `nearest_hard_case`.
         cases: H hard cases, in the order of their embeddings.
 
     Returns:
-        N sentences, such as ``near test record 3fa2, answered wrongly (`cash` for `card`)``; None for what is near
-        none.
+        N sentences, such as ``near test record 3fa2, answered wrongly (`cash` for `card`)``; None for records that are
+        near none.
     """
-    said = [_hard_case_reason(case) for case in cases]
-    return [None if case < 0 else said[case] for case in nearest.tolist()]
+    sentences = [_hard_case_reason(case) for case in cases]
+    return [None if case < 0 else sentences[case] for case in nearest.tolist()]
 
 
 def _hard_case_reason(case: HardCase) -> str:
-    told = f"near test record {case.id}, {' and '.join(_KIND_PHRASES[kind] for kind in case.kinds)}"
+    sentence = f"near test record {case.id}, {' and '.join(_KIND_PHRASES[kind] for kind in case.kinds)}"
     if "wrong" in case.kinds and case.expected and case.predicted is not None:
-        told += f" (`{case.predicted[:40]}` for `{case.expected[:40]}`)"
-    return told
+        sentence += f" (`{case.predicted[:40]}` for `{case.expected[:40]}`)"
+    return sentence

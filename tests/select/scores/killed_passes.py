@@ -22,7 +22,6 @@ import pyarrow.parquet as parquet
 
 from posttrain.models.language_model import load_language_model
 from posttrain.models.task import TaskConfig
-from posttrain.select.config import SelectConfig
 from posttrain.select.scores import labels, passes
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import CachePartition, ScoreCache, ScoringModel
@@ -61,9 +60,7 @@ def run(model: Path, folder: Path, moment: str | None) -> None:
             "text": pa.array([None] * RECORDS, pa.string()),
         }
     )
-    parquet.write_table(
-        score_pool(scoring, pool, LABELS, SelectConfig(scores=["perplexity"]), 0), folder / "scores.parquet"
-    )
+    parquet.write_table(score_pool(scoring, pool, RECORDS, 0, ["perplexity"]), folder / "scores.parquet")
 
 
 def watch(folder: Path, moment: str | None) -> None:
@@ -87,9 +84,9 @@ def watch(folder: Path, moment: str | None) -> None:
 
         def begun(lm, chunk):  # type: ignore[no-untyped-def]
             note("begun.log", [f"{group.name} {one.key}" for one in chunk])
-            found = score(lm, chunk)
+            table = score(lm, chunk)
             passing("score")
-            return found
+            return table
 
         object.__setattr__(group, "score", begun)
         return scored(group, model, records, cache)
@@ -98,16 +95,16 @@ def watch(folder: Path, moment: str | None) -> None:
         passing("rename")
         replace(source, target)
 
-    def kept(shelf: CachePartition, chunk: pa.Table) -> None:
+    def kept(partition: CachePartition, chunk: pa.Table) -> None:
         os.replace = renamed
-        write(shelf, chunk)
+        write(partition, chunk)
         os.replace = replace
-        note("scored.log", [f"{shelf.folder.name} {key}" for key in chunk["key"].to_pylist()])  # type: ignore[union-attr]
+        note("scored.log", [f"{partition.folder.name} {key}" for key in chunk["key"].to_pylist()])  # type: ignore[union-attr]
         passing("kept")
 
-    from posttrain.select.scores import context as columns
+    from posttrain.select.scores import context
 
-    columns.scored = watched
+    context.cached_scores = watched
     CachePartition.write = kept  # type: ignore[method-assign]
 
 

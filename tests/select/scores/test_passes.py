@@ -30,7 +30,7 @@ class Counting:
 
     def __init__(self, **changes: Any) -> None:
         self.asked: list[str] = []
-        settings = {"name": "length", "version": 1, "settings": {"a": 1}, "at_once": 3, **changes}
+        settings = {"name": "length", "version": 1, "settings": {"a": 1}, "chunk_size": 3, **changes}
         self.group = ScoreGroup(score=self.score, **settings)
 
     def score(self, lm: Any, records: Sequence[ScoringInput]) -> pa.Table:

@@ -1,3 +1,7 @@
+"""The score table holds the champion's label probabilities, or the likelihood of its answers."""
+
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -6,11 +10,14 @@ from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import label_scores
 from posttrain.models.task import TaskConfig
 from posttrain.models.tiny import write_tiny_model
-from posttrain.select.config import SelectConfig
 from posttrain.select.pool_sample import sample_pool, sample_sizes
 from posttrain.select.scores import uncertainty
+from posttrain.select.scores.context import ScoringContext
+from posttrain.select.scores.passes import ScoringModel
+from posttrain.select.scores.registry import SCORES, ScoreSpec
 from posttrain.select.scores.table import score_pool
 from posttrain.store.errors import UserError
+from posttrain.testing.scorers import ScorerContract
 
 LABELS = ["card lost", "card stolen", "refund", "top up"]
 
@@ -39,11 +46,15 @@ def pool(count: int) -> pa.Table:
     )
 
 
+def context(model: LanguageModel, labels: Sequence[str] = LABELS) -> ScoringContext:
+    return ScoringContext(ScoringModel.of(model), labels)
+
+
 def test_scores_are_the_models_label_probabilities(model: LanguageModel) -> None:
-    scores = score_pool(model, pool(9), LABELS, SelectConfig(), seed=0)
+    scores = score_pool(context(model), pool(9), 2000, seed=0)
     prompts = [[{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}] for row in pool(9).to_pylist()]
-    found = label_scores(model, prompts, LABELS, embeddings=True)
-    p = np.exp(found.log_probabilities.astype(np.float64))
+    direct = label_scores(model, prompts, LABELS, embeddings=True)
+    p = np.exp(direct.log_probabilities.astype(np.float64))
     np.testing.assert_allclose(scores["entropy"], uncertainty.entropy(p), atol=1e-5)
     np.testing.assert_allclose(scores["margin"], uncertainty.margin(p), atol=1e-5)
     np.testing.assert_allclose(scores["confidence"], p.max(axis=1), atol=1e-5)
@@ -51,16 +62,15 @@ def test_scores_are_the_models_label_probabilities(model: LanguageModel) -> None
     assert scores["cost"].to_pylist() == [float(len(prompt[0]["content"])) for prompt in prompts]
     assert scores["predicted"].to_pylist() == [LABELS[row] for row in p.argmax(axis=1)]
     assert scores["runner_up"].to_pylist() == [LABELS[row] for row in np.argsort(-p, axis=1)[:, 1]]
-    assert found.embeddings is not None
-    np.testing.assert_allclose(np.array(scores["embedding"].to_pylist()), found.embeddings, atol=1e-5)
+    assert direct.embeddings is not None
+    np.testing.assert_allclose(np.array(scores["embedding"].to_pylist()), direct.embeddings, atol=1e-5)
     assert scores.schema.field("embedding").type == pa.list_(pa.float32(), 96)
 
 
 def test_pool_sample_is_counted_and_independent_of_row_order(model: LanguageModel) -> None:
     records = pool(30)
     shuffled = records.take(pa.array(np.random.default_rng(0).permutation(30)))
-    config = SelectConfig(pool_sample=8)
-    first, second = (score_pool(model, table, LABELS, config, seed=4) for table in (records, shuffled))
+    first, second = (score_pool(context(model), table, 8, seed=4) for table in (records, shuffled))
     assert sample_sizes(first) == {"sampled": 8, "pool": 30}
     assert first.equals(second)
     other = sample_pool(records, 8, seed=5)["id"].to_pylist()
@@ -80,7 +90,7 @@ def test_free_text_is_scored_by_the_answers_likelihood(model: LanguageModel) -> 
     from posttrain.models.generate import generate
     from posttrain.models.likelihood import answer_log_likelihoods
 
-    scores = score_pool(model, pool(4), None, SelectConfig(), seed=0)
+    scores = score_pool(context(model, ()), pool(4), 2000, seed=0)
     prompts = [[{"role": "user", "content": row["text"] or row["prompt"][0]["content"]}] for row in pool(4).to_pylist()]
     answers = [answer.text for answer in generate(model, prompts)]
     sums, counts = answer_log_likelihoods(model, prompts, answers)
@@ -91,9 +101,9 @@ def test_free_text_is_scored_by_the_answers_likelihood(model: LanguageModel) -> 
     assert scores["runner_up"].null_count == 4
 
 
-@pytest.mark.parametrize("labels", [LABELS, None])
-def test_empty_pool(model: LanguageModel, labels: list[str] | None) -> None:
-    scores = score_pool(model, pool(0), labels, SelectConfig(), seed=0)
+@pytest.mark.parametrize("labels", [LABELS, []])
+def test_empty_pool(model: LanguageModel, labels: list[str]) -> None:
+    scores = score_pool(context(model, labels), pool(0), 2000, seed=0)
     assert scores.num_rows == 0
     assert sample_sizes(scores) == {"sampled": 0, "pool": 0}
 
@@ -101,4 +111,14 @@ def test_empty_pool(model: LanguageModel, labels: list[str] | None) -> None:
 def test_record_without_input_is_named(model: LanguageModel) -> None:
     record = pool(1).set_column(3, "text", pa.array([None], pa.string()))
     with pytest.raises(UserError, match=f"pool record {0:020x}"):
-        score_pool(model, record, LABELS, SelectConfig(), seed=0)
+        score_pool(context(model), record, 2000, seed=0)
+
+
+class TestScorersOfLabels(ScorerContract):
+    @pytest.fixture(params=["bald", "vote_entropy", "consensus_kl", "perplexity", "loss", "forgetting_events"])
+    def spec(self, request: pytest.FixtureRequest) -> ScoreSpec:
+        return SCORES[request.param]
+
+    @pytest.fixture
+    def scoring(self, model: LanguageModel) -> ScoringContext:
+        return context(model)

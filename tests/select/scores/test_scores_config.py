@@ -1,5 +1,6 @@
 """What the config says of scores, before any work."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,6 @@ import numpy as np
 import pytest
 
 from posttrain.select.config import SelectConfig
-from posttrain.select.scores.context import _COLUMNS
 from posttrain.select.scores.registry import SCORES, UNCERTAINTY_SIGN
 from posttrain.select.selectors.registry import select
 from posttrain.store.errors import UserError
@@ -60,8 +60,10 @@ def test_strategies_choose_by_every_score_of_the_pool(strategy: str, name: str) 
     SelectConfig(strategy=strategy, options={"by": name}).check(of != "text")
 
 
-def test_every_score_is_computed_somewhere() -> None:
-    assert set(_COLUMNS) == {name for name, one in SCORES.items() if one.of != "labelled"}
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_has_a_scorer(name: str) -> None:
+    module, _, function = str(SCORES[name].scorer).partition(":")
+    assert callable(getattr(import_module(module), function))
 
 
 def test_doubt_is_great_where_the_model_is_unsure() -> None:

@@ -10,19 +10,16 @@ from hypothesis import strategies as st
 
 from posttrain.select.selectors.registry import SELECTORS, select
 from posttrain.store.errors import UserError
+from posttrain.testing.selectors import SelectorContract
+from posttrain.testing.selectors import score_columns as pool
 
 every_strategy = pytest.mark.parametrize("strategy", sorted(SELECTORS))
-Scores = dict[str, np.ndarray]
 
 
-def pool(rows: int, seed: int = 0, labels: int = 5, width: int = 12) -> Scores:
-    generator = np.random.default_rng(seed)
-    return {
-        "probabilities": generator.dirichlet(np.ones(labels), rows),
-        "embeddings": generator.normal(size=(rows, width)).astype(np.float32),
-        "loss": generator.exponential(size=rows),
-        "cost": generator.uniform(1, 3, rows),
-    }
+class TestEverySelector(SelectorContract):
+    @pytest.fixture(params=sorted(SELECTORS))
+    def strategy(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
 
 @every_strategy
@@ -37,57 +34,6 @@ def test_returns_distinct_free_rows_and_as_many_as_wanted(
     assert len(chosen) == min(n, int((~labelled).sum()))
     assert len(set(chosen.tolist())) == len(chosen)
     assert all(0 <= row < rows and not labelled[row] for row in chosen)
-
-
-@every_strategy
-def test_same_call_gives_same_rows(strategy: str) -> None:
-    scores = pool(60)
-    first = select(strategy, scores, 12, seed=3)
-    copies = {name: values.copy() for name, values in scores.items()}
-    np.testing.assert_array_equal(first, select(strategy, copies, 12, seed=3))
-
-
-@every_strategy
-def test_does_not_change_its_input(strategy: str) -> None:
-    scores = pool(30)
-    before = {name: values.copy() for name, values in scores.items()}
-    labelled = np.zeros(30, bool)
-    select(strategy, scores, 5, labelled=labelled)
-    for name, values in before.items():
-        np.testing.assert_array_equal(scores[name], values)
-    assert not labelled.any()
-
-
-@every_strategy
-def test_everything_labelled_leaves_nothing(strategy: str) -> None:
-    chosen = select(strategy, pool(6), 3, labelled=np.ones(6, bool))
-    assert chosen.dtype == np.int64
-    assert chosen.tolist() == []
-
-
-@every_strategy
-def test_all_rows_alike(strategy: str) -> None:
-    scores = {name: np.repeat(values[:1], 20, axis=0) for name, values in pool(1).items()}
-    scores["embeddings"][:] = 1.0
-    chosen = select(strategy, scores, 7)
-    assert len(set(chosen.tolist())) == 7
-
-
-@every_strategy
-def test_few_distinct_rows(strategy: str) -> None:
-    scores = {name: np.repeat(values, 10, axis=0) for name, values in pool(3).items()}
-    chosen = select(strategy, scores, 12)
-    assert len(set(chosen.tolist())) == 12
-
-
-@every_strategy
-def test_what_is_predicted_of_labelled_rows_does_not_matter(strategy: str) -> None:
-    scores, labelled = pool(50), np.arange(50) % 3 == 0
-    chosen = select(strategy, scores, 9, 1, labelled)
-    other = {name: values.copy() for name, values in scores.items()}
-    other["probabilities"][labelled] = 0.2
-    other["loss"][labelled] = other["cost"][labelled] = 99.0
-    np.testing.assert_array_equal(chosen, select(strategy, other, 9, 1, labelled))
 
 
 @every_strategy

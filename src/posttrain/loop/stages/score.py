@@ -133,7 +133,7 @@ class Score(Stage):
         calibration = {} if self.cold else calibrated(context, scoring, test, self.evaluation)
         scaled = replace(scoring, temperature=calibration.get("temperature", 1.0))
         sample, seed = 0 if self.cold else select.pool_sample, context.seed("score")
-        scored = None if self.cold else score_pool(scaled, free, scaled.labels, select, seed)
+        scored = None if self.cold else score_pool(scaled, free, sample, seed, self._score_names(context))
         agreement: dict[str, Any] = {}
         if self._by_neighbours(context):
             if scored is None:
@@ -143,7 +143,9 @@ class Score(Stage):
             agreement = _neighbours(context, scoring, test, embeddings)
         embedded = select.embedded_in(context.number, self.cold, agreement.get("neighbours_share", True))
         beside = sample_pool(free, embedded - sample, seed, after=sample)
-        unscored = unscored_table(scaled, beside, select) if scored is None or beside.num_rows else None
+        # Every configured score has a column in a cold start too, so that tables of all rounds have one schema.
+        names = select.wanted_scores()
+        unscored = unscored_table(scaled, beside, names) if scored is None or beside.num_rows else None
         scores = with_sample_sizes(unscored, free) if scored is None else scored
         if unscored is not None and not self.cold:
             parquet.write_table(add_cost_column(unscored, free, select.cost), out / UNSCORED)

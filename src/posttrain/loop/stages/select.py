@@ -125,8 +125,8 @@ class Select(Stage):
         unscored = parquet.read_table(folder / UNSCORED) if (folder / UNSCORED).exists() else None
         batch = choose_batch(
             *(config, table, self.n, context.seed("select")),
-            unasked=unscored,
-            weakness=focus,
+            unscored=unscored,
+            targets=focus,
             labelled=labelled,
             cold=covers,
             because=because,
@@ -168,7 +168,8 @@ def _score_selected(
     missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
     scoring = scoring_for(context, champion, scores.meta.get("temperature", 1.0))
     records = pool.filter(compute.is_in(pool["id"], value_set=missing))
-    return add_cost_column(score_records(scoring, records, context.config.select), records, context.config.select.cost)
+    select = context.config.select
+    return add_cost_column(score_records(scoring, records, select.wanted_scores()), records, select.cost)
 
 
 def _confidence_is_uninformative(predictions: pa.Table) -> bool:

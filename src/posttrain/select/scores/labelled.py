@@ -10,8 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from posttrain.select.scores.answers import encode_answer
-from posttrain.select.scores.passes import ScoreGroup, ScoringInput
+from posttrain.select.scores.answers import answer_group, encode_answer
+from posttrain.select.scores.context import Floats, ScoredRecords
+from posttrain.select.scores.labels import label_log_probabilities
+from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel
+from posttrain.select.scores.sampled_answers import normalise_answer
 
 if TYPE_CHECKING:
     from posttrain.models.chat import TokenizedExample
@@ -20,15 +23,57 @@ if TYPE_CHECKING:
 _CHUNK = 64
 
 
+def score_loss(records: ScoredRecords) -> Floats:
+    """Scores records by the loss of the right answer, nats a token."""
+    return _loss_column(records, "loss")
+
+
+def score_gradient_norm(records: ScoredRecords) -> Floats:
+    """Scores records by the norm of that loss's gradient in the output layer."""
+    return _loss_column(records, "gradient_norm")
+
+
+def score_instruction_difficulty(records: ScoredRecords) -> Floats:
+    """Scores records by instruction-following difficulty."""
+    table = records.scoring.run(instruction_difficulty_group(), records.answered)
+    values: Floats = table["instruction_difficulty"].to_numpy()
+    return values
+
+
+def score_forgetting_events(records: ScoredRecords) -> Floats:
+    """Scores records by how often successive models of the loop forget their answers."""
+    models = records.scoring.line or [records.scoring.model]
+    return forgetting_events([_answers_correctly(records, model) for model in models])
+
+
+def _loss_column(records: ScoredRecords, name: str) -> Floats:
+    # One backward pass gives both columns.
+    table = records.share("loss", lambda: records.scoring.run(loss_group(), records.answered))
+    values: Floats = table[name].to_numpy()
+    return values
+
+
+def _answers_correctly(records: ScoredRecords, model: ScoringModel) -> npt.NDArray[np.bool_]:
+    """Returns for each record whether a model's answer is the right one: bool [N]."""
+    scoring, expected = records.scoring, [record.answers[0] for record in records.answered]
+    if scoring.labels:
+        best = label_log_probabilities(scoring, model, records.records).argmax(axis=1)
+        return np.array([scoring.labels[row] == answer for row, answer in zip(best, expected, strict=True)], bool)
+    predicted = scoring.run(answer_group(), records.records, model)["predicted"].to_pylist()
+    scoring.unload(model)
+    pairs = zip(predicted, expected, strict=True)
+    return np.array([normalise_answer(answer) == normalise_answer(right) for answer, right in pairs], bool)
+
+
 def loss_group() -> ScoreGroup:
     """``loss``, nats a token of the right answer, and ``gradient_norm`` of it in the output layer."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
-        found = [loss_and_gradient_norm(lm, encode_answer(lm, one)) for one in records]
+        pairs = [loss_and_gradient_norm(lm, encode_answer(lm, record)) for record in records]
         return pa.table(
             {
-                "loss": pa.array([loss for loss, _ in found], pa.float64()),
-                "gradient_norm": pa.array([norm for _, norm in found], pa.float64()),
+                "loss": pa.array([loss for loss, _ in pairs], pa.float64()),
+                "gradient_norm": pa.array([norm for _, norm in pairs], pa.float64()),
             }
         )
 
@@ -36,32 +81,30 @@ def loss_group() -> ScoreGroup:
 
 
 def instruction_difficulty_group() -> ScoreGroup:
-    """``instruction_difficulty``: by what the prompt divides the perplexity of the right answer, inverted."""
+    """``instruction_difficulty``: perplexity of the right answer after its prompt, over that without the prompt."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import instruction_following_difficulty
 
-        found = instruction_following_difficulty(
-            lm, [one.prompt for one in records], [one.answers[0] for one in records]
-        )
-        return pa.table({"instruction_difficulty": pa.array(found, pa.float64())})
+        prompts, answers = [record.prompt for record in records], [record.answers[0] for record in records]
+        difficulties = instruction_following_difficulty(lm, prompts, answers)
+        return pa.table({"instruction_difficulty": pa.array(difficulties, pa.float64())})
 
     return ScoreGroup("instruction_difficulty", 1, {}, score, _CHUNK)
 
 
 def loss_and_gradient_norm(lm: LanguageModel, sequence: TokenizedExample) -> tuple[float, float]:
-    """Mean negative log-probability of the supervised tokens, in nats, and its gradient's norm in the output layer.
+    """Computes the mean loss of the supervised tokens, in nats, and its gradient's norm in the output layer.
 
     GraNd (M. Paul, G. Dziugaite, S. Ganguli, NeurIPS 2021) of the last layer, as J. Ash et al. (BADGE, ICLR 2020) take
-    gradients. The gradient sum_t d_t h_t^T is never formed, d_t being the loss's gradient in the layer's outputs at
-    token t and h_t what the layer reads: its squared norm is sum_ts (d_t . d_s)(h_t . h_s).
+    gradients.
     """
     ids = torch.tensor([sequence.ids], device=lm.device)
-    at = torch.tensor([place for place, on in enumerate(sequence.supervised) if on and place > 0], device=lm.device)
+    at = torch.tensor([index for index, on in enumerate(sequence.supervised) if on and index > 0], device=lm.device)
     with torch.no_grad():
         states = lm.decoder(input_ids=ids, use_cache=False).last_hidden_state[0, at - 1]
     outputs: list[torch.Tensor] = []
-    # What the layer gives is caught before the scales and caps that some families put on it.
+    # A hook catches the layer's own output, before the scales and caps that some families apply to it.
     handle = lm.model.get_output_embeddings().register_forward_hook(lambda *call: outputs.append(call[2]))
     try:
         with torch.enable_grad():
@@ -71,15 +114,18 @@ def loss_and_gradient_norm(lm: LanguageModel, sequence: TokenizedExample) -> tup
     finally:
         handle.remove()
     slope, states = slope.double(), states.double()
+    # The gradient sum_t d_t h_t^T has the size of the output layer and is never formed: with d_t the loss's gradient in
+    # the layer's output at token t and h_t its input, the squared norm is sum_ts (d_t . d_s)(h_t . h_s).
     squared = ((slope @ slope.T) * (states @ states.T)).sum()
     return float(loss.detach().double()), float(squared.clamp(min=0).sqrt())
 
 
-def forgetting_events(correct: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Times that a record is right in one look and wrong in the next; infinite for one that was never right.
+def forgetting_events(correct: npt.ArrayLike) -> Floats:
+    """Counts how often a record is right for one model and wrong for the next; infinite where it was never right.
 
     M. Toneva et al., An Empirical Study of Example Forgetting, ICLR 2019 (arXiv:1812.05159), section 3 and, for the
-    records that are never learnt, algorithm 1. Here a look is a model of the loop and not a step of a training.
+    records that are never learnt, algorithm 1. Here the successive models are those of the loop's rounds, not those of
+    one training's steps.
 
     Args:
         correct: bool [R, N], whether each of R successive models answers each of N records rightly.
@@ -91,5 +137,5 @@ def forgetting_events(correct: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if right.ndim != 2:
         raise ValueError(f"correct must be [R, N], got shape {right.shape}")
     events = (right[:-1] & ~right[1:]).sum(axis=0).astype(np.float64)
-    found: npt.NDArray[np.float64] = np.where(right.any(axis=0), events, np.inf)
-    return found
+    counts: Floats = np.where(right.any(axis=0), events, np.inf)
+    return counts

@@ -1,7 +1,8 @@
-"""Label probabilities and embeddings by the champion, and label probabilities by Monte Carlo dropout."""
+"""Label probabilities and embeddings by the champion, and scores of disagreement: BALD and query by committee."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,68 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from posttrain.select.scores.passes import ScoreGroup, ScoringInput, to_list_column
+from posttrain.select.scores.context import Floats, ScoredRecords, ScoringContext
+from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel, to_list_column, to_matrix
+from posttrain.select.scores.uncertainty import bald, consensus_kl, vote_entropy
 from posttrain.store.errors import UserError
 from posttrain.store.hashing import digest
 
 if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
-_CHUNK = 256
+log = logging.getLogger("posttrain")
 
-_TOLERANCE = 1e-3  # of what several passes are compared by, and differences are small
+_CHUNK = 256
+_TOLERANCE = 1e-3  # of label log-probabilities: passes with dropout are compared by small differences
+
+
+def score_bald(records: ScoredRecords) -> Floats:
+    """Scores records by the mutual information of label and weights."""
+    return bald(_dropout_probabilities(records))
+
+
+def score_vote_entropy(records: ScoredRecords) -> Floats:
+    """Scores records by the entropy of the committee's votes."""
+    return vote_entropy(_committee_probabilities(records))
+
+
+def score_consensus_kl(records: ScoredRecords) -> Floats:
+    """Scores records by the committee's mean divergence from its mean."""
+    return consensus_kl(_committee_probabilities(records))
+
+
+def _dropout_probabilities(records: ScoredRecords) -> Floats:
+    """Label probabilities by T sub-networks of the champion: [T, N, K]."""
+
+    def compute() -> Floats:
+        scoring, labels = records.scoring, records.scoring.labels
+        passes = scoring.config.passes
+        group = dropout_group(labels, passes, scoring.config.dropout, scoring.seed)
+        logs = to_matrix(scoring.run(group, records.records), "log_probabilities").astype(np.float64)
+        return np.exp(logs).reshape(len(records), passes, len(labels)).swapaxes(0, 1)
+
+    return records.share("dropout", compute)
+
+
+def _committee_probabilities(records: ScoredRecords) -> Floats:
+    """Label probabilities by the latest champions, or by sub-networks where there is only one: [T, N, K]."""
+
+    def compute() -> Floats:
+        scoring = records.scoring
+        members = [*scoring.committee, scoring.model][-scoring.config.committee :]
+        if len(members) < 2:
+            log.info("  one trained champion is no committee: its passes with dropout stand in")
+            return _dropout_probabilities(records)
+        return np.exp(np.stack([label_log_probabilities(scoring, member, records.records) for member in members]))
+
+    return records.share("committee", compute)
+
+
+def label_log_probabilities(scoring: ScoringContext, model: ScoringModel, records: Sequence[ScoringInput]) -> Floats:
+    """Returns a model's log-probabilities of the labels, float64 [N, K], and unloads it unless it is the champion."""
+    table = scoring.run(label_group(scoring.labels), records, model)
+    scoring.unload(model)
+    return to_matrix(table, "log_probabilities").astype(np.float64)
 
 
 def label_group(labels: Sequence[str]) -> ScoreGroup:
@@ -29,12 +82,12 @@ def label_group(labels: Sequence[str]) -> ScoreGroup:
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import label_scores
 
-        found = label_scores(lm, [one.prompt for one in records], labels, embeddings=True)
-        assert found.embeddings is not None
+        scores = label_scores(lm, [record.prompt for record in records], labels, embeddings=True)
+        assert scores.embeddings is not None
         return pa.table(
             {
-                "log_probabilities": to_list_column(found.log_probabilities),
-                "embedding": to_list_column(found.embeddings),
+                "log_probabilities": to_list_column(scores.log_probabilities),
+                "embedding": to_list_column(scores.embeddings),
             }
         )
 
@@ -47,12 +100,12 @@ def dropout_group(labels: Sequence[str], passes: int, share: float, seed: int) -
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import label_scores
 
-        prompts = [one.prompt for one in records]
-        found = []
+        prompts = [record.prompt for record in records]
+        logs = []
         for number in range(passes):
             with dropout_mask(lm, share, seed, number):
-                found.append(label_scores(lm, prompts, labels, tolerance=_TOLERANCE).log_probabilities)
-        return pa.table({"log_probabilities": to_list_column(np.concatenate(found, axis=1))})
+                logs.append(label_scores(lm, prompts, labels, tolerance=_TOLERANCE).log_probabilities)
+        return pa.table({"log_probabilities": to_list_column(np.concatenate(logs, axis=1))})
 
     settings = {"labels": list(labels), "passes": passes, "share": share, "seed": seed}
     return ScoreGroup("dropout", 1, settings, score, max(16, _CHUNK // passes))
@@ -64,16 +117,16 @@ def embedding_group() -> ScoreGroup:
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.likelihood import prompt_embeddings
 
-        return pa.table({"embedding": to_list_column(prompt_embeddings(lm, [one.prompt for one in records]))})
+        return pa.table({"embedding": to_list_column(prompt_embeddings(lm, [record.prompt for record in records]))})
 
     return ScoreGroup("embeddings", 1, {}, score, _CHUNK)
 
 
 def sentence_group() -> ScoreGroup:
-    """``embedding`` [N, D] of the input's words, by a sentence model in a language model's place."""
+    """``embedding`` [N, D] of the input's text, by a sentence model in place of a language model."""
 
     def score(embedder: Any, records: Sequence[ScoringInput]) -> pa.Table:
-        texts = ["\n".join(turn["content"] for turn in one.prompt) for one in records]
+        texts = ["\n".join(turn["content"] for turn in record.prompt) for record in records]
         return pa.table({"embedding": to_list_column(embedder.embed(texts))})
 
     return ScoreGroup("sentences", 1, {}, score, _CHUNK)
@@ -81,28 +134,30 @@ def sentence_group() -> ScoreGroup:
 
 @contextmanager
 def dropout_mask(lm: LanguageModel, share: float, seed: int, number: int) -> Iterator[None]:
-    """Leave out some inputs of every linear layer below the output head for a while, and scale up the others.
+    """Drops some inputs of every linear layer below the output head, and scales up the others, while active.
 
     Monte Carlo dropout (Y. Gal and Z. Ghahramani, ICML 2016) with one mask a pass instead of one a record and token,
-    "consistent" dropout (A. Kirsch, J. van Amersfoort, Y. Gal, BatchBALD, NeurIPS 2019, section 4.1). So a record's
-    score hangs on the record alone, and not on those that it was read with.
+    "consistent" dropout (A. Kirsch, J. van Amersfoort, Y. Gal, BatchBALD, NeurIPS 2019, section 4.1).
 
     Args:
-        share: of the inputs that are left out.
-        seed: with ``number``, which pass it is, it decides the masks.
+        lm: the model.
+        share: of the inputs that are dropped.
+        seed: decides the masks, together with ``number``.
+        number: of the pass.
 
     Raises:
         UserError: the model has no linear layer.
     """
     from transformers.pytorch_utils import Conv1D
 
-    layers = [(name, one) for name, one in lm.decoder.named_modules() if isinstance(one, nn.Linear | Conv1D)]
+    layers = [(name, layer) for name, layer in lm.decoder.named_modules() if isinstance(layer, nn.Linear | Conv1D)]
     if not layers:
         raise UserError("the model has no linear layer to drop inputs of", where="select.scores", fix="leave bald out")
     handles = []
     try:
         for name, layer in layers:
             size = layer.in_features if isinstance(layer, nn.Linear) else layer.nx
+            # One mask for all records: a record's score must not depend on the records in its batch.
             generator = torch.Generator().manual_seed(int(digest([seed, number, name])[:15], 16))
             mask = (torch.rand(size, generator=generator) >= share).to(layer.weight) / (1 - share)
             handles.append(layer.register_forward_pre_hook(_multiply_inputs(mask)))

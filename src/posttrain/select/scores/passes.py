@@ -32,11 +32,11 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class ScoringInput:
-    """A record as far as its scores depend on it.
+    """The part of a record that its scores depend on.
 
     Attributes:
-        prompt: what the model is shown, without the task's system message and template.
-        answers: what is scored after it; none where the model gives its own.
+        prompt: shown to the model, without the task's system message and template.
+        answers: scored after the prompt; empty where the model gives its own.
     """
 
     prompt: Turns
@@ -44,37 +44,37 @@ class ScoringInput:
 
     @cached_property
     def key(self) -> str:
-        """64 hex characters: two records with the same have the same scores."""
+        """64 hex characters: two records with the same key have the same scores."""
         return digest([self.prompt, list(self.answers)])
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreGroup:
-    """Scores that come of one pass over the records.
+    """Scores that one pass over the records computes together.
 
     Attributes:
-        name: of the group; with version and settings it decides what is computed.
-        version: raised by hand when its meaning changes.
-        settings: all that the numbers depend on besides model, task and record, as JSON values.
-        score: gives one row a record, in their order; with no record, the columns.
-        at_once: records that are lost at most when the pass is killed.
+        name: identifies, with version and settings, what is computed.
+        version: raised by hand when the meaning of the numbers changes.
+        settings: everything that the numbers depend on besides model, task and record, as JSON values.
+        score: returns one row a record, in their order; without records, the columns.
+        chunk_size: records in a chunk, which a killed pass loses at most.
     """
 
     name: str
     version: int
     settings: Mapping[str, Any]
     score: Callable[[LanguageModel, Sequence[ScoringInput]], pa.Table]
-    at_once: int
+    chunk_size: int
 
 
 @dataclass(eq=False)
 class ScoringModel:
-    """A model that is only loaded once it is asked something new.
+    """A model that is loaded only once it has to score something new.
 
     Attributes:
-        id: tells its weights.
-        task: what it is asked to do.
-        load: gives it: a language model, or a sentence model for a group that asks one.
+        id: identifies its weights.
+        task: the task it is asked to do.
+        load: returns a language model, or a sentence model for a group that takes one.
     """
 
     id: str
@@ -83,12 +83,12 @@ class ScoringModel:
 
     @cached_property
     def lm(self) -> Any:
-        """The model itself."""
+        """The loaded model."""
         return self.load()
 
     @classmethod
     def of(cls, lm: LanguageModel) -> ScoringModel:
-        """A model that is loaded; without an id, so that nothing of it can be kept."""
+        """Wraps a loaded model; it has no id, so its scores are never cached."""
         return cls("", lm.task, lambda: lm)
 
 
@@ -97,18 +97,18 @@ class CachePartition:
     """The chunks of one group of scores by one model; a chunk is a table with the records' keys in ``key``.
 
     Attributes:
-        folder: where they lie; None keeps nothing.
+        folder: holds the chunks; None keeps nothing.
     """
 
     folder: Path | None
 
     def read(self) -> Iterator[pa.Table]:
-        """All chunks, in the order of their names; a damaged one is named and removed, for it to be made again."""
+        """Yields all chunks in the order of their names; reports and removes a damaged one, which is scored again."""
         if self.folder is None or not self.folder.is_dir():
             return
         for path in sorted(self.folder.iterdir()):
             if path.suffix != ".chunk":
-                path.unlink()  # what a killed writer left
+                path.unlink()  # left behind by a writer that was killed
                 continue
             content = path.read_bytes()
             if hashlib.sha256(content[_DIGEST_SIZE:]).digest() != content[:_DIGEST_SIZE]:
@@ -119,7 +119,7 @@ class CachePartition:
                 yield reader.read_all()
 
     def write(self, chunk: pa.Table) -> None:
-        """Keep a chunk: all of it or nothing, whenever the process is killed.
+        """Writes a chunk: all of it or nothing, whenever the process is killed.
 
         Raises:
             UserError: the disk refused.
@@ -131,50 +131,48 @@ class CachePartition:
         with pa.ipc.new_stream(sink, chunk.schema) as writer:
             writer.write_table(chunk)
         content = sink.getvalue().to_pybytes()
+        # Named by its records: a pass that repeats a chunk overwrites it instead of adding a twin.
         path = self.folder / f"{digest(chunk[KEY].to_pylist())[:32]}.chunk"
         write_atomically(path, hashlib.sha256(content).digest() + content)
 
 
 @dataclass(frozen=True)
 class ScoreCache:
-    """Scores by model.
+    """Finished scores on disk, by model and group.
 
     Attributes:
-        folder: where they lie, a folder a model in it; None keeps nothing.
+        folder: holds a folder a model; None keeps nothing.
     """
 
     folder: Path | None = None
 
-    def shelf(self, model: str, group: str) -> CachePartition:
-        """Where a model's scores of one group lie; a model without an id has no place."""
+    def partition(self, model: str, group: str) -> CachePartition:
+        """Returns the chunks of a model's group; those of a model without an id are not kept."""
         return CachePartition(self.folder / model / group if self.folder and model else None)
 
     def keep_only(self, models: Collection[str]) -> None:
-        """Remove the scores of all other models."""
+        """Removes the scores of all other models."""
         if self.folder is None or not self.folder.is_dir():
             return
-        for one in sorted(self.folder.iterdir()):
-            if one.name not in models:
-                remove_tree(one)
+        for folder in sorted(self.folder.iterdir()):
+            if folder.name not in models:
+                remove_tree(folder)
 
 
 def cached_scores(
     group: ScoreGroup, model: ScoringModel, records: Sequence[ScoringInput], cache: ScoreCache
 ) -> pa.Table:
-    """The scores of one group, a row a record.
+    """Returns the scores of one group, a row a record, from the cache where they are known.
 
-    Records that are not known yet are cut into chunks in the order given, and each chunk is kept once it is done. A
-    pass that was killed therefore goes on with the chunk it was at, the same one as in an uninterrupted pass: the
-    numbers are the same to the last bit. A record whose scores were kept by an earlier pass has the numbers of that
-    pass, whatever stood beside it there.
+    A record whose scores an earlier pass cached keeps the numbers of that pass, whatever shared its batch there.
 
     Args:
-        group: what is computed.
-        model: which model is asked; it is loaded only if there is something new to score.
+        group: the scores.
+        model: is loaded only if there is something new to score.
         records: N of them; those with the same content are scored once.
-        cache: of the scores of earlier passes.
+        cache: the scores of earlier passes.
     """
-    named = digest(
+    key = digest(
         {
             "group": group.name,
             "version": group.version,
@@ -182,27 +180,29 @@ def cached_scores(
             "task": model.task.model_dump(mode="json"),
         }
     )
-    shelf = cache.shelf(model.id, f"{group.name}-{named[:16]}")
-    wanted = {one.key: one for one in records}
-    # Of each kept chunk only the rows that are asked for stay in memory.
-    tables = [_wanted_rows(chunk, wanted) for chunk in shelf.read()]
+    partition = cache.partition(model.id, f"{group.name}-{key[:16]}")
+    wanted = {record.key: record for record in records}
+    # Only the wanted rows of a cached chunk stay in memory: the cache may hold a pool of millions.
+    tables = [_wanted_rows(chunk, wanted) for chunk in partition.read()]
     known = {key for table in tables for key in table[KEY].to_pylist()}
-    rest = [one for key, one in wanted.items() if key not in known]
+    missing = [record for key, record in wanted.items() if key not in known]
     if known:
         log.info("  %s: %d of %d records were scored before", group.name, len(known), len(wanted))
-    with progress_bar(f"scoring: {group.name.replace('_', ' ')}", len(rest), "records") as advance:
-        for start in range(0, len(rest), group.at_once):
-            chunk = rest[start : start + group.at_once]
-            keys = pa.array([one.key for one in chunk], pa.string())
+    with progress_bar(f"scoring: {group.name.replace('_', ' ')}", len(missing), "records") as advance:
+        # Chunks are cut in the order given, so a killed pass resumes with the same chunk as an uninterrupted one: a
+        # model's numbers depend, in the last bits, on the batch that a record is in.
+        for start in range(0, len(missing), group.chunk_size):
+            chunk = missing[start : start + group.chunk_size]
+            keys = pa.array([record.key for record in chunk], pa.string())
             table = group.score(model.lm, chunk).append_column(KEY, keys)
-            shelf.write(table)
+            partition.write(table)
             tables.append(table)
             advance(len(chunk))
     if not wanted:
         return group.score(model.lm, [])
     whole = pa.concat_tables(tables)
     row_of = {key: row for row, key in enumerate(whole[KEY].to_pylist())}
-    rows = pa.array([row_of[one.key] for one in records], pa.int64())
+    rows = pa.array([row_of[record.key] for record in records], pa.int64())
     return whole.take(rows).drop_columns(KEY).combine_chunks()
 
 
@@ -211,7 +211,7 @@ def _wanted_rows(chunk: pa.Table, wanted: dict[str, ScoringInput]) -> pa.Table:
 
 
 def prompts_of(pool: pa.Table) -> list[Turns]:
-    """What the model is asked by each record.
+    """Returns the prompt of each record.
 
     Raises:
         UserError: a record has neither a prompt nor a text.
@@ -226,12 +226,12 @@ def prompts_of(pool: pa.Table) -> list[Turns]:
 
 
 def to_list_column(rows: npt.NDArray[Any]) -> pa.FixedSizeListArray:
-    """A matrix [N, D] as a column of lists of D float32 numbers."""
+    """Turns a matrix [N, D] into a column of lists of D float32 numbers."""
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel(), pa.float32()), rows.shape[1])
 
 
 def to_matrix(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
-    """What `to_list_column` made a column of: float32 [N, D]."""
+    """Turns a column of `to_list_column` back into a matrix, float32 [N, D]."""
     width = table.schema.field(name).type.list_size
     column = pa.concat_arrays(table[name].chunks) if table.num_rows else pa.array([], table.schema.field(name).type)
     values: npt.NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)

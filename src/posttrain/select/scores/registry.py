@@ -1,10 +1,24 @@
-"""Registry of scores: the tasks each is for, and whether a high value means uncertain."""
+"""Registry of scores: the tasks each is for, whether a high value means uncertain, and the function that computes it.
 
-from collections.abc import Iterable, Mapping
+Other packages add a score with a `ScoreSpec` as an entry point of the group ``posttrain.scorers``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from posttrain.select.scores.context import ScoredRecords
+
+Scorer = Callable[["ScoredRecords"], "npt.ArrayLike"]
+"""Computes one number a record: float [N] for N records."""
 
 
 @dataclass(frozen=True)
@@ -13,50 +27,159 @@ class ScoreSpec:
 
     Attributes:
         of: the tasks that it is for: with a closed label set, with free text, or any; or labelled records only.
-        doubt: 1 where a great value means that the model is unsure, -1 where a small one does.
+        sign: 1 where a high value means that the model is uncertain, -1 where a low one does.
         meaning: in a few words.
+        scorer: the function that computes it, or its dotted path.
     """
 
     of: Literal["labels", "text", "any", "labelled"]
-    doubt: Literal[1, -1]
+    sign: Literal[1, -1]
     meaning: str
+    scorer: Scorer | str
+
+    def compute(self, records: "ScoredRecords") -> "npt.ArrayLike":
+        """Computes the score of each record, float [N]."""
+        scorer = self.scorer
+        if isinstance(scorer, str):  # imported on use: the config lists scores without loading torch
+            module, _, name = scorer.partition(":")
+            scorer = getattr(import_module(module), name)
+        values: npt.ArrayLike = scorer(records)
+        return values
 
 
-SCORES: dict[str, ScoreSpec] = {
-    "bald": ScoreSpec("labels", 1, "mutual information of label and weights, over passes with dropout"),
-    "vote_entropy": ScoreSpec("labels", 1, "entropy of the votes of earlier champions"),
-    "consensus_kl": ScoreSpec("labels", 1, "mean divergence of earlier champions from their mean"),
-    "log_probability": ScoreSpec("text", -1, "log-probability of the greedy answer"),
-    "log_probability_variance": ScoreSpec("text", 1, "variance of the sampled answers' log-probabilities"),
-    "token_entropy": ScoreSpec("text", 1, "mean entropy of the greedy answer's tokens"),
-    "lexical_diversity": ScoreSpec("text", 1, "one minus the mean ROUGE-1 between sampled answers"),
-    "self_consistency": ScoreSpec("text", -1, "share of sampled answers that are the most frequent one"),
-    "semantic_entropy": ScoreSpec("text", 1, "entropy over groups of answers with like embeddings"),
-    "semantic_entropy_discrete": ScoreSpec("text", 1, "the same, of the groups' sizes"),
-    "entailment_entropy": ScoreSpec("text", 1, "entropy over groups of answers that entail each other"),
-    "entailment_entropy_discrete": ScoreSpec("text", 1, "the same, of the groups' sizes"),
-    "perplexity": ScoreSpec("any", 1, "perplexity of the input"),
-    "verbalised_confidence": ScoreSpec("any", -1, "how sure the model says that it is of its answer"),
-    "loss": ScoreSpec("labelled", 1, "nats a token of the right answer"),
-    "gradient_norm": ScoreSpec("labelled", 1, "norm of that loss's gradient in the output layer"),
-    "instruction_difficulty": ScoreSpec(
-        "labelled", 1, "perplexity of the right answer after its prompt over that without"
+_HERE = "posttrain.select.scores"
+_BUILTIN = {
+    "bald": ScoreSpec(
+        "labels", 1, "mutual information of label and weights, over passes with dropout", f"{_HERE}.labels:score_bald"
     ),
-    "forgetting_events": ScoreSpec("labelled", 1, "how often a later model gets wrong what the one before got right"),
+    "vote_entropy": ScoreSpec(
+        "labels", 1, "entropy of the votes of earlier champions", f"{_HERE}.labels:score_vote_entropy"
+    ),
+    "consensus_kl": ScoreSpec(
+        "labels", 1, "mean divergence of earlier champions from their mean", f"{_HERE}.labels:score_consensus_kl"
+    ),
+    "log_probability": ScoreSpec(
+        "text", -1, "log-probability of the greedy answer", f"{_HERE}.answers:score_log_probability"
+    ),
+    "log_probability_variance": ScoreSpec(
+        "text",
+        1,
+        "variance of the sampled answers' log-probabilities",
+        f"{_HERE}.sampled_answers:score_log_probability_variance",
+    ),
+    "token_entropy": ScoreSpec(
+        "text", 1, "mean entropy of the greedy answer's tokens", f"{_HERE}.answers:score_token_entropy"
+    ),
+    "lexical_diversity": ScoreSpec(
+        "text",
+        1,
+        "one minus the mean ROUGE-1 between sampled answers",
+        f"{_HERE}.sampled_answers:score_lexical_diversity",
+    ),
+    "self_consistency": ScoreSpec(
+        "text",
+        -1,
+        "share of sampled answers that are the most frequent one",
+        f"{_HERE}.sampled_answers:score_self_consistency",
+    ),
+    "semantic_entropy": ScoreSpec(
+        "text",
+        1,
+        "entropy over clusters of answers with similar embeddings",
+        f"{_HERE}.semantic_entropy:score_semantic_entropy",
+    ),
+    "semantic_entropy_discrete": ScoreSpec(
+        "text",
+        1,
+        "the same, from the clusters' sizes alone",
+        f"{_HERE}.semantic_entropy:score_semantic_entropy_discrete",
+    ),
+    "entailment_entropy": ScoreSpec(
+        "text",
+        1,
+        "entropy over clusters of answers that entail each other",
+        f"{_HERE}.semantic_entropy:score_entailment_entropy",
+    ),
+    "entailment_entropy_discrete": ScoreSpec(
+        "text",
+        1,
+        "the same, from the clusters' sizes alone",
+        f"{_HERE}.semantic_entropy:score_entailment_entropy_discrete",
+    ),
+    "perplexity": ScoreSpec("any", 1, "perplexity of the input", f"{_HERE}.answers:score_perplexity"),
+    "verbalised_confidence": ScoreSpec(
+        "any", -1, "confidence that the model states in its answer", f"{_HERE}.answers:score_verbalised_confidence"
+    ),
+    "loss": ScoreSpec("labelled", 1, "nats a token of the right answer", f"{_HERE}.labelled:score_loss"),
+    "gradient_norm": ScoreSpec(
+        "labelled", 1, "norm of that loss's gradient in the output layer", f"{_HERE}.labelled:score_gradient_norm"
+    ),
+    "instruction_difficulty": ScoreSpec(
+        "labelled",
+        1,
+        "perplexity of the right answer after its prompt over that without",
+        f"{_HERE}.labelled:score_instruction_difficulty",
+    ),
+    "forgetting_events": ScoreSpec(
+        "labelled",
+        1,
+        "times that a later model gets wrong what the one before got right",
+        f"{_HERE}.labelled:score_forgetting_events",
+    ),
 }
+
+
+class _Scores(Mapping[str, ScoreSpec]):
+    """The built-in scores, then those that other packages publish."""
+
+    @cached_property
+    def _published(self) -> Registry[ScoreSpec]:
+        return Registry("score", "posttrain.scorers", {}, ScoreSpec)
+
+    def __getitem__(self, name: str) -> ScoreSpec:
+        return _BUILTIN[name] if name in _BUILTIN else self._published[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _BUILTIN
+        yield from (name for name in self._published if name not in _BUILTIN)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _BUILTIN or name in self._published
+
+
+SCORES: Mapping[str, ScoreSpec] = _Scores()
 
 BASE_MEASURES = {"entropy": 1, "least_confidence": 1, "margin": -1, "confidence": -1}
-"""Measures that every pool's table has, with the sign that makes a great value doubt."""
+"""Measures that every pool's table has, with the sign that makes a high value mean uncertain."""
 
-UNCERTAINTY_SIGN: Mapping[str, int] = {
-    **BASE_MEASURES,
-    **{name: one.doubt for name, one in SCORES.items() if one.of != "labelled"},
-}
-"""Columns of the pool's table that say how unsure the model is, with the sign that makes a great value doubt."""
+
+class _Signs(Mapping[str, int]):
+    """Signs by column, looked up on use: a published score is imported only when its name is asked for."""
+
+    def __getitem__(self, name: str) -> int:
+        if name in BASE_MEASURES:
+            return BASE_MEASURES[name]
+        if name not in SCORES or SCORES[name].of == "labelled":
+            raise KeyError(name)
+        return SCORES[name].sign
+
+    def __iter__(self) -> Iterator[str]:
+        yield from BASE_MEASURES
+        yield from (name for name in SCORES if SCORES[name].of != "labelled")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+UNCERTAINTY_SIGN: Mapping[str, int] = _Signs()
+"""Columns of the pool's table that measure uncertainty, with the sign that makes a high value mean uncertain."""
 
 
 def check_score_names(names: Iterable[str]) -> None:
-    """Raise a ValueError that names the nearest score for one that does not exist."""
+    """Raises a ValueError with the most similar name for a score that does not exist."""
     for name in names:
         if name in BASE_MEASURES:
             raise ValueError(f"`{name}` is always computed")
@@ -65,39 +188,40 @@ def check_score_names(names: Iterable[str]) -> None:
 
 
 def requested_scores(scores: Iterable[str], options: Mapping[str, Any]) -> list[str]:
-    """The scores named in the config, and those that a strategy's options go by; each once, by name."""
-    named = [value for key in ("by", "hard") if isinstance(value := options.get(key), str) and value in SCORES]
-    return sorted({*scores, *named})
+    """Returns the scores named in the config and those that a selector's options use; each once, by name."""
+    used = [value for key in ("by", "hard") if isinstance(value := options.get(key), str) and value in SCORES]
+    return sorted({*scores, *used})
 
 
 def check_scores_fit_task(names: Iterable[str], has_labels: bool, options: Mapping[str, Any]) -> None:
-    """Find out before any work whether the scores say anything of the task.
+    """Checks, before any work, that the scores apply to the task.
 
     Args:
+        names: of the scores.
         has_labels: whether the task has a closed label set.
-        options: the strategy's; what they go by is a column of the pool.
+        options: the selector's; the scores that they use must be columns of the pool.
 
     Raises:
         UserError: if one does not.
     """
-    chosen_by = {str(options.get(key)) for key in ("by", "hard")}
+    used = {str(options.get(key)) for key in ("by", "hard")}
     for name in names:
         of = SCORES[name].of
         if of == "labels" and not has_labels:
             raise UserError(
-                f"score `{name}` goes by the probabilities of labels, and free text has none",
+                f"score `{name}` needs label probabilities, and free text has none",
                 where="select.scores",
                 fix="use semantic_entropy or token_entropy, or set `task.labels`",
             )
         if of == "text" and has_labels:
             raise UserError(
-                f"score `{name}` is of written answers, and this task has a closed label set",
+                f"score `{name}` is for written answers, and this task has a closed label set",
                 where="select.scores",
                 fix="use entropy, margin or bald, or leave `task.labels` out",
             )
-        if of == "labelled" and name in chosen_by:
+        if of == "labelled" and name in used:
             raise UserError(
                 f"score `{name}` needs the right answer, which no pool record has",
                 where="select.options",
-                fix="choose by what says how unsure the model is, such as entropy",
+                fix="choose by a measure of uncertainty, such as entropy",
             )

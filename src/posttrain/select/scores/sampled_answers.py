@@ -1,4 +1,4 @@
-"""Samples several answers to each prompt, and measures how much they agree."""
+"""Samples several answers to each prompt, and scores how much they agree."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from posttrain.select.scores.context import ScoredRecords
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput
 from posttrain.store.hashing import digest
 
@@ -21,22 +23,43 @@ if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
 _CHUNK = 16
-
 _BATCH_TOKENS = 4096
 
 SAMPLES_SCHEMA = pa.schema(
     [
         pa.field("answers", pa.list_(pa.string())),
-        pa.field("log_probabilities", pa.list_(pa.float64())),  # nats, of all of an answer's tokens
-        pa.field("tokens", pa.list_(pa.int64())),  # the stop token among them
+        pa.field("log_probabilities", pa.list_(pa.float64())),  # nats, summed over an answer's tokens
+        pa.field("tokens", pa.list_(pa.int64())),  # the stop token included
     ]
 )
 
 _WORD = re.compile(r"\w+")
 
 
+def score_log_probability_variance(records: ScoredRecords) -> list[float]:
+    """Scores records by the variance of the sampled answers' log-probabilities."""
+    return [float(np.var(logs, ddof=1)) for logs in sampled_table(records)["log_probabilities"].to_pylist()]
+
+
+def score_lexical_diversity(records: ScoredRecords) -> list[float]:
+    """Scores records by how few words their sampled answers share."""
+    return [lexical_diversity(answers) for answers in sampled_table(records)["answers"].to_pylist()]
+
+
+def score_self_consistency(records: ScoredRecords) -> list[float]:
+    """Scores records by the share of sampled answers that are the most frequent one."""
+    return [self_consistency(answers) for answers in sampled_table(records)["answers"].to_pylist()]
+
+
+def sampled_table(records: ScoredRecords) -> pa.Table:
+    """Returns the sampled answers of each record by `SAMPLES_SCHEMA`; sampled once for all scores that use them."""
+    scoring = records.scoring
+    group = sample_group(scoring.config.samples, scoring.config.temperature, scoring.seed)
+    return records.share("samples", lambda: scoring.run(group, records.records))
+
+
 def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
-    """``answers``, their ``log_probabilities`` and numbers of ``tokens``: lists of as many as are sampled."""
+    """``answers``, their ``log_probabilities`` and numbers of ``tokens``: lists of ``samples`` entries."""
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.chat import TokenizedExample
@@ -44,8 +67,8 @@ def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
 
         drawn = sample_answers(lm, records, samples, temperature, seed)
         sequences = []
-        for one, answers in zip(records, drawn, strict=True):
-            before = lm.prompt_ids(one.prompt)
+        for record, answers in zip(records, drawn, strict=True):
+            before = lm.prompt_ids(record.prompt)
             supervised = [[False] * len(before) + [True] * len(tokens) for tokens in answers]
             sequences += [TokenizedExample(before + ids, on) for ids, on in zip(answers, supervised, strict=True)]
         sums, counts = sequence_log_likelihoods(lm, sequences, context_length(lm))
@@ -67,19 +90,22 @@ def sample_group(samples: int, temperature: float, seed: int) -> ScoreGroup:
 def sample_answers(
     lm: LanguageModel, records: Sequence[ScoringInput], samples: int, temperature: float, seed: int
 ) -> list[list[list[int]]]:
-    """Token ids of ``samples`` answers to each record, up to and with the stop token; all of a prompt in one batch.
+    """Samples token ids of ``samples`` answers to each record, up to and with the stop token.
 
-    Each answer has random numbers of its own, by record and number: it does not hang on those that are drawn beside it.
+    All answers to a prompt are sampled in one batch.
 
     Args:
-        temperature: by which logits are divided; nothing is cut off the distribution.
+        lm: the model.
+        records: prompts.
+        samples: answers to each.
+        temperature: divides the logits; the distribution is not truncated.
         seed: of the random numbers.
     """
     from transformers import LogitsProcessorList
 
-    ids = [lm.prompt_ids(one.prompt) for one in records]
+    ids = [lm.prompt_ids(record.prompt) for record in records]
     limit = lm.task.max_new_tokens
-    found: list[list[list[int]]] = [[] for _ in records]
+    answers: list[list[list[int]]] = [[] for _ in records]
     order = sorted(range(len(ids)), key=lambda row: (len(ids[row]), row))
     filler = lm.tokenizer.pad_token_id or 0
     while order:
@@ -92,7 +118,9 @@ def sample_answers(
         padding = [width - len(ids[row]) for row in repeated]
         tokens = [[filler] * more + ids[row] for more, row in zip(padding, repeated, strict=True)]
         mask = [[0] * more + [1] * (width - more) for more in padding]
+        # A seed an answer, by record and number: an answer must not depend on those sampled in the same batch.
         seeds = [int(digest([seed, records[row].key, number])[:15], 16) for row in rows for number in range(samples)]
+        # Settings of the model's own generation config are overridden: any of them would change the distribution.
         output = lm.model.generate(
             input_ids=torch.tensor(tokens, device=lm.device),
             attention_mask=torch.tensor(mask, device=lm.device),
@@ -106,13 +134,13 @@ def sample_answers(
             no_repeat_ngram_size=0,
         )
         for row, answer in zip(repeated, output[:, width:].tolist(), strict=True):
-            found[row].append(_truncate_at_stop(lm, answer))
-    return found
+            answers[row].append(_truncate_at_stop(lm, answer))
+    return answers
 
 
 @dataclass
 class _GumbelSampler:
-    """Makes the greatest logit a draw from the softmax: noise is added whose maximum is distributed so.
+    """Adds Gumbel noise to logits, so that the greatest one is a draw from the softmax.
 
     E. J. Gumbel, 1954; C. Maddison, D. Tarlow, T. Minka, A* Sampling, NeurIPS 2014, section 2.
     """
@@ -127,37 +155,38 @@ class _GumbelSampler:
         noise = torch.empty(scores.shape, dtype=torch.float32)
         for row, generator in zip(noise, self._generators, strict=True):
             row.exponential_(generator=generator)
+        # -ln of an exponential draw is a Gumbel draw.
         return scores.float() / self.temperature - noise.log_().to(scores.device)
 
 
 def _truncate_at_stop(lm: LanguageModel, ids: list[int]) -> list[int]:
-    end = next((place for place, token in enumerate(ids) if token in lm.chat.stop_ids), len(ids))
+    end = next((index for index, token in enumerate(ids) if token in lm.chat.stop_ids), len(ids))
     return ids[: end + 1]
 
 
 def _decode_answer(lm: LanguageModel, ids: list[int]) -> str:
-    words = ids[:-1] if ids[-1] in lm.chat.stop_ids else ids
-    return str(lm.tokenizer.decode(words, skip_special_tokens=True)).strip()
+    tokens = ids[:-1] if ids[-1] in lm.chat.stop_ids else ids
+    return str(lm.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
 def normalise_answer(answer: str) -> str:
-    """As two answers are compared: NFC, case folded, runs of whitespace as one space, none around."""
+    """Normalises an answer for comparison: NFC, case folded, runs of whitespace as one space, none around."""
     return " ".join(unicodedata.normalize("NFC", answer).casefold().split())
 
 
 def self_consistency(answers: Sequence[str]) -> float:
-    """Share of the answers that agree with the most frequent one, between 1/S and 1.
+    """Returns the share of the answers that agree with the most frequent one, between 1/S and 1.
 
     X. Wang et al., Self-Consistency Improves Chain of Thought Reasoning, ICLR 2023 (arXiv:2203.11171), section 2.
 
     Args:
-        answers: S >= 1 of them, compared as `normalised` gives them.
+        answers: S >= 1 of them, compared as `normalise_answer` returns them.
     """
     return max(Counter(map(normalise_answer, answers)).values()) / len(answers)
 
 
 def lexical_diversity(answers: Sequence[str]) -> float:
-    """One minus the mean ROUGE-1 F1 over all pairs of answers: 0 where all use the same words, 1 where none shares any.
+    """Returns one minus the mean ROUGE-1 F1 over all pairs: 0 where all use the same words, 1 where none shares any.
 
     C.-Y. Lin, ROUGE, 2004 (W04-1013), for n = 1; one minus lexical similarity as L. Kuhn et al., ICLR 2023
     (arXiv:2302.09664) have it with ROUGE-L. Two answers without a word are alike.
@@ -167,9 +196,9 @@ def lexical_diversity(answers: Sequence[str]) -> float:
     """
     bags = [Counter(_WORD.findall(normalise_answer(answer))) for answer in answers]
     pairs = list(combinations(bags, 2))
-    return 1.0 - sum(_rouge_1(one, other) for one, other in pairs) / len(pairs)
+    return 1.0 - sum(_rouge_1(left, right) for left, right in pairs) / len(pairs)
 
 
-def _rouge_1(one: Counter[str], other: Counter[str]) -> float:
-    total = one.total() + other.total()
-    return 2 * (one & other).total() / total if total else 1.0
+def _rouge_1(left: Counter[str], right: Counter[str]) -> float:
+    total = left.total() + right.total()
+    return 2 * (left & right).total() / total if total else 1.0

@@ -1,7 +1,8 @@
 """Semantic entropy: clusters sampled answers by meaning and takes the entropy over clusters.
 
 L. Kuhn, Y. Gal and S. Farquhar, Semantic Uncertainty, ICLR 2023 (arXiv:2302.09664); S. Farquhar et al., Detecting
-hallucinations in large language models using semantic entropy, Nature 630, 2024."""
+hallucinations in large language models using semantic entropy, Nature 630, 2024.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +17,19 @@ import pyarrow as pa
 from scipy.special import logsumexp
 
 from posttrain.models.task import TaskConfig, Turns
+from posttrain.select.scores.context import ScoredRecords
 from posttrain.select.scores.passes import ScoreGroup, ScoringInput, ScoringModel
-from posttrain.select.scores.sampled_answers import normalise_answer
+from posttrain.select.scores.sampled_answers import normalise_answer, sampled_table
 
 if TYPE_CHECKING:
     from posttrain.models.embedder import Embedder
     from posttrain.models.language_model import LanguageModel
 
+Clusters = list[list[int]]
+"""The cluster of each sampled answer, a list a record."""
+
 _CHUNK = 64
-
 _VERDICTS = ("entailment", "neutral", "contradiction")
-
 _ENTAILMENT_PROMPT = (
     "A question was answered twice.\n\nQuestion: {question}\n\nFirst answer: {first}\n\nSecond answer: {second}\n\n"
     "Read both as answers to the question. Does the first answer entail the second, contradict it, or neither? "
@@ -34,56 +37,102 @@ _ENTAILMENT_PROMPT = (
 )
 
 
-def cluster_answers(count: int, same: Callable[[int, int], bool]) -> list[int]:
-    """The group of each of ``count`` answers, numbered as they appear.
+def score_semantic_entropy(records: ScoredRecords) -> list[float]:
+    """Scores records by the entropy over clusters of answers with similar embeddings."""
+    return _weighted_entropies(records, _embedding_clusters(records))
 
-    An answer joins the first group whose first answer means the same (Kuhn et al., algorithm 1).
+
+def score_semantic_entropy_discrete(records: ScoredRecords) -> list[float]:
+    """Scores records by the same entropy, from the clusters' sizes alone."""
+    return [discrete_semantic_entropy(clusters) for clusters in _embedding_clusters(records)]
+
+
+def score_entailment_entropy(records: ScoredRecords) -> list[float]:
+    """Scores records by the entropy over clusters of answers that entail each other."""
+    return _weighted_entropies(records, _entailment_clusters(records))
+
+
+def score_entailment_entropy_discrete(records: ScoredRecords) -> list[float]:
+    """Scores records by the same entropy, from the clusters' sizes alone."""
+    return [discrete_semantic_entropy(clusters) for clusters in _entailment_clusters(records)]
+
+
+def _embedding_clusters(records: ScoredRecords) -> Clusters:
+    config = records.scoring.config
+    group = embedding_cluster_group(config.embedder, config.similarity)
+    return records.share("embedding clusters", lambda: _clusters(records, group))
+
+
+def _entailment_clusters(records: ScoredRecords) -> Clusters:
+    group = entailment_cluster_group(records.scoring.judge)
+    return records.share("entailment clusters", lambda: _clusters(records, group))
+
+
+def _clusters(records: ScoredRecords, group: ScoreGroup) -> Clusters:
+    answers = sampled_table(records)["answers"].to_pylist()
+    inputs = [ScoringInput(record.prompt, tuple(own)) for record, own in zip(records.records, answers, strict=True)]
+    clusters: Clusters = records.scoring.run(group, inputs)["groups"].to_pylist()
+    return clusters
+
+
+def _weighted_entropies(records: ScoredRecords, clusters: Clusters) -> list[float]:
+    table = sampled_table(records)
+    sums, counts = table["log_probabilities"].to_pylist(), table["tokens"].to_pylist()
+    means = [np.array(total) / np.maximum(1, count) for total, count in zip(sums, counts, strict=True)]
+    return [semantic_entropy(own, logs) for own, logs in zip(clusters, means, strict=True)]
+
+
+def cluster_answers(count: int, same: Callable[[int, int], bool]) -> list[int]:
+    """Returns the cluster of each of ``count`` answers, numbered in order of appearance.
+
+    An answer joins the first cluster whose first answer means the same (Kuhn et al., algorithm 1).
 
     Args:
-        same: whether two answers, by their places, mean the same.
+        count: of the answers.
+        same: whether two answers, by their indices, mean the same.
     """
     first: list[int] = []
-    groups: list[int] = []
+    clusters: list[int] = []
     for answer in range(count):
-        found = next((group for group, other in enumerate(first) if same(other, answer)), len(first))
-        if found == len(first):
+        cluster = next((index for index, other in enumerate(first) if same(other, answer)), len(first))
+        if cluster == len(first):
             first.append(answer)
-        groups.append(found)
-    return groups
+        clusters.append(cluster)
+    return clusters
 
 
-def semantic_entropy(groups: Sequence[int], log_probabilities: npt.ArrayLike) -> float:
-    """Entropy over groups weighed by the answers' probabilities, in nats.
+def semantic_entropy(clusters: Sequence[int], log_probabilities: npt.ArrayLike) -> float:
+    """Computes the entropy over clusters weighted by the answers' probabilities, in nats.
 
-    A group has the sum of its answers' probabilities, and the groups' probabilities are normalised to sum to one
-    (Farquhar et al., equations 4 and 5). Log-probabilities are per token, so that long answers are not held to be
-    improbable (Kuhn et al., section 3.3).
+    A cluster has the sum of its answers' probabilities, and the clusters' probabilities are normalised to sum to one
+    (Farquhar et al., equations 4 and 5).
 
     Args:
-        groups: of S answers.
-        log_probabilities: float [S], mean over each answer's tokens, in nats.
+        clusters: of S answers.
+        log_probabilities: float [S], mean over each answer's tokens, in nats: a sum would count long answers as
+            improbable (Kuhn et al., section 3.3).
 
     Returns:
-        Between 0, for one group, and the logarithm of the number of groups.
+        Between 0, for one cluster, and the logarithm of the number of clusters.
     """
-    members, values = np.asarray(groups), np.asarray(log_probabilities, np.float64)
-    sums = np.array([logsumexp(values[members == group]) for group in np.unique(members)])
+    members, values = np.asarray(clusters), np.asarray(log_probabilities, np.float64)
+    sums = np.array([logsumexp(values[members == cluster]) for cluster in np.unique(members)])
     logs = sums - logsumexp(sums)
     return float(abs((np.exp(logs) * logs).sum()))
 
 
-def discrete_semantic_entropy(groups: Sequence[int]) -> float:
-    """Entropy of the groups' shares of the answers, in nats, which needs no probabilities (Farquhar et al. 2024).
+def discrete_semantic_entropy(clusters: Sequence[int]) -> float:
+    """Computes the entropy of the clusters' shares of the answers, in nats (Farquhar et al. 2024).
 
     Args:
-        groups: of S answers.
+        clusters: of S answers.
     """
-    shares = np.unique(np.asarray(groups), return_counts=True)[1] / len(groups)
+    shares = np.unique(np.asarray(clusters), return_counts=True)[1] / len(clusters)
     return float(abs((shares * np.log(shares)).sum()))
 
 
 def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
-    """``groups``: for each record's answers their groups, an answer being like the first one of its group by cosine.
+    """``groups``: the clusters of each record's answers; an answer is similar to the first of its cluster by cosine.
 
     Args:
         embedder: a sentence model, as `find_embedder` takes it.
@@ -92,22 +141,23 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
     from posttrain.models.embedder import Embedder, embedder_key
 
     @cache
-    def loaded() -> Embedder:
+    def load() -> Embedder:
         return Embedder.load(embedder)
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
-        distinct = sorted({normalise_answer(answer) for one in records for answer in one.answers})
-        vectors = dict(zip(distinct, loaded().embed(distinct), strict=True)) if distinct else {}
+        distinct = sorted({normalise_answer(answer) for record in records for answer in record.answers})
+        vectors = dict(zip(distinct, load().embed(distinct), strict=True)) if distinct else {}
 
-        def groups(answers: Sequence[str]) -> list[int]:
-            own = [normalise_answer(answer) for answer in answers]
+        def cluster(answers: Sequence[str]) -> list[int]:
+            texts = [normalise_answer(answer) for answer in answers]
 
-            def same(one: int, other: int) -> bool:
-                return own[one] == own[other] or float(vectors[own[one]] @ vectors[own[other]]) >= similarity
+            def same(left: int, right: int) -> bool:
+                cosine = float(vectors[texts[left]] @ vectors[texts[right]])
+                return texts[left] == texts[right] or cosine >= similarity
 
-            return cluster_answers(len(own), same)
+            return cluster_answers(len(texts), same)
 
-        return _cluster_table([groups(one.answers) for one in records])
+        return _cluster_table([cluster(record.answers) for record in records])
 
     return ScoreGroup(
         "embedding_groups", 1, {"embedder": embedder_key(embedder), "similarity": similarity}, score, _CHUNK
@@ -115,34 +165,34 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
 
 
 def entailment_cluster_group(judge: ScoringModel | None = None) -> ScoreGroup:
-    """``groups``: for each record's answers their groups, an answer and the first of its group entailing each other.
+    """``groups``: the clusters of each record's answers; an answer and the first of its cluster entail each other.
 
-    Both directions are asked of a model as a choice of three words, as S. Farquhar et al. (Nature 630, 2024) do.
+    A model is asked for both directions as a choice of three words, as in S. Farquhar et al. (Nature 630, 2024).
 
     Args:
-        judge: is asked; the model that answered by default.
+        judge: the model that is asked; the one that answered by default.
     """
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
         from posttrain.models.language_model import LanguageModel
         from posttrain.models.likelihood import label_scores
 
-        asked = lm if judge is None else judge.lm
-        plain = LanguageModel(asked.model, asked.tokenizer, TaskConfig())
-        own = [[normalise_answer(answer) for answer in one.answers] for one in records]
-        pairs = [(row, *pair) for row, words in enumerate(own) for pair in permutations(sorted(set(words)), 2)]
+        model = lm if judge is None else judge.lm
+        plain = LanguageModel(model.model, model.tokenizer, TaskConfig())
+        texts = [[normalise_answer(answer) for answer in record.answers] for record in records]
+        pairs = [(row, *pair) for row, answers in enumerate(texts) for pair in permutations(sorted(set(answers)), 2)]
         prompts = [_entailment_prompt(records[row].prompt, first, second) for row, first, second in pairs]
-        found = label_scores(plain, prompts, _VERDICTS).log_probabilities.argmax(axis=1) if pairs else []
-        entails = {pair for pair, verdict in zip(pairs, found, strict=True) if verdict == 0}
+        verdicts = label_scores(plain, prompts, _VERDICTS).log_probabilities.argmax(axis=1) if pairs else []
+        entails = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict == 0}
 
-        def groups(row: int, words: Sequence[str]) -> list[int]:
-            def same(one: int, other: int) -> bool:
-                there, back = (row, words[one], words[other]), (row, words[other], words[one])
-                return words[one] == words[other] or (there in entails and back in entails)
+        def cluster(row: int, answers: Sequence[str]) -> list[int]:
+            def same(left: int, right: int) -> bool:
+                forth, back = (row, answers[left], answers[right]), (row, answers[right], answers[left])
+                return answers[left] == answers[right] or (forth in entails and back in entails)
 
-            return cluster_answers(len(words), same)
+            return cluster_answers(len(answers), same)
 
-        return _cluster_table([groups(row, words) for row, words in enumerate(own)])
+        return _cluster_table([cluster(row, answers) for row, answers in enumerate(texts)])
 
     return ScoreGroup("entailment_groups", 1, {"judge": judge.id if judge else None}, score, max(1, _CHUNK // 4))
 
@@ -152,5 +202,5 @@ def _entailment_prompt(prompt: Turns, first: str, second: str) -> Turns:
     return [{"role": "user", "content": _ENTAILMENT_PROMPT.format(question=question, first=first, second=second)}]
 
 
-def _cluster_table(groups: list[list[int]]) -> pa.Table:
-    return pa.table({"groups": pa.array(groups, pa.list_(pa.int64()))})
+def _cluster_table(clusters: Clusters) -> pa.Table:
+    return pa.table({"groups": pa.array(clusters, pa.list_(pa.int64()))})

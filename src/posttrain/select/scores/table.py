@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from posttrain.models.task import Turns
-from posttrain.select.config import SelectConfig
 from posttrain.select.pool_sample import sample_pool, with_sample_sizes
 from posttrain.select.scores import uncertainty
 from posttrain.select.scores.answers import answer_group, surprisal
 from posttrain.select.scores.calibration import answer_confidence, at_temperature
-from posttrain.select.scores.context import ScoringContext, labelled_columns, pool_columns
-from posttrain.select.scores.labels import label_group
+from posttrain.select.scores.context import ScoredRecords, ScoringContext
+from posttrain.select.scores.labels import embedding_group, label_group, sentence_group
 from posttrain.select.scores.passes import ScoringInput, ScoringModel, prompts_of, to_list_column, to_matrix
 from posttrain.select.scores.registry import BASE_MEASURES, SCORES
 
@@ -25,21 +23,22 @@ if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
 Columns = dict[str, Any]
+Embeddings = npt.NDArray[np.float32]
 
 
 def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.Schema:
-    """Schema of a score table.
+    """Returns the schema of a score table.
 
     Args:
         width: dimensions of the embeddings.
-        labels: how many the task has.
-        extra: names of scores (see `SCORES`) that stand between the measures and the embedding.
+        labels: number of the task's labels.
+        extra: names of scores (see `SCORES`), placed between the measures and the embedding.
     """
     return pa.schema(
         [
             pa.field("id", pa.string()),
-            pa.field("source", pa.string()),  # the file that the record is of
-            pa.field("cost", pa.float64()),  # in letters of the input, which somebody has to read, or as the data says
+            pa.field("source", pa.string()),  # file that the record comes from
+            pa.field("cost", pa.float64()),  # letters of the input, which somebody has to read, or the data's own unit
             pa.field("entropy", pa.float64()),  # nats
             pa.field("least_confidence", pa.float64()),
             pa.field("margin", pa.float64()),  # NaN for free text
@@ -53,29 +52,21 @@ def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.S
     )
 
 
-def score_pool(
-    lm: LanguageModel | ScoringContext,
-    pool: pa.Table,
-    labels: Sequence[str] | None,
-    config: SelectConfig,
-    seed: int,
-) -> pa.Table:
-    """Ask the champion about at most ``config.pool_sample`` records of the pool.
+def score_pool(scoring: ScoringContext, pool: pa.Table, size: int, seed: int, names: Sequence[str] = ()) -> pa.Table:
+    """Scores at most ``size`` records of the pool.
 
-    With a closed label set the measures come from the labels' probabilities. For free text the model
-    answers greedily and its answer y of T tokens is scored: ``entropy`` is -ln P(y | x) / T, the surprisal
-    per token (a long answer is not uncertain for its length; A. Malinin and M. Gales, Uncertainty
-    Estimation in Autoregressive Structured Prediction, ICLR 2021), ``confidence`` is exp of its negative over the
-    temperature that calibration found, ``least_confidence`` is 1 - P(y | x) (B. Settles and M. Craven,
-    EMNLP 2008), and ``margin`` is NaN.
-    The scores that the config names come on top, a column each.
+    With a closed label set the measures come from the labels' probabilities. For free text the model answers greedily
+    and its answer y of T tokens is scored: ``entropy`` is -ln P(y | x) / T, the surprisal per token (a long answer is
+    not uncertain for its length; A. Malinin and M. Gales, Uncertainty Estimation in Autoregressive Structured
+    Prediction, ICLR 2021), ``confidence`` is exp of its negative over the temperature that calibration fitted,
+    ``least_confidence`` is 1 - P(y | x) (B. Settles and M. Craven, EMNLP 2008), and ``margin`` is NaN.
 
     Args:
-        lm: the champion, or all that a pass with a cache and further scores takes.
+        scoring: the champion, the labels (none for free text) and the settings.
         pool: records by the record schema (``id``, ``source``, ``prompt``, ``text``).
-        labels: the closed label set; None or empty for free text.
-        config: the config section ``select``.
+        size: of the sample.
         seed: of the sample.
+        names: further scores, a column each; those of labelled records are left out.
 
     Returns:
         Table by ``score_schema``, in the order of ``id``. Its schema's metadata holds ``sampled`` and
@@ -84,94 +75,80 @@ def score_pool(
     Raises:
         UserError: if a record has neither prompt nor text.
     """
-    scoring = lm if isinstance(lm, ScoringContext) else ScoringContext(ScoringModel.of(lm), config=config.scoring)
-    scoring = replace(scoring, labels=labels or ())
-    return with_sample_sizes(score_records(scoring, sample_pool(pool, config.pool_sample, seed), config), pool)
+    return with_sample_sizes(score_records(scoring, sample_pool(pool, size, seed), names), pool)
 
 
-def score_records(scoring: ScoringContext, records: pa.Table, config: SelectConfig) -> pa.Table:
-    """What the champion says of records: a table by ``score_schema``, in their order.
+def score_records(scoring: ScoringContext, records: pa.Table, names: Sequence[str] = ()) -> pa.Table:
+    """Scores records: a table by ``score_schema``, in their order.
 
     Args:
-        scoring: who is asked, and what.
+        scoring: the champion, the labels and the settings.
         records: RECORD table.
-        config: the config section ``select``, which may name further scores.
+        names: further scores, as `score_pool` takes them.
 
     Raises:
         UserError: as `score_pool`.
     """
-    prompts, names = prompts_of(records), _score_names(config)
-    columns, embeddings, base = _base_columns(scoring, prompts)
-    columns |= pool_columns(names, scoring, prompts, base)
+    prompts, names = prompts_of(records), _pool_scores(names)
+    measure = _measure_labels if scoring.labels else _measure_answers
+    columns, embeddings, base = measure(scoring, prompts)
+    scored = ScoredRecords(scoring, prompts, base["predicted"].to_pylist(), base)
+    columns |= {name: np.asarray(SCORES[name].compute(scored), np.float64) for name in names}
     return _score_table(records, prompts, columns, embeddings, scoring, names)
 
 
-def unscored_table(scoring: ScoringContext, records: pa.Table, config: SelectConfig) -> pa.Table:
-    """Where records lie, of which the champion is asked nothing: as `score_records`, measures NaN and answers null."""
-    prompts, names = prompts_of(records), _score_names(config)
+def unscored_table(scoring: ScoringContext, records: pa.Table, names: Sequence[str] = ()) -> pa.Table:
+    """Embeds records without scoring them: as `score_records`, with measures NaN and answers null."""
+    prompts, names = prompts_of(records), _pool_scores(names)
     unknown = np.full(len(prompts), np.nan)
     columns: Columns = dict.fromkeys((*BASE_MEASURES, *names), unknown)
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
     if scoring.labels:
         columns["probabilities"] = to_list_column(np.full((len(prompts), len(scoring.labels)), np.nan))
-    return _score_table(records, prompts, columns, scoring.embeddings(_scoring_inputs(prompts)), scoring, names)
-
-
-def _score_names(config: SelectConfig) -> list[str]:
-    return [name for name in config.wanted_scores() if SCORES[name].of != "labelled"]
-
-
-def _score_table(
-    records: pa.Table,
-    prompts: list[Turns],
-    columns: Columns,
-    embeddings: npt.NDArray[np.float32],
-    scoring: ScoringContext,
-    names: Sequence[str],
-) -> pa.Table:
-    columns = {
-        "id": records["id"].combine_chunks(),
-        "source": records["source"].combine_chunks(),
-        "cost": [float(max(1, sum(len(turn["content"]) for turn in prompt))) for prompt in prompts],
-        **columns,
-        "embedding": to_list_column(embeddings),
-    }
-    return pa.table(columns, schema=score_schema(embeddings.shape[1], len(scoring.labels), names))
+    return _score_table(records, prompts, columns, _embed(scoring, prompts), scoring, names)
 
 
 def score_labelled(scoring: ScoringContext, records: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The scores that need the right answer, of the records that have one.
+    """Computes the scores that need the right answer, of the records that have one.
 
     Args:
-        scoring: who scores, and how.
+        scoring: the models and their settings.
         records: RECORD table.
         names: scores of labelled records.
 
     Returns:
         ``id``, ``input_id`` and float64 columns by name, in the order of the records.
     """
-    labelled = records.filter(pa.array([one is not None for one in records["completion"].to_pylist()], pa.bool_()))
-    columns = labelled_columns(names, scoring, prompts_of(labelled), labelled["completion"].to_pylist())
+    has_answer = pa.array([answer is not None for answer in records["completion"].to_pylist()], pa.bool_())
+    labelled = records.filter(has_answer)
+    scored = ScoredRecords(scoring, prompts_of(labelled), labelled["completion"].to_pylist())
+    columns = {name: np.asarray(SCORES[name].compute(scored), np.float64) for name in names}
     return pa.table({"id": labelled["id"], "input_id": labelled["input_id"], **columns})
 
 
-def embed_records(lm: LanguageModel | ScoringContext, records: pa.Table) -> npt.NDArray[np.float32]:
-    """Embeddings of the records' inputs, float32 [N, D], as `score_pool` gives them."""
+def embed_records(lm: LanguageModel | ScoringContext, records: pa.Table) -> Embeddings:
+    """Embeds the records' inputs, float32 [N, D], as `score_pool` does."""
     scoring = lm if isinstance(lm, ScoringContext) else ScoringContext(ScoringModel.of(lm))
-    return scoring.embeddings(_scoring_inputs(prompts_of(records)))
+    return _embed(scoring, prompts_of(records))
 
 
-def _scoring_inputs(prompts: Sequence[Turns]) -> list[ScoringInput]:
+def _pool_scores(names: Sequence[str]) -> list[str]:
+    return [name for name in names if SCORES[name].of != "labelled"]
+
+
+def _embed(scoring: ScoringContext, prompts: Sequence[Turns]) -> Embeddings:
+    group = embedding_group() if scoring.sentences is None else sentence_group()
+    return to_matrix(scoring.run(group, _inputs(prompts), scoring.sentences), "embedding")
+
+
+def _inputs(prompts: Sequence[Turns]) -> list[ScoringInput]:
     return [ScoringInput(prompt) for prompt in prompts]
 
 
-def _base_columns(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, npt.NDArray[np.float32], pa.Table]:
-    return _label_columns(scoring, prompts) if scoring.labels else _text_columns(scoring, prompts)
-
-
-def _label_columns(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, npt.NDArray[np.float32], pa.Table]:
+def _measure_labels(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings, pa.Table]:
+    """Base columns, embeddings and base table from the probabilities of a closed label set."""
     labels = scoring.labels
-    table = scoring.run(label_group(labels), _scoring_inputs(prompts))
+    table = scoring.run(label_group(labels), _inputs(prompts))
     logs = at_temperature(to_matrix(table, "log_probabilities"), scoring.temperature)
     probabilities = np.exp(logs)
     best = np.argsort(-probabilities, axis=1, kind="stable")
@@ -189,11 +166,13 @@ def _label_columns(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Colum
     return columns, _embeddings(scoring, prompts, table), base
 
 
-def _text_columns(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, npt.NDArray[np.float32], pa.Table]:
-    table = scoring.run(answer_group(), _scoring_inputs(prompts))
+def _measure_answers(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings, pa.Table]:
+    """Base columns, embeddings and base table from greedy answers in free text."""
+    table = scoring.run(answer_group(), _inputs(prompts))
     nats = surprisal(table)
     columns: Columns = {
         "entropy": nats,
+        # 1 - exp(x) by expm1: near x = 0 the difference would lose all its digits.
         "least_confidence": -np.expm1(np.minimum(table["log_probability"].to_numpy(), 0.0)),
         "margin": np.full(len(prompts), np.nan),
         "predicted": table["predicted"],
@@ -203,6 +182,24 @@ def _text_columns(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Column
     return columns, _embeddings(scoring, prompts, table), table
 
 
-def _embeddings(scoring: ScoringContext, prompts: list[Turns], table: pa.Table) -> npt.NDArray[np.float32]:
-    """The champion's came with its answers; a sentence model has to be asked."""
-    return to_matrix(table, "embedding") if scoring.sentences is None else scoring.embeddings(_scoring_inputs(prompts))
+def _embeddings(scoring: ScoringContext, prompts: list[Turns], table: pa.Table) -> Embeddings:
+    """Embeddings of the pass that scored the records, or of the sentence model in its own pass."""
+    return to_matrix(table, "embedding") if scoring.sentences is None else _embed(scoring, prompts)
+
+
+def _score_table(
+    records: pa.Table,
+    prompts: list[Turns],
+    columns: Columns,
+    embeddings: Embeddings,
+    scoring: ScoringContext,
+    names: Sequence[str],
+) -> pa.Table:
+    columns = {
+        "id": records["id"].combine_chunks(),
+        "source": records["source"].combine_chunks(),
+        "cost": [float(max(1, sum(len(turn["content"]) for turn in prompt))) for prompt in prompts],
+        **columns,
+        "embedding": to_list_column(embeddings),
+    }
+    return pa.table(columns, schema=score_schema(embeddings.shape[1], len(scoring.labels), names))

@@ -32,12 +32,12 @@ def badge(pool: Pool, n: int, seed: int, dimensions: int | None = None) -> Rows:
 
 
 def draw_by_squared_distance(
-    closeness: Similarity, n: int, generator: np.random.Generator, weights: Weights, first: Weights | None = None
+    similarity: Similarity, n: int, generator: np.random.Generator, weights: Weights, first: Weights | None = None
 ) -> Rows:
-    """Draw ``n`` distinct rows, each by its weight times its squared distance to the nearest one drawn before.
+    """Draws ``n`` distinct rows, each by its weight times its squared distance to the nearest one drawn before.
 
     Args:
-        closeness: minus half the squared distance of N rows.
+        similarity: minus half the squared distance of N rows.
         n: at most as many as there are positive weights.
         generator: of the draws.
         weights: float64 [N], non-negative.
@@ -50,13 +50,13 @@ def draw_by_squared_distance(
     distances = np.full(len(weights), np.inf)
     known = 0
     while len(drawn) < n:
-        found = max_similarity(closeness, np.arange(len(weights)), np.array(drawn[known:]))
-        distances = np.minimum(distances, -2.0 * found.astype(np.float64))
+        nearest = max_similarity(similarity, np.arange(len(weights)), np.array(drawn[known:]))
+        distances = np.minimum(distances, -2.0 * nearest.astype(np.float64))
         distances[drawn] = 0
         known = len(drawn)
         if not (weights * distances).any():
             break
-        drawn += _draw_proposals(closeness, n - len(drawn), generator, weights, distances)
+        drawn += _draw_proposals(similarity, n - len(drawn), generator, weights, distances)
     left = weights.copy()
     left[drawn] = 0
     while len(drawn) < n:
@@ -66,7 +66,7 @@ def draw_by_squared_distance(
 
 
 def _draw_proposals(
-    closeness: Similarity, most: int, generator: np.random.Generator, weights: Weights, distances: Weights
+    similarity: Similarity, most: int, generator: np.random.Generator, weights: Weights, distances: Weights
 ) -> list[int]:
     """Rows drawn until most proposals are in vain, as ``distances`` no longer say how far rows are from those drawn."""
     odds = np.cumsum(weights * distances)
@@ -77,17 +77,17 @@ def _draw_proposals(
         luck = generator.random(_PROPOSALS)
         left = distances[rows]
         if drawn:
-            left = np.minimum(left, -2.0 * max_similarity(closeness, rows, np.array(drawn)))
-        among = -2.0 * closeness.between(rows, rows).astype(np.float64)
-        for place, row in enumerate(rows.tolist()):
-            if luck[place] * distances[row] < left[place] and row not in drawn and len(drawn) < most:
+            left = np.minimum(left, -2.0 * max_similarity(similarity, rows, np.array(drawn)))
+        among = -2.0 * similarity.between(rows, rows).astype(np.float64)
+        for index, row in enumerate(rows.tolist()):
+            if luck[index] * distances[row] < left[index] and row not in drawn and len(drawn) < most:
                 drawn.append(row)
-                left = np.minimum(left, among[place])
+                left = np.minimum(left, among[index])
         tried += _PROPOSALS
     return drawn
 
 
 def _draw_one(weights: Weights, generator: np.random.Generator) -> int:
     odds = np.cumsum(weights)
-    place = int(np.searchsorted(odds, generator.random() * odds[-1], side="right"))
-    return min(place, int(np.flatnonzero(weights)[-1]))
+    index = int(np.searchsorted(odds, generator.random() * odds[-1], side="right"))
+    return min(index, int(np.flatnonzero(weights)[-1]))

@@ -42,9 +42,9 @@ def uncertain_diverse(
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     points = pool.points("uncertain_diverse", dimensions)
-    doubt = pool.doubt(by)
-    candidates = pool.greatest(doubt, max(1, pool_factor) * n)
-    pull = np.nan_to_num(np.maximum(doubt[candidates] + (1.0 if by == "margin" else 0.0), 0.0))
+    uncertainty = pool.uncertainty(by)
+    candidates = pool.greatest(uncertainty, max(1, pool_factor) * n)
+    pull = np.nan_to_num(np.maximum(uncertainty[candidates] + (1.0 if by == "margin" else 0.0), 0.0))
     return nearest_to_centres(points, n, seed, candidates, pull)
 
 
@@ -68,10 +68,10 @@ def typiclust(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS
     order = free[np.lexsort((free, -typical[free], cluster[free]))]
     starts = np.searchsorted(cluster[order], np.arange(count))
     turn = np.arange(len(order)) - starts[cluster[order]] + labels[cluster[order]]
-    found: Rows = order[
+    chosen: Rows = order[
         np.lexsort((cluster[order], -sizes[cluster[order]], turn, sizes[cluster[order]] < _MIN_CLUSTER_SIZE))
     ]
-    return found[:n]
+    return chosen[:n]
 
 
 def typicality(points: Floats, cluster: Rows, generator: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -79,22 +79,22 @@ def typicality(points: Floats, cluster: Rows, generator: np.random.Generator) ->
 
     Neighbours are looked for among at most 4,096 rows of a cluster.
     """
-    found = np.zeros(len(points))
+    values = np.zeros(len(points))
     order = np.argsort(cluster, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(cluster[order])) + 1):
         if len(rows) < 2:
             continue
         others = sample_rows(rows, _MAX_REFERENCE, generator)
         near = min(_NEIGHBOURS, len(others) - 1)
-        closeness = Euclidean.from_rows(points[others])
+        euclidean = Euclidean.from_rows(points[others])
         for start in range(0, len(rows), _MAX_REFERENCE):
-            some = rows[start : start + _MAX_REFERENCE]
-            both = Euclidean.from_rows(np.concatenate([closeness.points, points[some]]))
+            block = rows[start : start + _MAX_REFERENCE]
+            both = Euclidean.from_rows(np.concatenate([euclidean.points, points[block]]))
             distances = np.sqrt(-2 * both.between(slice(len(others), None), slice(len(others))))
-            distances[some[:, None] == others] = np.inf
+            distances[block[:, None] == others] = np.inf
             nearest = np.partition(distances, near - 1, axis=1)[:, :near]
-            found[some] = 1 / np.maximum(nearest.mean(axis=1, dtype=np.float64), 1e-12)
-    return found
+            values[block] = 1 / np.maximum(nearest.mean(axis=1, dtype=np.float64), 1e-12)
+    return values
 
 
 def nearest_to_centres(
@@ -122,32 +122,32 @@ def nearest_to_centres(
     order = np.argsort(_row_hashes(points)[rows], kind="stable")
     rows = rows[order]
     pull = None if weights is None or not weights.any() else weights[order]
-    found = k_means(points, rows, n, seed, pull, mini_batch)
-    chosen: Rows = rows[_rank_by_distance(found.cluster, found.distances, n)]
+    clusters = k_means(points, rows, n, seed, pull, mini_batch)
+    chosen: Rows = rows[_rank_by_distance(clusters.cluster, clusters.distances, n)]
     return chosen
 
 
 def _rank_by_distance(cluster: Rows, distance: npt.NDArray[np.floating], n: int) -> Rows:
-    """Rows by place within their cluster, nearest first, then by the cluster's size, large to small."""
-    place = np.empty(len(cluster), np.int64)
+    """Rows by rank within their cluster, nearest first, then by the cluster's size, large to small."""
+    rank = np.empty(len(cluster), np.int64)
     by_distance = np.lexsort((np.arange(len(cluster)), distance, cluster))
     sizes = np.bincount(cluster)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    place[by_distance] = np.arange(len(cluster)) - np.repeat(starts, sizes)
-    return np.lexsort((cluster, -sizes[cluster], place))[:n]
+    rank[by_distance] = np.arange(len(cluster)) - np.repeat(starts, sizes)
+    return np.lexsort((cluster, -sizes[cluster], rank))[:n]
 
 
 def _row_hashes(points: Floats) -> npt.NDArray[np.uint64]:
     """A number for each row's bytes, the same for equal rows: by multiplication with fixed random ones."""
     width = points.shape[1] + points.shape[1] % 2  # two numbers make a word
     factors = np.random.default_rng(0).integers(1, 2**63, width // 2, np.uint64) | np.uint64(1)
-    found = np.zeros(len(points), np.uint64)
+    hashes = np.zeros(len(points), np.uint64)
     for part in blocks(len(points), 512):
-        some = np.ascontiguousarray(points[part], np.float32)
-        if some.shape[1] < width:
-            some = np.pad(some, ((0, 0), (0, 1)))
-        bits = some.view(np.uint64)
+        values = np.ascontiguousarray(points[part], np.float32)
+        if values.shape[1] < width:
+            values = np.pad(values, ((0, 0), (0, 1)))
+        bits = values.view(np.uint64)
         bits = bits ^ (bits >> np.uint64(29))  # a factor carries bits to the left alone
         bits *= factors
-        found[part] = bits.sum(axis=1, dtype=np.uint64)
-    return found
+        hashes[part] = bits.sum(axis=1, dtype=np.uint64)
+    return hashes

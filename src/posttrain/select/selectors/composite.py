@@ -1,4 +1,4 @@
-"""Rows that are worth a label for several reasons at once, and unlike each other."""
+"""Selectors that trade uncertainty against diversity, greedily: MMR and a weighted composite."""
 
 from collections.abc import Mapping
 
@@ -13,19 +13,19 @@ from posttrain.store.errors import UserError, suggest
 def mmr(
     pool: Pool, n: int, seed: int, relevance: float = 0.5, by: str = "entropy", dimensions: int | None = DIMENSIONS
 ) -> Rows:
-    """Maximal marginal relevance: ``relevance * doubt - (1 - relevance) * cosine to the most similar chosen row``.
+    """Chooses by maximal marginal relevance: ``relevance * u - (1 - relevance) * cosine to the nearest chosen row``.
 
-    J. Carbonell and J. Goldstein, SIGIR 1998. Doubt is put between 0 and 1; rows with a label count as chosen.
+    J. Carbonell and J. Goldstein, SIGIR 1998. Uncertainty u is scaled to [0, 1]; rows with a label count as chosen.
 
     Args:
-        relevance: from 0, only unlike each other, to 1, only doubtful.
+        relevance: from 0, only unlike each other, to 1, only uncertain.
         by: ``entropy``, ``least_confidence`` or ``margin``.
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     if not 0 <= relevance <= 1:
         raise UserError(f"strategy `mmr`: relevance is {relevance}, and must be from 0 to 1")
-    doubt = min_max_scale(pool.doubt(by), pool.free)
-    return _farthest_by_cosine(pool, n, relevance * doubt, 1 - relevance, pool.points("mmr", dimensions))
+    uncertainty = min_max_scale(pool.uncertainty(by), pool.free)
+    return _farthest_by_cosine(pool, n, relevance * uncertainty, 1 - relevance, pool.points("mmr", dimensions))
 
 
 def composite(
@@ -40,13 +40,13 @@ def composite(
     quotas: Mapping[str, float] | None = None,
     dimensions: int | None = DIMENSIONS,
 ) -> Rows:
-    """Take always the row with the greatest ``uncertainty * doubt + diversity * distance + difficulty * hardness``.
+    """Takes always the row with the greatest ``uncertainty * u + diversity * distance + difficulty * hardness``.
 
-    Each term is between 0 and 1: doubt and hardness by the least and greatest in the pool, distance as (1 - cosine) / 2
-    to the most similar row with a label or chosen.
+    Each term is between 0 and 1: uncertainty u and hardness by the least and greatest in the pool, distance as
+    (1 - cosine) / 2 to the most similar row with a label or chosen.
 
     Args:
-        uncertainty: weight of doubt.
+        uncertainty: weight of u.
         diversity: weight of distance.
         difficulty: weight of the column ``hard``; that is not needed for 0.
         by: ``entropy``, ``least_confidence`` or ``margin``.
@@ -61,7 +61,7 @@ def composite(
             raise UserError(f"strategy `composite`: {name} is {weight}, and must be a weight of 0 or more")
     worth = np.zeros(len(pool))
     if uncertainty:
-        worth += uncertainty * min_max_scale(pool.doubt(by), pool.free)
+        worth += uncertainty * min_max_scale(pool.uncertainty(by), pool.free)
     if difficulty:
         worth += difficulty * min_max_scale(pool.column(hard, "composite"), pool.free)
     points = pool.points("composite", dimensions) if diversity else np.zeros((len(pool), 1), np.float32)
@@ -82,7 +82,7 @@ def _farthest_by_cosine(
 
 
 def _source_quotas(pool: Pool, n: int, quotas: Mapping[str, float]) -> tuple[Rows, Rows]:
-    """The group of each row, and how many rows each group may give."""
+    """Returns the group of each row, and how many rows each group may give."""
     names, groups = np.unique(np.asarray(pool.column("source", "composite")).astype(str), return_inverse=True)
     for name, share in quotas.items():
         if name not in names:

@@ -27,7 +27,7 @@ _RADIUS_SAMPLE = 2000
 
 
 def greedy_cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floats]:
-    """Take ``n`` times the row that adds most to the sum over columns of the greatest similarity in a chosen row.
+    """Takes ``n`` times the row that adds most to the sum over columns of the greatest similarity in a chosen row.
 
     Args:
         similarity: float32 [M, G], non-negative: how well each candidate covers each of what is to be covered.
@@ -46,13 +46,14 @@ def greedy_cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floa
     chosen: list[int] = []
     gains: list[float] = []
     while len(chosen) < min(n, len(bounds)):
-        some = _FIRST_BLOCK
-        order = _top_rows(bounds, some)
+        size = _FIRST_BLOCK
+        order = _top_rows(bounds, size)
+        # Only bounds that may win are brought up to date; the block doubles, as a stale winner is seldom alone.
         while not exact[order[0]]:
             stale = order[~exact[order]]
             bounds[stale], exact[stale] = _gains(similarity[stale], covered), True
-            some = min(2 * some, _MAX_BLOCK)
-            order = _top_rows(bounds, some)
+            size = min(2 * size, _MAX_BLOCK)
+            order = _top_rows(bounds, size)
         best = int(order[0])
         if bounds[best] <= 0:
             break
@@ -65,12 +66,12 @@ def greedy_cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floa
 
 def _gains(similarity: Floats, covered: Floats) -> Floats:
     more = similarity - covered
-    found: Floats = np.maximum(more, 0, out=more).sum(axis=1)
-    return found
+    gains: Floats = np.maximum(more, 0, out=more).sum(axis=1)
+    return gains
 
 
 def _top_rows(bounds: Floats, count: int) -> Rows:
-    """The places of so many of the greatest, greatest first; of equal ones the lowest first."""
+    """Returns the rows with the greatest bounds, greatest first; of equal ones the lowest first."""
     if count >= len(bounds):
         return np.argsort(-bounds, kind="stable")
     least = -np.partition(-bounds, count)[count]
@@ -89,16 +90,18 @@ def facility_location(
     candidates: int = MAX_CANDIDATES,
     dimensions: int | None = DIMENSIONS,
 ) -> Rows:
-    """Rows for which the sum over the pool of each row's similarity to the nearest chosen one is greatest, greedily.
+    """Chooses rows so that each row of the pool is similar to a chosen one: facility location, greedily.
 
-    Similarity is (1 + cosine) / 2. With ``by``, each row of the sum counts by the model's doubt of it: what is covered
-    is what the model does not know yet. Of a large pool the sum is over rows drawn at random: it is the mean that
+    The sum over the pool of each row's similarity to the nearest chosen row is maximised.
+
+    Similarity is (1 + cosine) / 2. With ``by``, each row of the sum is weighted by the model's uncertainty: it covers
+    what the model does not know yet. Of a large pool the sum is over rows drawn at random: it is the mean that
     counts, of which the sample's standard error is at most 1 / (2 sqrt(ground)). Once no row adds anything, others
     follow at random.
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``; None for rows that count alike.
-        power: of the doubt, put between 0 and 1.
+        power: of the uncertainty, scaled to [0, 1].
         ground: rows of the sum at most.
         candidates: rows that are looked at, at most, or four times ``n`` if that is more; drawn at random.
         dimensions: principal components that are kept; None for the embeddings as they are.
@@ -109,13 +112,14 @@ def facility_location(
     to_cover = _unit_rows(points[rows_to_cover]).T
     counts = np.ones(len(rows_to_cover), np.float32)
     if by is not None:
-        counts = (min_max_scale(pool.doubt(by), pool.free)[rows_to_cover] ** power).astype(np.float32)
+        counts = (min_max_scale(pool.uncertainty(by), pool.free)[rows_to_cover] ** power).astype(np.float32)
 
     def similarity(rows: Rows) -> Floats:
-        found: Floats = _unit_rows(points[rows]) @ to_cover
-        found += 1
-        found *= counts / 2
-        return np.maximum(found, 0, out=found)
+        # In place: a matrix of candidates by ground rows is the largest thing in memory here.
+        similarities: Floats = _unit_rows(points[rows]) @ to_cover
+        similarities += 1
+        similarities *= counts / 2
+        return np.maximum(similarities, 0, out=similarities)
 
     return cover_pool(similarity, pool, n, candidates, generator)
 
@@ -123,21 +127,21 @@ def facility_location(
 def cover_pool(
     similarity: Callable[[Rows], Floats], pool: Pool, n: int, candidates: int, generator: np.random.Generator
 ) -> Rows:
-    """`greedy_cover` by some of the free rows, given what rows with a label cover already; then others, drawn uniformly."""
+    """Covers the pool by some of the free rows, beyond what labelled rows cover; then draws others uniformly."""
     looked_at = sample_rows(pool.free, max(candidates, 4 * n), generator)
-    found = similarity(looked_at)
-    before = np.zeros(found.shape[1], np.float32)
+    similarities = similarity(looked_at)
+    before = np.zeros(similarities.shape[1], np.float32)
     for part in blocks(len(pool.chosen)):
         before = np.maximum(before, similarity(pool.chosen[part]).max(axis=0))
-    chosen = looked_at[greedy_cover(found, n, before)[0]]
+    chosen = looked_at[greedy_cover(similarities, n, before)[0]]
     rest = generator.permutation(np.setdiff1d(pool.free, chosen)) if len(chosen) < n else chosen
     return np.concatenate([chosen, rest[: n - len(chosen)]])
 
 
 def _unit_rows(points: Floats) -> Floats:
     lengths = np.linalg.norm(points, axis=1, keepdims=True)
-    found: Floats = np.divide(points, lengths, out=np.zeros_like(points), where=lengths > 0)
-    return found
+    unit: Floats = np.divide(points, lengths, out=np.zeros_like(points), where=lengths > 0)
+    return unit
 
 
 def prob_cover(
@@ -150,14 +154,14 @@ def prob_cover(
     candidates: int = MAX_CANDIDATES,
     dimensions: int | None = DIMENSIONS,
 ) -> Rows:
-    """Rows that have most rows not covered yet within ``radius``, one after the other: O. Yehuda et al., NeurIPS 2022.
+    """Chooses, one after the other, the row with most uncovered rows within ``radius``: O. Yehuda et al., NeurIPS 2022.
 
     Rows near one with a label are covered from the start. Once all are, the others follow at random.
 
     Args:
         radius: Euclidean; None for the greatest at which 95% of rows have none but rows of their own cluster within it
             (section 4.2 there), on at most 2,000 rows.
-        classes: clusters by which the radius is found; None for as many as the probabilities have columns, or ``n``.
+        classes: clusters that the radius is estimated from; None for the columns of the probabilities, or ``n``.
         ground: rows to cover at most; of more, so many are drawn.
         candidates: rows that are looked at, at most, or four times ``n`` if that is more; drawn at random.
         dimensions: principal components that are kept; None for the embeddings as they are.
@@ -165,7 +169,7 @@ def prob_cover(
     if radius is not None and not radius > 0:
         raise UserError(f"strategy `prob_cover`: radius is {radius}, and must be positive")
     points = pool.points("prob_cover", dimensions)
-    closeness = Euclidean.from_rows(points)
+    euclidean = Euclidean.from_rows(points)
     generator = np.random.default_rng(seed)
     if radius is None:
         classes = classes or (np.shape(pool.scores["probabilities"])[1] if "probabilities" in pool.scores else n)
@@ -174,13 +178,13 @@ def prob_cover(
     to_cover = sample_rows(np.arange(len(pool)), ground, generator)
 
     def similarity(rows: Rows) -> Floats:
-        return (closeness.between(rows, to_cover) >= -(radius**2) / 2).astype(np.float32)
+        return (euclidean.between(rows, to_cover) >= -(radius**2) / 2).astype(np.float32)
 
     return cover_pool(similarity, pool, n, candidates, generator)
 
 
 def pure_radius(points: Floats, classes: int, seed: int, generator: np.random.Generator) -> float:
-    """The greatest radius at which 95% of rows have none but rows of their own cluster within it.
+    """Returns the greatest radius at which 95% of rows have none but rows of their own cluster within it.
 
     Args:
         points: float32 [N, D].
@@ -189,10 +193,10 @@ def pure_radius(points: Floats, classes: int, seed: int, generator: np.random.Ge
         generator: of the rows that are looked at.
     """
     rows = sample_rows(np.arange(len(points)), _RADIUS_SAMPLE, generator)
-    some = points[rows]
-    found = k_means(some, np.arange(len(some)), min(classes, len(some)), seed)
-    distances = np.sqrt(-2 * Euclidean.from_rows(some).between(slice(None), slice(None)))
-    strangers = np.where(found.cluster[:, None] != found.cluster, distances, np.inf).min(axis=1)
+    sample = points[rows]
+    clusters = k_means(sample, np.arange(len(sample)), min(classes, len(sample)), seed).cluster
+    distances = np.sqrt(-2 * Euclidean.from_rows(sample).between(slice(None), slice(None)))
+    strangers = np.where(clusters[:, None] != clusters, distances, np.inf).min(axis=1)
     if not np.isfinite(strangers).any():  # one cluster: everything is of it
         return float(distances.max()) or 1.0
     radius = np.quantile(strangers, 1 - _PURITY)

@@ -39,23 +39,23 @@ def k_center(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS)
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     points = pool.points("k_center", dimensions)
-    closeness = Euclidean.from_rows(points)
+    similarity = Euclidean.from_rows(points)
     worth = np.where(pool.labelled, -np.inf, 0).astype(np.float32)
     before = pool.chosen
     first = np.empty(0, np.int64)
     if not len(before):
-        first = before = np.array([_most_central(points, closeness)])
+        first = before = np.array([_most_central(points, similarity)])
         worth[first] = -np.inf
-    return np.concatenate([first, farthest_first(closeness, n - len(first), worth, 1.0, before)])
+    return np.concatenate([first, farthest_first(similarity, n - len(first), worth, 1.0, before)])
 
 
-def _most_central(points: Floats, closeness: Euclidean) -> int:
+def _most_central(points: Floats, similarity: Euclidean) -> int:
     mean = points.mean(axis=0, dtype=np.float64).astype(np.float32)
-    return int(np.argmax(points @ mean - closeness.halves))
+    return int(np.argmax(points @ mean - similarity.halves))
 
 
 def farthest_first(
-    closeness: Similarity,
+    similarity: Similarity,
     n: int,
     worth: npt.NDArray[np.floating],
     weight: float,
@@ -63,10 +63,10 @@ def farthest_first(
     groups: Groups | None = None,
     quotas: Groups | None = None,
 ) -> Rows:
-    """Take ``n`` times the row with the greatest ``worth - weight * closeness to the nearest chosen row``.
+    """Takes ``n`` times the row with the greatest ``worth - weight * similarity to the nearest chosen row``.
 
     Args:
-        closeness: of N rows.
+        similarity: of N rows.
         n: rows wanted.
         worth: float [N]; minus infinity for a row that may not be taken.
         weight: non-negative.
@@ -82,7 +82,7 @@ def farthest_first(
     groups = np.zeros(len(worth), np.int64) if groups is None else groups
     left = np.array([n]) if quotas is None else quotas.copy()
     worth[left[groups] <= 0] = -np.inf
-    queue = _LazyQueue(closeness, worth, weight, before) if len(before) else None
+    queue = _LazyQueue(similarity, worth, weight, before) if len(before) else None
     chosen: list[int] = []
     while len(chosen) < n:
         row = queue.take() if queue else int(np.argmax(worth))
@@ -94,7 +94,7 @@ def farthest_first(
         if left[groups[row]] == 0:
             worth[groups == groups[row]] = -np.inf
         if queue is None:
-            queue = _LazyQueue(closeness, worth, weight, np.array(chosen))
+            queue = _LazyQueue(similarity, worth, weight, np.array(chosen))
     return np.array(chosen, np.int64)
 
 
@@ -123,13 +123,13 @@ class Frontier:
 
 
 class _LazyQueue:
-    """Rows by their worth, which may become minus infinity meanwhile, and their closeness to the chosen ones."""
+    """Rows by their worth, which may become minus infinity meanwhile, and their similarity to the chosen ones."""
 
-    def __init__(self, closeness: Similarity, worth: Floats, weight: float, chosen: Rows) -> None:
-        self._closeness, self._worth, self._weight = closeness, worth, np.float32(weight)
+    def __init__(self, similarity: Similarity, worth: Floats, weight: float, chosen: Rows) -> None:
+        self._similarity, self._worth, self._weight = similarity, worth, np.float32(weight)
         self._chosen = list(chosen)
-        self._nearest = max_similarity(closeness, np.arange(len(closeness)), chosen)
-        self._seen = np.full(len(closeness), len(chosen))
+        self._nearest = max_similarity(similarity, np.arange(len(similarity)), chosen)
+        self._seen = np.full(len(similarity), len(chosen))
         self._size = FrontierSize()
         self._look_at(frontier(self._values(slice(None)), self._size.next(len(chosen))))
 
@@ -137,15 +137,15 @@ class _LazyQueue:
         """The row to take next, which counts as chosen from now on; None if no row may be taken."""
         while True:
             values = self._worth[self._front.rows] - self._weight * self._front_nearest
-            place = int(np.argmax(values)) if len(values) else -1
-            if len(values) and self._front.wins(values[place], int(self._front.rows[place])):
+            index = int(np.argmax(values)) if len(values) else -1
+            if len(values) and self._front.wins(values[index], int(self._front.rows[index])):
                 break
             if self._front.alone:
                 return None
             self._draw()
-        row = int(self._front.rows[place])
+        row = int(self._front.rows[index])
         self._chosen.append(row)
-        new = self._close_up.between(slice(None), slice(place, place + 1))[:, 0]
+        new = self._close_up.between(slice(None), slice(index, index + 1))[:, 0]
         np.maximum(self._front_nearest, new, out=self._front_nearest)
         return row
 
@@ -164,14 +164,14 @@ class _LazyQueue:
         rows = rows[np.argsort(self._seen[rows], kind="stable")]
         for part in blocks(len(rows)):
             others = np.array(self._chosen[self._seen[rows[part.start]] :])
-            found = self._closeness.between(rows[part], others).max(axis=1)
-            self._nearest[rows[part]] = np.maximum(self._nearest[rows[part]], found)
+            nearest = self._similarity.between(rows[part], others).max(axis=1)
+            self._nearest[rows[part]] = np.maximum(self._nearest[rows[part]], nearest)
         self._seen[rows] = len(self._chosen)
 
     def _look_at(self, front: Frontier) -> None:
         front = replace(front, rows=front.rows[self._values(front.rows) >= front.bound])  # others cannot be next
         self._front, self._front_nearest = front, self._nearest[front.rows]
-        self._close_up = self._closeness.of(front.rows)
+        self._close_up = self._similarity.of(front.rows)
 
 
 def frontier(bounds: Floats, size: int) -> Frontier:
@@ -180,8 +180,8 @@ def frontier(bounds: Floats, size: int) -> Frontier:
         return Frontier(np.arange(len(bounds)), -np.inf, len(bounds))
     least = -np.partition(-bounds, size)[size]
     above, level = np.flatnonzero(bounds > least), np.flatnonzero(bounds == least)
-    some = size - len(above)
-    return Frontier(np.sort(np.concatenate([above, level[:some]])), float(least), int(level[some]))
+    tied = size - len(above)
+    return Frontier(np.sort(np.concatenate([above, level[:tied]])), float(least), int(level[tied]))
 
 
 class FrontierSize:

@@ -74,12 +74,12 @@ def _lloyd(sample: Floats, weights: Weights, centres: Floats) -> Floats:
     """Lloyd's algorithm."""
     before = np.inf
     for _ in range(_ITERATIONS):
-        found = _assign(sample, np.arange(len(sample)), centres)
-        total = float(found.distances @ weights)
+        clusters = _assign(sample, np.arange(len(sample)), centres)
+        total = float(clusters.distances @ weights)
         if total >= before * (1 - _TOLERANCE):
             break
         before = total
-        centres = _means(sample, weights, found)
+        centres = _means(sample, weights, clusters)
     return centres
 
 
@@ -89,13 +89,15 @@ def _mini_batch(sample: Floats, weights: Weights, centres: Floats, size: int) ->
     costs: list[float] = []
     for step in range(_MAX_BATCHES):
         rows = (np.arange(step * size, step * size + min(size, len(sample)))) % len(sample)
-        found = _assign(sample, rows, centres)
-        some = weights[rows]
-        costs.append(float(found.distances @ some) / max(float(some.sum()), np.finfo(np.float64).tiny))
+        clusters = _assign(sample, rows, centres)
+        batch_weights = weights[rows]
+        costs.append(
+            float(clusters.distances @ batch_weights) / max(float(batch_weights.sum()), np.finfo(np.float64).tiny)
+        )
         recent = np.mean(costs[-_WINDOW:])
         if len(costs) >= 2 * _WINDOW and recent >= np.mean(costs[-2 * _WINDOW : -_WINDOW]) * (1 - _TOLERANCE):
             break
-        sums, totals = _sums(sample[rows], some, found)
+        sums, totals = _sums(sample[rows], batch_weights, clusters)
         whole = np.where(looked + totals > 0, looked + totals, 1)[:, None]
         centres = np.where(totals[:, None] > 0, (looked[:, None] * centres + sums) / whole, centres).astype(np.float32)
         looked += totals
@@ -109,7 +111,7 @@ def _first_centres(points: Floats, count: int, weights: Weights, seed: int) -> F
     """
     generator = np.random.default_rng(seed)
     tries = 2 + int(np.log(count))
-    closeness = Euclidean.from_rows(points)
+    euclidean = Euclidean.from_rows(points)
     everything = slice(None)
     chosen: list[int] = []
     squares = np.ones(len(points))
@@ -117,11 +119,11 @@ def _first_centres(points: Floats, count: int, weights: Weights, seed: int) -> F
         odds = np.cumsum(weights * squares)
         drawn = np.searchsorted(odds, generator.random(tries) * odds[-1], side="right")
         drawn = np.minimum(drawn, np.flatnonzero(weights)[-1])
-        found = -2 * closeness.between(everything, drawn).astype(np.float64)
+        distances = -2 * euclidean.between(everything, drawn).astype(np.float64)
         if chosen:
-            np.minimum(found, squares[:, None], out=found)
-        best = int(np.argmin(weights @ found))
-        squares = found[:, best]
+            np.minimum(distances, squares[:, None], out=distances)
+        best = int(np.argmin(weights @ distances))
+        squares = distances[:, best]
         chosen.append(int(drawn[best]))
     return points[chosen]
 
@@ -132,29 +134,32 @@ def _assign(points: Floats, rows: Rows, centres: Floats) -> Clusters:
     halves = np.einsum("kd,kd->k", centres, centres) / 2
     turned = np.ascontiguousarray(centres.T)
     for part in blocks(len(rows)):
-        some = points[rows[part]]
-        closeness = some @ turned
-        closeness -= halves
-        cluster[part] = nearest = closeness.argmax(axis=1)
-        lengths = np.einsum("nd,nd->n", some, some)
-        distances[part] = lengths - 2 * closeness[np.arange(len(nearest)), nearest]
+        block = points[rows[part]]
+        # |x - c|^2 / 2 without |x|^2 / 2, which is the same for all centres.
+        similarity = block @ turned
+        similarity -= halves
+        cluster[part] = nearest = similarity.argmax(axis=1)
+        lengths = np.einsum("nd,nd->n", block, block)
+        distances[part] = lengths - 2 * similarity[np.arange(len(nearest)), nearest]
     return Clusters(centres, cluster, np.maximum(distances, 0, out=distances))
 
 
-def _means(points: Floats, weights: npt.NDArray[np.float64], found: Clusters) -> Floats:
-    """The mean of each cluster; where nothing is left of one, a row that lies farthest from its centre."""
-    sums, totals = _sums(points, weights, found)
+def _means(points: Floats, weights: npt.NDArray[np.float64], clusters: Clusters) -> Floats:
+    """Returns the mean of each cluster; for an empty one, a row farthest from its centre."""
+    sums, totals = _sums(points, weights, clusters)
     centres: Floats = np.divide(sums, totals[:, None], out=np.zeros_like(sums), where=totals[:, None] > 0)
     empty = np.flatnonzero(totals == 0)
-    centres[empty] = points[np.argsort(-found.distances * (weights > 0), kind="stable")[: len(empty)]]
+    centres[empty] = points[np.argsort(-clusters.distances * (weights > 0), kind="stable")[: len(empty)]]
     return centres
 
 
-def _sums(points: Floats, weights: Weights, found: Clusters) -> tuple[Floats, Weights]:
+def _sums(points: Floats, weights: Weights, clusters: Clusters) -> tuple[Floats, Weights]:
     """Of each cluster the weighted sum of its rows, float32 [K, D], and of the weights, float64 [K]."""
     from scipy.sparse import csc_array
 
-    count = len(found.centres)
-    totals = np.bincount(found.cluster, weights, minlength=count).astype(np.float64, copy=False)
-    members = csc_array((weights.astype(np.float32), found.cluster, np.arange(len(points) + 1)), (count, len(points)))
+    count = len(clusters.centres)
+    totals = np.bincount(clusters.cluster, weights, minlength=count).astype(np.float64, copy=False)
+    members = csc_array(
+        (weights.astype(np.float32), clusters.cluster, np.arange(len(points) + 1)), (count, len(points))
+    )
     return members @ points, totals

@@ -1,4 +1,4 @@
-"""What a strategy chooses from: the rows of a score table, some of which have a label already."""
+"""The input of a selector: the rows of a score table, some of which have a label already."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,13 +19,16 @@ Scores = Mapping[str, Column]
 """Columns of a score table: ``probabilities`` [N, K], ``embeddings`` [N, D], or ``entropy``,
 ``least_confidence``, ``margin`` [N] where they are already known."""
 
+Selector = Callable[..., Rows]
+"""``selector(pool, n, seed, **options)``: int64 rows for 0 < n <= free rows, best first.
+
+It returns ``n`` of the free rows, unless an option bounds them."""
+
 _MEASURES: dict[str, Callable[[Column], Column]] = {
     "entropy": uncertainty.entropy,
     "least_confidence": uncertainty.least_confidence,
     "margin": uncertainty.margin,
 }
-
-_MEASURE_NAMES = ", ".join(_MEASURES)
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Pool:
 
     Attributes:
         scores: columns of N entries each.
-        labelled: bool [N], rows that are never chosen, and that cover what lies near them.
-        batch: int64 [B], those of them that were chosen before for the same batch: what bounds a batch counts them.
+        labelled: bool [N], rows that are never chosen, and that cover their neighbourhood.
+        batch: int64 [B], the labelled rows that were chosen before for the same batch: its bounds count them.
     """
 
     scores: Scores
@@ -56,10 +59,10 @@ class Pool:
         return np.flatnonzero(self.labelled)
 
     def column(self, name: str, strategy: str) -> Column:
-        """A column of the score table.
+        """Returns a column of the score table.
 
         Raises:
-            UserError: if it is missing, naming the column and what needs it.
+            UserError: if it is missing, naming the column and the selector that needs it.
         """
         if name not in self.scores:
             have = ", ".join(f"`{known}`" for known in self.scores) or "none"
@@ -67,39 +70,37 @@ class Pool:
         return np.asarray(self.scores[name])
 
     def points(self, strategy: str, dimensions: int | None) -> Floats:
-        """Embeddings float32 [N, d], whitened (see `whiten`) unless ``dimensions`` is None."""
+        """Returns the embeddings float32 [N, d], whitened (see `whiten`) unless ``dimensions`` is None."""
         embeddings = self.column("embeddings", strategy)
         return np.asarray(embeddings, np.float32) if dimensions is None else whiten(embeddings, dimensions)
 
-    def doubt(self, by: str) -> npt.NDArray[np.float64]:
-        """How unsure the model is, [N], great where it is; from ``probabilities`` where a measure is not given.
+    def uncertainty(self, by: str) -> npt.NDArray[np.float64]:
+        """Returns how uncertain the model is, [N], high where it is; from ``probabilities`` if a measure is missing.
 
         Args:
-            by: a column that says so, such as ``entropy``, ``bald`` or ``semantic_entropy``; what is great where the
-                model is sure, such as ``margin``, counts with a minus.
+            by: a column that measures it, such as ``entropy``, ``bald`` or ``semantic_entropy``; a column that is high
+                where the model is confident, such as ``margin``, is negated.
 
         Raises:
-            UserError: if it can be neither found nor computed, or ``by`` is no measure.
+            UserError: if it can be neither looked up nor computed, or ``by`` is no measure.
         """
         if by not in UNCERTAINTY_SIGN:
             raise UserError(f"no uncertainty measure `{by}`", fix="use " + ", ".join(UNCERTAINTY_SIGN))
         if by not in self.scores and by not in _MEASURES:
-            raise UserError(
-                f"no score column `{by}` to choose by", fix=f"add it to select.scores, or use {_MEASURE_NAMES}"
-            )
-        computed = by not in self.scores
-        values = _MEASURES[by](self.column("probabilities", by)) if computed else self.scores[by]
+            fix = f"add it to select.scores, or use {', '.join(_MEASURES)}"
+            raise UserError(f"no score column `{by}` to choose by", fix=fix)
+        values = self.scores[by] if by in self.scores else _MEASURES[by](self.column("probabilities", by))
         return np.asarray(values, np.float64) * UNCERTAINTY_SIGN[by]
 
     def greatest(self, values: npt.NDArray[np.floating], n: int) -> Rows:
-        """The ``n`` free rows with the greatest of [N] values, greatest first; ties in row order, NaN last."""
-        found = np.asarray(values)[self.free]
-        order = np.argsort(np.where(np.isnan(found), np.inf, -found), kind="stable")
+        """Returns the ``n`` free rows with the greatest of [N] values, greatest first; ties in row order, NaN last."""
+        free_values = np.asarray(values)[self.free]
+        order = np.argsort(np.where(np.isnan(free_values), np.inf, -free_values), kind="stable")
         return self.free[order[:n]]
 
 
 def min_max_scale(values: npt.NDArray[np.floating], among: Rows) -> npt.NDArray[np.float64]:
-    """Values [N] put between 0, the least ``among`` some rows, and 1, the greatest; 1 where all are one, 0 for NaN."""
+    """Scales values [N] to [0, 1] by the least and greatest of some rows; 1 where all are equal, 0 for NaN."""
     values = np.asarray(values, np.float64)
     known = values[among][np.isfinite(values[among])]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
@@ -108,5 +109,5 @@ def min_max_scale(values: npt.NDArray[np.floating], among: Rows) -> npt.NDArray[
 
 
 def sample_rows(rows: Rows, most: int, generator: np.random.Generator) -> Rows:
-    """At most so many of them, drawn uniformly, in order."""
+    """Draws at most ``most`` of the rows uniformly, and returns them in order."""
     return rows if len(rows) <= most else np.sort(generator.choice(rows, most, replace=False))

@@ -8,27 +8,27 @@ from posttrain.store.errors import UserError
 
 
 def random(pool: Pool, n: int, seed: int) -> Rows:
-    """Uniformly drawn rows without replacement."""
+    """Chooses uniformly drawn rows without replacement."""
     return np.random.default_rng(seed).permutation(pool.free)[:n]
 
 
 def entropy(pool: Pool, n: int, seed: int) -> Rows:
-    """Rows whose predicted distribution has the greatest entropy."""
-    return pool.greatest(pool.doubt("entropy"), n)
+    """Chooses rows whose predicted distribution has the greatest entropy."""
+    return pool.greatest(pool.uncertainty("entropy"), n)
 
 
 def least_confidence(pool: Pool, n: int, seed: int) -> Rows:
-    """Rows whose most probable label is the least probable."""
-    return pool.greatest(pool.doubt("least_confidence"), n)
+    """Chooses rows whose most probable label is the least probable."""
+    return pool.greatest(pool.uncertainty("least_confidence"), n)
 
 
 def margin(pool: Pool, n: int, seed: int) -> Rows:
-    """Rows whose two most probable labels are the closest."""
-    return pool.greatest(pool.doubt("margin"), n)
+    """Chooses rows whose two most probable labels are the closest."""
+    return pool.greatest(pool.uncertainty("margin"), n)
 
 
 def top(pool: Pool, n: int, seed: int, by: str = "loss", lowest: bool = False) -> Rows:
-    """Rows with the greatest score of any kind, or with the lowest.
+    """Chooses rows with the greatest score of any kind, or with the lowest.
 
     Args:
         by: a column of one number a row.
@@ -44,9 +44,9 @@ def top(pool: Pool, n: int, seed: int, by: str = "loss", lowest: bool = False) -
 def density_weighted(
     pool: Pool, n: int, seed: int, by: str = "entropy", weight: float = 1.0, dimensions: int | None = DIMENSIONS
 ) -> Rows:
-    """Rows with the greatest ``doubt * density ** weight``: B. Settles and M. Craven, EMNLP 2008, equation 13.
+    """Chooses rows with the greatest ``u * density ** weight``: B. Settles and M. Craven, EMNLP 2008, equation 13.
 
-    Density is the mean over the pool of (1 + cosine) / 2; doubt is put between 0 and 1.
+    Density is the mean over the pool of (1 + cosine) / 2; uncertainty u is scaled to [0, 1].
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``.
@@ -56,11 +56,11 @@ def density_weighted(
     cosine = Cosine.from_rows(pool.points("density_weighted", dimensions))
     mean = np.einsum("nd,n->d", cosine.points, cosine.scales, dtype=np.float64) / max(1, len(pool))
     density = (1 + (cosine.points @ mean.astype(np.float32)) * cosine.scales) / 2
-    return pool.greatest(min_max_scale(pool.doubt(by), pool.free) * np.maximum(density, 0) ** weight, n)
+    return pool.greatest(min_max_scale(pool.uncertainty(by), pool.free) * np.maximum(density, 0) ** weight, n)
 
 
 def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float | None = None) -> Rows:
-    """Rows with the greatest doubt, put between 0 and 1, for their ``cost``, a column in any unit.
+    """Chooses rows with the greatest uncertainty, scaled to [0, 1], for their ``cost``, a column in any unit.
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``.
@@ -70,7 +70,7 @@ def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float
     cost = np.asarray(pool.column("cost", "cost_aware"), np.float64)
     if not (cost[pool.free] > 0).all() or not np.isfinite(cost[pool.free]).all():
         raise UserError("strategy `cost_aware`: every `cost` must be a positive number")
-    order = pool.greatest(min_max_scale(pool.doubt(by), pool.free) / cost, len(pool))
+    order = pool.greatest(min_max_scale(pool.uncertainty(by), pool.free) / cost, len(pool))
     if budget is None:
         return order[:n]
     chosen: list[int] = []
@@ -83,7 +83,7 @@ def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float
 
 
 def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str | None = None) -> Rows:
-    """As many rows of each stratum as its share of the free rows, rounded by the greatest remainder.
+    """Chooses as many rows of each stratum as its share of the free rows, rounded by the greatest remainder.
 
     Args:
         by: the column of the strata; where it is missing, the most probable labels are.
@@ -98,13 +98,13 @@ def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str
     order = (
         np.random.default_rng(seed).permutation(pool.free)
         if within is None
-        else pool.greatest(pool.doubt(within), len(pool))
+        else pool.greatest(pool.uncertainty(within), len(pool))
     )
     _, stratum, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
     exact = sizes * (n / len(order))
     counts = exact.astype(np.int64)
     counts[np.argsort(-(exact - counts), kind="stable")[: n - counts.sum()]] += 1
-    place = np.empty(len(order), np.int64)
+    rank = np.empty(len(order), np.int64)
     together = np.argsort(stratum, kind="stable")
-    place[together] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return order[place < counts[stratum]]
+    rank[together] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[rank < counts[stratum]]

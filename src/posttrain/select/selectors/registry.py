@@ -1,66 +1,55 @@
 """Registry of selectors, and `select`, the one way to call them.
 
-A selector is a function ``selector(pool, n, seed, **options) -> int64 rows`` for 0 < n <= free rows, best first: ``n``
-of them unless an option bounds them."""
+Other packages add a selector as an entry point of the group ``posttrain.selectors``.
+"""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from posttrain.select.selectors.badge import badge
-from posttrain.select.selectors.clustering import diverse, typiclust, uncertain_diverse
-from posttrain.select.selectors.composite import composite, mmr
-from posttrain.select.selectors.coverage import facility_location, prob_cover
-from posttrain.select.selectors.farthest_first import k_center
-from posttrain.select.selectors.pool import Pool, Scores
-from posttrain.select.selectors.ranking import (
-    cost_aware,
-    density_weighted,
-    entropy,
-    least_confidence,
-    margin,
-    random,
-    stratified,
-    top,
-)
-from posttrain.select.selectors.similarity import Rows
+from posttrain.select.selectors.pool import Pool, Scores, Selector
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
 
-Selector = Callable[..., Rows]
+_HERE = "posttrain.select.selectors"
 
-SELECTORS: dict[str, Selector] = {
-    "random": random,
-    "entropy": entropy,
-    "least_confidence": least_confidence,
-    "margin": margin,
-    "top": top,
-    "diverse": diverse,
-    "uncertain_diverse": uncertain_diverse,
-    "k_center": k_center,
-    "facility_location": facility_location,
-    "mmr": mmr,
-    "composite": composite,
-    "density_weighted": density_weighted,
-    "badge": badge,
-    "prob_cover": prob_cover,
-    "typiclust": typiclust,
-    "stratified": stratified,
-    "cost_aware": cost_aware,
-}
+SELECTORS: Mapping[str, Selector] = Registry(
+    "selector",
+    "posttrain.selectors",
+    {
+        "random": f"{_HERE}.ranking:random",
+        "entropy": f"{_HERE}.ranking:entropy",
+        "least_confidence": f"{_HERE}.ranking:least_confidence",
+        "margin": f"{_HERE}.ranking:margin",
+        "top": f"{_HERE}.ranking:top",
+        "diverse": f"{_HERE}.clustering:diverse",
+        "uncertain_diverse": f"{_HERE}.clustering:uncertain_diverse",
+        "k_center": f"{_HERE}.farthest_first:k_center",
+        "facility_location": f"{_HERE}.coverage:facility_location",
+        "mmr": f"{_HERE}.composite:mmr",
+        "composite": f"{_HERE}.composite:composite",
+        "density_weighted": f"{_HERE}.ranking:density_weighted",
+        "badge": f"{_HERE}.badge:badge",
+        "prob_cover": f"{_HERE}.coverage:prob_cover",
+        "typiclust": f"{_HERE}.clustering:typiclust",
+        "stratified": f"{_HERE}.ranking:stratified",
+        "cost_aware": f"{_HERE}.ranking:cost_aware",
+    },
+)
 
 COVERAGE_SELECTORS = ("diverse", "typiclust", "prob_cover", "k_center", "facility_location")
-"""The strategies that go by where records lie, and by doubts at most for how much a neighbourhood is worth.
+"""The selectors that use the embeddings, and uncertainty at most as the weight of a neighbourhood.
 
-They choose as well where neighbours speak for most records (see `posttrain.select.score_columns`). Those that rank records
-by doubt do not: a mean of several doubts is seldom a great one, so that hardly any of those would be chosen."""
+They choose as well where most scores are imputed from neighbours (see `posttrain.select.score_columns`). Selectors that
+rank records by uncertainty do not: a mean of several scores is seldom an extreme one, so hardly any imputed record
+would be chosen."""
 
 COLD_START_SELECTORS = ("random", *COVERAGE_SELECTORS)
-"""The strategies that ask nothing of the model's answers, which say nothing before it is trained."""
+"""The selectors that need none of the model's answers, which carry no information before it is trained."""
 
 _INTEGER_OPTIONS = ("dimensions", "mini_batch", "pool_factor", "ground", "candidates", "classes")
-
 _NUMBER_OPTIONS = ("power", "weight", "relevance", "radius", "budget", "uncertainty", "diversity", "difficulty")
 
 
@@ -73,26 +62,26 @@ def select(
     batch: np.ndarray | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """Row indices of the records to label next.
+    """Selects the rows of a score table to label next.
 
-    A pure function: the same call gives the same rows. Ties are broken by row order, whatever the seed.
+    A pure function: the same call returns the same rows. Ties are broken by row order, whatever the seed.
 
     Args:
-        strategy: a name in ``SELECTORS``.
+        strategy: name of a selector in ``SELECTORS``.
         scores: columns with one entry a row: ``probabilities`` float [N, K], ``embeddings`` float [N, D],
-            or the measures ``entropy``, ``least_confidence``, ``margin`` float [N]. What a strategy does
-            not need may be missing; at least one column is there.
+            or the measures ``entropy``, ``least_confidence``, ``margin`` float [N]. Columns that the selector does not
+            use may be missing; at least one column is there.
         n: rows wanted; all free rows when there are fewer.
-        seed: of whatever the strategy draws.
+        seed: of the selector's random draws.
         labelled: bool [N], rows that are never returned.
-        batch: int [B], those of them that are part of the batch already: budgets and quotas count them.
-        options: the strategy's own.
+        batch: int [B], the labelled rows that are already part of the batch: budgets and quotas count them.
+        options: the selector's own.
 
     Returns:
         int64 [min(n, free rows)] distinct row indices, best first.
 
     Raises:
-        UserError: for an unknown strategy or option, a number that is out of an option's range, a missing column,
+        UserError: for an unknown selector or option, a number that is out of an option's range, a missing column,
             columns of different lengths, or n < 0.
     """
     if strategy not in SELECTORS:
@@ -101,28 +90,30 @@ def select(
         raise UserError(f"cannot select {n} records", fix="ask for none or more")
     before = np.empty(0, np.int64) if batch is None else np.asarray(batch, np.int64)
     pool = Pool(scores, _labelled_mask(scores, labelled), before)
-    wanted = min(n, len(pool.free))
+    count = min(n, len(pool.free))
     _check_options(strategy, options)
-    if wanted == 0:
+    if count == 0:
         return np.empty(0, np.int64)
     try:
-        chosen = SELECTORS[strategy](pool, wanted, seed, **options)
+        rows = SELECTORS[strategy](pool, count, seed, **options)
     except TypeError as error:
+        # Python's own message names the option; any other TypeError is a bug and keeps its traceback.
         if "unexpected keyword argument" not in str(error):
             raise
         raise UserError(f"strategy `{strategy}`: {str(error).split(') ')[-1]}") from None
-    return np.asarray(chosen, np.int64)
+    return np.asarray(rows, np.int64)
 
 
 def _check_options(strategy: str, options: dict[str, Any]) -> None:
-    """Raise a UserError for a number that no strategy can work with."""
+    """Raises a UserError for a number that no selector can work with."""
     for name, value in options.items():
         if value is None or name not in _INTEGER_OPTIONS + _NUMBER_OPTIONS:
             continue
         kind, least = (Integral, 1) if name in _INTEGER_OPTIONS else (Real, 0)
+        # True is an Integral in Python, and NaN fails both comparisons.
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= float(value) < np.inf:
-            what = "a whole number, 1 or more" if name in _INTEGER_OPTIONS else "a number, 0 or more"
-            raise UserError(f"strategy `{strategy}`: `{name}` is {value!r}, and must be {what}")
+            expected = "a whole number, 1 or more" if name in _INTEGER_OPTIONS else "a number, 0 or more"
+            raise UserError(f"strategy `{strategy}`: `{name}` is {value!r}, and must be {expected}")
 
 
 def _labelled_mask(scores: Scores, labelled: np.ndarray | None) -> np.ndarray:

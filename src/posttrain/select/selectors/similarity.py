@@ -53,10 +53,11 @@ class Euclidean:
         return len(self.points)
 
     def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
-        found: Floats = self.points[rows] @ self.points[others].T
-        found -= self.halves[rows][:, None]
-        found -= self.halves[others]
-        return np.minimum(found, 0, out=found)
+        products: Floats = self.points[rows] @ self.points[others].T
+        products -= self.halves[rows][:, None]
+        products -= self.halves[others]
+        # Rounding may leave a row at a small positive similarity to itself.
+        return np.minimum(products, 0, out=products)
 
     def of(self, rows: Rows) -> "Euclidean":
         return Euclidean(self.points[rows], self.halves[rows])
@@ -85,10 +86,10 @@ class Cosine:
         return len(self.points)
 
     def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
-        found: Floats = self.points[rows] @ self.points[others].T
-        found *= self.scales[rows][:, None]
-        found *= self.scales[others]
-        return found
+        cosines: Floats = self.points[rows] @ self.points[others].T
+        cosines *= self.scales[rows][:, None]
+        cosines *= self.scales[others]
+        return cosines
 
     def of(self, rows: Rows) -> "Cosine":
         return Cosine(self.points[rows], self.scales[rows])
@@ -120,11 +121,11 @@ class OuterProducts:
         return len(self.left)
 
     def between(self, rows: Rows | slice, others: Rows | slice) -> Floats:
-        found: Floats = self.left[rows] @ self.left[others].T
-        found *= self.right[rows] @ self.right[others].T
-        found -= self.halves[rows][:, None]
-        found -= self.halves[others]
-        return np.minimum(found, 0, out=found)
+        products: Floats = self.left[rows] @ self.left[others].T
+        products *= self.right[rows] @ self.right[others].T
+        products -= self.halves[rows][:, None]
+        products -= self.halves[others]
+        return np.minimum(products, 0, out=products)
 
     def of(self, rows: Rows) -> "OuterProducts":
         return OuterProducts(self.left[rows], self.right[rows], self.halves[rows])
@@ -136,13 +137,13 @@ def blocks(count: int, size: int = _BLOCK_ROWS) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-def max_similarity(closeness: Similarity, rows: Rows, others: Rows) -> Floats:
-    """Float32 [rows], the closeness to the nearest of ``others``; minus infinity where there are none."""
-    found = np.full(len(rows), -np.inf, np.float32)
+def max_similarity(similarity: Similarity, rows: Rows, others: Rows) -> Floats:
+    """Returns the similarity to the nearest of ``others``, float32 [rows]; minus infinity where there are none."""
+    greatest = np.full(len(rows), -np.inf, np.float32)
     if len(others):
         for part in blocks(len(rows)):
-            found[part] = closeness.between(rows[part], others).max(axis=1)
-    return found
+            greatest[part] = similarity.between(rows[part], others).max(axis=1)
+    return greatest
 
 
 def whiten(embeddings: npt.NDArray[np.floating], dimensions: int = DIMENSIONS) -> Floats:
@@ -185,11 +186,11 @@ def whiten(embeddings: npt.NDArray[np.floating], dimensions: int = DIMENSIONS) -
         spread = np.sqrt(np.maximum(variances[::-1][:keep], 0))
         used = np.flatnonzero(spread > spread[0] * 1e-6)
         white = np.zeros((count, max(1, len(used))), np.float32)
-        if not len(used):  # all rows are one
+        if not len(used):  # all rows are equal
             return white
         turned = components[:, ::-1][:, used] / spread[used]
         for part in blocks(count):
-            found = (embeddings[part] - mean) @ turned
-            lengths = np.linalg.norm(found, axis=1, keepdims=True)
-            white[part] = np.divide(found, lengths, out=np.zeros_like(found), where=lengths > 0)
+            projected = (embeddings[part] - mean) @ turned
+            lengths = np.linalg.norm(projected, axis=1, keepdims=True)
+            white[part] = np.divide(projected, lengths, out=np.zeros_like(projected), where=lengths > 0)
     return white

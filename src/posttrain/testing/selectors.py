@@ -1,0 +1,83 @@
+"""The contract of selectors, as a test class to inherit from.
+
+class TestLongest(SelectorContract):
+    @pytest.fixture
+    def strategy(self):
+        return "my_package.selectors:longest"
+"""
+
+import numpy as np
+import pytest
+
+from posttrain.select.selectors.registry import select
+
+ScoreColumns = dict[str, np.ndarray]
+
+
+def score_columns(rows: int, seed: int = 0, labels: int = 5, width: int = 12) -> ScoreColumns:
+    """Draws a score table as selectors take it: ``probabilities``, ``embeddings``, ``loss`` and ``cost``."""
+    generator = np.random.default_rng(seed)
+    return {
+        "probabilities": generator.dirichlet(np.ones(labels), rows),
+        "embeddings": generator.normal(size=(rows, width)).astype(np.float32),
+        "loss": generator.exponential(size=rows),
+        "cost": generator.uniform(1, 3, rows),
+    }
+
+
+class SelectorContract:
+    """Tests what every selector promises; inherit and define the fixture ``strategy``, a name or a dotted path.
+
+    A selector returns as many distinct rows without a label as are wanted, or all there are; the same call returns the
+    same rows; its input stays unchanged; and what is predicted of labelled rows has no influence.
+    """
+
+    @pytest.mark.parametrize("rows", [0, 1, 7, 40])
+    @pytest.mark.parametrize("n", [0, 3, 50])
+    @pytest.mark.parametrize("share", [0.0, 0.4])
+    def test_returns_distinct_free_rows_and_as_many_as_wanted(
+        self, strategy: str, rows: int, n: int, share: float
+    ) -> None:
+        labelled = np.random.default_rng(rows).random(rows) < share
+        chosen = select(strategy, score_columns(rows), n, 1, labelled)
+        assert chosen.dtype == np.int64
+        assert len(chosen) == min(n, int((~labelled).sum()))
+        assert len(set(chosen.tolist())) == len(chosen)
+        assert all(0 <= row < rows and not labelled[row] for row in chosen)
+
+    def test_same_call_gives_same_rows(self, strategy: str) -> None:
+        scores = score_columns(60)
+        first = select(strategy, scores, 12, seed=3)
+        copies = {name: values.copy() for name, values in scores.items()}
+        np.testing.assert_array_equal(first, select(strategy, copies, 12, seed=3))
+
+    def test_does_not_change_its_input(self, strategy: str) -> None:
+        scores = score_columns(30)
+        before = {name: values.copy() for name, values in scores.items()}
+        labelled = np.zeros(30, bool)
+        select(strategy, scores, 5, labelled=labelled)
+        for name, values in before.items():
+            np.testing.assert_array_equal(scores[name], values)
+        assert not labelled.any()
+
+    def test_everything_labelled_leaves_nothing(self, strategy: str) -> None:
+        chosen = select(strategy, score_columns(6), 3, labelled=np.ones(6, bool))
+        assert chosen.dtype == np.int64
+        assert chosen.tolist() == []
+
+    def test_all_rows_alike(self, strategy: str) -> None:
+        scores = {name: np.repeat(values[:1], 20, axis=0) for name, values in score_columns(1).items()}
+        scores["embeddings"][:] = 1.0
+        assert len(set(select(strategy, scores, 7).tolist())) == 7
+
+    def test_few_distinct_rows(self, strategy: str) -> None:
+        scores = {name: np.repeat(values, 10, axis=0) for name, values in score_columns(3).items()}
+        assert len(set(select(strategy, scores, 12).tolist())) == 12
+
+    def test_predictions_of_labelled_rows_do_not_matter(self, strategy: str) -> None:
+        scores, labelled = score_columns(50), np.arange(50) % 3 == 0
+        chosen = select(strategy, scores, 9, 1, labelled)
+        other = {name: values.copy() for name, values in scores.items()}
+        other["probabilities"][labelled] = 0.2
+        other["loss"][labelled] = other["cost"][labelled] = 99.0
+        np.testing.assert_array_equal(chosen, select(strategy, other, 9, 1, labelled))
