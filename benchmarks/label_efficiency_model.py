@@ -5,7 +5,7 @@
 ``WORKSPACE`` is an example's folder, such as ``examples/banking77``. For each seed a copy of it is made in ``FOLDER``,
 whose data paths lead to ``DIR``, with `SETTINGS` in place of the example's own, and ``posttrain run --baseline random``
 turns both loops: the same base model, data, training, gate and number of labels. A run that is cut off goes on with the
-same command. ``area_under_curve`` is the mean accuracy under the curve, ``p`` that of the paired difference over seeds by a
+same command. ``area`` is the mean accuracy under the curve, ``p`` that of the paired difference over seeds by a
 sign-flip test, and ``labels`` how many reach what random reached in the end.
 """
 

@@ -14,9 +14,9 @@ over the rows after a first one; the last token of each row is looked at. Each c
 one core, all one after the other in each repeat; seconds are of processor time, which other work on the machine hardly
 changes, and all of it is the contender's own, as nothing waits for a disk.
 
-ours: posttrain's `RowLoader`, without a thread and with one. The training's own batches (`BatchLoader`), which come with a
-plan of the attention in rows whose beginnings are shared, are there to compare, and so are tokens gathered without
-being packed. datasets + flattening: a memory-mapped Hugging Face data set, torch's DataLoader and transformers'
+ours: posttrain's `RowLoader`, without a thread and with one. The training's own batches (`BatchLoader`), which come
+with a plan of the attention in rows whose beginnings are shared, are there to compare, and so are tokens gathered
+without being packed. datasets + flattening: a memory-mapped Hugging Face data set, torch's DataLoader and transformers'
 DataCollatorWithFlattening, which packs as it loads. The other two are given rows that were packed before the time is
 taken, so that sequences are never mixed anew: a memory-mapped data set of such rows in NumPy format, and MosaicML
 Streaming's shards of them.

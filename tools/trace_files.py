@@ -41,11 +41,11 @@ class Tracer:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if not file.startswith(str(ROOT)):
             return
-        if self.window is None and event == "call":
-            if any(file.endswith(end) and name == function for end, function in self.windows):
-                self.calls += 1
-                if self.calls == self.skip + 1:
-                    self.window = frame
+        entered = any(file.endswith(end) and name == function for end, function in self.windows)
+        if self.window is None and event == "call" and entered:
+            self.calls += 1
+            if self.calls == self.skip + 1:
+                self.window = frame
         if self.window is not None and event == "call":
             self.files.setdefault(str(Path(file).relative_to(ROOT / "posttrain")), set()).add(name)
         if frame is self.window and event == "return":

@@ -40,9 +40,9 @@ def explain(
 
     Returns:
         ``kind`` and ``record``. Of an ``evaluated`` record ``suite``, ``prediction`` and what
-        `posttrain.inspect.answer_influence.answer_influence` found: ``towards`` and ``against`` the answer. Of one of the
-        ``pool`` what ``rounds`` said of it and ``nearest`` labelled ones. Of a ``training`` record ``rounds``,
-        ``phase_seconds_since`` (the first round that learned from it) and ``annotation_of``.
+        `posttrain.inspect.answer_influence.answer_influence` found: ``towards`` and ``against`` the answer. Of one of
+        the ``pool`` what ``rounds`` said of it and ``nearest`` labelled ones. Of a ``training`` record ``rounds``,
+        ``since`` (the first round that learned from it) and ``labelled_by``.
 
     Raises:
         UserError: nothing has run yet, or the text names no record, or several; there is no such method, the champion

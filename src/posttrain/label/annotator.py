@@ -43,7 +43,7 @@ class Annotator(ABC):
         """The records of ``batch``, in its order, with ``completion`` filled.
 
         ``id`` stays the pool record's, so that a label leads back to what was asked; the dataset that takes
-        the labels in computes the labelled records' own. ``meta`` gains ``annotation_of``: the annotator, the
+        the labels in computes the labelled records' own. ``meta`` gains ``labelled_by``: the annotator, the
         round and the seconds spent on the record (null where unknown).
 
         Raises:

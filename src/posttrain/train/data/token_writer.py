@@ -40,7 +40,7 @@ def write_shards(blocks: Iterable[Block], records: pa.Table, folder: Path, shard
         records: with their ids.
 
     Returns:
-        The manifest's fields: ``shards``, ``sequences``, ``tokens``, ``count_supervised``,
+        The manifest's fields: ``shards``, ``sequences``, ``tokens``, ``supervised_tokens``,
         ``largest_id``.
     """
     counts = {"shards": 0, "sequences": 0, "tokens": 0, "supervised_tokens": 0, "largest_id": 0}

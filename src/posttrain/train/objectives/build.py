@@ -23,7 +23,7 @@ from posttrain.train.objectives.registry import objective_spec
 
 def objective_class(name: str) -> type[Objective]:
     """Import the class of an objective."""
-    loaded: type[Objective] = load_object(objective_spec(name).path, "train.objective")  # type: ignore[assignment]
+    loaded: type[Objective] = load_object(objective_spec(name).path, "train.objective")
     return loaded
 
 

@@ -1,8 +1,7 @@
 """Supervised fine-tuning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
-from collections.abc import Sequence
 
 from torch import Tensor
 
