@@ -1,6 +1,5 @@
 """One round: walks the list of stages, and keeps the round's row."""
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,6 @@ from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError, Waiting
 from posttrain.store.extensions import load_object
 from posttrain.store.workspace import Workspace
-
-log = logging.getLogger("posttrain")
-
 
 ROUND: tuple[type[Step], ...] = (
     Collect,
@@ -106,7 +102,6 @@ class RoundRunner:
         row = metadata.open_round(number, champion)
         before, start = row.seconds or 0.0, time.monotonic()
         state = replace(RoundState.of(row), candidate=None, decision=None, nothing_to_label=None)
-        log.info("round %d%s", number, "" if number else ": baseline")
         try:
             for stage in stages:
                 state = stage.execute(RoundContext(self.workspace, self.config, number, state=state))

@@ -57,6 +57,8 @@ class Collect(Stage):
         data = collect(context)
         check_columns(context, data.pool.id, data.labelled.id)
         check_costs(context, data.pool.id)
+        # Not before the checks: a user's mistake is one line and nothing else.
+        log.info("round %d%s", context.number, "" if context.number else ": baseline")
         if context.number == 0:
             for artifact in (data.pool, data.test):
                 counts = artifact.meta["counts"]
