@@ -151,7 +151,7 @@ def test_free_text(small: Any, opened: Any) -> None:
 
 def test_a_wrong_score_is_refused_before_any_work(small: Any, opened: Any) -> None:
     root = small(select={"scores": ["token_entropy"]})
-    with pytest.raises(UserError, match="score `token_entropy` is of written answers"):
+    with pytest.raises(UserError, match="score `token_entropy` is for written answers"):
         opened(root)
     assert not (root / ".posttrain").exists()
 

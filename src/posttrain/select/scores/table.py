@@ -122,7 +122,9 @@ def score_labelled(scoring: ScoringContext, records: pa.Table, names: Sequence[s
     has_answer = pa.array([answer is not None for answer in records["completion"].to_pylist()], pa.bool_())
     labelled = records.filter(has_answer)
     scored = ScoredRecords(scoring, prompts_of(labelled), labelled["completion"].to_pylist())
-    columns = {name: np.asarray(SCORES[name].compute(scored), np.float64) for name in names}
+    # In the registry's order, whatever the config's: the artifact's id follows from the order of its columns.
+    ordered = [name for name in SCORES if name in names]
+    columns = {name: np.asarray(SCORES[name].compute(scored), np.float64) for name in ordered}
     return pa.table({"id": labelled["id"], "input_id": labelled["input_id"], **columns})
 
 

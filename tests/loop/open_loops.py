@@ -1,4 +1,4 @@
-"""A loop that reads its config anew at every turn, as the command does."""
+"""Fixtures of a loop that reads its config anew at every run, as the command does."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from posttrain.store.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No waiting for the disk, which only a power cut needs, and no threads for a model this small."""
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips fsync, which only a power cut needs, and uses one thread, as the model is small."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     torch.set_num_threads(1)
 
 
-class Turned:
+class OpenLoop:
     """An open workspace and its loop."""
 
     def __init__(self, root: Path) -> None:
@@ -64,11 +64,11 @@ class Turned:
 
 
 @pytest.fixture
-def turned() -> Iterator[Callable[[Path], Turned]]:
-    opened: list[Turned] = []
+def turned() -> Iterator[Callable[[Path], OpenLoop]]:
+    opened: list[OpenLoop] = []
 
-    def turn(root: Path) -> Turned:
-        opened.append(Turned(root))
+    def turn(root: Path) -> OpenLoop:
+        opened.append(OpenLoop(root))
         return opened[-1]
 
     yield turn
@@ -77,6 +77,6 @@ def turned() -> Iterator[Callable[[Path], Turned]]:
 
 
 @pytest.fixture(scope="session")
-def turned_class() -> type[Turned]:
+def turned_class() -> type[OpenLoop]:
     """For fixtures that outlive a test."""
-    return Turned
+    return OpenLoop
