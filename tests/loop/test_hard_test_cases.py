@@ -65,7 +65,7 @@ def test_a_refused_candidate_is_the_other_model(small: Callable[..., Path]) -> N
         assert done is not None
         test = store.artifacts.get(done.detail["test"])
         turn = RoundContext(store, config, 2, in_round=False)
-        others = evaluations_to_compare(turn, str(done.champion_before), test)
+        others = evaluations_to_compare(turn, str(done.champion_before), test.id)
         assert others == {"other": done.detail["evaluation"]}
         records = turn.dataset(test.id).records
         cases, rows = hard_test_cases(turn, done.detail["champion_evaluation"], others, records)
