@@ -97,11 +97,13 @@ def killed(command: list[str], scratch: Path) -> set[Path]:
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The blocks that this process writes."""
-    from posttrain.attribution import block_runner as blocks
+    from posttrain.attribution import array_cache
 
     paths: list[Path] = []
-    real = blocks.write_atomically
-    monkeypatch.setattr(blocks, "write_atomically", lambda path, content: (paths.append(path), real(path, content)))
+    write = array_cache.write_atomically
+    monkeypatch.setattr(
+        array_cache, "write_atomically", lambda path, content: (paths.append(path), write(path, content))
+    )
     return paths
 
 

@@ -95,7 +95,9 @@ def test_other_content_under_the_same_path_is_noticed(places: Path, posttrain: C
     path = path if path.is_file() else path / "generation_config.json"
     path.write_text(path.read_text(encoding="utf-8").replace("card", "cash") + "\n", encoding="utf-8")
     name = {"student": "model", "data.jsonl": "data"}.get(what, what)
-    assert f"begun otherwise: what is in the {name} has changed; name another --out" in posttrain(*arguments).mistake
+    assert (
+        f"begun otherwise: the content of the {name} has changed; name another --out" in posttrain(*arguments).mistake
+    )
 
 
 def test_another_label_of_the_same_answers_is_noticed(tmp_path: Path, posttrain: Call) -> None:

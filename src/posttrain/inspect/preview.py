@@ -7,10 +7,10 @@ import pyarrow.parquet as parquet
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
+from posttrain.loop.costs import check_costs
 from posttrain.loop.history import carried_dataset, finished_rounds
 from posttrain.loop.registry import Registry
 from posttrain.loop.score_files import BATCH
-from posttrain.loop.scoring import check_costs
 from posttrain.loop.stages.collect import collect
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.stages.score import Score

@@ -1,4 +1,4 @@
-"""The model, calibration and costs that scoring a pool needs."""
+"""The models and the calibration that scoring a pool needs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from posttrain.evaluate.metrics import expected_calibration_error
@@ -20,9 +19,6 @@ from posttrain.select.scores.config import CHAMPION
 from posttrain.select.scores.context import ScoringContext
 from posttrain.select.scores.passes import ScoreCache, ScoringModel
 from posttrain.store.hashing import digest, file_stats
-from posttrain.train.data.record_columns import numeric_column, row_error
-
-_WHERE = "select.cost"
 
 
 def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) -> ScoringContext:
@@ -131,39 +127,3 @@ def _sentence_model(name: str) -> ScoringModel | None:
     from posttrain.models.embedder import Embedder, embedder_key
 
     return ScoringModel(embedder_key(name), TaskConfig(), lambda: Embedder.load(name))
-
-
-def check_costs(context: RoundContext, pool: str) -> None:
-    """Find out before any model is loaded whether every record of a pool has a cost, where the config names a column.
-
-    Raises:
-        UserError: a record has no number there, or none above 0; the first such.
-    """
-    if context.config.select.cost is not None:
-        _costs(context.dataset(pool).records, context.config.select.cost)
-
-
-def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa.Table:
-    """A score table with the costs that the data tells.
-
-    Args:
-        scores: by `posttrain.select.scores.table.score_schema`.
-        records: RECORD table that has all of its records.
-        name: of the column; None: the table as it is.
-
-    Raises:
-        UserError: as `check_costs`.
-    """
-    if name is None:
-        return scores
-    cost_of = dict(zip(records["id"].to_pylist(), _costs(records, name).tolist(), strict=True))
-    costs = pa.array([cost_of[id] for id in scores["id"].to_pylist()], pa.float64())
-    return scores.set_column(scores.column_names.index("cost"), "cost", costs)
-
-
-def _costs(records: pa.Table, name: str) -> np.ndarray:
-    found = numeric_column(records, name, _WHERE)
-    if len(wrong := np.flatnonzero(~((found > 0) & np.isfinite(found)))):
-        row = int(wrong[0])
-        raise row_error(records, row, f"its cost `{name}` is {found[row]:g}", fix="give it a finite one above 0")
-    return found

@@ -81,7 +81,7 @@ class TestLabelErrors(StepContract):
 
     def test_open_answers_are_refused(self) -> None:
         table = table_of(*({"prompt": f"q {n}", "completion": f"a {n}"} for n in range(20)))
-        with pytest.raises(UserError, match="no answer stands with 5 different inputs"):
+        with pytest.raises(UserError, match="no answer has 5 different inputs"):
             apply_step(LabelErrors(features="ngrams"), table)
 
     def test_one_label_alone_is_never_wrong(self) -> None:

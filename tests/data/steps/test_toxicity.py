@@ -203,7 +203,7 @@ def test_a_linear_classifier_calls_toxic_what_is_bad(tmp_path: Path) -> None:
 def test_labels_must_be_the_classifiers(classifier: Path) -> None:
     with pytest.raises(UserError, match=r"no label `insults`.*did you mean `insult`"):
         Toxicity(classifier=str(classifier), toxic_labels=["insults"]).check()
-    with pytest.raises(UserError, match="no label is said to be toxic"):
+    with pytest.raises(UserError, match="no toxic label is set"):
         Toxicity(classifier=str(classifier)).check()
 
 

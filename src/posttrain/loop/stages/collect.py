@@ -11,8 +11,8 @@ from posttrain.data.sets.pool_and_test import LoopData, build_pool_and_test, inp
 from posttrain.data.versions.named_versions import resolve_versions
 from posttrain.data.versions.version import write_dataset
 from posttrain.loop.context import RoundContext
+from posttrain.loop.costs import check_costs
 from posttrain.loop.difficulty import check_columns
-from posttrain.loop.scoring import check_costs
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.label import check_answers
 from posttrain.loop.state import RoundState

@@ -13,17 +13,11 @@ import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, task_key
+from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import carried_dataset, finished_rounds
 from posttrain.loop.score_files import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNSCORED, cases_to_rows
-from posttrain.loop.scoring import (
-    add_cost_column,
-    calibrated,
-    forget_others,
-    scoring_for,
-    scoring_inputs,
-    scoring_settings,
-)
+from posttrain.loop.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState

@@ -162,7 +162,8 @@ def _score_selected(
 ) -> pa.Table:
     """What the champion says of those records of a batch that it was not asked about before."""
     # Pages import this file, and need no model.
-    from posttrain.loop.scoring import add_cost_column, scoring_for
+    from posttrain.loop.costs import add_cost_column
+    from posttrain.loop.scoring import scoring_for
     from posttrain.select.scores.table import score_records
 
     missing = batch.filter(compute.is_null(batch["predicted"]))["id"].combine_chunks()
