@@ -11,10 +11,10 @@ def test_the_nearest_name_is_found_in_any_order() -> None:
         assert suggest("epoch", known) == "did you mean `epochs`?"
 
 
-def test_the_least_alike_is_named_too_unless_likeness_is_asked_for() -> None:
+def test_the_least_alike_is_named_too_unless_a_cutoff_is_given() -> None:
     assert closest_match("zzz", {"one": 1}) == "one"
-    assert closest_match("zzz", ["one"], likeness=0.75) is None
-    assert closest_match("txet", ["text", "prompt"], likeness=0.75) == "text"
+    assert closest_match("zzz", ["one"], cutoff=0.75) is None
+    assert closest_match("txet", ["text", "prompt"], cutoff=0.75) == "text"
 
 
 def test_nothing_is_known() -> None:

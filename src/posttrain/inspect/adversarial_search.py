@@ -84,9 +84,9 @@ def search_adversarial(
     if suite is not None:
         records = suite_records(context, scored_by, test)
     else:
-        found = context.dataset(carried_dataset(workspace)).records if given is None else given
-        records = _not_measured(found, measured_on(config, context.dataset(test.id).records, workspace.root))
-        measured = found.num_rows - records.num_rows
+        labelled_records = context.dataset(carried_dataset(workspace)).records if given is None else given
+        records = _not_measured(labelled_records, measured_on(config, context.dataset(test.id).records, workspace.root))
+        measured = labelled_records.num_rows - records.num_rows
     labelled = _labelled(records)
     if not labelled:
         raise UserError("there are no labelled records to start from", fix="name a file with --records")

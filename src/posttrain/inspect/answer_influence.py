@@ -187,13 +187,13 @@ def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
     runs = [run for run in context.workspace.metadata.producers(model) if run.stage == "train" and run.status == "done"]
     if not runs:
         return None
-    found = TrainingRun(model, runs[-1])
-    if OBJECTIVES[found.train["objective"]].shape not in ("completion", "teacher"):
+    trained = TrainingRun(model, runs[-1])
+    if OBJECTIVES[trained.train["objective"]].shape not in ("completion", "teacher"):
         raise UserError(
-            f"the champion was trained by `{found.train['objective']}`, and influence is of answers that are learned",
+            f"the champion was trained by `{trained.train['objective']}`, and influence is of answers that are learned",
             where="train.objective",
         )
-    return found
+    return trained
 
 
 def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[LanguageModel, str]":

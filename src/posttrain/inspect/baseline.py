@@ -50,10 +50,12 @@ class Comparison:
         """What choosing was worth, in one or two sentences."""
         given = self.ours[0].labels  # of files, which both loops begin with
         chosen, drawn = (side[-1].labels - given for side in (self.ours, self.random))
-        found = "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "cannot be told from random"
+        result = (
+            "is better" if self.gain.low > 0 else "is worse" if self.gain.high < 0 else "cannot be told from random"
+        )
         first = (
-            f"Choosing {found}: {self.metric} {self.reached[0]:.3f} with {chosen} labels chosen, {self.reached[1]:.3f} "
-            f"with {drawn} drawn at random; gain {self.gain.difference:+.3f} "
+            f"Choosing {result}: {self.metric} {self.reached[0]:.3f} with {chosen} labels chosen, "
+            f"{self.reached[1]:.3f} with {drawn} drawn at random; gain {self.gain.difference:+.3f} "
             f"({self.level:.0%} interval {self.gain.low:+.3f} to {self.gain.high:+.3f}, {self.gain.n} test records)."
         )
         values, target = np.array([one.value for one in self.ours]), self.random[-1].value

@@ -51,16 +51,16 @@ def explain(
     check_influence_method(method)
     context = RoundContext(workspace, config, 0, in_round=False)
     with workspace.lock():
-        found = find_record(context, text)
-        told = {"kind": found.kind, "record": _record_fields(found.record)}
-        if found.kind == "evaluated":
-            return {**told, "suite": found.suite, **_explain_evaluated(context, found, method, among, count)}
-        rounds = record_rounds(context, found.record["input_id"])
-        if found.kind == "training":
-            since = first_training_round(context, found.record["input_id"])
-            return {**told, "rounds": rounds, "since": since, "labelled_by": annotation_of(found.record)}
-        nearest = nearest_labelled(context, found.record, carried_dataset(workspace), count)
-        return {**told, "rounds": rounds, "nearest": nearest}
+        located = find_record(context, text)
+        entry = {"kind": located.kind, "record": _record_fields(located.record)}
+        if located.kind == "evaluated":
+            return {**entry, "suite": located.suite, **_explain_evaluated(context, located, method, among, count)}
+        rounds = record_rounds(context, located.record["input_id"])
+        if located.kind == "training":
+            since = first_training_round(context, located.record["input_id"])
+            return {**entry, "rounds": rounds, "since": since, "labelled_by": annotation_of(located.record)}
+        nearest = nearest_labelled(context, located.record, carried_dataset(workspace), count)
+        return {**entry, "rounds": rounds, "nearest": nearest}
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,23 @@ class LocatedRecord:
 
 
 def _explain_evaluated(
-    context: RoundContext, found: LocatedRecord, method: str, among: int, count: int
+    context: RoundContext, located: LocatedRecord, method: str, among: int, count: int
 ) -> dict[str, Any]:
-    if found.prediction is None:
-        raise UserError(f"the suite `{found.suite}` measures a sample without this record", fix="posttrain eval --full")
-    if not record_turns(found.record):
+    if located.prediction is None:
+        what = f"the suite `{located.suite}` measures a sample without this record"
+        raise UserError(what, fix="posttrain eval --full")
+    if not record_turns(located.record):
         raise UserError("it is a text without an answer, and influence is told of answers")
     trained = find_training_run(context, Registry(context.workspace).in_service)
     if trained is None:
         raise UserError("the champion is the base model, which none of your records has taught", fix="posttrain run")
-    said, expected = found.prediction["predicted"], found.prediction["expected"]
-    wrong = expected is not None and said != expected and not found.prediction["score"] >= 1
+    predicted, expected = located.prediction["predicted"], located.prediction["expected"]
+    wrong = expected is not None and predicted != expected and not located.prediction["score"] >= 1
     instead = expected if wrong else None
-    of = answer_influence(context, trained, found.record, said, instead, method, among)
+    of = answer_influence(context, trained, located.record, predicted, instead, method, among)
     rows = of.table.to_pylist()
     return {
-        "prediction": found.prediction,
+        "prediction": located.prediction,
         "instead": instead,
         "method": method,
         "parameters": of.parameters,
@@ -122,17 +123,17 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
     if len(text) < _MIN_PREFIX:
         raise UserError(f"`{text}` is too short", fix=f"give at least {_MIN_PREFIX} characters of the id")
     evaluation = last_evaluation(context)
-    found = [
+    matches = [
         (kind, suite, row)
         for kind, suite, table in _searched_tables(context, evaluation)
         for row in table.filter(_has_prefix(table, text)).to_pylist()
     ]
-    if not found:
+    if not matches:
         fix = "posttrain select lists ids of the pool, posttrain show train@v1 those of a training set"
         raise UserError(f"no record here is called `{text}`", fix=fix)
-    if (several := len({row["input_id"] for _, _, row in found})) > 1:
+    if (several := len({row["input_id"] for _, _, row in matches})) > 1:
         raise UserError(f"`{text}` could be records of {several} inputs", fix="give more of the id")
-    kind, suite, record = found[0]
+    kind, suite, record = matches[0]
     if kind == "pool":  # its label has another id, being of the answer too
         learned = context.dataset(carried_dataset(context.workspace)).records
         same = learned.filter(compute.equal(learned["input_id"], record["input_id"])).to_pylist()

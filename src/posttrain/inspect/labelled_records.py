@@ -138,10 +138,10 @@ def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None =
     records = context.dataset(labelled_dataset(context)).records
     embedder = config.select.scoring.embeddings if embedder is None else embedder
     if embedder == CHAMPION:
-        found = embed_records(context.model(Registry(workspace).in_service), records)
+        embeddings = embed_records(context.model(Registry(workspace).in_service), records)
     else:
-        found = by_sentences(records, embedder)
-    return found, records["completion"].to_pylist()
+        embeddings = by_sentences(records, embedder)
+    return embeddings, records["completion"].to_pylist()
 
 
 def labelled_in(files: Sequence[Path], columns: Mapping[str, str] | None, embedder: str) -> Embedded:

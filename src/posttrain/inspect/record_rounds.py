@@ -30,15 +30,15 @@ def record_rounds(context: RoundContext, input_id: str) -> list[dict[str, Any]]:
     the record had a label, null where the champion was asked nothing; ``chosen`` holds ``reason``, ``why`` and
     ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
     """
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for entry in context.workspace.metadata.rounds():
         if "selection" not in entry.detail:
             continue
         try:
-            told += _round_entry(context, entry, input_id)
+            entries += _round_entry(context, entry, input_id)
         except DamagedArtifactError as error:
             log.warning("%s; what round %d said of the record is not known", error, entry.number)
-    return told
+    return entries
 
 
 def first_training_round(context: RoundContext, input_id: str) -> int | None:
@@ -113,8 +113,8 @@ def cosine_similarities(context: RoundContext, record: dict[str, Any], dataset: 
     table = pa.Table.from_pylist([record], schema=context.dataset(dataset).records.schema)
     own = embed_records(context.model(Registry(context.workspace).in_service), table)[0].astype(np.float64)
     sizes = np.linalg.norm(theirs, axis=1) * np.linalg.norm(own)
-    found: np.ndarray = theirs @ own / np.where(sizes > 0, sizes, 1)
-    return found
+    similarities: np.ndarray = theirs @ own / np.where(sizes > 0, sizes, 1)
+    return similarities
 
 
 def _find_row(table: pa.Table, id: str, by: str = "id") -> dict[str, Any] | None:

@@ -143,8 +143,8 @@ def _values(
     answers = records["completion"].to_pylist()
     groups = None if by == "record" else _groups(records, by)[1]
     if method.name == DATA_OOB:
-        found = method.out_of_bag(features, answers)
-        return found if groups is None else _means(found, groups)
+        values = method.out_of_bag(features, answers)
+        return values if groups is None else _means(values, groups)
     labels = np.unique(answers, return_inverse=True)[1].astype(np.int64)
     fold = dealt(records["input_id"].to_pylist(), labels, folds, seed)
     if len(np.unique(fold)) < 2:
@@ -190,10 +190,10 @@ def _valued(records: pa.Table, values: Values, method: ValuationMethod, by: By, 
         "harmful": harmful,
     }
     if by == "record":
-        told = {"label": records["completion"], "input": inputs(records)}
+        details = {"label": records["completion"], "input": inputs(records)}
         place = {name: records[name] for name in ("source", "line")}
         table = pa.table(
-            {**{name: records[name] for name in ("id", "input_id")}, **judged, "weight": weight, **told, **place}
+            {**{name: records[name] for name in ("id", "input_id")}, **judged, "weight": weight, **details, **place}
         )
         order = [("value", "ascending"), ("id", "ascending")]
     else:

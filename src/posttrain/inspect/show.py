@@ -45,7 +45,7 @@ def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
     assert row is not None
     names = [named.text for named in workspace.metadata.names() if named.artifact_id == id]
     parents = [_relative(relative) for relative in ancestors(workspace.metadata, id)]
-    found = {
+    details = {
         "type": "artifact",
         **_plain(asdict(row)),
         "names": names,
@@ -54,11 +54,11 @@ def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
         "descendants": [_relative(relative) for relative in descendants(workspace.metadata, id)],
     }
     if row.kind == "model":
-        found["trained_on"] = _trained_on(workspace, id)
-        found["deployments"] = [
+        details["trained_on"] = _trained_on(workspace, id)
+        details["deployments"] = [
             _plain(asdict(entry)) for entry in workspace.metadata.deployments() if entry.model_id == id
         ]
-    return found
+    return details
 
 
 def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
@@ -93,8 +93,8 @@ def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
         for place, tables in ((kept, version.tables()), (gone, version.rejected())):
             for record in (one for table in tables for one in _of_input(table, input_id)):
                 records.append(record)
-                told = {str(key): record[key] for key in ("step", "reason", "detail") if key in record}
-                place.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **told})
+                rejection = {str(key): record[key] for key in ("step", "reason", "detail") if key in record}
+                place.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **rejection})
                 if place is kept:
                     models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
     # Of several answers the one that was asked for, and an answer rather than none.
@@ -109,20 +109,20 @@ def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
 
 
 def _of_input(table: pa.Table, input_id: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = table.filter(compute.equal(table["input_id"], input_id)).to_pylist()
-    return found
+    records: list[dict[str, Any]] = table.filter(compute.equal(table["input_id"], input_id)).to_pylist()
+    return records
 
 
 def _input_id(versions: list[Version], text: str) -> str | None:
     """The input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
-    found: set[str] = set()
+    input_ids: set[str] = set()
     for version in versions:
         for table in (*version.tables(columns=["id", "input_id"]), *version.rejected()):
             hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
-            found.update(table["input_id"].filter(hit).to_pylist())
-    if len(found) > 1:
-        raise UserError(f"`{text}` could be records of {len(found)} inputs", fix="give more of the id")
-    return found.pop() if found else None
+            input_ids.update(table["input_id"].filter(hit).to_pylist())
+    if len(input_ids) > 1:
+        raise UserError(f"`{text}` could be records of {len(input_ids)} inputs", fix="give more of the id")
+    return input_ids.pop() if input_ids else None
 
 
 def _is_training(run: Any) -> bool:

@@ -38,8 +38,8 @@ def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa
 
 
 def _costs(records: pa.Table, name: str) -> np.ndarray:
-    found = numeric_column(records, name, _WHERE)
-    if len(wrong := np.flatnonzero(~((found > 0) & np.isfinite(found)))):
+    costs = numeric_column(records, name, _WHERE)
+    if len(wrong := np.flatnonzero(~((costs > 0) & np.isfinite(costs)))):
         row = int(wrong[0])
-        raise row_error(records, row, f"its cost `{name}` is {found[row]:g}", fix="give it a finite one above 0")
-    return found
+        raise row_error(records, row, f"its cost `{name}` is {costs[row]:g}", fix="give it a finite one above 0")
+    return costs

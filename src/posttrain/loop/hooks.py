@@ -48,7 +48,7 @@ def call(config: DeployConfig, deployment: Deployment, champion: Path, root: Pat
 def _command(config: DeployConfig, deployment: Deployment, champion: Path, root: Path) -> bool:
     if not config.command:
         return True
-    told = {
+    variables = {
         "POSTTRAIN_CHAMPION": str(champion),
         "POSTTRAIN_MODEL": deployment.model_id,
         "POSTTRAIN_ACTION": deployment.action,
@@ -57,7 +57,7 @@ def _command(config: DeployConfig, deployment: Deployment, champion: Path, root:
         done = subprocess.run(
             shlex.split(config.command),
             cwd=root,
-            env={**os.environ, **told},
+            env={**os.environ, **variables},
             capture_output=True,
             text=True,
             timeout=config.timeout,

@@ -70,11 +70,11 @@ def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
 
 def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
     try:
-        found = pool_agreement(workspace, run.inputs["selection"], str(run.output))
+        share = pool_agreement(workspace, run.inputs["selection"], str(run.output))
     except DamagedArtifactError as error:
         log.warning("%s; how often the champion was right on the pool is not known", error)
         return None
-    return asdict(found) if found else None
+    return asdict(share) if share else None
 
 
 def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, list[str] | None]:

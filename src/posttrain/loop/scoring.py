@@ -51,15 +51,15 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
 
 def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, str]:
     """Ids of what scores depend on besides the champion, by role."""
-    found = {f"committee {number}": one.id for number, one in enumerate(scoring.committee)}
-    found |= {f"line {number}": one.id for number, one in enumerate(scoring.line)}
+    inputs = {f"committee {number}": one.id for number, one in enumerate(scoring.committee)}
+    inputs |= {f"line {number}": one.id for number, one in enumerate(scoring.line)}
     if scoring.judge:
-        found["judge"] = scoring.judge.id
+        inputs["judge"] = scoring.judge.id
     if any(name.startswith("semantic_entropy") for name in names):
         from posttrain.models.embedder import embedder_key
 
-        found["embedder"] = embedder_key(scoring.config.embedder)
-    return found
+        inputs["embedder"] = embedder_key(scoring.config.embedder)
+    return inputs
 
 
 def scoring_settings(context: RoundContext, *, cold: bool) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, e
         evaluation: id of the champion's, whose first suite says which answers are right.
     """
     predictions = next(iter(read_evaluation(context.path(evaluation)).values())).predictions
-    found = calibrate_champion(scoring, test, predictions, partial(expected_calibration_error, bins=15))
-    if found is None:
+    calibration = calibrate_champion(scoring, test, predictions, partial(expected_calibration_error, bins=15))
+    if calibration is None:
         return {}
-    values = asdict(found)
+    values = asdict(calibration)
     return {**values, "calibrated_on": values.pop("records")}
 
 

@@ -199,8 +199,8 @@ class SelectConfig(Section):
 
     def wanted_scores(self) -> list[str]:
         """The scores that are computed: those of the config, and what the strategies' options go by."""
-        found = [name for one in self._of_all_rounds(True) for name in requested_scores(self.scores, one.options)]
-        return list(dict.fromkeys(found))
+        names = [name for one in self._of_all_rounds(True) for name in requested_scores(self.scores, one.options)]
+        return list(dict.fromkeys(names))
 
     def _of_all_rounds(self, has_labels: bool) -> list[Self]:
         count = len(self.strategy) if isinstance(self.strategy, list) else 1

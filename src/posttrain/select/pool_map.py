@@ -77,14 +77,14 @@ def tsne_plane(embeddings: npt.NDArray[np.floating]) -> Floats:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(limits=1):
-        found: Floats = TSNE(
+        coordinates: Floats = TSNE(
             init=start / spread * 1e-4,
             perplexity=min(_PERPLEXITY, (len(points) - 1) / 3),
             max_iter=_TSNE_STEPS,
             random_state=0,
             n_jobs=1,
         ).fit_transform(points)
-    return found
+    return coordinates
 
 
 def _sample_labelled(labelled: np.ndarray, seed: int) -> np.ndarray:

@@ -207,5 +207,7 @@ def _log_likelihood(
     """ln of the measurements' density under each curve [C, T], float64 [C], but for a constant."""
     inside = np.clip(curve, 0.5 / records, 1 - 0.5 / records)
     variance = inside * (1 - inside) / records + _SEED_NOISE**2
-    found: npt.NDArray[np.float64] = (-((measured - curve) ** 2) / (2 * variance) - 0.5 * np.log(variance)).sum(axis=1)
-    return found
+    log_likelihoods: npt.NDArray[np.float64] = (
+        -((measured - curve) ** 2) / (2 * variance) - 0.5 * np.log(variance)
+    ).sum(axis=1)
+    return log_likelihoods

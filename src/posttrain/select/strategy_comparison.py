@@ -116,12 +116,12 @@ def compare_strategies(
         open_engine("inline" if workers == 1 else "processes", workers) as engine,
         progress("learning curves", len(work), "curve") as advance,
     ):
-        found: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in names}
+        curve_rows: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in names}
         for (name, *_), curve in zip(work, engine.map(partial(_curve, features, labels), work), strict=True):
-            found[name].append(curve)
+            curve_rows[name].append(curve)
             advance(1)
     full = [full_accuracy(one) for one in tasks]
-    curves = {name: np.stack(rows) for name, rows in found.items()}
+    curves = {name: np.stack(rows) for name, rows in curve_rows.items()}
     summaries = summarise(counts, curves, [TARGET * one for one in full], BASELINE)
     return StrategyComparison(list(counts), summaries, float(np.mean(full)))
 
@@ -168,16 +168,16 @@ def summarise(
         targets: the accuracy to reach, by seed.
         baseline: the strategy that gains are over.
     """
-    areas = {name: area_under_curve(counts, found) for name, found in curves.items()}
+    areas = {name: area_under_curve(counts, values) for name, values in curves.items()}
     summaries = []
-    for name, found in curves.items():
-        needed = [labels_to_target(counts, curve, target) for curve, target in zip(found, targets, strict=True)]
+    for name, values in curves.items():
+        needed = [labels_to_target(counts, curve, target) for curve, target in zip(values, targets, strict=True)]
         reached = [count for count in needed if count is not None]
         gains = areas[name] - areas[baseline]
         summaries.append(
             StrategySummary(
                 name,
-                found.mean(axis=0).tolist(),
+                values.mean(axis=0).tolist(),
                 float(areas[name].mean()),
                 float(np.mean(reached)) if len(reached) == len(needed) else None,
                 float(gains.mean()),
@@ -212,12 +212,12 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> float:
     R. Fisher, The Design of Experiments (1935), section 21: exact over all signs for up to 12 pairs, by 10,000 draws
     beyond, of which the found signs count as one.
     """
-    found = abs(differences.sum())
+    observed = abs(differences.sum())
     if len(differences) <= _MAX_EXACT_PAIRS:
         signs = np.array(list(product((1, -1), repeat=len(differences))))
-        return float((np.abs(signs @ differences) >= found * (1 - 1e-12)).mean())
+        return float((np.abs(signs @ differences) >= observed * (1 - 1e-12)).mean())
     signs = np.random.default_rng(0).choice((1, -1), (_DRAWS, len(differences)))
-    return float((1 + (np.abs(signs @ differences) >= found * (1 - 1e-12)).sum()) / (1 + _DRAWS))
+    return float((1 + (np.abs(signs @ differences) >= observed * (1 - 1e-12)).sum()) / (1 + _DRAWS))
 
 
 def recommendation(summaries: Sequence[StrategySummary], baseline: str) -> str:

@@ -80,9 +80,9 @@ class RecomputeConfig(Section):
 
     def allowed(self, whole: int) -> int:
         """The budget in bytes, where all activations together take ``whole``."""
-        found = _AMOUNT.fullmatch(self.budget.strip())
-        assert found is not None, "it was checked"
-        number, unit = float(found[1]), found[2]
+        amount = _AMOUNT.fullmatch(self.budget.strip())
+        assert amount is not None, "it was checked"
+        number, unit = float(amount[1]), amount[2]
         return int(whole * number / 100) if unit == "%" else int(number * _UNITS[unit])
 
 

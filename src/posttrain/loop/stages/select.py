@@ -179,10 +179,10 @@ def _confidence_is_uninformative(predictions: pa.Table) -> bool:
     score = predictions["score"].to_numpy()
     right_or_wrong = bool(np.isin(score, (0.0, 1.0)).all())
     right = score == 1 if right_or_wrong else score > np.median(score)
-    found = not confidence_predicts_errors(confidence, right)
-    if found:
+    uninformative = not confidence_predicts_errors(confidence, right)
+    if uninformative:
         log.info("  the champion's doubts do not tell where it errs yet: choosing as in a cold start")
-    return found
+    return uninformative
 
 
 def _focus_targets(folder: Path, worst: list[str]) -> FocusTargets:
@@ -227,16 +227,16 @@ def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, 
         return None
 
 
-def gain_detail(found: GainEstimate) -> dict[str, Any]:
+def gain_detail(estimate: GainEstimate) -> dict[str, Any]:
     """An outlook as a round's row keeps it."""
-    one = found.expected
-    gain = {"metric": found.metric, **asdict(one)} if one else None
+    expected = estimate.expected
+    gain = {"metric": estimate.metric, **asdict(expected)} if expected else None
     return {
-        "labels": found.labels,
+        "labels": estimate.labels,
         "expected_gain": gain,
-        "unknown": found.unknown or None,
-        "agreements": list(found.agreements),
-        "why_stop": found.why,
+        "unknown": estimate.unknown or None,
+        "agreements": list(estimate.agreements),
+        "why_stop": estimate.why,
     }
 
 

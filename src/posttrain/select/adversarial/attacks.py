@@ -92,9 +92,9 @@ def _best_allowed(problem: AttackProblem, own: tuple[int, ...], gains: np.ndarra
     ranked = [index for index in order[np.lexsort((order, -flat[order]))].tolist() if flat[index] > 0]
     for start in range(0, len(ranked), _TRIED_PER_CHECK):
         swaps = [divmod(index, gains.shape[1]) for index in ranked[start : start + _TRIED_PER_CHECK]]
-        found = problem.allowed([swap_token(own, place, token) for place, token in swaps])
-        if found:
-            return found[0]
+        allowed = problem.allowed([swap_token(own, place, token) for place, token in swaps])
+        if allowed:
+            return allowed[0]
     return None
 
 
@@ -131,10 +131,10 @@ def fgsm(problem: AttackProblem) -> Iterator[list[Rewriting]]:
             changed = own.clone()
             changed[places[:count]] = decoded[places[:count]]
             proposals.append(tuple(changed.tolist()))
-        found = problem.allowed([one for one in proposals if one not in seen])
+        allowed = problem.allowed([one for one in proposals if one not in seen])
         seen.update(proposals)
-        if found:
-            yield found
+        if allowed:
+            yield allowed
 
 
 def perturb(embedded: Tensor, gradient: Tensor, step: float) -> Tensor:

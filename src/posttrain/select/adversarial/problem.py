@@ -81,8 +81,8 @@ class AnswerLoss:
             embedded = self.lm.model.get_input_embeddings()(torch.tensor([list(prompt)], device=self.lm.device))
         embedded.requires_grad_()
         loss = self.of_embedded(embedded)
-        (found,) = torch.autograd.grad(loss, embedded)
-        return float(loss.detach()), found[0].float()
+        (gradient,) = torch.autograd.grad(loss, embedded)
+        return float(loss.detach()), gradient[0].float()
 
     def of_embedded(self, prompt: Tensor) -> Tensor:
         """The loss, a float32 scalar, of embedded prompt tokens [1, T, D]."""
@@ -132,8 +132,8 @@ class AttackProblem:
         if not self.budget.take(len(self.objective.choices)):
             return None
         passage = self.passage
-        _, found = self.objective.gradient([*passage.before, *own, *passage.after])
-        return found[len(passage.before) : len(passage.before) + len(own)]
+        _, gradient = self.objective.gradient([*passage.before, *own, *passage.after])
+        return gradient[len(passage.before) : len(passage.before) + len(own)]
 
     def gains(self, own: Sequence[int]) -> Tensor | None:
         """What every swap of one token would add to the loss, to first order; None where the budget is spent.
@@ -204,8 +204,8 @@ def cosine_similarity(embedder: Embedder) -> TextSimilarity:
 
     @lru_cache(maxsize=16)
     def embedded(text: str) -> npt.NDArray[np.float32]:
-        found: npt.NDArray[np.float32] = embedder.embed([text])[0]
-        return found
+        embedding: npt.NDArray[np.float32] = embedder.embed([text])[0]
+        return embedding
 
     def similarity(text: str, others: Sequence[str]) -> npt.NDArray[np.float64]:
         # Embeddings have length one.

@@ -71,8 +71,8 @@ def find_passage(lm: LanguageModel, prompt: Turns) -> Passage | None:
     end = min(_common_prefix(ids[::-1], other[::-1]) for other in others)
     end = min(end, shortest - begin)
     own = ids[begin : len(ids) - end]
-    lead, found, tail = _decode(lm, own).partition(text)
-    if not found:
+    lead, separator, tail = _decode(lm, own).partition(text)
+    if not separator:
         return None
     passage = Passage(prompt, place, text, ids[:begin], own, ids[len(ids) - end :], lead, tail)
     return passage if passage.rewritten(lm, own) == text else None

@@ -153,13 +153,13 @@ def _attack(
             return None, False
         prompts = [problem.passage.prompt(one.text) for one in candidates]
         judged = judge([record] * len(prompts), prompts)
-        found = [
+        examples = [
             one
             for one, answer, right in zip(candidates, judged.answers, judged.right, strict=True)
             if not right and _differ(answer, before)
         ]
-        if found:
-            return max(found, key=lambda one: one.similarity), True
+        if examples:
+            return max(examples, key=lambda one: one.similarity), True
     return None, not problem.budget.refused
 
 

@@ -59,8 +59,8 @@ def at_temperature(log_probabilities: npt.ArrayLike, temperature: float) -> Floa
     logs = np.asarray(log_probabilities, np.float64)
     if temperature == 1.0:
         return logs
-    found: Floats = log_softmax(logs / temperature, axis=1)
-    return found
+    scaled: Floats = log_softmax(logs / temperature, axis=1)
+    return scaled
 
 
 def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> float:
@@ -79,10 +79,10 @@ def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> f
     def loss(inverse: float) -> float:
         return float(-log_softmax(logs * inverse, axis=1)[rows, right].sum())
 
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         loss, bounds=(1 / _MAX_TEMPERATURE, 1 / _MIN_TEMPERATURE), method="bounded", options={"xatol": 1e-6}
     )
-    return float(1 / found.x)
+    return float(1 / minimum.x)
 
 
 def calibrate_labels(
@@ -116,8 +116,8 @@ def answer_confidence(surprisal: npt.ArrayLike, temperature: float) -> Floats:
         surprisal: float [N] >= 0, nats a token.
         temperature: 1 gives the geometric mean of the tokens' probabilities.
     """
-    found: Floats = np.exp(-np.asarray(surprisal, np.float64) / temperature)
-    return found
+    confidence: Floats = np.exp(-np.asarray(surprisal, np.float64) / temperature)
+    return confidence
 
 
 def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> float:
@@ -138,8 +138,8 @@ def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> fl
         return float((right * scaled - (1 - right) * np.log(-np.expm1(-scaled))).sum())
 
     bounds = (-np.log(_MAX_TEMPERATURE), -np.log(_MIN_ANSWER_TEMPERATURE))
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(-found.x))
+    minimum = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(-minimum.x))
 
 
 def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: CalibrationError) -> Calibration | None:
@@ -183,8 +183,8 @@ def _cross_fit(
 
 
 def _confidence(log_probabilities: Floats) -> Floats:
-    found: Floats = np.minimum(np.exp(log_probabilities.max(axis=1)), 1.0)
-    return found
+    confidence: Floats = np.minimum(np.exp(log_probabilities.max(axis=1)), 1.0)
+    return confidence
 
 
 def calibrate_champion(
@@ -211,15 +211,15 @@ def calibrate_champion(
         place = {label: index for index, label in enumerate(scoring.labels)}
         truth = [place[answer] for answer in drawn["expected"].to_pylist()]
         logs = np.array(drawn["labels"].to_pylist(), np.float64).reshape(len(truth), len(place))
-        found = calibrate_labels(logs, truth, error)
+        calibration = calibrate_labels(logs, truth, error)
     else:
         asked_of = records.take(compute.index_in(drawn["id"], value_set=records["id"].combine_chunks()))
         answers = zip(prompts_of(asked_of), drawn["predicted"].to_pylist(), strict=True)
         nats = surprisal(
             scoring.run(likelihood_group(), [ScoringInput(prompt, (answer,)) for prompt, answer in answers])
         )
-        found = calibrate_answers(nats, drawn["score"].to_numpy(), error)
-    return _log_calibration(found, drawn.num_rows)
+        calibration = calibrate_answers(nats, drawn["score"].to_numpy(), error)
+    return _log_calibration(calibration, drawn.num_rows)
 
 
 def _judged_labels(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
@@ -237,16 +237,16 @@ def _judged_answers(scoring: ScoringContext, predictions: pa.Table, records: pa.
     return predictions.filter(compute.is_in(predictions["id"], value_set=records["id"].combine_chunks()))
 
 
-def _log_calibration(found: Calibration | None, records: int) -> Calibration | None:
-    if found is None:
+def _log_calibration(calibration: Calibration | None, records: int) -> Calibration | None:
+    if calibration is None:
         log.info("  not calibrated: %d judged answers are too few", records)
         return None
     log.info(
         "  %s on %d test records: temperature %.3f, ECE %.3f before and %.3f after (15 bins)",
-        "calibrated" if found.temperature != 1.0 else "not calibrated, as it would not help",
-        found.records,
-        found.temperature,
-        found.ece_before,
-        found.ece_after,
+        "calibrated" if calibration.temperature != 1.0 else "not calibrated, as it would not help",
+        calibration.records,
+        calibration.temperature,
+        calibration.ece_before,
+        calibration.ece_after,
     )
-    return found
+    return calibration

@@ -74,8 +74,8 @@ def bald(probabilities: npt.ArrayLike) -> Floats:
     """
     p = _check_committee(probabilities)
     single = np.stack([entropy(one) for one in p]).mean(axis=0)
-    found: Floats = np.maximum(0.0, entropy(p.mean(axis=0)) - single)
-    return found
+    information: Floats = np.maximum(0.0, entropy(p.mean(axis=0)) - single)
+    return information
 
 
 def vote_entropy(probabilities: npt.ArrayLike) -> Floats:
@@ -111,8 +111,8 @@ def consensus_kl(probabilities: npt.ArrayLike) -> Floats:
     p = _check_committee(probabilities)
     mean = np.broadcast_to(p.mean(axis=0), p.shape)
     ratio = np.divide(p, mean, out=np.ones_like(p), where=p > 0)
-    found: Floats = np.maximum(0.0, (p * np.log(ratio)).sum(axis=2).mean(axis=0))
-    return found
+    divergence: Floats = np.maximum(0.0, (p * np.log(ratio)).sum(axis=2).mean(axis=0))
+    return divergence
 
 
 def _check_committee(probabilities: npt.ArrayLike) -> Floats:
