@@ -27,7 +27,7 @@ def test_the_walk_ends_with_a_champion_that_was_rolled_back_to(walked: tuple[Pat
     command = [str(Path(sys.executable).with_name("posttrain")), "status", "-w", str(folder / "support"), "--json"]
     state = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert [entry["decision"] for entry in state["rounds"]] == ["baseline", "deploy", "deploy"]
-    assert [entry["labels"] for entry in state["rounds"]] == [0, 32, 64]
+    assert [entry["labels"] for entry in state["rounds"]] == [0, 16, 32]
     accuracies = [entry["metrics"]["accuracy"] for entry in state["rounds"]]
     assert accuracies == sorted(accuracies)
     assert state["champion"]["round"] == 1
