@@ -30,6 +30,9 @@ class Config(Section):
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     rounds: int = Field(3, ge=1, description="Turns of the loop after the baseline.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
+    stages: list[str] = Field(
+        [], description="Stages of your own, each as `package.module:Class`; see docs/extending.md."
+    )
     task: TaskConfig = Field(TaskConfig(), description="What the model is asked to do.")
     data: DataConfig = Field(description="Where records come from and how they are cleaned.")
     select: SelectConfig = Field(SelectConfig(), description="Which records get a label.")
@@ -39,9 +42,6 @@ class Config(Section):
     gate: GateConfig = Field(GateConfig(), description="When a candidate becomes the champion.")
     triggers: TriggerConfig = Field(TriggerConfig(), description="When a new round starts.")
     deploy: DeployConfig = Field(DeployConfig(), description="What happens when the champion changes.")
-    stages: list[str] = Field(
-        [], description="Stages of your own, each as `package.module:Class`; see docs/extending.md."
-    )
     store: StoreConfig = Field(StoreConfig(), description="Where metadata and artifacts lie.")
 
 
