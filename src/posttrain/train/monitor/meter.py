@@ -86,8 +86,8 @@ class StepMeter:
 
         self._peak_memory = torch.cuda.max_memory_allocated if torch.cuda.is_available() else peak_bytes
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
-        # A CPU without bfloat16 instructions multiplies bfloat16 a hundred times slower than float32, so that the rest of
-        # a step would exceed that peak: a share of the machine is a share of its faster precision.
+        # A CPU without bfloat16 instructions multiplies it a hundred times slower than float32, and the other work of a
+        # step would exceed that peak: a share of the machine is a share of its faster precision.
         dtypes = {dtype, torch.float32} if lm.device.type == "cpu" else {dtype}
         self._peak = max(matmul_peak(lm.device.type, dtype) for dtype in dtypes)
         self._decoder = DecoderSize.of(lm.model.config.get_text_config(), classifier=classifier)
