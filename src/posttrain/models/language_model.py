@@ -30,6 +30,8 @@ class LanguageModel:
     tokenizer: Any
     task: TaskConfig
     chat: ChatTemplate = field(init=False)
+    decoder: nn.Module = field(init=False)
+    """The model without its output head; returns hidden states."""
 
     def __post_init__(self) -> None:
         stops = stop_tokens(self.model, self.tokenizer)
@@ -38,6 +40,8 @@ class LanguageModel:
         if not self.tokenizer.chat_template:
             self.tokenizer.chat_template = _CHATML
         self.chat = ChatTemplate(self.tokenizer, frozenset(stops))
+        # Models of transformers' older families have no `get_decoder`; their base model is the decoder.
+        self.decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
 
     def prompt_ids(self, prompt: Turns) -> list[int]:
         """Token ids of a record's prompt as the model is shown it."""
@@ -56,12 +60,6 @@ class LanguageModel:
         """The device of the weights."""
         device: torch.device = next(self.model.parameters()).device
         return device
-
-    @property
-    def decoder(self) -> nn.Module:
-        """The model without its output head; returns hidden states."""
-        decoder: nn.Module = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.base_model
-        return decoder
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] in float32 of hidden states [..., width], as the model's own head gives them."""

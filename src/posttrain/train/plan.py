@@ -12,9 +12,10 @@ from posttrain.models.packing import Packed, Unit, micro_batches, pack
 from posttrain.models.shape import read_config
 from posttrain.store.errors import UserError
 from posttrain.train.config import TrainConfig, training_phases
-from posttrain.train.data.batch_sampler import BatchSampler, mix_counts
+from posttrain.train.data.batch_sampler import BatchSampler
 from posttrain.train.data.config import CurriculumConfig
 from posttrain.train.data.encoding import encode, load_encoder
+from posttrain.train.data.mix import mix_counts
 from posttrain.train.data.record_columns import mix_kinds
 from posttrain.train.data.token_set import longest_lengths
 from posttrain.train.data.units import split_units

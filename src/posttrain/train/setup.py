@@ -34,6 +34,7 @@ from posttrain.train.objectives.registry import objective_spec
 from posttrain.train.optim.ema import Ema
 from posttrain.train.optim.loss_scale import LossScale
 from posttrain.train.optim.master_weights import MasterWeights
+from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.recovery import Recovery
 from posttrain.train.recovery_log import read_recovery_log
 from posttrain.train.regularization.dropout import apply_noise
@@ -48,6 +49,7 @@ class Training:
     Args:
         state: everything that the next step depends on.
         loader: of its batches.
+        learning_rates: of each step, as scheduled.
         checkpoints: in its folder.
         recovery: saves, resumes and rolls back.
         meter: of its steps.
@@ -56,6 +58,7 @@ class Training:
 
     state: TrainingState
     loader: BatchLoader
+    learning_rates: list[float]
     checkpoints: Checkpoints
     recovery: Recovery
     meter: StepMeter
@@ -124,7 +127,7 @@ def set_up_training(
         recovery.resume()
         loader = BatchLoader(objective.units, sampler, budget, device=lm.device, padded=padded, config=config.loader)
         stack.enter_context(loader)
-        yield Training(state, loader, checkpoints, recovery, step_meter, variances)
+        yield Training(state, loader, _learning_rates(config, sampler), checkpoints, recovery, step_meter, variances)
 
 
 def autocast(lm: LanguageModel, config: TrainConfig) -> Callable[[], AbstractContextManager[object]]:
@@ -194,6 +197,15 @@ def _build_sampler(
     return sampler
 
 
+def _learning_rates(config: TrainConfig, sampler: BatchSampler) -> list[float]:
+    """Return the learning rate of every step, as each phase schedules it."""
+    positions = map(sampler.position, range(sampler.steps))
+    return [
+        scheduled_lr(config.schedule, at.config.learning_rate or config.learning_rate, at.step, at.steps)
+        for at in positions
+    ]
+
+
 def _initial_state(
     lm: LanguageModel, config: TrainConfig, sampler: BatchSampler, can_go_back: Callable[[], bool]
 ) -> TrainingState:
@@ -209,7 +221,7 @@ def _training_contexts(
     """Yield the contexts that change the model while it trains, in their order."""
     yield _training_mode(lm, training=True)
     yield state.masters.swapped_in()
-    yield wrap_calls(lm.decoder, lambda: phase("forward"))
+    yield wrap_calls(lm.decoder, partial(phase, "forward"))
     yield apply_noise(lm, config.noise)
     yield recompute(lm, config, batch)
 

@@ -13,12 +13,11 @@ from posttrain.models.language_model import LanguageModel, save_language_model
 from posttrain.models.sources import check_model_folder
 from posttrain.models.task import TaskConfig
 from posttrain.train.config import TrainConfig, check_from_scratch
-from posttrain.train.data.batch_sampler import mix_counts
+from posttrain.train.data.mix import mix_counts
 from posttrain.train.initialization.initialize import model_from_config
 from posttrain.train.lora import add_adapter, merge_adapter
 from posttrain.train.memory.token_budget import resolve_token_budget
-from posttrain.train.monitor.decisions import finite
-from posttrain.train.monitor.metrics import Sink, StepValues, mean_loss
+from posttrain.train.monitor.metrics import Sink, StepValues, finite, mean_loss
 from posttrain.train.objectives.base import ObjectiveInputs
 from posttrain.train.objectives.build import build_objective, load_model
 from posttrain.train.trainer import Trainer
@@ -64,7 +63,7 @@ def train(
         ``last_loss`` (mean of the last epoch; both None if not finite), ``decisions`` (of the monitor); from scratch
         ``initialization`` (variance of activations and gradients by layer before the first step); ``never_met`` (ids of
         records that phases or a curriculum left out); ``weightless`` (ids of records of weight 0); with a mix
-        ``mixes`` (uses of each kind, as in `posttrain.train.data.batch_sampler.mix_counts`).
+        ``mixes`` (uses of each kind, as in `posttrain.train.data.mix.mix_counts`).
 
     Raises:
         UserError: if there is nothing to train on, or a record cannot be used.

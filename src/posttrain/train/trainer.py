@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from posttrain.train.monitor.profile import profile_steps
 from posttrain.train.objectives.base import Objective
 from posttrain.train.objectives.loss import Loss, mean_metrics, merge_metrics
 from posttrain.train.optim.master_weights import clip_gradients
-from posttrain.train.optim.schedule import scheduled_lr
 from posttrain.train.out_of_memory import empty_cache, is_out_of_memory
 from posttrain.train.recovery import graceful_shutdown
 from posttrain.train.regularization.adversarial import backward_adversarial
@@ -142,8 +141,7 @@ class Trainer:
         position = state.sampler.position(step)
         if position.step == 0 and step > 0:
             monitor.reset()
-        peak = position.config.learning_rate or self.config.learning_rate
-        lr = state.interventions.lr_factor * scheduled_lr(self.config.schedule, peak, position.step, position.steps)
+        lr = state.interventions.lr_factor * self.training.learning_rates[step]
 
         batch, result = self.forward_backward(batch)
         scale = scaler.value if scaler else 1.0
@@ -229,9 +227,7 @@ class Trainer:
         total, metrics, unit_losses = 0.0, [], []
         for rows, packed in zip(batch.rows, batch.packed, strict=True):
             with phase("backward"):
-                loss = backward_adversarial(
-                    partial(self.compute_loss, packed, rows), scaled, self.lm, self.config.noise.adversarial
-                )
+                loss = self.backward(packed, rows, scaled)
             total += loss.sum.item()
             metrics.append(loss.metrics)
             if loss.unit_losses is not None:
@@ -243,6 +239,15 @@ class Trainer:
             mean_metrics(merge_metrics(metrics)),
             torch.cat(unit_losses) if unit_losses else None,
         )
+
+    def backward(self, packed: Packed, rows: list[int], divisor: float) -> Loss:
+        """Run the forward and the backward pass of one micro-batch, and return its loss without the graph."""
+        attack = self.config.noise.adversarial
+        if attack.method != "none":
+            return backward_adversarial(partial(self.compute_loss, packed, rows), divisor, self.lm, attack)
+        loss = self.compute_loss(packed, rows)
+        (loss.sum / divisor).backward()  # type: ignore[no-untyped-call]
+        return replace(loss, sum=loss.sum.detach())
 
     def compute_loss(self, packed: Packed, rows: list[int]) -> Loss:
         """Run the forward pass of one micro-batch, in the config's precision."""

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from posttrain.store.errors import UserError
-from posttrain.train.data.batch_sampler import BatchSampler
+from posttrain.train.data.batch_sampler import BatchSampler, EpochPlan
 from posttrain.train.data.config import CurriculumConfig, PhaseConfig
-from posttrain.train.data.mix import EpochPlan, MixPart
+from posttrain.train.data.mix import MixPart
 from posttrain.train.data.record_columns import category_column, numeric_column
 
 MakeRecords = Callable[..., pa.Table]

@@ -6,8 +6,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
+from posttrain.train.data.batch_sampler import EpochPlan
 from posttrain.train.data.config import MixConfig
-from posttrain.train.data.mix import EpochPlan, MixPart, apportion, mix_parts
+from posttrain.train.data.mix import MixPart, apportion, mix_parts
 
 
 def epoch_order(count: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:

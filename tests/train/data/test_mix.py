@@ -8,9 +8,9 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from posttrain.store.errors import UserError
-from posttrain.train.data.batch_sampler import BatchSampler, mix_counts
+from posttrain.train.data.batch_sampler import BatchSampler, EpochPlan
 from posttrain.train.data.config import MixConfig, PhaseConfig
-from posttrain.train.data.mix import EpochPlan, apportion, mix_parts
+from posttrain.train.data.mix import apportion, mix_counts, mix_parts
 
 NAMES = "abcdefgh"
 

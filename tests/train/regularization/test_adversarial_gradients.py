@@ -102,25 +102,6 @@ def test_more_steps_climb_higher(fresh: Fresh) -> None:
     assert found[1] < found[2] < found[8]
 
 
-def test_without_a_method_it_is_one_plain_pass(fresh: Fresh) -> None:
-    lm = fresh()
-    with packed_attention(lm, 64):
-        (forward(lm, pack(UNITS))().sum / 5).backward()
-        expected = gradients(lm)
-        calls = 0
-
-        def loss() -> Loss:
-            nonlocal calls
-            calls += 1
-            return forward(lm, pack(UNITS))()
-
-        found = backward_adversarial(loss, 5, lm, AdversarialConfig())
-    assert calls == 1
-    assert not found.metrics
-    assert not found.sum.requires_grad
-    assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients(lm).items())
-
-
 @pytest.mark.parametrize("fails_in", [1, 2, 3])
 def test_the_embeddings_are_as_they_were_whatever_happens(fresh: Fresh, fails_in: int) -> None:
     lm = fresh()

@@ -1,12 +1,16 @@
-"""Shuffled passes over the records, which mix their kinds by weight."""
+"""Mixes records of several kinds by weight: the kinds' shares of a pass, and counts of their uses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from posttrain.store.errors import UserError, suggest
 from posttrain.train.data.config import MixConfig
+
+if TYPE_CHECKING:
+    from posttrain.train.data.batch_sampler import BatchSampler
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,55 +102,43 @@ def apportion(total: int, logs: np.ndarray, caps: np.ndarray | None = None) -> l
     return counts
 
 
-class EpochPlan:
-    """Plans the batches of pass after pass over some records; a function of the arguments.
-
-    Several parts are interleaved evenly: after n of a pass's N records, a part with the share s was used n s/N times,
-    give or take (1 + parts s/N) / 2.
+def mix_counts(
+    sampler: "BatchSampler", kinds: Mapping[str, Sequence[str]], steps: int | None = None, *, samples: int = 0
+) -> list[dict[str, Any]]:
+    """Count how often the phases with a mix use the records of each kind.
 
     Args:
-        parts: the records.
-        batch_size: rows a batch; the last one of a pass may have fewer.
-        seed: of the shuffling; None keeps the records' order.
-        first: number of the first pass: successive phases are shuffled differently.
+        sampler: of the training.
+        kinds: each record's kind, by ``mix_by``.
+        steps: count the first so many steps; None: all that are decided.
+        samples: samples of the step after them that count too.
+
+    Returns:
+        For each phase with a mix ``stage`` (its number), ``by`` and ``kinds``: by name ``records`` (their number),
+        ``met`` (samples), ``epochs`` (``met`` a record), ``fewest`` and ``most`` (uses of one record).
     """
-
-    def __init__(self, parts: Sequence[MixPart], batch_size: int, seed: int | None, first: int = 0) -> None:
-        self._parts, self._batch_size, self._seed, self._first = parts, batch_size, seed, first
-        self.batches = -(-sum(part.share for part in parts) // batch_size)
-        """Batches a pass."""
-        self._current: tuple[int, np.ndarray] | None = None
-
-    def rows(self, batch: int) -> np.ndarray:
-        """int64 [at most batch size]: a batch, counted from 0 through all passes."""
-        number, index = divmod(batch, self.batches)
-        if self._current is None or self._current[0] != number:
-            self._current = number, self._pass(number)
-        return self._current[1][index * self._batch_size : (index + 1) * self._batch_size]
-
-    def _pass(self, number: int) -> np.ndarray:
-        drawn = [self._draw(part, kind, number) for kind, part in enumerate(self._parts)]
-        if self._seed is None or len(drawn) > 1:
-            return _interleave(drawn)
-        return np.random.default_rng([self._seed, self._first + number]).permutation(np.concatenate(drawn))
-
-    def _draw(self, part: MixPart, kind: int, number: int) -> np.ndarray:
-        """Return the next ``share`` rows of a part, which is cycled through."""
-        size = len(part.rows)
-        if part.share == size and len(self._parts) == 1:
-            return part.rows  # the pass is shuffled as a whole
-        first, last = number * part.share, (number + 1) * part.share
-        cycles = [self._shuffle(part.rows, kind, cycle) for cycle in range(first // size, -(-last // size))]
-        return np.concatenate(cycles)[first % size :][: part.share]
-
-    def _shuffle(self, rows: np.ndarray, kind: int, cycle: int) -> np.ndarray:
-        if self._seed is None:
-            return rows
-        return np.random.default_rng([self._seed, self._first, cycle, kind, 1]).permutation(rows)
+    end = sampler.decided if steps is None else steps
+    counts = []
+    starts = sampler.starts
+    for number, (position, first, last) in enumerate(zip(sampler.phases, starts[:-1], starts[1:], strict=True)):
+        config = position.config
+        if config.mix is None:
+            continue
+        begun = first <= end < last
+        uses = sampler.seen(min(end, last), samples=samples if begun else 0, since=min(first, end))
+        record_kinds = np.asarray(kinds[config.mix_by])
+        names = sorted(set(record_kinds.tolist())) if config.mix == "sizes" else list(config.mix)
+        by_kind = {name: _kind_counts(uses[record_kinds == name]) for name in names}
+        counts.append({"stage": number, "by": config.mix_by, "kinds": by_kind})
+    return counts
 
 
-def _interleave(drawn: Sequence[np.ndarray]) -> np.ndarray:
-    """Interleave the rows of several parts evenly, each in its order."""
-    # The k-th of s rows stands at (k + 1/2) / s of the way, as in Webster's method of apportionment.
-    positions = np.concatenate([(np.arange(len(rows)) + 0.5) / len(rows) for rows in drawn])
-    return np.concatenate(drawn)[np.argsort(positions, kind="stable")]
+def _kind_counts(uses: np.ndarray) -> dict[str, Any]:
+    total = int(uses.sum())
+    return {
+        "records": len(uses),
+        "met": total,
+        "epochs": total / len(uses),
+        "fewest": int(uses.min()),
+        "most": int(uses.max()),
+    }

@@ -1,12 +1,12 @@
 """Findings of the detectors, and the policy that turns a finding into an action."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 from posttrain.store.errors import WorkError
 from posttrain.train.monitor.config import MonitorConfig
+from posttrain.train.monitor.metrics import finite
 
 Kind = Literal["nan", "explosion", "divergence", "plateau", "dead_layers", "no_supervised"]
 
@@ -167,8 +167,3 @@ def _escalate(recent: Sequence[Decision], config: MonitorConfig) -> tuple[Action
     done = f"{last.action.replace('_', ' ')} at step {last.finding.step} did not help"
     why = _skips_did_not_help(times, config) if last.action == "skip" else done
     return ACTIONS[min(last.gravity + 1, len(ACTIONS) - 1)], why
-
-
-def finite(value: float | None) -> float | None:
-    """Return ``value``, or None if it is NaN or infinite."""
-    return value if value is not None and math.isfinite(value) else None

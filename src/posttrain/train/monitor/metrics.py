@@ -1,15 +1,19 @@
 """The metrics of a training step, the interface of the sinks they go to, and ``metrics.jsonl``."""
 
+from __future__ import annotations
+
 import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from posttrain.store.files import disk_errors, make_folder
-from posttrain.train.monitor.decisions import Decision, finite
+from posttrain.store.files import disk_errors, make_folder, to_storage_error
+
+if TYPE_CHECKING:
+    from posttrain.train.monitor.decisions import Decision
 
 # Fields that hold several numbers, and the prefix of these in tools that plot.
 _DICT_FIELDS = {"group_norms": "grad_norm", "metrics": "objective", "phases": "seconds"}
@@ -102,6 +106,11 @@ class StepValues(GradientValues):
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
+def finite(value: float | None) -> float | None:
+    """Return ``value``, or None if it is NaN or infinite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def mean_loss(steps: Iterable[StepValues]) -> float | None:
     """Return the mean loss of some steps, weighted by ``loss_count``; None if there is none. NaN losses are ignored."""
     finite_steps = [step for step in steps if math.isfinite(step.loss)]
@@ -159,9 +168,11 @@ class JsonlSink:
         line = values.to_json()
         if decisions:
             line["decisions"] = [decision.to_json() for decision in decisions]
-        with disk_errors(self._path):
+        try:
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             self._file.flush()  # a kill costs at most the line being written
+        except OSError as error:
+            raise to_storage_error(error, self._path) or error from error
 
     def rewind(self, steps: Sequence[StepValues], reported: Mapping[int, Sequence[Decision]]) -> None:
         kept = self._cut(len(steps))

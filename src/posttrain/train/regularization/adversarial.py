@@ -27,18 +27,14 @@ def backward_adversarial(loss: Callable[[], Loss], whole: float, lm: LanguageMod
     weights are not touched.
 
     Args:
-        loss: the forward pass; called once, or ``steps + 2`` times.
+        loss: the forward pass; called twice with ``fgm``, ``steps + 1`` times with ``pgd``.
         whole: what the sums are divided by before the backward pass.
         lm: the model.
-        config: how; with ``none`` it is one plain forward and backward pass.
+        config: of the attack, ``fgm`` or ``pgd``.
 
     Returns:
         The plain loss without its graph, the mean perturbed one beside it as the metric ``adversarial``.
     """
-    if config.method == "none":
-        plain_loss = loss()
-        (plain_loss.sum / whole).backward()  # type: ignore[no-untyped-call]
-        return replace(plain_loss, sum=plain_loss.sum.detach())
     attack = _Perturbation(config)
     steps = config.steps if config.method == "pgd" else 1
     devices = [lm.device] if lm.device.type == "cuda" else []
