@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.contamination.hash_index import STRETCH, BloomFilters, build_bloom_filters
+from posttrain.data.contamination.sketches import STRETCH, BloomFilters, build_bloom_filters
 from posttrain.data.duplicates.shingles import Hashes, Shingles, offsets_of
 
 NOTHING = Shingles(np.empty(0, np.uint64), np.zeros(1, np.int64)), np.empty(0, np.int64)

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.contamination import hash_index
-from posttrain.data.contamination.hash_index import Postings
-from posttrain.data.duplicates.shingles import Shingles, offsets_of
+from posttrain.data.contamination import postings
+from posttrain.data.contamination.postings import Postings
+from posttrain.data.duplicates.shingles import Shingles, offsets_of, owning_set
 
 SETS = st.lists(st.sets(st.integers(0, 30), max_size=20), max_size=12)
 
@@ -23,17 +23,17 @@ def shingles(sets: list[set[int]]) -> Shingles:
 def test_sets_that_share_enough_members_meet(
     indexed: list[set[int]], asked: list[set[int]], least: int, block: int
 ) -> None:
-    index, before = Postings.of(shingles(indexed), np.arange(len(indexed))), hash_index._MEETINGS_A_BLOCK
+    index, before = Postings.of(shingles(indexed), np.arange(len(indexed))), postings._MEETINGS_A_BLOCK
     sets = shingles(asked)
     places, keys = index.find(sets.values)
-    hash_index._MEETINGS_A_BLOCK = block
+    postings._MEETINGS_A_BLOCK = block
     try:
         found = [
             pair
-            for meetings in index.meet(hash_index.owning_set(sets, places), keys, least)
+            for meetings in index.meet(owning_set(sets, places), keys, least)
             for pair in zip(*(column.tolist() for column in meetings), strict=True)
         ]
     finally:
-        hash_index._MEETINGS_A_BLOCK = before
+        postings._MEETINGS_A_BLOCK = before
     shared = {(a, b): len(one & other) for a, one in enumerate(asked) for b, other in enumerate(indexed)}
     assert sorted(found) == sorted((a, b, count) for (a, b), count in shared.items() if count >= least)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posttrain.data.contamination.word_index import fingerprints, window_minima
+from posttrain.data.contamination.sketches import fingerprints, window_minima
 from posttrain.data.duplicates.shingles import ngram_sequences
 
 VOCABULARY = [f"w{number}" for number in range(500)]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates import dense_buckets as module
-from posttrain.data.duplicates.dense_buckets import all_pairs
+from posttrain.data.duplicates import all_pairs as module
+from posttrain.data.duplicates.all_pairs import all_pairs
 
 Pairs = set[tuple[int, int]]
 NGRAM = 3

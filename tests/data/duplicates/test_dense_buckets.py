@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates import dense_buckets as module
-from posttrain.data.duplicates.dense_buckets import DenseBuckets, equal_runs
+from posttrain.data.duplicates import buckets as module
+from posttrain.data.duplicates.buckets import DenseBuckets, equal_runs
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.duplicates import dense_buckets, minhash
+from posttrain.data.duplicates import all_pairs, buckets, minhash
 from posttrain.data.duplicates import near_duplicates as search
 from posttrain.data.duplicates.minhash import minhash_sketch
 from posttrain.data.duplicates.near_duplicates import cluster_near_duplicates, near_duplicates
@@ -172,9 +172,9 @@ def templated(count: int, fresh: float, words: int = 40, seed: int = 0) -> list[
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few texts are a crowd, and a crowd is cut into parts."""
-    monkeypatch.setattr(dense_buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
-    monkeypatch.setattr(dense_buckets, "_MOST_ROWS", 50)
-    monkeypatch.setattr(dense_buckets, "_ROWS_A_BLOCK", 16)
+    monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
+    monkeypatch.setattr(all_pairs, "_MOST_ROWS", 50)
+    monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 16)
 
 
 @pytest.mark.parametrize(("fresh", "threshold"), [(0.03, 0.8), (0.09, 0.8), (0.12, 0.8), (0.2, 0.6)])
@@ -189,7 +189,7 @@ def test_texts_of_one_template(threshold: float, fresh: float) -> None:
 @pytest.mark.usefixtures("sure")
 def test_texts_of_few_letters(texts: list[str], threshold: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense_buckets, "_PAIRS_OF_DENSE_BUCKET", 20)
+        patch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 20)
         assert near_duplicates(texts, threshold, 2).tolist() == brute_force(texts, threshold, 2)
 
 
@@ -204,7 +204,7 @@ def test_growing_by_texts_of_one_template(size: int, monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(found(texts, 0.8, found(texts[:size], 0.8)), whole)
     some = found(texts, 0.8, alive=alive)
     np.testing.assert_array_equal(found(texts, 0.8, found(texts[:size], 0.8, alive=alive[:size]), alive), some)
-    monkeypatch.setattr(dense_buckets, "_PAIRS_OF_DENSE_BUCKET", 1 << 40)
+    monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 1 << 40)
     np.testing.assert_array_equal(found(texts, 0.8), whole)
     np.testing.assert_array_equal(found(texts, 0.8, alive=alive), some)
 
@@ -230,7 +230,7 @@ def test_a_crowd_in_which_hardly_two_are_alike(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_large_crowd_is_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(dense_buckets, "_PAIRS_OF_DENSE_BUCKET", 10)
+    monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 10)
     monkeypatch.setattr(search, "_ROWS_TO_WARN", 100)
     near_duplicates(templated(150, 0.09))
     assert "texts are almost alike" in caplog.text

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from posttrain.data.duplicates import dense_buckets
+from posttrain.data.duplicates import all_pairs, buckets
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.duplicates import Minhash, cluster_inputs
 from posttrain.data.steps.step import Corpus, Step
@@ -91,10 +91,10 @@ class TestMinhash(StepContract):
         assert step.decide(Threaded(table, step)) == step.decide(TableCorpus(table, step))
 
     def test_workers_change_nothing_of_a_crowd(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(dense_buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
-        monkeypatch.setattr(dense_buckets, "_CHARACTERS_AN_ITEM", 500)
-        monkeypatch.setattr(dense_buckets, "_MOST_ROWS", 30)
-        monkeypatch.setattr(dense_buckets, "_ROWS_A_BLOCK", 10)
+        monkeypatch.setattr(buckets, "_PAIRS_OF_DENSE_BUCKET", 300)
+        monkeypatch.setattr(all_pairs, "_CHARACTERS_AN_ITEM", 500)
+        monkeypatch.setattr(all_pairs, "_MOST_ROWS", 30)
+        monkeypatch.setattr(all_pairs, "_ROWS_A_BLOCK", 10)
         draws = np.random.default_rng(0)
         fresh = ["".join(draws.choice(list("abcdefgh "), size=15)) for _ in range(80)]
         table = table_of(*(f"{TEXT} {ending}" for ending in fresh), *(f"{TEXT}, {ending}" for ending in fresh[::4]))

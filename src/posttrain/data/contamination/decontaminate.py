@@ -1,6 +1,8 @@
 """Rejects training records that give away evaluation records."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,19 +14,14 @@ from pydantic import Field
 from posttrain.data.contamination.evaluation_index import (
     EvaluationIndex,
     Findings,
+    Prefilter,
     contaminated_counts,
     index_evaluation,
-)
-from posttrain.data.contamination.incremental import (
-    Prefilter,
-    PreviousFindings,
-    contamination_sketch,
-    decode_state,
-    encode_state,
     rows_sharing_runs,
 )
+from posttrain.data.contamination.sketches import contamination_sketch
 from posttrain.data.contamination.word_index import newly_common
-from posttrain.data.duplicates.dense_buckets import Map
+from posttrain.data.duplicates.all_pairs import Map
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, ShardView
 
@@ -32,6 +29,20 @@ Indices = npt.NDArray[np.int64]
 
 _INCREMENTAL_LIMIT = 4096  # new evaluation records, above which a search from scratch is as quick
 _PARALLEL_INDEX_SIZE = 4096  # evaluation records, above which two processes index them sooner
+
+
+_EVALUATION_KEYS = b"evaluation"
+
+
+_KEY_BYTES = 16
+
+
+_REJECTION = [
+    ("reason", pa.string()),
+    ("detail", pa.string()),
+    ("score", pa.float64()),
+    ("kept", pa.string()),
+]
 
 
 class Decontaminate(GlobalStep):
@@ -76,7 +87,6 @@ class Decontaminate(GlobalStep):
         return {"step": self.name, "version": self.version, "ngram": self.ngram, "alike": self.threshold is not None}
 
     def sketch(self, table: pa.Table) -> pa.Table:
-        """What `posttrain.data.contamination.incremental.contamination_sketch` keeps."""
         return contamination_sketch(table, self.ngram, self.threshold is not None)
 
     def against(self, evaluation: pa.Table, over: Map = map) -> EvaluationIndex:
@@ -85,6 +95,9 @@ class Decontaminate(GlobalStep):
 
     def decide(self, corpus: Corpus) -> GlobalResult:
         evaluation = corpus.evaluation()
+        if not evaluation.num_rows:
+            # The state still records that nothing was searched for, so that a later version searches all rows.
+            return GlobalResult(state=encode_state(corpus.alive, Findings({}, []), evaluation))
         findings = self._search(corpus, evaluation)
         return GlobalResult(
             findings.rejections,
@@ -121,7 +134,7 @@ class Decontaminate(GlobalStep):
             pairs += (pair for pair in before.findings.pairs if settled[pair[0]])
         return Findings(rejections, pairs)
 
-    def _changed(self, before: PreviousFindings, evaluation: pa.Table) -> tuple[npt.NDArray[np.bool_], list[int]]:
+    def _changed(self, before: "PreviousFindings", evaluation: pa.Table) -> tuple[npt.NDArray[np.bool_], list[int]]:
         """Return the evaluation records to search for in all rows, and the rows whose findings may no longer hold.
 
         Where runs of words have become the wording of too many evaluation records, the rows found by them are
@@ -177,3 +190,82 @@ def _search(item: _Item, index: EvaluationIndex, prefilter: Prefilter | None) ->
         {int(rows[row]): rejection for row, rejection in findings.rejections.items()},
         [(int(rows[row]), other) for row, other in findings.pairs],
     )
+
+
+@dataclass(frozen=True)
+class PreviousFindings:
+    """Holds the findings of an earlier search, by the row numbers of today's evaluation records.
+
+    Attributes:
+        seen: bool [K], the training records that it looked at.
+        fresh: bool [T], the evaluation records that it did not look for.
+        findings: of the rows seen.
+    """
+
+    seen: npt.NDArray[np.bool_]
+    fresh: npt.NDArray[np.bool_]
+    findings: Findings
+
+
+def encode_state(seen: npt.NDArray[np.bool_], findings: Findings, evaluation: pa.Table) -> pa.Table:
+    """Stores findings in one row a training record, and the evaluation records' keys in the metadata.
+
+    Args:
+        seen: bool [N], the records that were looked at.
+        findings: all of them.
+        evaluation: RECORD table of what was looked for.
+    """
+    rejections = dict(sorted(findings.rejections.items()))
+    others: dict[int, set[int]] = {}
+    for row, other in findings.pairs:
+        others.setdefault(row, set()).add(other)
+    columns = {
+        name: _scatter(
+            rejections, pa.array([getattr(rejection, name) for rejection in rejections.values()], kind), len(seen)
+        )
+        for name, kind in _REJECTION
+    }
+    lists = pa.array([sorted(indices) for indices in others.values()], pa.list_(pa.int32()))
+    columns["others"] = _scatter(others, lists, len(seen))
+    return pa.table({"seen": pa.array(seen), **columns}).replace_schema_metadata(
+        {_EVALUATION_KEYS: b"".join(_record_keys(evaluation)).hex()}
+    )
+
+
+def _scatter(rows: Iterable[int], values: pa.Array, count: int) -> pa.Array:
+    """Spreads values over ``count`` rows: the given ones at their rows, null elsewhere."""
+    position = np.full(count, -1, dtype=np.int64)
+    position[list(rows)] = np.arange(len(values))
+    return values.take(pa.array(position, mask=position < 0))
+
+
+def decode_state(state: pa.Table, evaluation: pa.Table) -> PreviousFindings | None:
+    """Reads what `encode_state` stored; None unless all evaluation records of then are among today's."""
+    looked_for = bytes.fromhex((state.schema.metadata or {}).get(_EVALUATION_KEYS, b"").decode())
+    keys_before = [looked_for[start : start + _KEY_BYTES] for start in range(0, len(looked_for), _KEY_BYTES)]
+    row_of_key = {key: row for row, key in enumerate(_record_keys(evaluation))}
+    # Keys must be unique and still there, or stored row numbers could not be translated.
+    if (
+        len(row_of_key) < evaluation.num_rows
+        or len(set(keys_before)) < len(keys_before)
+        or not row_of_key.keys() >= set(keys_before)
+    ):
+        return None
+    fresh = np.ones(evaluation.num_rows, dtype=bool)
+    positions = [row_of_key[key] for key in keys_before]
+    fresh[positions] = False
+    rows = np.flatnonzero(state["reason"].is_valid().to_numpy())
+    reasons = state.select([name for name, _ in _REJECTION]).take(pa.array(rows)).to_pylist()
+    rejections = {row: Rejection(**values) for row, values in zip(rows.tolist(), reasons, strict=True)}
+    paired = np.flatnonzero(state["others"].is_valid().to_numpy())
+    lists = state["others"].take(pa.array(paired)).to_pylist()
+    pairs = [(row, positions[other]) for row, others in zip(paired.tolist(), lists, strict=True) for other in others]
+    return PreviousFindings(np.array(state["seen"].to_numpy(), dtype=bool), fresh, Findings(rejections, pairs))
+
+
+def _record_keys(evaluation: pa.Table) -> list[bytes]:
+    """Hashes to 16 bytes all of a record that a finding can mention."""
+    columns = (evaluation[name].to_pylist() for name in ("id", "group", "source", "line"))
+    return [
+        hashlib.blake2b(repr(values).encode(), digest_size=_KEY_BYTES).digest() for values in zip(*columns, strict=True)
+    ]

@@ -4,15 +4,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as compute
 
 from posttrain.data.contamination.input_index import InputIndex, SimilarInputs
+from posttrain.data.contamination.postings import Postings
+from posttrain.data.contamination.sketches import BloomFilters
 from posttrain.data.contamination.word_index import Overlap, WordIndex
-from posttrain.data.duplicates.dense_buckets import Map
+from posttrain.data.duplicates.all_pairs import Map
+from posttrain.data.duplicates.shingles import Shingles, owning_set
 from posttrain.data.records.outcome import Rejection, locations
 from posttrain.data.records.texts import input_texts, joined_texts
 
@@ -186,3 +190,61 @@ def contaminated_counts(evaluation: pa.Table, pairs: Iterable[tuple[int, int]]) 
     sources = evaluation["source"].to_pylist()
     counts = Counter(source for row, source in enumerate(sources) if row in given_away)
     return {source: (counts[source], count) for source, count in Counter(sources).items()}
+
+
+@dataclass(frozen=True)
+class Prefilter:
+    """Finds the sketches of training records that may give away some of the evaluation records.
+
+    Attributes:
+        input_ids, groups: of these evaluation records.
+        marks: those of their runs of words; None: they are not looked for.
+        alike: their inputs; None: they are not looked for.
+    """
+
+    input_ids: pa.Array
+    groups: pa.Array
+    marks: Postings | None
+    alike: InputIndex | None
+
+    @classmethod
+    def of(cls, evaluation: pa.Table, index: EvaluationIndex, wanted: npt.NDArray[np.bool_]) -> Self:
+        """Builds a prefilter for some of the T records of a RECORD table.
+
+        Args:
+            index: of all of them.
+            wanted: bool [T].
+        """
+        subset = evaluation.filter(pa.array(wanted))
+        return cls(
+            subset["input_id"].combine_chunks(),
+            subset["group"].drop_null().combine_chunks(),
+            index.word_index.marks.among(wanted) if index.word_index else None,
+            InputIndex.of(subset, input_index.threshold, input_index.contained, input_index.least_words)
+            if (input_index := index.input_index)
+            else None,
+        )
+
+    def likely(self, sketches: pa.Table) -> npt.NDArray[np.bool_]:
+        """Bool [N]: False only for rows that give none of the evaluation records away."""
+        equal = compute.or_kleene(
+            compute.is_in(sketches["input_id"], self.input_ids), compute.is_in(sketches["group"], self.groups)
+        )
+        likely = np.array(equal.to_numpy(), dtype=bool)
+        if self.marks is not None:
+            likely |= rows_sharing_runs(sketches, self.marks)
+        if self.alike is not None:
+            least = np.asarray(sketches["least"].to_numpy(), dtype=np.int64)
+            likely[self.alike.likely(BloomFilters(sketches["grams"]), least)] = True
+        return likely
+
+
+def rows_sharing_runs(sketches: pa.Table, marks: Postings) -> npt.NDArray[np.bool_]:
+    """Bool [N]: False only for rows that share no run of words with the evaluation records of ``marks``."""
+    column = sketches["runs"].combine_chunks()
+    values = np.asarray(column.flatten().to_numpy(), dtype=np.uint64) << np.uint64(32)
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    positions, _ = marks.find(values)
+    sharing = np.zeros(len(column), dtype=bool)
+    sharing[owning_set(Shingles(values, offsets - offsets[0]), positions)] = True
+    return sharing

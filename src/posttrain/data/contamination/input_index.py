@@ -15,12 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.contamination.hash_index import STRETCH, BloomFilters, Postings, owning_set
-from posttrain.data.duplicates.shingles import Indices, Shingles, jaccard, ngram_sequences, ngram_sets, offsets_of
+from posttrain.data.contamination.postings import Postings
+from posttrain.data.contamination.sketches import NGRAM, STRETCH, BloomFilters
+from posttrain.data.duplicates.shingles import (
+    Indices,
+    Shingles,
+    jaccard,
+    ngram_sequences,
+    ngram_sets,
+    offsets_of,
+    owning_set,
+)
 from posttrain.data.records.identity import plain_words
 from posttrain.data.records.texts import input_texts
 
-NGRAM = 5
 _MIN_STRETCH = 4096
 _SHARE_NEEDED = 24
 _MIN_NEEDED = 12

@@ -1,10 +1,4 @@
-"""Finds runs of words that training and evaluation records share.
-
-Fingerprints find candidates without their texts. Of each run of n words the smallest hash of the shorter runs within it
-is kept, so two texts that share a run of n words share a fingerprint (Schleimer, Wilkerson and Aiken, "Winnowing: local
-algorithms for document fingerprinting", SIGMOD 2003). Neighbouring runs mostly keep the same one: a text of 13-grams
-has two fingerprints for five words.
-"""
+"""Finds runs of words that training and evaluation records share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.contamination.hash_index import Postings, owning_set
+from posttrain.data.contamination.postings import Postings
+from posttrain.data.contamination.sketches import fingerprints, short_inputs, window_minima
 from posttrain.data.duplicates.shingles import (
     Hashes,
     Indices,
@@ -22,14 +17,11 @@ from posttrain.data.duplicates.shingles import (
     distinct,
     ngram_sequences,
     ngram_sets,
+    owning_set,
     select_sets,
 )
 from posttrain.data.records.identity import plain_words
 from posttrain.data.records.texts import input_texts, joined_texts
-
-_SHORT_INPUT = 1024  # characters from which an input is not asked whether it has few words
-
-_WINDOW = 4  # shorter runs in a run; the more, the fewer fingerprints, and the more often they agree by chance
 
 
 class Overlap(NamedTuple):
@@ -65,9 +57,8 @@ class WordIndex:
         sizes: int64 [T], n-grams of every evaluation record.
         postings: the n-grams; owner: the evaluation record.
         short: inputs of fewer than ``ngram`` words, whole; owner: the evaluation record.
-        marks: the first 32 bits of the fingerprints of all of these (`posttrain.data.contamination.word_index`);
-        owner: the evaluation
-            record.
+        marks: the first 32 bits of the fingerprints of all of these (`posttrain.data.contamination.sketches`); owner:
+            the evaluation record.
     """
 
     ngram: int
@@ -166,50 +157,7 @@ def truncate_fingerprints(values: Hashes) -> Hashes:
     return values >> np.uint64(32) << np.uint64(32)
 
 
-def short_inputs(inputs: Sequence[str], ngram: int) -> tuple[list[str], Indices]:
-    """The words and rows of inputs that have fewer than ``ngram`` words, but at least one."""
-    rows = [row for row, text in enumerate(inputs) if len(text) < _SHORT_INPUT]
-    word_texts = plain_words([inputs[row] for row in rows])
-    short = [
-        (text, row) for row, text in zip(rows, word_texts, strict=True) if 0 < len(text.split(None, ngram)) < ngram
-    ]
-    return [text for text, _ in short], np.array([row for _, row in short], dtype=np.int64)
-
-
 def _without_ngrams(sets: Shingles, common: npt.NDArray[np.uint64]) -> Shingles:
     keep = ~np.isin(sets.values, common)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
     return Shingles(sets.values[keep], before[sets.offsets])
-
-
-def window_minima(word_texts: Sequence[str], ngram: int) -> Shingles:
-    """Fingerprints every run of ``ngram`` words, at the run's position in
-    `posttrain.data.duplicates.shingles.ngram_sequences`.
-
-    Args:
-        word_texts: texts made by `posttrain.data.records.identity.plain_words`; one of fewer words is one run.
-    """
-    window = min(_WINDOW, ngram)
-    shorter = ngram_sequences(word_texts, ngram - window + 1, "word")
-    least = shorter.values.copy()
-    for further in range(1, window):
-        np.minimum(least[:-further], shorter.values[further:], out=least[:-further])
-    # A window at the end of a text reads on into the next one: it is no run, unless the text has no other.
-    sizes = np.maximum(shorter.sizes - window + 1, 1)
-    few = np.flatnonzero(shorter.sizes < window)
-    if len(few):
-        least[shorter.offsets[few]] = np.minimum.reduceat(shorter.values, shorter.offsets[:-1])[few]
-    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    places = np.arange(offsets[-1]) + np.repeat(shorter.offsets[:-1] - offsets[:-1], sizes)
-    return Shingles(least[places], offsets)
-
-
-def fingerprints(word_texts: Sequence[str], ngram: int) -> Shingles:
-    """Fingerprints every text in text order, without equal neighbours. Arguments as in `window_minima`."""
-    minima = window_minima(word_texts, ngram)
-    new = np.ones(len(minima.values), dtype=bool)
-    np.not_equal(minima.values[1:], minima.values[:-1], out=new[1:])
-    new[minima.offsets[:-1]] = True
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(new)])
-    return Shingles(minima.values[new], before[minima.offsets])

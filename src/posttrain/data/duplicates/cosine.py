@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.data.duplicates.union_find import union
+from posttrain.data.duplicates.buckets import union
 
 Floats = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.floating[Any]]

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from posttrain.data.duplicates.dense_buckets import DenseBuckets, Fetch, Map, all_pairs, equal_runs
-from posttrain.data.duplicates.minhash import required_matching_bits
+from posttrain.data.duplicates.all_pairs import Fetch, Map, all_pairs
+from posttrain.data.duplicates.buckets import DenseBuckets, equal_runs, union
+from posttrain.data.duplicates.minhash import minhash_sketch, required_matching_bits
 from posttrain.data.duplicates.shingles import jaccard, ngram_sets, offsets_of
-from posttrain.data.duplicates.union_find import union
 
 Indices = npt.NDArray[np.int64]
 
@@ -39,9 +39,8 @@ def near_duplicates(
     Texts are case-folded, their whitespace is folded, and each becomes its set of ``ngram``-character runs:
     characters rather than words, because a message of ten words has too few word runs to survive one typo.
     Pairs whose Jaccard similarity is at least ``threshold`` are joined; clusters are the connected components.
-    Pairs are found by MinHash (`posttrain.data.duplicates.minhash`), which misses one in a thousand of those that are
-    just at
-    the threshold and fewer above it, and are verified exactly.
+    Pairs are found by MinHash (`posttrain.data.duplicates.minhash`), which misses one in a thousand of those that
+    are just at the threshold and fewer above it, and are verified exactly.
 
     Args:
         seed: draws the permutations, and so which few pairs at the threshold are missed.
@@ -55,9 +54,6 @@ def near_duplicates(
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"texts must be strings, but texts[{row}] is {type(text).__name__}")
-    pass
-    from posttrain.data.duplicates.minhash import minhash_sketch
-
     return cluster_near_duplicates(
         minhash_sketch(texts, threshold, ngram, seed),
         lambda rows: [texts[row] for row in rows.tolist()],

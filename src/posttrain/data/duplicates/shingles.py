@@ -86,6 +86,11 @@ def offsets_of(sizes: Indices) -> Indices:
     return offsets
 
 
+def owning_set(sets: Shingles, places: Indices) -> Indices:
+    """Set that holds each of some positions in ``sets.values``, which are in order."""
+    return np.repeat(np.arange(len(sets.sizes)), np.diff(np.searchsorted(places, sets.offsets)))
+
+
 def intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
     """Counts the members that set ``i[p]`` of ``a`` and set ``j[p]`` of ``b`` share, int64 [P]."""
     shared = np.zeros(len(i), dtype=np.int64)

@@ -12,8 +12,8 @@ import pyarrow.compute
 from pydantic import Field
 
 from posttrain.data.duplicates import near_duplicates as search
+from posttrain.data.duplicates.all_pairs import Fetch
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
-from posttrain.data.duplicates.dense_buckets import Fetch
 from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.quality.features import embed_texts
 from posttrain.data.records.outcome import Rejection, locations

@@ -1,0 +1,147 @@
+"""Inverted index of hashed n-grams: the sets that hold each."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.data.duplicates.shingles import Hashes, Indices, Shingles, offsets_of
+
+_MOST_BITS = 24
+
+_EXTRA_BITS = 3
+
+_MEETINGS_A_BLOCK = 1 << 22
+
+
+class SharedCounts(NamedTuple):
+    """Lists pairs of sets that share members.
+
+    Attributes:
+        asked: int64 [P], the queried set.
+        owner: int64 [P], the indexed set that shares members with it.
+        shared: int64 [P], number of members in both.
+    """
+
+    asked: Indices
+    owner: Indices
+    shared: Indices
+
+
+class Postings(NamedTuple):
+    """Maps K distinct hashes to the indexed sets that hold each.
+
+    Attributes:
+        keys: uint64 [K], sorted.
+        offsets: int64 [K + 1].
+        owners: int32; the sets that hold key ``k`` are ``owners[offsets[k] : offsets[k + 1]]``, in order.
+        table: bool [2^b], whether some key begins with these b bits: most hashes that are no keys end here.
+        buckets: int32 [2^c], the first key that begins with these c bits or more.
+        width: one more than the last owner.
+    """
+
+    keys: Hashes
+    offsets: Indices
+    owners: npt.NDArray[np.int32]
+    table: npt.NDArray[np.bool_]
+    buckets: npt.NDArray[np.int32]
+    width: int
+
+    @classmethod
+    def of(cls, sets: Shingles, owners: Indices) -> Self:
+        """Indexes ``sets``; ``owners``: int64 [N], the number that names each of the N sets."""
+        named = np.repeat(owners, sets.sizes)
+        order = np.argsort(sets.values)
+        values, named = sets.values[order], named[order]
+        tied = np.zeros(len(values), dtype=bool)  # few; to sort all by both takes three times as long
+        equal = values[1:] == values[:-1]
+        tied[1:] |= equal
+        tied[:-1] |= equal
+        named[tied] = named[tied][np.lexsort((named[tied], values[tied]))]
+        fresh = np.ones(len(values), dtype=bool)
+        fresh[1:] = (values[1:] != values[:-1]) | (named[1:] != named[:-1])
+        values, named = values[fresh], named[fresh]
+        first = np.ones(len(values), dtype=bool)
+        np.not_equal(values[1:], values[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        keys, counts = values[starts], np.diff(starts, append=len(values))
+        bits = min(len(keys).bit_length() + 1, _MOST_BITS)
+        table = np.zeros(1 << (bits + _EXTRA_BITS), dtype=bool)
+        table[_leading_bits(keys, bits + _EXTRA_BITS)] = True
+        buckets = offsets_of(np.bincount(_leading_bits(keys, bits).astype(np.int64), minlength=1 << bits))[:-1]
+        width = int(named.max(initial=0)) + 1
+        return cls(keys, offsets_of(counts), named.astype(np.int32), table, buckets.astype(np.int32), width)
+
+    @property
+    def counts(self) -> Indices:
+        """Number of sets that hold each key, int64 [K]."""
+        return np.diff(self.offsets)
+
+    def among(self, wanted: npt.NDArray[np.bool_]) -> Self:
+        """Keeps only some of the indexed sets; ``wanted``: bool, by owner."""
+        chosen = wanted[self.owners]
+        values, owners = np.repeat(self.keys, self.counts)[chosen], self.owners[chosen].astype(np.int64)
+        return self.of(Shingles(values, np.arange(len(values) + 1)), owners)
+
+    def find(self, values: Hashes) -> tuple[Indices, Indices]:
+        """Positions in ``values`` that hold a key, in order, and the key at each."""
+        if not len(self.keys):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        places = np.flatnonzero(self.table[_leading_bits(values, len(self.table).bit_length() - 1)])
+        asked = values[places]
+        keys = self.buckets[_leading_bits(asked, len(self.buckets).bit_length() - 1)].astype(np.int64)
+        held = self.keys[keys]
+        # Few buckets hold two keys; those further back are reached step by step.
+        behind = np.flatnonzero(held < asked)
+        while len(behind):
+            behind = behind[keys[behind] < len(self.keys) - 1]
+            keys[behind] += 1
+            held[behind] = self.keys[keys[behind]]
+            behind = behind[held[behind] < asked[behind]]
+        known = held == asked
+        return places[known], keys[known]
+
+    def meet(self, asked: Indices, keys: Indices, least: int = 1) -> Iterator[SharedCounts]:
+        """Yields every pair of a queried and an indexed set that share members, block by block; no pair is split.
+
+        Args:
+            asked, keys: int64 [H], which set holds which key; in any order, and as often as it likes.
+            least: members that a pair must share.
+        """
+        codes, _ = _count_values(asked * len(self.keys) + keys)
+        asked, keys = codes // max(len(self.keys), 1), codes % max(len(self.keys), 1)
+        sizes = self.offsets[keys + 1] - self.offsets[keys]
+        if sizes.sum() <= _MEETINGS_A_BLOCK:
+            yield self._met(asked, keys, sizes, least)
+            return
+        blocks = np.cumsum(sizes) // _MEETINGS_A_BLOCK
+        blocks = blocks[np.searchsorted(asked, asked)]  # that of the set's first member
+        for block in np.split(np.arange(len(asked)), np.flatnonzero(np.diff(blocks)) + 1):
+            yield self._met(asked[block], keys[block], sizes[block], least)
+
+    def _met(self, asked: Indices, keys: Indices, sizes: Indices, least: int) -> SharedCounts:
+        width, begins = self.width, offsets_of(sizes)
+        # Half the bytes are half the time.
+        kind = np.int32 if (asked.max(initial=0) + 1) * width < 1 << 31 and len(self.owners) < 1 << 31 else np.int64
+        places = np.arange(begins[-1], dtype=kind)
+        places += np.repeat((self.offsets[keys] - begins[:-1]).astype(kind), sizes)
+        codes = np.repeat((asked * width).astype(kind), sizes)
+        codes += self.owners[places]
+        pairs, shared = _count_values(codes, least)
+        return SharedCounts(pairs // width, pairs % width, shared)
+
+
+def _count_values(values: Indices, least: int = 1) -> tuple[Indices, Indices]:
+    """Counts distinct values in order, if they occur often enough: faster than np.unique."""
+    values = np.sort(values.astype(np.int32) if values.max(initial=0) < 1 << 31 else values)
+    often = np.flatnonzero(values[least - 1 :] == values[: max(len(values) - least + 1, 0)])
+    frequent = values[often]
+    new = np.ones(len(frequent), dtype=bool)
+    np.not_equal(frequent[1:], frequent[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    return frequent[starts].astype(np.int64), np.diff(starts, append=len(frequent)) + least - 1
+
+
+def _leading_bits(values: Hashes, bits: int) -> Hashes:
+    return values >> np.uint64(64 - bits)
