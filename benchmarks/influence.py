@@ -42,10 +42,9 @@ from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGra
 from posttrain.attribution.influence.ihvp.ekfac import Ekfac
 from posttrain.attribution.influence.ihvp.solver import Solution
 from posttrain.attribution.influence.influence_functions import influence_functions
-from posttrain.attribution.influence.less import less
 from posttrain.attribution.influence.losses import CrossEntropy
 from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import tracin
+from posttrain.attribution.influence.tracin import less, tracin
 from posttrain.attribution.influence.trak import trak
 from posttrain.store.errors import UserError
 

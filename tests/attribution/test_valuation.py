@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from posttrain.attribution.nearest_neighbours import knn_shapley
 from posttrain.attribution.semivalues import leave_one_out
+from posttrain.attribution.utilities.knn import knn_shapley
 from posttrain.attribution.valuation import LEARNERS, Fold, ValuationMethod, cross_validated_values
 from posttrain.attribution.values import Values
 from posttrain.store.errors import UserError

@@ -145,7 +145,7 @@ def test_the_mean_eigenvalue_is_the_trace_over_the_size() -> None:
     """Against a matrix whose trace is known: with random signs it is exact where the matrix is diagonal."""
     import torch
 
-    from posttrain.attribution.influence.methods import mean_eigenvalue
+    from posttrain.attribution.influence.curvature import mean_eigenvalue
 
     class Diagonal:
         class model:

@@ -5,12 +5,9 @@ from typing import TYPE_CHECKING
 from posttrain.store.extensions import lazy_exports
 
 if TYPE_CHECKING:
-    from posttrain.attribution.groups import group_utility, sum_by_group
     from posttrain.attribution.influence.influence_functions import influence_functions
-    from posttrain.attribution.influence.less import less
-    from posttrain.attribution.influence.tracin import tracin
+    from posttrain.attribution.influence.tracin import less, tracin
     from posttrain.attribution.influence.trak import trak
-    from posttrain.attribution.nearest_neighbours import knn_shapley
     from posttrain.attribution.out_of_bag import data_oob
     from posttrain.attribution.sampled_semivalues import banzhaf, beta_shapley, tmc_shapley
     from posttrain.attribution.semivalues import (
@@ -22,8 +19,9 @@ if TYPE_CHECKING:
         shapley_weights,
     )
     from posttrain.attribution.utilities.classifier import ClassifierUtility
-    from posttrain.attribution.utilities.knn import KNNUtility
+    from posttrain.attribution.utilities.knn import KNNUtility, knn_shapley
     from posttrain.attribution.utilities.linear import CentroidUtility, RidgeUtility
+    from posttrain.attribution.utility import group_utility, sum_by_group
     from posttrain.attribution.values import Values
 
 __all__ = [
@@ -62,15 +60,15 @@ _HOMES = {
     "beta_shapley": "sampled_semivalues",
     "beta_weights": "semivalues",
     "data_oob": "out_of_bag",
-    "group_utility": "groups",
+    "group_utility": "utility",
     "influence_functions": "influence.influence_functions",
-    "knn_shapley": "nearest_neighbours",
+    "knn_shapley": "utilities.knn",
     "leave_one_out": "semivalues",
-    "less": "influence.less",
+    "less": "influence.tracin",
     "semivalue": "semivalues",
     "shapley": "semivalues",
     "shapley_weights": "semivalues",
-    "sum_by_group": "groups",
+    "sum_by_group": "utility",
     "tmc_shapley": "sampled_semivalues",
     "tracin": "influence.tracin",
     "trak": "influence.trak",

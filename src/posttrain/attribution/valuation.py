@@ -8,23 +8,51 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.attribution.groups import group_utility, sum_by_group
-from posttrain.attribution.nearest_neighbours import knn_shapley
-from posttrain.attribution.out_of_bag import data_oob
-from posttrain.attribution.sampled_semivalues import banzhaf, beta_shapley, tmc_shapley
-from posttrain.attribution.semivalues import leave_one_out
-from posttrain.attribution.utilities.knn import KNNUtility
-from posttrain.attribution.utilities.linear import CentroidUtility, RidgeUtility
-from posttrain.attribution.utility import Floats, Rows, Utility, check_features, check_labels
+from posttrain.attribution.utility import (
+    Floats,
+    Rows,
+    Utility,
+    check_features,
+    check_labels,
+    group_utility,
+    sum_by_group,
+)
 from posttrain.attribution.values import Values
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
 
-LEARNERS: Mapping[str, Callable[..., Utility]] = {
-    "neighbours": KNNUtility,
-    "centroids": CentroidUtility,
-    "ridge": RidgeUtility,
-}
+_HERE = "posttrain.attribution"
+
+LEARNERS: Mapping[str, Callable[..., Utility]] = Registry(
+    "learner",
+    "posttrain.learners",
+    {
+        "neighbours": f"{_HERE}.utilities.knn:KNNUtility",
+        "centroids": f"{_HERE}.utilities.linear:CentroidUtility",
+        "ridge": f"{_HERE}.utilities.linear:RidgeUtility",
+    },
+)
 """The models whose utility a game is played for, by name."""
+
+_METHODS: Mapping[str, Callable[..., Values]] = Registry(
+    "valuation method",
+    "posttrain.valuation_methods",
+    {
+        "knn_shapley": f"{_HERE}.utilities.knn:knn_shapley",
+        "tmc_shapley": f"{_HERE}.sampled_semivalues:tmc_shapley",
+        "beta_shapley": f"{_HERE}.sampled_semivalues:beta_shapley",
+        "banzhaf": f"{_HERE}.sampled_semivalues:banzhaf",
+        "leave_one_out": f"{_HERE}.semivalues:leave_one_out",
+        "data_oob": f"{_HERE}.out_of_bag:data_oob",
+    },
+)
+
+_DRAWS_ARGUMENT = {
+    "tmc_shapley": "permutations",
+    "beta_shapley": "permutations",
+    "banzhaf": "samples",
+    "data_oob": "bags",
+}
 
 DEFAULT_DRAWS: Mapping[str, int | None] = {
     "knn_shapley": None,
@@ -98,31 +126,25 @@ class ValuationMethod:
         """Returns the values of a fold's records or groups."""
         task = (fold.features, fold.labels, fold.evaluation_features, fold.evaluation_labels)
         if self.name == "knn_shapley":
-            values = knn_shapley(*task)
+            values = _METHODS[self.name](*task)
             # The closed form knows no groups as players, but Shapley values of records add up.
             return values if fold.groups is None else sum_by_group(values, fold.groups)
         utility = LEARNERS[self.learner or "neighbours"](*task)
         if fold.groups is not None:
             utility = group_utility(utility, fold.groups)
-        options, count = {"seed": self.seed, "workers": self.workers, "folder": self.folder}, self._count
-        if self.name == "tmc_shapley":
-            return tmc_shapley(utility, permutations=count, **options)  # type: ignore[arg-type]
-        if self.name == "beta_shapley":
-            return beta_shapley(utility, permutations=count, **options)  # type: ignore[arg-type]
-        if self.name == "banzhaf":
-            return banzhaf(utility, samples=count, **options)  # type: ignore[arg-type]
-        return leave_one_out(utility, workers=self.workers, folder=self.folder)
+        return _METHODS[self.name](utility, **self._options())
 
     def out_of_bag(self, features: np.ndarray, labels: list[str]) -> Values:
         """Computes data-OOB of all records, [N, D] and [N], by nearest centroids; a guess of K labels scores 1 / K."""
         from sklearn.neighbors import NearestCentroid
 
-        options = {"seed": self.seed, "workers": self.workers, "folder": self.folder}
-        return data_oob(features, labels, estimator=NearestCentroid(), bags=self._count, **options)  # type: ignore[arg-type]
+        return _METHODS[DATA_OOB](features, labels, estimator=NearestCentroid(), **self._options())
 
-    @property
-    def _count(self) -> int:
-        return self.draws or DEFAULT_DRAWS[self.name] or 1
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"workers": self.workers, "folder": self.folder}
+        if (default := DEFAULT_DRAWS[self.name]) is not None:
+            options |= {"seed": self.seed, _DRAWS_ARGUMENT[self.name]: self.draws or default}
+        return options
 
 
 class CooperativeGame(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from posttrain.attribution.influence.methods import INFLUENCE_METHODS, influence_scores
+from posttrain.attribution.influence.methods import INFLUENCE_METHODS
 from posttrain.inspect.labelled_records import inputs
 from posttrain.inspect.record_rounds import cosine_similarities
 from posttrain.loop.context import RoundContext, task_key
@@ -152,11 +152,10 @@ class ScoreInfluence(Stage):
         test = [encode_record(lm, prompt, text) for text in (self.answer, self.instead) if text is not None]
         # Records of like length share a batch, so that little of it is padding.
         order = np.argsort([len(example.ids) for example in train], kind="stable")
-        influence = influence_scores(
+        influence = INFLUENCE_METHODS[self.method](
             functional_causal_lm(lm),
             [train[row] for row in order],
             test,
-            self.method,
             learning_rate=self.trained.train["learning_rate"],
             folder=scratch,
         )

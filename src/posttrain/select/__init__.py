@@ -7,6 +7,6 @@ from posttrain.store.extensions import lazy_exports
 if TYPE_CHECKING:
     from posttrain.select.selectors.registry import select
 
-__all__ = ["select", "value"]
+__all__ = ["select"]
 
-__getattr__ = lazy_exports(__name__, {"select": "selectors.registry", "value": ""})
+__getattr__ = lazy_exports(__name__, {"select": "selectors.registry"})

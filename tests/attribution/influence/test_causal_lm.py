@@ -13,9 +13,8 @@ from posttrain.attribution.influence.gradients import record_gradients
 from posttrain.attribution.influence.ihvp.conjugate_gradient import ConjugateGradient
 from posttrain.attribution.influence.ihvp.ekfac import Ekfac
 from posttrain.attribution.influence.influence_functions import influence_functions
-from posttrain.attribution.influence.less import less
 from posttrain.attribution.influence.projection import Projection
-from posttrain.attribution.influence.tracin import tracin
+from posttrain.attribution.influence.tracin import less, tracin
 from posttrain.attribution.influence.trak import trak
 from posttrain.models.language_model import LanguageModel, load_language_model
 from posttrain.models.likelihood import answer_log_likelihoods

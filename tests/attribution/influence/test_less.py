@@ -5,8 +5,8 @@ from torch import nn
 
 from posttrain.attribution.influence.checkpoints import AdamMoments, Checkpoint
 from posttrain.attribution.influence.gradients import record_gradients
-from posttrain.attribution.influence.less import less
 from posttrain.attribution.influence.projection import Projection
+from posttrain.attribution.influence.tracin import less
 from posttrain.store.errors import UserError
 
 

@@ -102,3 +102,16 @@ class Curvature:
             return product
 
         return multiply
+
+
+def mean_eigenvalue(curvature: Curvature, seed: int = 0) -> float:
+    """Estimates the mean eigenvalue of a curvature, its trace over its size, from a random vector of signs.
+
+    M. F. Hutchinson 1990.
+    """
+    model = curvature.model
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (model.size, 1), generator=generator).to(model.dtype).to(model.device) * 2 - 1
+    # In float64: a sum over millions of parameters loses its small terms in float32.
+    trace = float((signs.double() * curvature.product(signs).double()).sum())
+    return trace / model.size

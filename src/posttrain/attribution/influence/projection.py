@@ -10,7 +10,10 @@ from torch import Tensor
 
 from posttrain.store.errors import UserError
 
-_CHUNK_ROWS = 4096
+DEFAULT_DIMENSIONS = 4096
+"""K of the methods that are called by name."""
+
+_CHUNK_ROWS = 4096  # of the matrix, drawn by one counter of the generator
 _MATRIX_NUMBERS = 2**24  # of the matrix in memory at once, beside what is multiplied
 
 

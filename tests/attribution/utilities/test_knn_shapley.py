@@ -90,7 +90,7 @@ def test_values_of_many_blocks_sum_to_the_full_score(monkeypatch: pytest.MonkeyP
     utility = KNNUtility(features, labels, records, true, neighbours=7, score="votes")
     whole = knn_shapley(features, labels, records, true, neighbours=7).values
     np.testing.assert_allclose(whole.sum(), utility(np.arange(200)), rtol=1e-12)
-    monkeypatch.setattr("posttrain.attribution.nearest_neighbours._BLOCK_PAIRS", 2000)
+    monkeypatch.setattr("posttrain.attribution.utilities.knn._BLOCK_PAIRS", 2000)
     np.testing.assert_allclose(knn_shapley(features, labels, records, true, neighbours=7).values, whole, atol=1e-15)
 
 
