@@ -10,7 +10,7 @@ import yaml
 
 from posttrain.cli.workspace import CURRENT_FOLDER, open_store, open_version
 from posttrain.data.config import DataConfig
-from posttrain.data.versions.named_versions import training_records
+from posttrain.data.versions.leaks import training_records
 from posttrain.data.versions.version import Version
 from posttrain.loop.config import read_config, read_yaml
 from posttrain.loop.suites import measured_on

@@ -22,8 +22,9 @@ from posttrain.data.records.identity import assign_ids
 from posttrain.data.records.outcome import Outcome
 from posttrain.data.records.schema import CHANGED, RECORD, REJECTED, concat, records
 from posttrain.data.steps.apply import apply_step
-from posttrain.data.steps.registry import STEPS, config_name
+from posttrain.data.steps.registry import STEPS
 from posttrain.data.steps.step import GlobalStep, RowStep, Step
+from posttrain.data.versions.recipe import config_name
 
 
 def table_of(*rows: dict[str, Any] | str) -> pa.Table:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from posttrain.data.records.provenance import origin_events, origin_ids, without_held_out_variants
 from posttrain.data.records.schema import CHANGED, concat
-from posttrain.data.split import SplitsConfig, assign_splits, freeze_settings, hash_split, split_keys
-from posttrain.data.split.leaks import find_leaks
+from posttrain.data.split import SplitsConfig, assign_splits, hash_split, split_keys
+from posttrain.data.split.split_step import freeze_settings
+from posttrain.data.versions.leaks import find_leaks
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 

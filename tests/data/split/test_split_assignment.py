@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data.split import SplitsConfig, assign_splits, freeze_settings, hash_split, split_keys
+from posttrain.data.split import SplitsConfig, assign_splits, hash_split, split_keys
+from posttrain.data.split.split_step import freeze_settings
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 
@@ -174,7 +175,7 @@ def test_shares_and_moments_that_do_not_fit_are_refused(values: dict[str, object
 
 
 def test_answers_that_are_no_labels_are_no_strata(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posttrain.data.split.frozen_settings._STRATA", 3)
+    monkeypatch.setattr("posttrain.data.split.split_step._STRATA", 3)
     config = SplitsConfig(stratify="label")
     looked_at = split_keys(table_of(*({"prompt": f"{n}", "completion": f"{n}"} for n in range(4))), config)
     with pytest.raises(UserError, match="there are 4 strata; leave `stratify` out"):

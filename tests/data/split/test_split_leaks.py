@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from posttrain.data.split.leaks import find_leaks, require_no_leaks
+from posttrain.data.versions.leaks import find_leaks, require_no_leaks
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 

@@ -9,7 +9,7 @@ import pytest
 from posttrain.data import Version, build
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.split import SplitsConfig
-from posttrain.data.versions.named_versions import LeakCheck, require_no_overlap, training_records
+from posttrain.data.versions.leaks import LeakCheck, require_no_overlap, training_records
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import table_of
 

@@ -12,7 +12,7 @@ from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.records.identity import without_answers
 from posttrain.data.records.schema import RECORD, REJECTED, concat
 from posttrain.data.sets.training_set import next_training_set
-from posttrain.data.versions.diff import Diff, diff_versions
+from posttrain.data.versions.history import Diff, diff_versions
 from posttrain.data.versions.version import Dataset, Version, read_dataset, write_dataset
 
 Make = Callable[..., pa.Table]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from posttrain.data import Version, build
 from posttrain.data.records.identity import input_id
 from posttrain.data.split.assignment import hash_draw
-from posttrain.data.split.leaks import find_leaks
+from posttrain.data.versions.leaks import find_leaks
 
 SPLITS = {"test": 0.3, "near_duplicates": 0.8}
 WORDS = [f"{a}{b}{c}" for a in ("ba", "do", "ki", "lu") for b in ("ra", "ti", "so", "pe") for c in ("n", "m", "l", "k")]

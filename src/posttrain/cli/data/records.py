@@ -21,7 +21,7 @@ from posttrain.data.report.drift import measure_drift
 from posttrain.data.report.profile import profile_version
 from posttrain.data.versions.export import export_file as export_records
 from posttrain.data.versions.export import export_folder
-from posttrain.data.versions.record_history import record_histories
+from posttrain.data.versions.history import record_histories
 from posttrain.data.versions.version import Version
 from posttrain.store.errors import UserError
 from posttrain.store.workspace import Workspace

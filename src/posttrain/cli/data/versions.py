@@ -13,8 +13,8 @@ from posttrain.cli.output import (
     print_table,
 )
 from posttrain.cli.workspace import CURRENT_FOLDER, VersionArgument, WorkspaceOption, open_store, open_version
-from posttrain.data.versions.diff import diff_versions
-from posttrain.data.versions.garbage import find_garbage, remove_garbage
+from posttrain.data.versions.history import diff_versions
+from posttrain.data.versions.named_build import check_tag, find_garbage, remove_garbage
 from posttrain.store.errors import UserError
 from posttrain.store.rows import NamedVersion
 from posttrain.store.workspace import Workspace
@@ -64,8 +64,6 @@ def tag(
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
     """Make NAME@WORD refer to a version."""
-    from posttrain.data.versions.named_build import check_tag
-
     check_tag(word)
     with open_store(workspace, write=True) as store:
         id = store.metadata.named(version) or store.metadata.resolve(version)

@@ -2,7 +2,6 @@
 
 from posttrain.data.split.assignment import SPLIT_KEYS, SplitAssignment, assign_splits, hash_split, split_keys
 from posttrain.data.split.config import SPLITS, SplitsConfig
-from posttrain.data.split.frozen_settings import freeze_settings
 
 __all__ = [
     "SPLITS",
@@ -10,7 +9,6 @@ __all__ = [
     "SplitAssignment",
     "SplitsConfig",
     "assign_splits",
-    "freeze_settings",
     "hash_split",
     "split_keys",
 ]

@@ -3,7 +3,7 @@
 from posttrain.data.steps.step import Step
 from posttrain.store.extensions import Registry
 
-_BUILT_IN = {
+BUILT_IN = {
     "answers": "posttrain.data.steps.validity:Answers",
     "augment": "posttrain.data.augment.augment:Augment",
     "balance": "posttrain.data.steps.balance:Balance",
@@ -30,11 +30,4 @@ _BUILT_IN = {
     "toxicity": "posttrain.data.steps.toxicity:Toxicity",
 }
 
-
-STEPS: Registry[type[Step]] = Registry("step", "posttrain.steps", _BUILT_IN, Step)
-
-
-def config_name(step: Step) -> str:
-    """Return the name by which `STEPS` finds the class again, also in another process that reads a recipe."""
-    named = step.name in STEPS and STEPS[step.name] is type(step)
-    return step.name if named else f"{type(step).__module__}:{type(step).__qualname__}"
+STEPS: Registry[type[Step]] = Registry("step", "posttrain.steps", BUILT_IN, Step)

@@ -5,15 +5,16 @@ Versions have semantic names (https://semver.org): what changed decides which nu
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from posttrain.data.split import SplitsConfig
-from posttrain.data.versions.build_version import build_version
+from posttrain.data.versions.build_version import STAGE, build_version
 from posttrain.data.versions.named_versions import RESERVED_NAMES
-from posttrain.data.versions.recipe import DEFAULT_STEPS, Files, Recipe, Suite, applicable_steps
+from posttrain.data.versions.recipe import Files, Recipe, Suite, applicable_steps, default_steps
 from posttrain.data.versions.version import Version
 from posttrain.jobs.engines import open_engine
 from posttrain.store.errors import UserError
@@ -116,7 +117,7 @@ def _resolve_recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     steps = applicable_steps(recipe.steps, recipe.labels)
     left_out = [step.name for step in recipe.steps if step not in steps]
     # Nobody asked for the default steps, so dropping some needs no word.
-    if left_out and recipe.steps != Recipe(steps=DEFAULT_STEPS).steps:
+    if left_out and tuple(recipe.steps) != default_steps():
         log.info("skipping steps that need a closed label set: %s", ", ".join(left_out))
     recipe = recipe.model_copy(update={"steps": steps})
     if parent is None or recipe.splits is None or not parent.meta.get("settled"):
@@ -188,3 +189,64 @@ def next_version(last: str | None, bump: Bump) -> str:
             return f"{major}.{minor + 1}.0"
         case "patch":
             return f"{major}.{minor}.{patch + 1}"
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Lists what can be removed.
+
+    Attributes:
+        versions: names to forget.
+        artifacts: ids of datasets and shards to delete, in a safe order.
+        size: bytes of these artifacts.
+    """
+
+    versions: Sequence[NamedVersion]
+    artifacts: Sequence[str]
+    size: int
+
+
+def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
+    """Finds old versions, and shards that no version holds.
+
+    Tagged versions stay, and so do versions that a run used: a model's lineage leads to them.
+
+    Args:
+        keep: how many of the newest versions of each name stay; None: all.
+    """
+    metadata = workspace.metadata
+    versions: list[NamedVersion] = []
+    for name in dict.fromkeys(version.name for version in metadata.names()):
+        built = [version for version in metadata.names(name) if version.semantic]
+        for version in built[: max(0, len(built) - keep)] if keep is not None else []:
+            if not version.tags and not metadata.consumers(version.artifact_id):
+                versions.append(version)
+    forgotten = {(version.name, version.version) for version in versions}
+    named = {version.artifact_id for version in metadata.names() if (version.name, version.version) not in forgotten}
+    datasets = [id for id in {version.artifact_id for version in versions} if id not in named]
+    dropped = set(datasets)
+    held: set[str] = set()
+    for row in metadata.artifacts("dataset"):
+        if row.id not in dropped and workspace.artifacts.exists(row.id):
+            dataset = Version.open(workspace.artifacts, row.id)
+            held.update(id for ids in dataset.meta.get("phases", []) for id in ids)
+    known = {row.id for row in metadata.artifacts()}
+    loose = [row.id for row in metadata.artifacts("records") if row.id not in held]
+    loose += [id for id in workspace.artifacts.ids() if id.startswith("records-") and id not in known | held]
+    sizes = {row.id: row.size for row in metadata.artifacts()}
+    # Datasets go before the shards that they refer to.
+    artifacts = [*sorted(datasets), *loose]
+    return Garbage(versions, artifacts, sum(sizes.get(id, 0) for id in artifacts))
+
+
+def remove_garbage(workspace: Workspace, garbage: Garbage) -> None:
+    """Forgets the versions, then deletes their artifacts and the scratch folders of failed builds."""
+    for named in garbage.versions:
+        # Names go first: a kill leaves artifacts without a name, never a name without its artifact.
+        workspace.metadata.forget_version(named.name, named.version)
+    for id in garbage.artifacts:
+        workspace.metadata.forget_artifact(id)
+        workspace.artifacts.delete(id)
+    for run in workspace.metadata.runs():
+        if run.stage == STAGE and run.status != "done":
+            workspace.drop_scratch(run.key)

@@ -16,7 +16,7 @@ from posttrain.data.reading.pieces import Piece
 from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.schema import RECORD, concat
 from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind, Step
-from posttrain.data.versions.previous_assignment import PreviousAssignment, id_changes
+from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAssignment, id_changes
 from posttrain.data.versions.recipe import Recipe, global_steps, row_steps
 from posttrain.data.versions.shards import PreviousShard, Shard, ShardCorpus, ShardTask, fact_table
 from posttrain.jobs.base import Engine
@@ -78,14 +78,14 @@ class VersionBuild:
         settled: what the split has settled.
         contaminated: by source of evaluation records how many of them training records give away, and their number.
         previous_states: of the global steps of an earlier version, whose shards were the first of today's.
-        previous_assignment: the splits that records had in that version.
+        previous_assignment: the splits that records had in that version; None without one.
     """
 
     recipe: Recipe
     engine: Engine
     folder: Path
     previous_states: StepStates = field(default_factory=dict)
-    previous_assignment: PreviousAssignment = field(default_factory=PreviousAssignment)
+    previous_assignment: PreviousAssignment | None = None
     phases: list[list[Shard]] = field(default_factory=list)
     alive: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
     rejected: list[pa.Table] = field(default_factory=list)
@@ -107,7 +107,9 @@ class VersionBuild:
     @property
     def unassigned(self) -> pa.Table:
         """ASSIGNMENTS table of the records that had a split before and have none now."""
-        return self.previous_assignment.table() if self._unassigned is None else self._unassigned
+        if self._unassigned is not None:
+            return self._unassigned
+        return ASSIGNMENTS.empty_table() if self.previous_assignment is None else self.previous_assignment.table()
 
     @property
     def rejected_by_reason(self) -> Counter[tuple[str, str]]:
@@ -174,7 +176,7 @@ class VersionBuild:
         """Gives the records that the step at ``index`` processes: after the split only the training records."""
         alive = self.alive & (self.sides == 0)
         measured = RECORD.empty_table() if evaluation is None else evaluation
-        past = partial(self.previous_assignment.splits_of, self.phases, self.alive)
+        past = partial((self.previous_assignment or PreviousAssignment()).splits_of, self.phases, self.alive)
         changed = partial(id_changes, self.phases)
         return ShardCorpus(self.shards, index, alive, self.engine, measured, before, self._clusters, past, changed)
 
@@ -228,8 +230,9 @@ class VersionBuild:
         if decision.sides is not None:
             self.sides = decision.sides
             self.settled = dict(decision.settled or {})
-            splits = np.where(self.alive, self.sides, -1).astype(np.int8)
-            self._unassigned = self.previous_assignment.unassigned_now(self.phases, splits)
+            if self.previous_assignment is not None:
+                splits = np.where(self.alive, self.sides, -1).astype(np.int8)
+                self._unassigned = self.previous_assignment.unassigned_now(self.phases, splits)
         return decision.rewritten
 
     def _previous_state(self, index: int, step: GlobalStep, keys: Sequence[str]) -> PreviousState | None:

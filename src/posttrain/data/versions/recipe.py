@@ -1,6 +1,7 @@
 """Defines what decides a dataset version besides its files: columns, labels, steps and splits."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.split import SplitsConfig
 from posttrain.data.split.split_step import Split
-from posttrain.data.steps.registry import STEPS, config_name
+from posttrain.data.steps.registry import BUILT_IN, STEPS
 from posttrain.data.steps.step import GlobalStep, RowStep, Step
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
@@ -47,12 +48,21 @@ def parse_step(value: Any) -> Step:
 def _steps(value: Any) -> Any:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError("is a list of steps")
-    steps = [parse_step(item) for item in value]
+    steps = [*default_steps()] if value == DEFAULT_STEPS else [parse_step(item) for item in value]
     first = next((index for index, step in enumerate(steps) if step.training_only), len(steps))
     for step in steps[first:]:
         if not step.training_only:
             raise ValueError(f"`{step.name}` cannot follow `{steps[first].name}`, which sees only training records")
     return steps
+
+
+def config_name(step: Step) -> str:
+    """Return the name by which `STEPS` finds the class again, also in another process that reads a recipe."""
+    reference = f"{type(step).__module__}:{type(step).__qualname__}"
+    # Built-in steps first: the registry would load the entry points of all installed packages.
+    if BUILT_IN.get(step.name) == reference or (step.name in STEPS and STEPS[step.name] is type(step)):
+        return step.name
+    return reference
 
 
 def step_values(step: Step) -> dict[str, Any]:
@@ -73,6 +83,12 @@ DEFAULT_STEPS: Any = [
     {"decontaminate": {"threshold": 0.9, "contained": None}},
 ]
 """Steps that run if the config names none."""
+
+
+@cache
+def default_steps() -> tuple[Step, ...]:
+    """Parses `DEFAULT_STEPS`, once: steps are frozen, so all configs share them."""
+    return tuple(parse_step(item) for item in DEFAULT_STEPS)
 
 
 class Suite(Section):

@@ -23,6 +23,7 @@ from posttrain.data.records.schema import CHANGED, FACT, RECORD, REJECTED, conca
 from posttrain.data.steps.step import GlobalStep, PreviousState, RowStep, ShardView, SimilarityKind
 from posttrain.jobs.base import Engine
 from posttrain.store.hashing import digest
+from posttrain.store.workspace import Workspace
 
 VERSION = 1
 
@@ -338,3 +339,18 @@ class ShardCorpus:
 def _apply_to_shard(function: Callable[[pa.Table], Result], shard: Shard) -> Result:
     """Applies a function to a shard's records; a module-level function, so that it can be pickled."""
     return function(shard.records())
+
+
+def commit_shard(workspace: Workspace, shard: Shard) -> str:
+    """Commits a shard as an artifact, unless it is one already, and returns its id."""
+    # Scratch folders are named by the shard's key, artifacts by their id.
+    if shard.folder.name != shard.key:
+        return shard.folder.name
+    with workspace.artifacts.temporary_folder() as folder:
+        for file in sorted(shard.folder.iterdir()):
+            # Hard links spare the copy; scratch and artifact share the same bytes until scratch goes.
+            os.link(file, folder / file.name)
+        meta = {"rows": shard.rows, "piece": shard.piece}
+        artifact = workspace.artifacts.commit(folder, "records", meta)
+    workspace.metadata.add_artifact(artifact)
+    return artifact.id

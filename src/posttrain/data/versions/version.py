@@ -1,6 +1,7 @@
 """Reads and writes dataset versions: which rows of which shards, in which split, and why others were rejected."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from posttrain.data.versions.pipeline import DROPPED, StepState, VersionBuild
 from posttrain.data.versions.previous_assignment import ASSIGNMENTS, PreviousAssignment
 from posttrain.data.versions.shards import CHANGES, FACTS, REJECTIONS, Shard
 from posttrain.store.artifacts import ArtifactStore
+from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.files import disk_errors
 
 EXCLUDED = 255
@@ -33,6 +35,8 @@ RECORDS_FILE = "records.parquet"
 REJECTED_FILE = "rejected.parquet"
 
 META_FILE = "dataset.json"
+
+log = logging.getLogger("posttrain")
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,18 @@ class Version:
     def sides(self) -> npt.NDArray[np.uint8]:
         """Uint8 [N]: the split of each row of the last phase, or `EXCLUDED`."""
         return np.asarray(parquet.read_table(self.folder / MANIFEST)["side"].to_numpy())
+
+    def intact_shards(self) -> dict[str, Path]:
+        """Folders of the version's shards by their keys, without damaged ones, which are rebuilt."""
+        folders = {}
+        for id in dict.fromkeys(id for ids in self.meta.get("phases", []) for id in ids):
+            try:
+                shard = Shard.open(self.path(id))
+            except DamagedArtifactError as error:
+                log.warning("%s; rebuilding it", error)
+                continue
+            folders[shard.key] = shard.folder
+        return folders
 
     def count(self, split: str) -> int:
         """Number of records in a split."""

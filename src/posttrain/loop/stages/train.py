@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from posttrain.data.versions.named_versions import require_no_overlap
+from posttrain.data.versions.leaks import require_no_overlap
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.difficulty import difficulties
 from posttrain.loop.registry import champion_besides

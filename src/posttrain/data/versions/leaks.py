@@ -1,19 +1,35 @@
 """Finds what two splits share from the records alone, whatever code made the splits."""
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import pyarrow as pa
 
+from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.contamination.evaluation_index import EvaluationIndex, index_evaluation
 from posttrain.data.records.outcome import locations
 from posttrain.data.records.provenance import origin_ids
 from posttrain.data.records.texts import input_texts, joined_texts
+from posttrain.data.split import SplitsConfig
+from posttrain.data.versions.recipe import Recipe
+from posttrain.data.versions.version import Version
 from posttrain.store.errors import UserError
+
+log = logging.getLogger("posttrain")
 
 _TRAIN = "train"
 _ROWS_A_CHUNK = 256  # what is made of them fits a processor's cache
+
+
+_NO_TABLES: Mapping[str, pa.Table] = {}
+
+
+_DEFAULT_NGRAM = 13
+
+
+_STRICT_STEP = Decontaminate()
 
 
 @dataclass(frozen=True)
@@ -131,3 +147,111 @@ def _shared_with(
         for row, overlap in index.word_index.search(inputs, texts, []).items():
             kind = f"{index.word_index.ngram}-gram"
             yield row, overlap.other, kind, "the same words" if overlap.whole else f"{kind}s in both: {overlap.shared}"
+
+
+def training_records(
+    version: Version, name: str, measured: Mapping[str, pa.Table] = _NO_TABLES, step: Decontaminate | None = None
+) -> pa.Table:
+    """Reads a version's training records, and checks that they leak no evaluation record.
+
+    Args:
+        name: what errors call the version.
+        measured: RECORD tables of what the loop measures on, by name, which a set of the loop's must not give away.
+        step: step that the loop separates them with; None: it does not.
+
+    Raises:
+        UserError: training and held-out records share something, or there are no training records.
+    """
+    if version.whole:
+        records = version.records()
+        require_no_overlap(records, measured, name, step)
+        return records
+    held_out = [split for split in version.splits[1:] if version.count(split)]
+    records = version.records(version.splits[0])
+    # Without held-out records there is nothing that could leak.
+    if held_out:
+        recipe = Recipe.model_validate(version.meta["recipe"])
+        check = LeakCheck.of(recipe.decontamination, recipe.splits)
+        _check_leaks(
+            [{version.splits[0]: records, **{split: version.records(split) for split in held_out}}], name, check
+        )
+    return records
+
+
+def require_no_overlap(
+    records: pa.Table, measured: Mapping[str, pa.Table], name: str, step: Decontaminate | None
+) -> None:
+    """Raises a UserError if the training records share something with records that models are measured on.
+
+    Args:
+        records: RECORD table of the training records.
+        measured: RECORD tables by name, each compared with the training records only.
+        name: what errors call the training records.
+        step: step that separated them; None: nothing did.
+
+    Raises:
+        UserError: they share something; names both places.
+    """
+    pairs = [{"train": records, what: table} for what, table in measured.items() if table.num_rows]
+    if records.num_rows and pairs:
+        _check_leaks(pairs, name, LeakCheck.of(step, None))
+
+
+@dataclass(frozen=True)
+class LeakCheck:
+    """Settings of the leak check before training, besides equal inputs and common origins.
+
+    Attributes:
+        threshold: Jaccard similarity from which inputs are alike; None: only equal ones are.
+        ngram: words in a run that must not be shared.
+        group: whether a shared group is a leak.
+        fix: advice for the error message.
+    """
+
+    threshold: float | None
+    ngram: int
+    group: bool
+    fix: str
+
+    @staticmethod
+    def of(step: Decontaminate | None, splits: SplitsConfig | None) -> "LeakCheck":
+        """Takes the stricter of the recipe's step and its split; either may be absent."""
+        thresholds = [step.threshold if step else None, splits.near_duplicates if splits else None]
+        threshold = min((value for value in thresholds if value is not None), default=None)
+        # No setting of the step loosens the check: a model must never train on what it is measured on.
+        ngram = step.ngram if step and step.ngram is not None else _DEFAULT_NGRAM
+        group = splits is None or splits.group
+        return LeakCheck(threshold, ngram, group, _suggest_fix(step, threshold, ngram))
+
+    @property
+    def left_out(self) -> str | None:
+        """Names the checks that the settings switch off; None if there are none."""
+        off = [] if self.group else ["shared groups (`splits.group` is false)"]
+        off += [] if self.threshold is not None else ["near duplicates (no threshold is set)"]
+        return " and ".join(off) or None
+
+
+def _check_leaks(splits: Sequence[Mapping[str, pa.Table]], name: str, check: LeakCheck) -> None:
+    for tables in splits:
+        require_no_leaks(tables, name, check.threshold, check.ngram, group=check.group, fix=check.fix)
+    if check.left_out:
+        log.warning("%s: the check before training does not look for %s", name, check.left_out)
+
+
+def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int) -> str:
+    """Names the settings with which `decontaminate` removes all that the check finds."""
+    if step is None:
+        return "the step `decontaminate` takes such records from training"
+    wanted: dict[str, float] = {}
+    if threshold is not None and (step.threshold is None or step.threshold > threshold):
+        wanted["threshold"] = threshold
+    if step.ngram is None:
+        wanted["ngram"] = ngram
+    if step.share > 0:
+        wanted["share"] = 0
+    if step.ignore_above is not None and step.ignore_above < (_STRICT_STEP.ignore_above or 0):
+        wanted["ignore_above"] = _STRICT_STEP.ignore_above or 0
+    if not wanted:
+        return "`decontaminate` takes such records from training where the version is built again"
+    settings = ", ".join(f"{name}: {value:g}" for name, value in wanted.items())
+    return f"`decontaminate: {{{settings}}}` takes such records from training; its settings let them pass"
