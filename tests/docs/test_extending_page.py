@@ -12,6 +12,7 @@ from posttrain.data.steps.registry import STEPS
 from posttrain.evaluate.config import EvaluateConfig
 from posttrain.evaluate.metric_names import check_suites, metric_names
 from posttrain.loop.stage import Stage
+from posttrain.select.config import SelectConfig
 from posttrain.store.extensions import load_object
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -27,8 +28,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_part_takes_less_than_thirty_lines() -> None:
-    assert len(BLOCKS) == 6
+def test_every_part_takes_less_than_thirty_lines_and_has_a_contract() -> None:
+    parts = {name for name in BLOCKS if not name.startswith("test_")}
+    assert len(parts) >= 6
+    assert {f"test_{name}" for name in parts} == BLOCKS.keys() - parts
     assert all(text.count("\n") < 30 for text in BLOCKS.values())
 
 
@@ -46,4 +49,8 @@ def test_the_parts_are_found_by_their_dotted_paths(folder: Path) -> None:
     config = EvaluateConfig.read({"suites": {"short": {"scorer": "my_scorer:BREVITY"}}}, "posttrain.yaml")
     check_suites(config, has_labels=False)
     assert {"score", "gain.score.low"} <= metric_names(config, has_labels=False)
+    SelectConfig(strategy="my_selector:unsure_and_short", options={"power": 0.5}).check(has_labels=True)
+    select = SelectConfig(strategy="top", options={"by": "my_score:LENGTH"})
+    select.check(has_labels=True)
+    assert select.wanted_scores() == ["my_score:LENGTH"]
     assert issubclass(load_object("my_stage:CountLabels", "stages"), Stage)

@@ -1,53 +1,89 @@
-"""The contract of scorers, as a test class to inherit from.
+"""The contract of a suite's scorers, as a test class to inherit from.
 
-class TestLength(ScorerContract):
+class TestBrevity(ScorerContract):
     @pytest.fixture
-    def spec(self):
-        return LENGTH  # a ScoreSpec
-
-    @pytest.fixture
-    def scoring(self, tmp_path):
-        return ScoringContext(ScoringModel.of(tiny_language_model(tmp_path)))
+    def suite(self):
+        return SuiteConfig(scorer="my_scorer:BREVITY")
 """
 
+from pathlib import Path
+
 import numpy as np
+import pyarrow as pa
+import pytest
 
-from posttrain.select.scores.context import ScoredRecords, ScoringContext
-from posttrain.select.scores.registry import ScoreSpec
-
-_PROMPTS = ["blue sky", "a red house by the sea", "blue sky", "one two three", "why?"]
-
-
-def records_to_score(scoring: ScoringContext, prompts: list[str]) -> ScoredRecords:
-    """Returns records of one user turn each, all with the same answer."""
-    answer = scoring.labels[0] if scoring.labels else "an answer"
-    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    return ScoredRecords(scoring, turns, [answer] * len(prompts))
+from posttrain.evaluate.config import EvaluateConfig, SuiteConfig
+from posttrain.evaluate.metric_names import metric_names
+from posttrain.evaluate.scorers import SCORERS, scorer_name
+from posttrain.evaluate.suite import SuiteResult, run_suite
+from posttrain.models.language_model import LanguageModel
+from posttrain.testing.scores import tiny_language_model
+from posttrain.testing.steps import table_of
 
 
 class ScorerContract:
-    """Tests what every scorer promises; inherit and define the fixtures ``spec`` and ``scoring``.
+    """Tests what every scorer promises; inherit and define the fixture ``suite``, a `SuiteConfig` that names it.
 
-    A scorer returns one number a record; the same records get the same numbers; and a record's number does not depend
-    on the records beside it.
+    A scorer gives each record one finite score; the same records get the same scores, in whatever order and company;
+    and the metrics of a suite are those that the scorer names. Redefine the fixtures ``lm`` and ``records`` for another
+    model than a tiny one, or for answers of another kind.
     """
 
-    def test_one_number_a_record(self, spec: ScoreSpec, scoring: ScoringContext) -> None:
-        for count in (0, 1, len(_PROMPTS)):
-            values = np.asarray(spec.compute(records_to_score(scoring, _PROMPTS[:count])), np.float64)
-            assert values.shape == (count,)
+    @pytest.fixture
+    def lm(self, tmp_path: Path) -> LanguageModel:
+        """The model that answers; one with a label set for a scorer that needs it."""
+        return tiny_language_model(tmp_path / "tiny")
 
-    def test_same_records_get_the_same_numbers(self, spec: ScoreSpec, scoring: ScoringContext) -> None:
-        first, second = (np.asarray(spec.compute(records_to_score(scoring, _PROMPTS)), np.float64) for _ in range(2))
-        np.testing.assert_array_equal(first, second)
-        np.testing.assert_allclose(first[0], first[2], rtol=1e-5)  # records 0 and 2 are equal
+    @pytest.fixture
+    def records(self, lm: LanguageModel) -> pa.Table:
+        """Records of different lengths, with an answer each; a label where the task has a label set."""
+        answers = lm.task.label_set or ["a short answer", "no"]
+        prompts = ["blue sky", "a red house by the sea", "one two three", "why?"]
+        return table_of(
+            *({"prompt": text, "completion": answers[row % len(answers)]} for row, text in enumerate(prompts))
+        )
 
-    def test_a_number_does_not_depend_on_other_records(self, spec: ScoreSpec, scoring: ScoringContext) -> None:
-        together = np.asarray(spec.compute(records_to_score(scoring, _PROMPTS)), np.float64)
-        alone = [np.asarray(spec.compute(records_to_score(scoring, [prompt])), np.float64)[0] for prompt in _PROMPTS]
-        np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-6)
+    def test_one_finite_score_a_record(self, lm: LanguageModel, suite: SuiteConfig, records: pa.Table) -> None:
+        predictions = _run(lm, suite, records).predictions
+        assert predictions["id"].to_pylist() == records["id"].to_pylist()
+        assert np.isfinite(predictions["score"].to_numpy()).all()
+        assert predictions["valid"].null_count == 0
 
-    def test_names_its_task_and_its_direction(self, spec: ScoreSpec) -> None:
-        assert spec.of in ("labels", "text", "any", "labelled")
-        assert spec.sign in (1, -1)
-        assert spec.meaning
+    def test_same_records_get_the_same_scores(self, lm: LanguageModel, suite: SuiteConfig, records: pa.Table) -> None:
+        first, second = (_run(lm, suite, records) for _ in range(2))
+        assert first.predictions.equals(second.predictions)
+        assert first.metrics == second.metrics
+
+    def test_order_of_the_records_does_not_matter(
+        self, lm: LanguageModel, suite: SuiteConfig, records: pa.Table
+    ) -> None:
+        backwards = records.take(list(range(records.num_rows))[::-1])
+        forwards_scores, backwards_scores = (_scores(lm, suite, table) for table in (records, backwards))
+        np.testing.assert_allclose(forwards_scores, backwards_scores[::-1], rtol=1e-4, atol=1e-6)
+
+    def test_a_score_does_not_depend_on_other_records(
+        self, lm: LanguageModel, suite: SuiteConfig, records: pa.Table
+    ) -> None:
+        alone = [_scores(lm, suite, records.slice(row, 1))[0] for row in range(records.num_rows)]
+        # Not exactly: another batch adds up in another order, and the last digits of float32 differ.
+        np.testing.assert_allclose(_scores(lm, suite, records), alone, rtol=1e-4, atol=1e-6)
+
+    def test_metrics_are_those_that_it_names(self, lm: LanguageModel, suite: SuiteConfig, records: pa.Table) -> None:
+        has_labels = bool(lm.task.label_set)
+        scorer = SCORERS[scorer_name(suite, has_labels)]
+        result = _run(lm, suite, records)
+        # A gate is checked against these names before anything runs: a metric that is missing would fail its round.
+        assert set(result.metrics) == scorer.metrics | (scorer.label_metrics if has_labels else frozenset())
+        assert {scorer.main, scorer.paired} <= set(result.metrics)
+        config = EvaluateConfig(suites={"test": suite})
+        assert {f"gain.{scorer.paired}.low", f"champion.{scorer.main}"} <= metric_names(config, has_labels)
+        # The bootstrap resamples the scores, so their mean must be the metric that its interval is about.
+        assert result.metrics[scorer.paired] == pytest.approx(result.predictions["score"].to_numpy().mean())
+
+
+def _run(lm: LanguageModel, suite: SuiteConfig, records: pa.Table) -> SuiteResult:
+    return run_suite(lm, records, suite, "test")
+
+
+def _scores(lm: LanguageModel, suite: SuiteConfig, records: pa.Table) -> np.ndarray:
+    return np.asarray(_run(lm, suite, records).predictions["score"].to_numpy())

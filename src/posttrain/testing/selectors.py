@@ -48,6 +48,7 @@ class SelectorContract:
     def test_same_call_gives_same_rows(self, strategy: str) -> None:
         scores = score_columns(60)
         first = select(strategy, scores, 12, seed=3)
+        # Copies: a selector that keeps state by the identity of an array would pass with the same ones.
         copies = {name: values.copy() for name, values in scores.items()}
         np.testing.assert_array_equal(first, select(strategy, copies, 12, seed=3))
 
@@ -67,10 +68,11 @@ class SelectorContract:
 
     def test_all_rows_alike(self, strategy: str) -> None:
         scores = {name: np.repeat(values[:1], 20, axis=0) for name, values in score_columns(1).items()}
-        scores["embeddings"][:] = 1.0
+        scores["embeddings"][:] = 1.0  # no variance: whitening has no component to keep
         assert len(set(select(strategy, scores, 7).tolist())) == 7
 
     def test_few_distinct_rows(self, strategy: str) -> None:
+        # Fewer different rows than wanted: k-means has empty clusters, and draws by distance have no odds left.
         scores = {name: np.repeat(values, 10, axis=0) for name, values in score_columns(3).items()}
         assert len(set(select(strategy, scores, 12).tolist())) == 12
 
@@ -78,6 +80,7 @@ class SelectorContract:
         scores, labelled = score_columns(50), np.arange(50) % 3 == 0
         chosen = select(strategy, scores, 9, 1, labelled)
         other = {name: values.copy() for name, values in scores.items()}
+        # The loop appends labelled records of which only the embedding is known; the other columns are made up.
         other["probabilities"][labelled] = 0.2
         other["loss"][labelled] = other["cost"][labelled] = 99.0
         np.testing.assert_array_equal(chosen, select(strategy, other, 9, 1, labelled))

@@ -28,7 +28,7 @@ from posttrain.data.versions.recipe import config_name
 
 
 def table_of(*rows: dict[str, Any] | str) -> pa.Table:
-    """A RECORD table: a string is plain text, a mapping gives columns; a prompt may be a string."""
+    """Builds a RECORD table: a string is plain text, a mapping gives columns; a prompt may be a string."""
     values = []
     for line, row in enumerate(rows, 1):
         given: dict[str, Any] = {"text": row} if isinstance(row, str) else dict(row)
@@ -39,36 +39,27 @@ def table_of(*rows: dict[str, Any] | str) -> pa.Table:
 
 
 def lines(table: pa.Table) -> list[int]:
-    """The line of each record."""
+    """Returns the line of each record."""
     return [int(line) for line in table["line"].to_pylist()]
 
 
 def reasons(outcome: Outcome) -> dict[int, str]:
-    """The reason of each rejection, by line."""
+    """Returns the reason of each rejection, by line."""
     return dict(zip(lines(outcome.rejected), outcome.rejected["reason"].to_pylist(), strict=True))
 
 
 class StepContract:
     """Tests what every data step promises; inherit and define the fixtures ``step`` and ``table``.
 
-    Kept and rejected rows together are the table, results do not depend on where the table is cut, and every change
-    of a record is listed.
+    ``table`` holds records of which the step keeps some and, unless it only changes or measures, rejects some. Kept and
+    rejected rows together are the table, results do not depend on where the table is cut, and every change of a record
+    is listed.
 
     Attributes:
         adds_rows: whether the step adds records, such as augmented ones.
     """
 
     adds_rows = False
-
-    @pytest.fixture
-    def step(self) -> Step:
-        """The step under test."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def table(self) -> pa.Table:
-        """Records of which the step keeps some and, unless it only changes or measures, rejects some."""
-        raise NotImplementedError
 
     @pytest.fixture
     def evaluation(self) -> pa.Table:
@@ -100,6 +91,7 @@ class StepContract:
 
     def test_pickling_changes_no_result(self, step: Step, table: pa.Table, evaluation: pa.Table) -> None:
         again = pickle.loads(pickle.dumps(step))  # noqa: S301
+        # Workers get the step by pickle: one that keeps a compiled or open object must still be the same.
         assert again == step
         assert _as_json(apply_step(again, table, evaluation)) == _as_json(apply_step(step, table, evaluation))
 
@@ -108,11 +100,13 @@ class StepContract:
         assert (kept.num_rows, rejected.num_rows, changed.num_rows) == (0, 0, 0)
 
     def test_its_key_is_json(self, step: Step) -> None:
+        # A version's id hashes the keys of its steps: a value that JSON changes would name another version.
         assert json.loads(json.dumps(step.key())) == step.key()
         assert step.key()["step"] == step.name
 
     @pytest.mark.parametrize("size", [1, 2, 3])
     def test_where_the_table_is_cut_changes_nothing(self, step: Step, table: pa.Table, size: int) -> None:
+        # A shard's borders follow from file sizes, and must not decide what becomes of a record.
         parts = [table.slice(start, size) for start in range(0, table.num_rows, size)]
         if isinstance(step, RowStep):
             whole, cut = step.apply(table), [step.apply(part) for part in parts]

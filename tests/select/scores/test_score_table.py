@@ -17,7 +17,7 @@ from posttrain.select.scores.passes import ScoringModel
 from posttrain.select.scores.registry import SCORES, ScoreSpec
 from posttrain.select.scores.table import score_pool
 from posttrain.store.errors import UserError
-from posttrain.testing.scorers import ScorerContract
+from posttrain.testing.scores import ScoreContract
 
 LABELS = ["card lost", "card stolen", "refund", "top up"]
 
@@ -114,7 +114,7 @@ def test_record_without_input_is_named(model: LanguageModel) -> None:
         score_pool(context(model), record, 2000, seed=0)
 
 
-class TestScorersOfLabels(ScorerContract):
+class TestScoresOfLabels(ScoreContract):
     @pytest.fixture(params=["bald", "vote_entropy", "consensus_kl", "perplexity", "loss", "forgetting_events"])
     def spec(self, request: pytest.FixtureRequest) -> ScoreSpec:
         return SCORES[request.param]

@@ -1,6 +1,6 @@
 """Registry of scores: the tasks each is for, whether a high value means uncertain, and the function that computes it.
 
-Other packages add a score with a `ScoreSpec` as an entry point of the group ``posttrain.scorers``.
+Other packages add a score with a `ScoreSpec` as an entry point of the group ``posttrain.scores``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -134,7 +134,7 @@ class _Scores(Mapping[str, ScoreSpec]):
 
     @cached_property
     def _published(self) -> Registry[ScoreSpec]:
-        return Registry("score", "posttrain.scorers", {}, ScoreSpec)
+        return Registry("score", "posttrain.scores", {}, ScoreSpec)
 
     def __getitem__(self, name: str) -> ScoreSpec:
         return _BUILTIN[name] if name in _BUILTIN else self._published[name]
