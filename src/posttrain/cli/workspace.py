@@ -57,7 +57,7 @@ def merge_columns(columns: Mapping[str, str] | None, given: Sequence[str] | None
     Raises:
         UserError: an option is not ``NAME=COLUMN``, or its name is none that a column can have.
     """
-    from posttrain.data.reading.shapes import TARGETS
+    from posttrain.data.reading.conversion import TARGETS
 
     merged = dict(columns or {})
     for option in given or ():

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from posttrain.data.contamination.decontaminate import Decontaminate
-from posttrain.data.reading.shapes import TARGETS
+from posttrain.data.reading.conversion import TARGETS
 from posttrain.data.split import SplitsConfig
 from posttrain.data.steps.drop import Drop
 from posttrain.data.versions.recipe import DEFAULT_STEPS, Files, Steps

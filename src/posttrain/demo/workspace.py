@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data.config import DataConfig
-from posttrain.data.reading.formats import has_fixed_columns, read_rows
+from posttrain.data.reading.conversion import shape_of
+from posttrain.data.reading.data_files import has_fixed_columns
+from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.rows import Problem
-from posttrain.data.reading.shapes import shape_of
 from posttrain.data.sets.pool_and_test import build_pool_and_test
 from posttrain.demo.messages import generate, write_csv, write_demo_data
 from posttrain.store.config import CONFIG_FILE

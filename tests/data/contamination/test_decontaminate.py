@@ -9,7 +9,7 @@ import pytest
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.contamination.evaluation_index import contaminated_counts, index_evaluation
 from posttrain.data.records.identity import fold_case
-from posttrain.data.records.texts import input_texts
+from posttrain.data.records.schema import input_texts
 from posttrain.data.steps.apply import TableCorpus, apply_step
 from posttrain.data.steps.step import Step
 from posttrain.jobs.processes import ProcessEngine

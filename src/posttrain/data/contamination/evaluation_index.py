@@ -17,8 +17,8 @@ from posttrain.data.contamination.sketches import BloomFilters
 from posttrain.data.contamination.word_index import Overlap, WordIndex
 from posttrain.data.duplicates.all_pairs import Map
 from posttrain.data.duplicates.shingles import Shingles, owning_set
-from posttrain.data.records.outcome import Rejection, locations
-from posttrain.data.records.texts import input_texts, joined_texts
+from posttrain.data.records.outcome import Rejection
+from posttrain.data.records.schema import input_texts, joined_texts, locations
 
 _ROWS_A_BLOCK = 256  # so that what is made of them fits a processor's cache
 

@@ -27,7 +27,7 @@ from posttrain.data.duplicates.shingles import (
     owning_set,
 )
 from posttrain.data.records.identity import plain_words
-from posttrain.data.records.texts import input_texts
+from posttrain.data.records.schema import input_texts
 
 _MIN_STRETCH = 4096
 _SHARE_NEEDED = 24

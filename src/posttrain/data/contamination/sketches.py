@@ -28,7 +28,7 @@ from posttrain.data.duplicates.shingles import (
     select_sets,
 )
 from posttrain.data.records.identity import plain_words
-from posttrain.data.records.texts import input_texts, joined_texts
+from posttrain.data.records.schema import input_texts, joined_texts
 
 NGRAM = 5
 """Characters of the n-grams by which inputs are compared."""

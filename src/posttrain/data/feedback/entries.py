@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from posttrain.data.reading.conversion import shape_of
 from posttrain.data.reading.messages import InvalidRecord
 from posttrain.data.reading.rows import unknown_label_problem
-from posttrain.data.reading.shapes import shape_of
 from posttrain.data.records.identity import normalise_text
 from posttrain.store.hashing import digest
 from posttrain.store.section import Section

@@ -1,25 +1,83 @@
-"""Converts the rows of one file to records."""
+"""Recognises the shape of a file's rows by their columns, and converts them to records."""
 
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from posttrain.data.reading.messages import InvalidRecord
+from posttrain.data.reading.messages import (
+    Content,
+    InvalidRecord,
+    convert_alpaca,
+    convert_export,
+    convert_messages,
+    convert_preference,
+    convert_prompt,
+    convert_sharegpt,
+    convert_text,
+)
+from posttrain.data.reading.request_log import LOG_COLUMNS, parse_request_log
 from posttrain.data.reading.rows import MAX_COLUMNS, Problem, Row, join_names, parse_json, shorten
-from posttrain.data.reading.shapes import SHAPES, Shape, shape_of
 from posttrain.data.records.identity import content_ids, image_name
+from posttrain.data.records.schema import records
 from posttrain.store.errors import closest_match, suggest
 
 Record = dict[str, Any]
+
+BATCH_RECORDS = 8192
+
+OnSkipped = Callable[[Problem], None]
 
 _NAN = ("nan", "NaN", "NAN")
 """Texts that programs write for a missing value, such as pandas for an empty cell."""
 
 _ID_LINE_BITS = 40
+
+
+TARGETS = ("prompt", "completion", "chosen", "rejected", "text", "messages", "conversations", "group")
+"""The names to which the config can map a column."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape of records: recognised by the columns ``needs``, reading the columns ``uses``."""
+
+    name: str
+    needs: Collection[str]
+    uses: Collection[str]
+    convert: Callable[[Mapping[str, Any]], Content]
+
+
+def shape_of(columns: Collection[str]) -> Shape | None:
+    """Return the first shape that these columns satisfy, or None."""
+    return next((shape for shape in SHAPES if all(name in columns for name in shape.needs)), None)
+
+
+SHAPES = (
+    Shape(
+        "record",
+        ("id", "input_id", "prompt", "completion", "rejected", "text"),
+        ("id", "input_id", "prompt", "completion", "rejected", "text", "source", "line"),
+        convert_export,
+    ),
+    Shape("preference", ("chosen", "rejected"), ("prompt", "chosen", "rejected"), convert_preference),
+    *(Shape("request log", ("messages", answer), LOG_COLUMNS, parse_request_log) for answer in ("choices", "error")),
+    Shape("messages", ("messages",), ("messages",), convert_messages),
+    Shape("ShareGPT", ("conversations",), ("conversations",), convert_sharegpt),
+    Shape("Alpaca", ("instruction",), ("instruction", "input", "output"), convert_alpaca),
+    Shape("prompt", ("prompt",), ("prompt", "completion"), convert_prompt),
+    Shape("text", ("text",), ("text",), convert_text),
+    *(
+        Shape("request log", (asked, answer), LOG_COLUMNS, parse_request_log)
+        for asked in ("request", "body", "custom_id")
+        for answer in ("response", "choices", "error")
+    ),
+    Shape("request log", ("custom_id", "body"), LOG_COLUMNS, parse_request_log),
+)
 
 
 class RecordConverter:
@@ -258,3 +316,30 @@ class UserIds:
         lines = [first & ((1 << _ID_LINE_BITS) - 1) for first in self._seen.values()]
         columns = (pa.array(keys, pa.binary(12)), pa.array(contents, pa.binary(10)), pa.array(lines, pa.int64()))
         return pa.table(columns, names=["key", "content", "line"])
+
+
+def record_tables(
+    items: Iterable[Record | Problem], batch: int = BATCH_RECORDS, skipped: OnSkipped | None = None
+) -> Iterator[pa.Table]:
+    """Collect records in tables of RECORD with up to ``batch`` rows.
+
+    Args:
+        skipped: called with the problem of each record that is skipped.
+
+    Raises:
+        UserError: on the first bad record, with file and line.
+    """
+    waiting: list[Record] = []
+    for item in items:
+        if isinstance(item, Problem):
+            if item.blocking:
+                raise item.error()
+            if skipped is not None:
+                skipped(item)
+            continue
+        waiting.append(item)
+        if len(waiting) == batch:
+            yield records(waiting)
+            waiting = []
+    if waiting:
+        yield records(waiting)

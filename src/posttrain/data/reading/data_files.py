@@ -20,6 +20,9 @@ from posttrain.store.hashing import file_digest
 
 COMPRESSIONS = (".gz", ".zst")
 
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
 _INSTALL_HINTS = {"s3": "pip install 'posttrain[s3]'", "s3a": "pip install 'posttrain[s3]'", "gs": "pip install gcsfs"}
 
 MAX_LINE_BYTES = 64 << 20
@@ -83,6 +86,11 @@ def file_format(path: DataPath) -> str:
     """Return the suffix of the format, such as ``.jsonl`` for ``a.jsonl.gz``."""
     suffix = path.suffix.lower()
     return Path(path.name).with_suffix("").suffix.lower() if suffix in COMPRESSIONS else suffix
+
+
+def has_fixed_columns(path: DataPath) -> bool:
+    """Return True if all rows of the file have the same columns, so that a problem with columns is reported once."""
+    return (isinstance(path, Path) and path.is_dir()) or file_format(path) in (*DELIMITERS, ".parquet")
 
 
 def compression(path: DataPath) -> str | None:

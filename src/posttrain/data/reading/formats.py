@@ -10,6 +10,7 @@ import pyarrow.parquet
 
 from posttrain.data.reading.data_files import (
     COMPRESSIONS,
+    DELIMITERS,
     MAX_LINE_BYTES,
     DataPath,
     access_problem,
@@ -22,7 +23,6 @@ from posttrain.data.reading.json_rows import json_file, json_lines
 from posttrain.data.reading.rows import (
     BadFile,
     Problem,
-    Row,
     Rows,
     check_row,
     is_utf16,
@@ -32,10 +32,6 @@ from posttrain.data.reading.rows import (
 )
 from posttrain.store.errors import UserError
 from posttrain.store.text_files import read_delimited
-
-__all__ = ["DELIMITERS", "READERS", "Row", "Rows", "has_fixed_columns", "read_rows"]
-
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 BATCH_ROWS = 1024
 
@@ -73,11 +69,6 @@ def read_rows(path: DataPath, name: str) -> Rows:
     except OSError as error:
         kind = "unreadable file" if error.strerror else "damaged file"
         yield Problem(name, None, kind, f"cannot be read: {error.strerror or error or 'it is damaged'}")
-
-
-def has_fixed_columns(path: DataPath) -> bool:
-    """Return True if all rows of the file have the same columns, so that a problem with columns is reported once."""
-    return (isinstance(path, Path) and path.is_dir()) or file_format(path) in (*DELIMITERS, ".parquet")
 
 
 def _jsonl_rows(path: DataPath, name: str) -> Rows:

@@ -1,4 +1,4 @@
-"""Parses the chat turns and texts of a record, from lists of messages or dialogues in one string."""
+"""Converts rows of each shape (messages, ShareGPT, preference pairs, Alpaca, ...) to turns and texts of a record."""
 
 import json
 import re
@@ -190,3 +190,62 @@ def parse_dialogue_pair(chosen: str, rejected: str) -> Content:
             raise InvalidRecord("empty answer", f"`{column}` ends in an empty answer", blocking=False)
         answers.append(rest[0]["content"])
     return Content(check_prompt(prompt), answers[0], answers[1])
+
+
+def convert_export(values: Mapping[str, Any]) -> Content:
+    """Convert a row of our own Parquet export."""
+    prompt = None if values["prompt"] is None else parse_turns(values["prompt"], "prompt")[0]
+    if prompt is None:
+        return convert_text(values)
+    rejected = parse_answer(values["rejected"], "rejected")
+    return Content(check_prompt(prompt), parse_answer(values["completion"], "completion"), rejected)
+
+
+def convert_messages(values: Mapping[str, Any]) -> Content:
+    """Convert a list of messages, as OpenAI and Hugging Face write it."""
+    return split_conversation(*parse_turns(values["messages"], "messages"))
+
+
+def convert_sharegpt(values: Mapping[str, Any]) -> Content:
+    """Convert a conversation with ShareGPT's names of keys and roles."""
+    return split_conversation(*parse_turns(values["conversations"], "conversations", "from", "value", SHAREGPT_ROLES))
+
+
+def convert_preference(values: Mapping[str, Any]) -> Content:
+    """Convert a preference pair: strings, or conversations that may repeat the prompt (TRL's implicit prompt)."""
+    chosen, rejected = values["chosen"], values["rejected"]
+    given = values.get("prompt")
+    if given is None and is_dialogue(chosen) and is_dialogue(rejected):
+        return parse_dialogue_pair(chosen, rejected)
+    if not isinstance(chosen, list) or not isinstance(rejected, list):
+        prompt = parse_prompt(given)
+        better, worse = parse_answer(chosen, "chosen"), parse_answer(rejected, "rejected")
+    else:
+        left, right = parse_turns(chosen, "chosen")[0], parse_turns(rejected, "rejected")[0]
+        prompt = common_prefix(left, right) if given is None else parse_prompt(given)
+        better = parse_answer(without_prefix(prompt, left), "chosen")
+        worse = parse_answer(without_prefix(prompt, right), "rejected")
+    if better is None or worse is None:
+        raise InvalidRecord("empty answer", f"`{'chosen' if better is None else 'rejected'}` is empty")
+    return Content(check_prompt(prompt), better, worse)
+
+
+def convert_alpaca(values: Mapping[str, Any]) -> Content:
+    """Convert an instruction of Alpaca, with its input after an empty line."""
+    instruction = parse_text(values["instruction"], "instruction")
+    context = "" if values.get("input") is None else parse_text(values["input"], "input")
+    prompt = f"{instruction}\n\n{context}" if context.strip() else instruction
+    return Content(check_prompt([{"role": "user", "content": prompt}]), parse_answer(values.get("output"), "output"))
+
+
+def convert_prompt(values: Mapping[str, Any]) -> Content:
+    """Convert a prompt and its answer, if it has one."""
+    return Content(check_prompt(parse_prompt(values["prompt"])), parse_answer(values.get("completion"), "completion"))
+
+
+def convert_text(values: Mapping[str, Any]) -> Content:
+    """Convert plain text."""
+    text = parse_text(values["text"], "text")
+    if not text or text.isspace():
+        raise InvalidRecord("empty text", "`text` is empty")
+    return Content(text=text)

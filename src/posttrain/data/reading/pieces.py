@@ -11,11 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from posttrain.data.reading.conversion import RecordConverter
-from posttrain.data.reading.data_files import DataPath, file_format, read_line_range, to_data_path
-from posttrain.data.reading.formats import DELIMITERS, has_fixed_columns, read_rows
+from posttrain.data.reading.conversion import RecordConverter, record_tables
+from posttrain.data.reading.data_files import (
+    DELIMITERS,
+    DataPath,
+    file_format,
+    has_fixed_columns,
+    read_line_range,
+    to_data_path,
+)
+from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.json_rows import json_lines
-from posttrain.data.reading.reader import convert_rows
 from posttrain.data.reading.rows import Problem, Row, unknown_label_problem
 from posttrain.data.records.schema import concat
 from posttrain.store.errors import UserError
@@ -157,7 +163,7 @@ def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence
         rows = piece.rows
     else:
         rows = json_lines(read_line_range(piece.path, piece.start, piece.stop), piece.name, piece.first_line)
-    table = concat(list(convert_rows(rows, conversion, skipped=skipped)))
+    table = concat(list(record_tables(conversion(rows), skipped=skipped)))
     if labels:
         _check_labels(table, labels)
     return PieceRecords(

@@ -1,22 +1,22 @@
 """Reads a file in any accepted format and shape as RECORD tables, or finds all its problems."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 
-from posttrain.data.reading.conversion import Record, RecordConverter, turns_from_json
-from posttrain.data.reading.data_files import DataPath, access_problem, file_format, to_data_path
-from posttrain.data.reading.formats import DELIMITERS, has_fixed_columns, read_rows
+from posttrain.data.reading.conversion import BATCH_RECORDS, OnSkipped, Record, RecordConverter, record_tables
+from posttrain.data.reading.data_files import (
+    DELIMITERS,
+    DataPath,
+    access_problem,
+    file_format,
+    has_fixed_columns,
+    to_data_path,
+)
+from posttrain.data.reading.formats import read_rows
 from posttrain.data.reading.rows import Problem, Row, join_names, unknown_label_problem
-from posttrain.data.records.schema import records
-
-__all__ = ["BATCH_RECORDS", "Record", "convert_rows", "read", "scan_records", "turns_from_json"]
-
-BATCH_RECORDS = 8192
-
-OnSkipped = Callable[[Problem], None]
 
 _LINE_BITS = 40
 
@@ -49,25 +49,7 @@ def read(
     if problem := access_problem(to_data_path(path), str(path) if name is None else name):
         raise problem.error()
     items = scan_records(path, columns, name=name, answers=answers)
-    return _record_tables(items, batch, skipped)
-
-
-def convert_rows(
-    rows: Iterable[Row | Problem],
-    conversion: RecordConverter,
-    *,
-    batch: int = BATCH_RECORDS,
-    skipped: OnSkipped | None = None,
-) -> Iterator[pa.Table]:
-    """Convert rows of one file to tables of RECORD.
-
-    Args:
-        conversion: holds the shape of the records afterwards.
-
-    Raises:
-        UserError: on the first bad record, with file and line.
-    """
-    return _record_tables(conversion(rows), batch, skipped)
+    return record_tables(items, batch, skipped)
 
 
 def scan_records(
@@ -95,23 +77,6 @@ def scan_records(
     else:
         message, fix = "the file holds no records", "put records into it, or name another file"
     yield Problem(source, None, "empty file", message, fix)
-
-
-def _record_tables(items: Iterable[Record | Problem], batch: int, skipped: OnSkipped | None) -> Iterator[pa.Table]:
-    waiting: list[Record] = []
-    for item in items:
-        if isinstance(item, Problem):
-            if item.blocking:
-                raise item.error()
-            if skipped is not None:
-                skipped(item)
-            continue
-        waiting.append(item)
-        if len(waiting) == batch:
-            yield records(waiting)
-            waiting = []
-    if waiting:
-        yield records(waiting)
 
 
 def check_file(

@@ -35,7 +35,7 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
     model is ``requested_model`` where the response names another.
 
     Raises:
-        BadRecord: of the kind "failed request", "tool calls" or "not text", which do not block; else it is no log.
+        InvalidRecord: of the kind "failed request", "tool calls" or "not text", which do not block; else it is no log.
     """
     request = _request(values)
     response = _response(values)

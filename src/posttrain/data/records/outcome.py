@@ -67,13 +67,6 @@ def reject_rows(
     return Outcome(table.filter(pa.array(keep)), rejected, facts=facts or {})
 
 
-def locations(table: pa.Table) -> list[str]:
-    """Return ``file:line`` of every record."""
-    return [
-        f"{source}:{line}" for source, line in zip(table["source"].to_pylist(), table["line"].to_pylist(), strict=True)
-    ]
-
-
 def rewrite(
     table: pa.Table, values: Mapping[int, Mapping[str, Any]], step: str, details: Mapping[int, str] | None = None
 ) -> tuple[pa.Table, pa.Table]:

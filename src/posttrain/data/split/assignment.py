@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from posttrain.data.records.outcome import Rejection, locations
+from posttrain.data.records.outcome import Rejection
 from posttrain.data.records.provenance import origin_ids
+from posttrain.data.records.schema import locations
 from posttrain.data.split.config import SPLITS, SplitsConfig, parse_timestamp
 from posttrain.store.errors import UserError
 

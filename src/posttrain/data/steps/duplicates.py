@@ -16,9 +16,9 @@ from posttrain.data.duplicates.all_pairs import Fetch
 from posttrain.data.duplicates.cosine import cosine_clusters, cosines
 from posttrain.data.duplicates.minhash import PERMUTATIONS, cached_minhash_sketch
 from posttrain.data.quality.features import embed_texts
-from posttrain.data.records.outcome import Rejection, locations
-from posttrain.data.records.texts import TextField as Words
-from posttrain.data.records.texts import joined_texts
+from posttrain.data.records.outcome import Rejection
+from posttrain.data.records.schema import TextField as Words
+from posttrain.data.records.schema import joined_texts, locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep, SimilarityKind
 
 Indices = npt.NDArray[np.int64]

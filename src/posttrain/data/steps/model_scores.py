@@ -8,8 +8,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.texts import TextField as Words
-from posttrain.data.records.texts import joined_texts
+from posttrain.data.records.schema import TextField as Words
+from posttrain.data.records.schema import joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
 from posttrain.data.steps.resources import Precision, load_language_model, locate_model, model_key
 from posttrain.data.steps.step import RowStep

@@ -23,8 +23,9 @@ from posttrain.data.duplicates.repeated_substrings import (
     windows,
 )
 from posttrain.data.reading.rows import shorten
-from posttrain.data.records.outcome import Rejection, locations
-from posttrain.data.records.texts import TextField as Words
+from posttrain.data.records.outcome import Rejection
+from posttrain.data.records.schema import TextField as Words
+from posttrain.data.records.schema import locations
 from posttrain.data.steps.step import Corpus, GlobalResult, GlobalStep
 
 _ROWS_A_BLOCK = 1024

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from posttrain.data.records.identity import plain_words
 from posttrain.data.records.outcome import Outcome
-from posttrain.data.records.texts import TextField as Words
-from posttrain.data.records.texts import joined_texts
+from posttrain.data.records.schema import TextField as Words
+from posttrain.data.records.schema import joined_texts
 from posttrain.data.steps.bounds import Bound, apply_bounds
 from posttrain.data.steps.resources import check_exists, file_key, file_state, resolve_path
 from posttrain.data.steps.step import RowStep

@@ -16,8 +16,7 @@ import pyarrow.parquet as parquet
 from posttrain.data.reading.data_files import DataPath, content_digest, display_path, expand_paths, to_data_path
 from posttrain.data.reading.pieces import Piece, pieces
 from posttrain.data.reading.rows import join_names, shorten
-from posttrain.data.records.outcome import locations
-from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.records.schema import RECORD, concat, locations
 from posttrain.data.split import SPLITS, SplitsConfig
 from posttrain.data.split.split_step import Split
 from posttrain.data.versions.named_versions import resolve_versions

@@ -15,7 +15,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from posttrain.data.reading.conversion import turns_from_json
-from posttrain.data.reading.formats import DELIMITERS
+from posttrain.data.reading.data_files import DELIMITERS
 from posttrain.store.errors import UserError
 from posttrain.store.files import check_new_file, disk_errors, remove_tree, write_atomically
 

@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.contamination.evaluation_index import EvaluationIndex, index_evaluation
-from posttrain.data.records.outcome import locations
 from posttrain.data.records.provenance import origin_ids
-from posttrain.data.records.texts import input_texts, joined_texts
+from posttrain.data.records.schema import input_texts, joined_texts, locations
 from posttrain.data.split import SplitsConfig
 from posttrain.data.versions.recipe import Recipe
 from posttrain.data.versions.version import Version

@@ -176,7 +176,8 @@ class VersionBuild:
         """Gives the records that the step at ``index`` processes: after the split only the training records."""
         alive = self.alive & (self.sides == 0)
         measured = RECORD.empty_table() if evaluation is None else evaluation
-        past = partial((self.previous_assignment or PreviousAssignment()).splits_of, self.phases, self.alive)
+        previous = self.previous_assignment
+        past = None if previous is None else partial(previous.splits_of, self.phases, self.alive)
         changed = partial(id_changes, self.phases)
         return ShardCorpus(self.shards, index, alive, self.engine, measured, before, self._clusters, past, changed)
 

@@ -254,7 +254,7 @@ class ShardCorpus:
         measured: RECORD table of what models are measured on.
         before: state of the step for the first rows, from when the set was smaller.
         clusters: clusters that earlier steps found.
-        past: returns the splits that rows had in earlier versions.
+        past: returns the splits that rows had in an earlier version; None without one.
         changes: returns what steps have rewritten so far.
     """
 
@@ -265,7 +265,7 @@ class ShardCorpus:
     measured: pa.Table = field(default_factory=RECORD.empty_table)
     before: PreviousState | None = None
     clusters: Mapping[SimilarityKind, pa.ChunkedArray] = field(default_factory=dict)
-    past: Callable[[], npt.NDArray[np.int8]] = lambda: np.empty(0, np.int8)
+    past: Callable[[], npt.NDArray[np.int8]] | None = None
     changes: Callable[[], pa.Table] = CHANGED.empty_table
 
     @cached_property
@@ -301,7 +301,7 @@ class ShardCorpus:
         return self.before
 
     def sides(self) -> npt.NDArray[np.int8]:
-        return self.past()
+        return np.full(self.rows, -1, dtype=np.int8) if self.past is None else self.past()
 
     def changed(self) -> pa.Table:
         return self.changes()

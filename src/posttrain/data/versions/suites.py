@@ -9,8 +9,7 @@ import pyarrow.compute as compute
 from posttrain.data.contamination.decontaminate import Decontaminate
 from posttrain.data.reading.data_files import to_data_path
 from posttrain.data.reading.reader import read
-from posttrain.data.records.outcome import locations
-from posttrain.data.records.schema import RECORD, concat
+from posttrain.data.records.schema import RECORD, concat, locations
 from posttrain.data.steps.step import RowStep, Step
 from posttrain.data.versions.named_versions import Versions, evaluation_side
 from posttrain.data.versions.recipe import Recipe, Suite
