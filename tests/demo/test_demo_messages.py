@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
-from posttrain.data.augment.typos import add_typo, adjacent_keys
+from posttrain.data.augment.word_edits import add_typo, adjacent_keys
 from posttrain.demo.messages import DemoData, generate, similarity, write_demo_data
 from posttrain.demo.phrases import Choice, Phrase, load_phrases, words
 from posttrain.store.errors import UserError

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from posttrain import __version__
+from posttrain.inspect.show import ancestors, descendants
 from posttrain.store.artifacts import Artifact, FileEntry
 from posttrain.store.errors import UserError
-from posttrain.store.lineage import ancestors, descendants
 from posttrain.store.metadata import Metadata
 from posttrain.store.rows import Run
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.data.augment.typos import add_typo
+from posttrain.data.augment.word_edits import add_typo
 from posttrain.demo.phrases import compose, load_phrases, words
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, make_folder

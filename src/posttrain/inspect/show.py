@@ -1,7 +1,8 @@
 """Everything known about an id: an artifact, run, round, record or dataset version, with its lineage."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -9,8 +10,23 @@ import pyarrow.compute as compute
 
 from posttrain.data.versions.version import Version
 from posttrain.store.errors import UserError
-from posttrain.store.lineage import Relative, ancestors, descendants
+from posttrain.store.metadata import Metadata
+from posttrain.store.rows import ArtifactRow, Run
 from posttrain.store.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Relative:
+    """An artifact some steps away.
+
+    Attributes:
+        depth: steps between it and the artifact asked for, by the shortest way; 0 is the artifact itself.
+        run: the first finished run that made it; None if none is known.
+    """
+
+    depth: int
+    artifact: ArtifactRow
+    run: Run | None
 
 
 def show(workspace: Workspace, text: str) -> dict[str, Any]:
@@ -151,3 +167,45 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+def ancestors(metadata: Metadata, id: str) -> list[Relative]:
+    """The artifact and all that it was made from, nearest first; each once.
+
+    What lies outside the store, such as a file known by its digest, is seen only in the runs' ``inputs``.
+    """
+
+    def parents(artifact_id: str) -> list[str]:
+        return [input for run in metadata.producers(artifact_id) for input in run.inputs.values()]
+
+    return _breadth_first(metadata, id, parents)
+
+
+def descendants(metadata: Metadata, id: str) -> list[Relative]:
+    """The artifact and all that was made from it, nearest first; each once."""
+
+    def children(artifact_id: str) -> list[str]:
+        return [run.output for run in metadata.consumers(artifact_id) if run.status == "done" and run.output]
+
+    return _breadth_first(metadata, id, children)
+
+
+def _breadth_first(metadata: Metadata, id: str, step: Callable[[str], Iterable[str]]) -> list[Relative]:
+    relatives: list[Relative] = []
+    seen = {id}
+    level = [id]
+    depth = 0
+    while level:
+        following: list[str] = []
+        for artifact_id in level:
+            artifact = metadata.artifact(artifact_id)
+            if artifact is None:
+                continue
+            producers = metadata.producers(artifact_id)
+            relatives.append(Relative(depth, artifact, producers[0] if producers else None))
+            for other in step(artifact_id):
+                if other not in seen:
+                    seen.add(other)
+                    following.append(other)
+        level, depth = following, depth + 1
+    return relatives

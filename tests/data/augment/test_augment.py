@@ -15,8 +15,7 @@ from posttrain.data.augment.augment import Augment
 from posttrain.data.augment.images import Images
 from posttrain.data.augment.noise import Noise, count_words, write_counts
 from posttrain.data.augment.rewording import Templates
-from posttrain.data.augment.synonyms import Synonyms
-from posttrain.data.augment.typos import Typos
+from posttrain.data.augment.word_edits import Synonyms, Typos
 from posttrain.data.steps.step import Step
 from posttrain.store.errors import UserError
 from posttrain.testing.steps import StepContract, lines, table_of

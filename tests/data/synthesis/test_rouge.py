@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.data.synthesis.rouge import RougeIndex, longest_common_subsequence, rouge_words
+from posttrain.data.synthesis.synthesize import RougeIndex, longest_common_subsequence, rouge_words
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=12)
 
