@@ -254,7 +254,7 @@ def test_the_size_of_blocks_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     texts = [prose(seed, 30) for seed in range(20)]
     index, training = index_evaluation(table_of(*texts)), table_of(*[mutated(rng, text) for text in texts * 3])
     expected = index.search(training)
-    monkeypatch.setattr("posttrain.data.contamination.postings._MEETINGS_A_BLOCK", 40)
+    monkeypatch.setattr("posttrain.data.contamination.postings._PAIRS_A_BLOCK", 40)
     monkeypatch.setattr("posttrain.data.contamination.evaluation_index._ROWS_A_BLOCK", 7)
     again = index.search(training)
     assert again.rejections == expected.rejections

@@ -23,10 +23,10 @@ def shingles(sets: list[set[int]]) -> Shingles:
 def test_sets_that_share_enough_members_meet(
     indexed: list[set[int]], asked: list[set[int]], least: int, block: int
 ) -> None:
-    index, before = Postings.of(shingles(indexed), np.arange(len(indexed))), postings._MEETINGS_A_BLOCK
+    index, before = Postings.of(shingles(indexed), np.arange(len(indexed))), postings._PAIRS_A_BLOCK
     sets = shingles(asked)
     places, keys = index.find(sets.values)
-    postings._MEETINGS_A_BLOCK = block
+    postings._PAIRS_A_BLOCK = block
     try:
         found = [
             pair
@@ -34,6 +34,6 @@ def test_sets_that_share_enough_members_meet(
             for pair in zip(*(column.tolist() for column in meetings), strict=True)
         ]
     finally:
-        postings._MEETINGS_A_BLOCK = before
+        postings._PAIRS_A_BLOCK = before
     shared = {(a, b): len(one & other) for a, one in enumerate(asked) for b, other in enumerate(indexed)}
     assert sorted(found) == sorted((a, b, count) for (a, b), count in shared.items() if count >= least)

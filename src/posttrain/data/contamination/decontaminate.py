@@ -84,13 +84,14 @@ class Decontaminate(GlobalStep):
     )
 
     def sketch_key(self) -> dict[str, Any]:
+        # Not the thresholds: sketches serve all of them, so that changing one reads no file again.
         return {"step": self.name, "version": self.version, "ngram": self.ngram, "alike": self.threshold is not None}
 
     def sketch(self, table: pa.Table) -> pa.Table:
         return contamination_sketch(table, self.ngram, self.threshold is not None)
 
     def against(self, evaluation: pa.Table, over: Map = map) -> EvaluationIndex:
-        """What looks for the records of a RECORD table with these settings; ``over`` as in `index_evaluation`."""
+        """Indexes the records of a RECORD table with these settings; ``over`` as in `index_evaluation`."""
         return index_evaluation(evaluation, **self.model_dump(), over=over)
 
     def decide(self, corpus: Corpus) -> GlobalResult:
@@ -106,44 +107,47 @@ class Decontaminate(GlobalStep):
         )
 
     def _search(self, corpus: Corpus, evaluation: pa.Table) -> Findings:
-        """Search the rows that are alive; rows of an earlier version only for new evaluation records."""
+        """Searches the rows that are alive; rows of an earlier version only for new evaluation records."""
         index = self.against(evaluation, corpus.map if evaluation.num_rows > _PARALLEL_INDEX_SIZE else map)
         known = corpus.known()
         before = decode_state(known.table, evaluation) if known else None
-        asked, settled, prefilter = corpus.alive, np.zeros(corpus.rows, dtype=bool), None
+        to_search, reusable, prefilter = corpus.alive, np.zeros(corpus.rows, dtype=bool), None
         if before is not None:
-            fresh, unsettled = self._changed(before, evaluation)
+            fresh, outdated = self._changed(before, evaluation)
+            # Few new evaluation records: rows searched before are searched again only where the prefilter finds one
+            # likely.
             if fresh.sum() <= _INCREMENTAL_LIMIT:
-                settled[: len(before.seen)] = before.seen
-                settled[unsettled] = False
-                settled &= corpus.alive
-                asked, prefilter = corpus.alive & ~settled, Prefilter.of(evaluation, index, fresh)
+                reusable[: len(before.seen)] = before.seen
+                # The runs of words that found these rows may have become the wording of the task since.
+                reusable[outdated] = False
+                reusable &= corpus.alive
+                to_search, prefilter = corpus.alive & ~reusable, Prefilter.of(evaluation, index, fresh)
         rejections: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
         first = 0
-        items = list(_items(corpus.parts(), asked, settled))
+        items = list(_items(corpus.parts(), to_search, reusable))
         for item, (rows, findings) in zip(
             items, corpus.map(partial(_search, index=index, prefilter=prefilter), items), strict=True
         ):
             rejections.update((first + row, rejection) for row, rejection in findings.rejections.items())
             pairs += ((first + row, other) for row, other in findings.pairs)
-            settled[first + rows] = False
+            # What was searched again replaces the earlier findings of these rows, and is not added to them.
+            reusable[first + rows] = False
             first += item.part.rows
         if before is not None:
-            rejections.update((row, rejection) for row, rejection in before.findings.rejections.items() if settled[row])
-            pairs += (pair for pair in before.findings.pairs if settled[pair[0]])
+            rejections.update(
+                (row, rejection) for row, rejection in before.findings.rejections.items() if reusable[row]
+            )
+            pairs += (pair for pair in before.findings.pairs if reusable[pair[0]])
         return Findings(rejections, pairs)
 
     def _changed(self, before: "PreviousFindings", evaluation: pa.Table) -> tuple[npt.NDArray[np.bool_], list[int]]:
-        """Return the evaluation records to search for in all rows, and the rows whose findings may no longer hold.
-
-        Where runs of words have become the wording of too many evaluation records, the rows found by them are
-        searched again; and a share of all the runs of such an evaluation record is greater than it was.
-        """
+        """Returns the evaluation records to search for in all rows, and the rows whose findings may no longer hold."""
         if self.ngram is None or self.ignore_above is None:
             return before.fresh, []
         changed = np.zeros(evaluation.num_rows, dtype=bool)
         changed[newly_common(evaluation, ~before.fresh, self.ngram, self.ignore_above)] = True
+        # Without its common runs a record has fewer, so that the share of them that a row holds is greater than it was.
         fresh = before.fresh | changed if self.share else before.fresh
         return fresh, [row for row, other in before.findings.pairs if changed[other]]
 
@@ -152,34 +156,38 @@ class _Item(NamedTuple):
     """A work item for one process.
 
     Attributes:
-        asked: bool, the rows to search.
-        settled: bool, the rows to search only if the prefilter finds new evaluation records likely in them.
+        to_search: bool, the rows to search.
+        reusable: bool, the rows to search only if the prefilter finds new evaluation records likely in them.
     """
 
     part: ShardView
-    asked: npt.NDArray[np.bool_]
-    settled: npt.NDArray[np.bool_]
+    to_search: npt.NDArray[np.bool_]
+    reusable: npt.NDArray[np.bool_]
 
 
-def _items(parts: Iterable[ShardView], asked: npt.NDArray[np.bool_], settled: npt.NDArray[np.bool_]) -> Iterator[_Item]:
+def _items(
+    parts: Iterable[ShardView], to_search: npt.NDArray[np.bool_], reusable: npt.NDArray[np.bool_]
+) -> Iterator[_Item]:
     first = 0
     for part in parts:
         rows = slice(first, first + part.rows)
-        yield _Item(part, asked[rows], settled[rows])
+        yield _Item(part, to_search[rows], reusable[rows])
         first += part.rows
 
 
 def _search(item: _Item, index: EvaluationIndex, prefilter: Prefilter | None) -> tuple[Indices, Findings]:
-    """Search some rows, and return them with the findings."""
-    if not (item.asked | item.settled).any():
+    """Searches some rows, and returns them with the findings."""
+    # Most parts of a grown version end here, before their sketches are read.
+    if not (item.to_search | item.reusable).any():
         return np.empty(0, np.int64), Findings({}, [])
     sketches = item.part.sketches()
-    asked = item.asked
-    if prefilter is not None and item.settled.any():
-        asked = asked | item.settled & prefilter.likely(sketches)
-    rows = np.flatnonzero(asked)
+    to_search = item.to_search
+    if prefilter is not None and item.reusable.any():
+        to_search = to_search | item.reusable & prefilter.likely(sketches)
+    rows = np.flatnonzero(to_search)
     if not len(rows):
         return rows, Findings({}, [])
+    # Fingerprints rule most rows out, so that their texts are not hashed.
     shares = (
         rows_sharing_runs(sketches.select(["runs"]).take(pa.array(rows)), index.word_index.marks)
         if index.word_index
@@ -243,6 +251,7 @@ def decode_state(state: pa.Table, evaluation: pa.Table) -> PreviousFindings | No
     """Reads what `encode_state` stored; None unless all evaluation records of then are among today's."""
     looked_for = bytes.fromhex((state.schema.metadata or {}).get(_EVALUATION_KEYS, b"").decode())
     keys_before = [looked_for[start : start + _KEY_BYTES] for start in range(0, len(looked_for), _KEY_BYTES)]
+    # Stored row numbers are those of the earlier evaluation set; keys translate them to today's.
     row_of_key = {key: row for row, key in enumerate(_record_keys(evaluation))}
     # Keys must be unique and still there, or stored row numbers could not be translated.
     if (
@@ -265,6 +274,7 @@ def decode_state(state: pa.Table, evaluation: pa.Table) -> PreviousFindings | No
 
 def _record_keys(evaluation: pa.Table) -> list[bytes]:
     """Hashes to 16 bytes all of a record that a finding can mention."""
+    # Findings quote file and line, so a record that has moved within its file counts as new.
     columns = (evaluation[name].to_pylist() for name in ("id", "group", "source", "line"))
     return [
         hashlib.blake2b(repr(values).encode(), digest_size=_KEY_BYTES).digest() for values in zip(*columns, strict=True)

@@ -69,9 +69,9 @@ class EvaluationIndex:
         rejections: dict[int, Rejection] = {}
         pairs: list[tuple[int, int]] = []
         # Fingerprints have ruled out the other rows, whose texts are not hashed again.
-        asked = np.arange(table.num_rows) if sharing is None else np.flatnonzero(sharing)
+        candidates = np.arange(table.num_rows) if sharing is None else np.flatnonzero(sharing)
         for first in range(0, table.num_rows, _ROWS_A_BLOCK):
-            inside = asked[(asked >= first) & (asked < first + _ROWS_A_BLOCK)] - first
+            inside = candidates[(candidates >= first) & (candidates < first + _ROWS_A_BLOCK)] - first
             block = self._block(table.slice(first, _ROWS_A_BLOCK), inside.tolist())
             rejections.update((first + row, rejection) for row, rejection in block.rejections.items())
             pairs += ((first + row, other) for row, other in block.pairs)
@@ -84,6 +84,8 @@ class EvaluationIndex:
         for row, (identity, group) in enumerate(rows):
             # The strongest reason comes first, as later ones only fill rows without a rejection.
             if (equal := self.inputs.get(identity)) is not None:
+                # All pairs count, not only the one that is quoted: the report says how much of each suite is given
+                # away.
                 pairs += ((row, other) for other in equal)
                 rejections[row] = self._rejection(
                     "equals a test input", f"the same input as {self.where[equal[0]]}", equal[0]
@@ -114,9 +116,9 @@ class EvaluationIndex:
         """Yields shared runs of words, of these rows only."""
         if self.word_index is None or not rows:
             return
-        pairs_found: list[tuple[int, int]] = []
-        shared = self.word_index.search([inputs[row] for row in rows], [texts[row] for row in rows], pairs_found)
-        pairs += ((rows[index], other) for index, other in pairs_found)
+        pairs_of_index: list[tuple[int, int]] = []
+        shared = self.word_index.search([inputs[row] for row in rows], [texts[row] for row in rows], pairs_of_index)
+        pairs += ((rows[index], other) for index, other in pairs_of_index)
         for index, overlap in shared.items():
             yield rows[index], overlap
 
@@ -161,9 +163,11 @@ def index_evaluation(
     for row, (identity, group) in enumerate(pairs):
         inputs.setdefault(identity, []).append(row)
         if group is not None:
+            # One record of a group is enough for the message.
             groups.setdefault(group, row)
     build_words = None if ngram is None else partial(WordIndex.of, evaluation, ngram, share, ignore_above)
     build_inputs = None if threshold is None else partial(InputIndex.of, evaluation, threshold, contained, least_words)
+    # Hashing takes most of the time, and the two indexes share nothing: `over` may run them in two processes.
     word_index, input_index = over(_build, [build_words, build_inputs])
     return EvaluationIndex(
         where=locations(evaluation),
@@ -186,6 +190,7 @@ def contaminated_counts(evaluation: pa.Table, pairs: Iterable[tuple[int, int]]) 
         evaluation: RECORD table of T rows.
         pairs: the `Findings.pairs` of all training records.
     """
+    # A set, as some pairs are listed twice.
     given_away = {other for _, other in pairs}
     sources = evaluation["source"].to_pylist()
     counts = Counter(source for row, source in enumerate(sources) if row in given_away)
@@ -242,9 +247,11 @@ class Prefilter:
 def rows_sharing_runs(sketches: pa.Table, marks: Postings) -> npt.NDArray[np.bool_]:
     """Bool [N]: False only for rows that share no run of words with the evaluation records of ``marks``."""
     column = sketches["runs"].combine_chunks()
+    # Sketches keep the upper 32 bits of each fingerprint; the marks have the lower ones cleared, too.
     values = np.asarray(column.flatten().to_numpy(), dtype=np.uint64) << np.uint64(32)
     offsets = column.offsets.to_numpy().astype(np.int64)
     positions, _ = marks.find(values)
     sharing = np.zeros(len(column), dtype=bool)
+    # The offsets of a slice do not begin at 0, but its flattened values do.
     sharing[owning_set(Shingles(values, offsets - offsets[0]), positions)] = True
     return sharing

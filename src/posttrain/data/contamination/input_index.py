@@ -29,11 +29,11 @@ from posttrain.data.duplicates.shingles import (
 from posttrain.data.records.identity import plain_words
 from posttrain.data.records.schema import input_texts
 
-_MIN_STRETCH = 4096
-_SHARE_NEEDED = 24
-_MIN_NEEDED = 12
-_ROUNDING = 1e-9
-_PART_BITS = 22
+_MIN_STRETCH = 4096  # 5-grams; shorter stretches would repeat more work in their overlaps
+_SHARE_NEEDED = 24  # one in so many members of a set has to match before the sets are compared
+_MIN_NEEDED = 12  # 5-grams; fewer are shared by chance
+_ROUNDING = 1e-9  # a product in float64 may lie just above a whole number, whose ceiling is one too many
+_PART_BITS = 22  # of a hash, to count by: 32 MiB of counters, however many members there are
 
 
 class SimilarInputs(NamedTuple):
@@ -111,14 +111,15 @@ class InputIndex:
         contained: dict[int, tuple[int, float]] = {}
         grams = ngram_sequences(texts, NGRAM)
         for likely in self._candidates(grams, inputs):
-            rows, places = np.unique(likely.row, return_inverse=True)
+            rows, index = np.unique(likely.row, return_inverse=True)
             own = ngram_sets([inputs[row] for row in rows.tolist()], NGRAM)
-            similarity = jaccard(own, self.sets, places, likely.other)
+            similarity = jaccard(own, self.sets, index, likely.other)
             enough_similar = similarity >= self.threshold
             _keep_best(
                 similar, likely.row[enough_similar], likely.other[enough_similar], similarity[enough_similar], pairs
             )
             if self.contained is not None:
+                # Containment is tried only where similarity, the stronger reason, has failed.
                 rest = np.flatnonzero(~enough_similar & (self.lengths[likely.other] > 0))
                 share = np.array([self._share(grams, *(int(column[pair]) for column in likely)) for pair in rest])
                 enough = share >= self.contained
@@ -133,23 +134,26 @@ class InputIndex:
             filters: of their texts.
             least: int64 [N], how many different 5-grams the input has at least.
         """
-        rows_found = [np.empty(0, np.int64)]
+        likely_rows = [np.empty(0, np.int64)]
         for other, (size, length) in enumerate(zip(self.sets.sizes.tolist(), self.lengths.tolist(), strict=True)):
             members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
             similar_spare = spare = size - _required_members(self.threshold, size)
             stretches = 1
             if self.contained is not None and length:
                 spare = max(spare, size - _required_members(self.contained, size))
+                # A window may begin anywhere in its first stretch, and so reach into one more than its length fills.
                 stretches = -(-(_window_width(length, self.contained) - 1) // STRETCH) + 1
-            rows_found.append(filters.near(members, spare, stretches))
+            likely_rows.append(filters.near(members, spare, stretches))
             long = filters.near_long(members, similar_spare, stretches)
-            rows_found.append(long[least[long] * self.threshold <= size + _ROUNDING])
-        return np.unique(np.concatenate(rows_found))
+            # The smaller of two sets is at least the share t of the larger if their Jaccard similarity is t.
+            likely_rows.append(long[least[long] * self.threshold <= size + _ROUNDING])
+        return np.unique(np.concatenate(likely_rows))
 
     def _candidates(self, grams: Shingles, inputs: Sequence[str]) -> Iterator[_Candidates]:
         """Yields candidates; long records are searched in overlapping stretches, as a long text holds most 5-grams."""
         # An input of fewer than 5 characters is a shingle of its own that all of the record does not have.
         short = np.array([row for row, text in enumerate(inputs) if len(text) < 2 * NGRAM], dtype=np.int64)
+        # Stretches overlap by half: an input that fits into half a stretch lies in one of them as a whole.
         half = self.stretch // 2
         stretches = np.maximum(-(-grams.sizes // half) - 1, 1)
         first = offsets_of(stretches)
@@ -157,19 +161,20 @@ class InputIndex:
         rows = owning_set(grams, at)
         number = (at - grams.offsets[rows]) // half
         here = np.minimum(number, stretches[rows] - 1)
-        asked = first[rows] + here
+        stretch = first[rows] + here
+        # A position in the first half of one stretch lies in the second half of the one before.
         before = (number > 0) & (here == number)
         own = ngram_sequences([inputs[row] for row in short.tolist()], NGRAM)
         short_at, short_keys = self.postings.find(own.values)
         short_rows = short[owning_set(own, short_at)]
-        asked = np.concatenate([asked, asked[before] - 1, first[short_rows]])
+        stretch = np.concatenate([stretch, stretch[before] - 1, first[short_rows]])
         keys = np.concatenate([keys, keys[before], short_keys])
         least = int(self.needed.min()) if len(self.needed) else 1
-        for meetings in self.postings.meet(asked, keys, least):
-            good = meetings.shared >= self.needed[meetings.owner]
-            asked, other = meetings.asked[good], meetings.owner[good]
-            row = np.searchsorted(first, asked, side="right") - 1
-            yield _Candidates(row, other, (asked - first[row]) * half)
+        for counts in self.postings.meet(stretch, keys, least):
+            good = counts.shared >= self.needed[counts.owner]
+            stretch, other = counts.query[good], counts.owner[good]
+            row = np.searchsorted(first, stretch, side="right") - 1
+            yield _Candidates(row, other, (stretch - first[row]) * half)
 
     def _share(self, grams: Shingles, row: int, other: int, begin: int) -> float:
         """Largest share of an evaluation input's 5-grams that stand close together in a stretch of a record."""
@@ -180,11 +185,11 @@ class InputIndex:
         positions = np.flatnonzero(members[which] == stretch)
         assert self.contained is not None
         width = _window_width(int(self.lengths[other]), self.contained)
-        which_found = which[positions]
-        different = np.count_nonzero(np.bincount(which_found))
+        members_present = which[positions]
+        different = np.count_nonzero(np.bincount(members_present))
         if different < _required_members(self.contained, len(members)) or positions[-1] - positions[0] < width:
             return different / len(members)  # too few, or all together
-        return _most_together(positions.tolist(), which_found.tolist(), width) / len(members)
+        return _most_together(positions.tolist(), members_present.tolist(), width) / len(members)
 
 
 def _required_members(share: float, size: int) -> int:
@@ -217,6 +222,7 @@ def _rarest(sets: Shingles, counts: Indices) -> Shingles:
     """Selects of every set the ``counts[n]`` rarest members; hashes that begin alike count together."""
     part = (sets.values >> np.uint64(64 - _PART_BITS)).astype(np.int64)
     frequency = np.minimum(np.bincount(part, minlength=1)[part], (1 << 16) - 1).astype(np.uint64)
+    # Frequency above, hash below: one sort orders by both, and ties depend on nothing but the hash.
     rank = frequency << np.uint64(48) | sets.values >> np.uint64(16)
     chosen = [np.empty(0, dtype=np.int64)]
     for begin, end, count in zip(sets.offsets[:-1].tolist(), sets.offsets[1:].tolist(), counts.tolist(), strict=True):

@@ -8,23 +8,23 @@ import numpy.typing as npt
 
 from posttrain.data.duplicates.shingles import Hashes, Indices, Shingles, offsets_of
 
-_MOST_BITS = 24
+_MOST_BITS = 24  # 64 MiB of buckets at most
 
-_EXTRA_BITS = 3
+_EXTRA_BITS = 3  # about one entry of the table in 16 is set, so that most other hashes end there
 
-_MEETINGS_A_BLOCK = 1 << 22
+_PAIRS_A_BLOCK = 1 << 22  # 32 MiB for each array of a block
 
 
 class SharedCounts(NamedTuple):
     """Lists pairs of sets that share members.
 
     Attributes:
-        asked: int64 [P], the queried set.
+        query: int64 [P], the queried set.
         owner: int64 [P], the indexed set that shares members with it.
         shared: int64 [P], number of members in both.
     """
 
-    asked: Indices
+    query: Indices
     owner: Indices
     shared: Indices
 
@@ -88,52 +88,55 @@ class Postings(NamedTuple):
         """Positions in ``values`` that hold a key, in order, and the key at each."""
         if not len(self.keys):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        places = np.flatnonzero(self.table[_leading_bits(values, len(self.table).bit_length() - 1)])
-        asked = values[places]
-        keys = self.buckets[_leading_bits(asked, len(self.buckets).bit_length() - 1)].astype(np.int64)
+        positions = np.flatnonzero(self.table[_leading_bits(values, len(self.table).bit_length() - 1)])
+        candidates = values[positions]
+        keys = self.buckets[_leading_bits(candidates, len(self.buckets).bit_length() - 1)].astype(np.int64)
         held = self.keys[keys]
         # Few buckets hold two keys; those further back are reached step by step.
-        behind = np.flatnonzero(held < asked)
+        behind = np.flatnonzero(held < candidates)
         while len(behind):
             behind = behind[keys[behind] < len(self.keys) - 1]
             keys[behind] += 1
             held[behind] = self.keys[keys[behind]]
-            behind = behind[held[behind] < asked[behind]]
-        known = held == asked
-        return places[known], keys[known]
+            behind = behind[held[behind] < candidates[behind]]
+        known = held == candidates
+        return positions[known], keys[known]
 
-    def meet(self, asked: Indices, keys: Indices, least: int = 1) -> Iterator[SharedCounts]:
+    def meet(self, query: Indices, keys: Indices, least: int = 1) -> Iterator[SharedCounts]:
         """Yields every pair of a queried and an indexed set that share members, block by block; no pair is split.
 
         Args:
-            asked, keys: int64 [H], which set holds which key; in any order, and as often as it likes.
+            query, keys: int64 [H], which set holds which key; in any order, with repetitions.
             least: members that a pair must share.
         """
-        codes, _ = _count_values(asked * len(self.keys) + keys)
-        asked, keys = codes // max(len(self.keys), 1), codes % max(len(self.keys), 1)
+        # A key that a set holds several times counts once.
+        codes, _ = _count_values(query * len(self.keys) + keys)
+        query, keys = codes // max(len(self.keys), 1), codes % max(len(self.keys), 1)
         sizes = self.offsets[keys + 1] - self.offsets[keys]
-        if sizes.sum() <= _MEETINGS_A_BLOCK:
-            yield self._met(asked, keys, sizes, least)
+        if sizes.sum() <= _PAIRS_A_BLOCK:
+            yield self._shared_counts(query, keys, sizes, least)
             return
-        blocks = np.cumsum(sizes) // _MEETINGS_A_BLOCK
-        blocks = blocks[np.searchsorted(asked, asked)]  # that of the set's first member
-        for block in np.split(np.arange(len(asked)), np.flatnonzero(np.diff(blocks)) + 1):
-            yield self._met(asked[block], keys[block], sizes[block], least)
+        blocks = np.cumsum(sizes) // _PAIRS_A_BLOCK
+        # All members of a set go where its first one goes, so that no pair is split between two blocks.
+        blocks = blocks[np.searchsorted(query, query)]
+        for block in np.split(np.arange(len(query)), np.flatnonzero(np.diff(blocks)) + 1):
+            yield self._shared_counts(query[block], keys[block], sizes[block], least)
 
-    def _met(self, asked: Indices, keys: Indices, sizes: Indices, least: int) -> SharedCounts:
+    def _shared_counts(self, query: Indices, keys: Indices, sizes: Indices, least: int) -> SharedCounts:
         width, begins = self.width, offsets_of(sizes)
         # Half the bytes are half the time.
-        kind = np.int32 if (asked.max(initial=0) + 1) * width < 1 << 31 and len(self.owners) < 1 << 31 else np.int64
-        places = np.arange(begins[-1], dtype=kind)
-        places += np.repeat((self.offsets[keys] - begins[:-1]).astype(kind), sizes)
-        codes = np.repeat((asked * width).astype(kind), sizes)
-        codes += self.owners[places]
+        kind = np.int32 if (query.max(initial=0) + 1) * width < 1 << 31 and len(self.owners) < 1 << 31 else np.int64
+        positions = np.arange(begins[-1], dtype=kind)
+        positions += np.repeat((self.offsets[keys] - begins[:-1]).astype(kind), sizes)
+        codes = np.repeat((query * width).astype(kind), sizes)
+        codes += self.owners[positions]
         pairs, shared = _count_values(codes, least)
         return SharedCounts(pairs // width, pairs % width, shared)
 
 
 def _count_values(values: Indices, least: int = 1) -> tuple[Indices, Indices]:
     """Counts distinct values in order, if they occur often enough: faster than np.unique."""
+    # Half the bytes are sorted in about half the time.
     values = np.sort(values.astype(np.int32) if values.max(initial=0) < 1 << 31 else values)
     often = np.flatnonzero(values[least - 1 :] == values[: max(len(values) - least + 1, 0)])
     frequent = values[often]

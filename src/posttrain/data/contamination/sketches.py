@@ -61,7 +61,7 @@ _WINDOW = 4  # shorter runs in a run; the more, the fewer fingerprints, and the 
 _CHARACTERS_A_BLOCK = 1 << 20
 
 
-_KINDS = 4096  # of 5-grams, to count them by
+_KINDS = 4096  # of 5-grams, to count them by: 4 KiB a text
 
 
 _UNREPEATED = 2 * NGRAM  # an input from which on its 5-grams are among those of the whole record
@@ -102,6 +102,7 @@ def _sketch_block(table: pa.Table, ngram: int | None, alike: bool) -> dict[str, 
     if ngram is not None:
         marks = _with_inputs(fingerprints(plain_words(texts), ngram), inputs, ngram)
         offsets, values = marks.offsets.astype(np.int32), (marks.values >> np.uint64(32)).astype(np.uint32)
+        # 32 bits rule a row out nearly as well as 64, in half the space; the search itself compares all of them.
         columns["runs"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
     if alike:
         grams = ngram_sequences(texts, NGRAM)
@@ -116,12 +117,15 @@ def _sketch_block(table: pa.Table, ngram: int | None, alike: bool) -> dict[str, 
 
 def _min_distinct_grams(grams: Shingles, inputs: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.int32]:
     least = np.zeros(len(texts), dtype=np.int32)
+    # One bitmap shows how full it is; only texts of several need the bound.
     long = np.flatnonzero(grams.sizes > STRETCH)
     alone = np.array([inputs[row] == texts[row] for row in long.tolist()], dtype=bool)
     for rows, own in (
+        # Where the input is all of the record, its 5-grams are hashed already.
         (long[alone], select_sets(grams, long[alone])),
         (long[~alone], ngram_sequences([inputs[row] for row in long[~alone].tolist()], NGRAM)),
     ):
+        # Different 5-grams may be of one kind, and equal ones never of two: the number of kinds is a lower bound.
         kinds = np.zeros(len(rows) * _KINDS, dtype=bool)
         kinds[np.repeat(np.arange(len(rows)) * _KINDS, own.sizes) + (own.values % _KINDS).astype(np.int64)] = True
         least[rows] = kinds.reshape(-1, _KINDS).sum(axis=1)
@@ -170,8 +174,8 @@ def window_minima(word_texts: Sequence[str], ngram: int) -> Shingles:
         least[shorter.offsets[few]] = np.minimum.reduceat(shorter.values, shorter.offsets[:-1])[few]
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
-    places = np.arange(offsets[-1]) + np.repeat(shorter.offsets[:-1] - offsets[:-1], sizes)
-    return Shingles(least[places], offsets)
+    positions = np.arange(offsets[-1]) + np.repeat(shorter.offsets[:-1] - offsets[:-1], sizes)
+    return Shingles(least[positions], offsets)
 
 
 def fingerprints(word_texts: Sequence[str], ngram: int) -> Shingles:
@@ -251,8 +255,8 @@ class BloomFilters:
             absent, joined = longer, joined + further
         # What begins nearer to the end of a text holds no more than the last whole one.
         begin = np.repeat(self.first[:-1], counts)
-        kept = np.flatnonzero(np.arange(len(end)) <= np.maximum(begin, end - stretches))
-        return _Windows(absent.take(kept, axis=1), np.repeat(np.arange(len(counts)), counts)[kept])
+        whole = np.flatnonzero(np.arange(len(end)) <= np.maximum(begin, end - stretches))
+        return _Windows(absent.take(whole, axis=1), np.repeat(np.arange(len(counts)), counts)[whole])
 
 
 class _Windows(NamedTuple):

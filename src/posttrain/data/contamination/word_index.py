@@ -74,6 +74,7 @@ class WordIndex:
         rows = np.arange(evaluation.num_rows)
         word_texts = plain_words(joined_texts(evaluation))
         sets = ngram_sets(word_texts, ngram, "word")
+        # Two records without any word are both the n-gram of the empty text, which must not count as shared words.
         common = np.concatenate(
             [ngram_sets([""], ngram, "word").values, _common_ngrams(sets, evaluation, ignore_above)]
         )
@@ -105,24 +106,27 @@ class WordIndex:
         """
         best: dict[int, Overlap] = {}
         sets = ngram_sequences(plain_words(texts), self.ngram, "word")
-        at, keys = self.postings.find(sets.values)
-        rows = owning_set(sets, at)
+        positions, keys = self.postings.find(sets.values)
+        rows = owning_set(sets, positions)
+        # Distinct n-grams take a sort; only rows that share one need their number.
         touched = np.unique(rows)
         sizes = np.zeros(len(texts), dtype=np.int64)
         sizes[touched] = distinct(select_sets(sets, touched)).sizes
-        for meetings in self.postings.meet(rows, keys):
-            for row, other, shared in zip(*(values.tolist() for values in meetings), strict=True):
+        for counts in self.postings.meet(rows, keys):
+            for row, other, shared in zip(*(values.tolist() for values in counts), strict=True):
                 overlap = Overlap(other, shared, int(sizes[row]), int(self.sizes[other]))
                 if overlap.score < self.share:
                     continue
                 pairs.append((row, other))
+                # Ties go to the first evaluation record, so that the detail is the same in whatever order they are met.
                 if row not in best or (-shared, other) < (-best[row].shared, best[row].other):
                     best[row] = overlap
         few, short = short_inputs(inputs, self.ngram)
-        at, keys = self.short.find(ngram_sequences(few, self.ngram, "word").values)
-        for row, key in zip(short[at].tolist(), keys.tolist(), strict=True):
+        positions, keys = self.short.find(ngram_sequences(few, self.ngram, "word").values)
+        for row, key in zip(short[positions].tolist(), keys.tolist(), strict=True):
             others = self.short.owners[self.short.offsets[key] : self.short.offsets[key + 1]].tolist()
             pairs += ((row, other) for other in others)
+            # Equal inputs are the stronger finding, and replace what shared runs have put here.
             best[row] = Overlap(others[0], 1, 1, 1, whole=True)
         return best
 
@@ -142,7 +146,7 @@ def newly_common(evaluation: pa.Table, before: npt.NDArray[np.bool_], ngram: int
 
 
 def _common_ngrams(sets: Shingles, evaluation: pa.Table, ignore_above: int | None) -> Hashes:
-    """The members that too many sets hold; a record in two suites counts once."""
+    """Returns the members that too many sets hold."""
     if ignore_above is None:
         return np.empty(0, dtype=np.uint64)
     # A record that stands in two suites is one record, not two uses of its wording.

@@ -27,15 +27,15 @@ Map = Callable[..., Iterator[Any]]
 
 Floats = npt.NDArray[np.float32]
 
-_TEXTS_A_SAMPLE = 256
+_TEXTS_A_SAMPLE = 256  # from which the core is taken; a poor core costs time, and changes no result
 
-_TEXTS_A_FETCH = 8192
+_TEXTS_A_FETCH = 8192  # texts held in memory at a time
 
-_CHARACTERS_AN_ITEM = 1 << 20
+_CHARACTERS_AN_ITEM = 1 << 20  # 8 MiB of hashes in one process
 
 _MOST_ROWS = 1 << 15
 
-_MOST_MEMBERS = 1 << 23
+_MOST_MEMBERS = 1 << 23  # 64 MiB of hashes in one frame
 
 _ROWS_A_BLOCK = 256
 
@@ -43,9 +43,9 @@ _MOST_BITS = 24
 
 _DENSE = 0.06  # of the rows; from there on the dense product is the faster one
 
-_MOST_CELLS = 1 << 25
+_MOST_CELLS = 1 << 25  # 128 MiB of the dense matrix, in float32
 
-_SHRINK_BELOW = 0.75
+_SHRINK_BELOW = 0.75  # of the partners; copying the matrices more often costs more than it saves
 
 
 class _Differences(NamedTuple):
@@ -142,6 +142,7 @@ def all_pairs(
         for start in range(top, len(rows), height):
             right = rows[start : start + height]
             both = left if start == top else np.concatenate([left, right])
+            # Pairs of earlier blocks have joined them: whatever these texts say, the clusters stay.
             if len(np.unique(cluster[both])) == 1:
                 continue
             origin = np.arange(len(both)) < min(len(left), fresh - top)
@@ -163,6 +164,7 @@ def _pairs(
 ) -> Iterator[tuple[Indices, Indices]]:
     """Yields pairs of an origin and a partner, as indices of ``rows``; compared rows stop being partners."""
     # A pair is alike when |a| + |b| - 2 shared <= share * (|A| + |B|), that is when shared >= bar[a] + bar[b].
+    # With I shared and U distinct n-grams |A ^ B| = U - I and |A| + |B| = U + I, so I / U >= t bounds their ratio.
     share = (1 - threshold) / (1 + threshold)
     bar = (frame.counts - share * frame.sizes) / 2
     # The float32 bar may round; candidates within the slack are decided in exact integers below.
@@ -188,6 +190,7 @@ def _pairs(
         held = (total - differ) // 2
         good = held / (total - held) >= threshold
         yield i[good], j[good]
+        # These rows have been compared with all partners.
         origin[block] = partner[block] = False
         if partner.sum() < _SHRINK_BELOW * len(partners.rows):
             partners = _Partners.of(frame, np.flatnonzero(partner))

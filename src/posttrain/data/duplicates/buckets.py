@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-_PAIRS_OF_DENSE_BUCKET = 8_192
+_PAIRS_OF_DENSE_BUCKET = 8_192  # from here on comparing all pairs at once is the faster way
 
 
 _PAIRS_A_ROW = 1_000  # to read a text takes as long as to compare so many pairs
@@ -65,22 +65,22 @@ class DenseBuckets(NamedTuple):
         root = np.arange(len(cluster))
         for members, starts in dense:
             union(root, members, np.repeat(members[starts], np.diff(starts, append=len(members))))
-        everyone = np.unique(np.concatenate([members for members, _ in dense]))
+        all_rows = np.unique(np.concatenate([members for members, _ in dense]))
         # Joining buckets reads each text once, but compares pairs that share no bucket.
-        cost_joined = _pair_cost(root[everyone], everyone, cluster, old)
+        cost_joined = _pair_cost(root[all_rows], all_rows, cluster, old)
         cost_apart = np.zeros(len(cluster))
         for members, starts in dense:
             label = np.repeat(members[starts], np.diff(starts, append=len(members)))
             cost_apart += np.bincount(root, weights=_pair_cost(label, members, cluster, old), minlength=len(cluster))
-        joined_label_wins = cost_joined <= cost_apart
+        joining_pays = cost_joined <= cost_apart
         groups: list[Indices] = []
         names = []
-        joined = everyone[joined_label_wins[root[everyone]]]
+        joined = all_rows[joining_pays[root[all_rows]]]
         joined = joined[np.argsort(root[joined], kind="stable")]
         names.append(_name_buckets(groups, joined, root[joined], len(cluster)))
         for members, starts in dense:
             label = np.repeat(members[starts], np.diff(starts, append=len(members)))
-            separate = ~joined_label_wins[root[members]]
+            separate = ~joining_pays[root[members]]
             if separate.any():
                 names.append(_name_buckets(groups, members[separate], label[separate], len(cluster)))
         return cls(groups, names)
@@ -119,6 +119,7 @@ def equal_runs(*columns: npt.NDArray[Any]) -> tuple[Indices, Indices]:
 def _dense(keys: npt.NDArray[np.uint64], members: Indices, cluster: Indices, old: int) -> tuple[Indices, Indices]:
     """Members of a band's dense buckets, and where these begin."""
     _, sizes = equal_runs(keys[members])
+    # The number of all pairs bounds that of pairs across clusters: most buckets end here.
     members = members[np.repeat(sizes * (sizes - 1) // 2 >= _PAIRS_OF_DENSE_BUCKET, sizes)]
     starts, sizes = equal_runs(keys[members])
     label = np.repeat(np.arange(len(starts)), sizes)
@@ -149,7 +150,7 @@ def _pairs_across_clusters(label: Indices, rows: Indices, cluster: Indices, old:
 
 
 def _name_buckets(groups: list[Indices], rows: Indices, label: Indices, count: int) -> npt.NDArray[np.int32]:
-    """Adds the rows of each label, which stand together, to the groups, and says of every row in which it is."""
+    """Adds the rows of each label, which are adjacent, to the groups, and returns the group of every row."""
     names = np.full(count, -1, dtype=np.int32)
     starts, sizes = equal_runs(label)
     names[rows] = np.repeat(np.arange(len(groups), len(groups) + len(starts)), sizes)

@@ -14,12 +14,12 @@ Vectors = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 
 _ROWS_A_BLOCK = 1024
-_PRODUCTS_A_BLOCK = 1 << 24
+_PRODUCTS_A_BLOCK = 1 << 24  # 64 MiB of float32
 _PAIRS_A_CHUNK = 1 << 16
 _ROUNDING = 1e-4  # a float32 product is no further from the true cosine
 _ROWS_A_CELL = 512
 _SAMPLE_A_CELL = 64
-_PASSES = 10
+_PASSES = 10  # of k-means; cells only have to be small, not optimal
 
 
 def cosine_clusters(embeddings: Vectors, threshold: float, exact_rows: int = 100_000, seed: int = 0) -> Indices:
@@ -52,6 +52,7 @@ def cosines(embeddings: Vectors, i: Indices, j: Indices) -> npt.NDArray[np.float
     result = np.empty(len(i))
     for start in range(0, len(i), _PAIRS_A_CHUNK):
         chunk = slice(start, start + _PAIRS_A_CHUNK)
+        # Chunks bound the memory: every pair copies two vectors in float64.
         a, b = embeddings[i[chunk]].astype(np.float64), embeddings[j[chunk]].astype(np.float64)
         lengths = np.einsum("pd,pd->p", a, a) * np.einsum("pd,pd->p", b, b)
         result[chunk] = np.einsum("pd,pd->p", a, b) / np.sqrt(lengths)
@@ -89,6 +90,7 @@ def _pairs(embeddings: Vectors, rows: Indices, least: float) -> Iterator[tuple[I
     vectors = _unit_vectors(embeddings[rows])
     size = max(1, min(_ROWS_A_BLOCK, _PRODUCTS_A_BLOCK // max(len(rows), 1)))
     for start in range(0, len(rows), size):
+        # Only with rows from this block on: earlier blocks have compared their rows with these.
         i, j = np.nonzero(vectors[start : start + size] @ vectors[start:].T >= least)
         yield rows[start + i], rows[start + j]
 

@@ -21,10 +21,10 @@ from posttrain.data.duplicates.shingles import Shingles, ngram_sequences, splitm
 
 PERMUTATIONS = 128
 
-_MISS_RATE = 0.001
-_MISS_SHARE_OF_BANDS = 0.95
-_BITS = 64
-_CHARACTERS_A_PIECE = 1 << 22
+_MISS_RATE = 0.001  # of pairs just at the threshold
+_MISS_SHARE_OF_BANDS = 0.95  # of the misses; the comparison of bits may cause the rest
+_BITS = 64  # one word, which a single instruction counts
+_CHARACTERS_A_PIECE = 1 << 22  # 32 MiB of hashes
 _SETS_A_PIECE = 256
 
 
@@ -66,6 +66,7 @@ def banding(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
 
 def _bands_needed(threshold: float, rows: int) -> int:
     together = threshold**rows
+    # log1p keeps its digits where the bands hardly ever agree.
     return 1 if together == 1 else math.ceil(math.log(_MISS_RATE * _MISS_SHARE_OF_BANDS) / math.log1p(-together))
 
 

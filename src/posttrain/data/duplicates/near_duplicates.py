@@ -1,4 +1,4 @@
-"""Texts that say nearly the same."""
+"""Clusters near-duplicate texts: MinHash proposes pairs, and their exact Jaccard similarity decides."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +16,13 @@ from posttrain.data.duplicates.shingles import jaccard, ngram_sets, offsets_of
 
 Indices = npt.NDArray[np.int64]
 
-_PAIRS_A_LIST = 1 << 22
+_PAIRS_A_LIST = 1 << 22  # that are listed at a time: 32 MiB for each of their columns
 
 _PAIRS_A_BLOCK = 20_000  # their texts are held in memory
 
-_PAIRS_AN_ITEM = 1_000
+_PAIRS_AN_ITEM = 1_000  # of one process; their texts are pickled
 
-_LEADING_BITS = 20
+_LEADING_BITS = 20  # of a table of 1 MiB, which stays in the processor's cache
 
 _MIN_FOREST_SHARE = 0.5  # the share of a forest that has to hold for another one to be tried
 
@@ -108,6 +108,7 @@ def cluster_near_duplicates(
     search = _Search(bands, _column(sketches, "bits"), required_matching_bits(threshold), old)
     buckets = [_buckets(keys, distinct, old) for keys in bands]
     compare = partial(_similarities, texts=texts, ngram=ngram, over=over)
+    # Stars first: n - 1 comparisons join a bucket of n similar texts, where all pairs would be n * (n - 1) / 2.
     failed = _join_verified(search.stars(buckets, cluster), cluster, compare, threshold, search)
     # Pairs that failed once are not compared again in later buckets.
     seen = np.sort(failed.i * len(cluster) + failed.j)
@@ -116,6 +117,8 @@ def cluster_near_duplicates(
         if len(rows_of_bucket) >= _ROWS_TO_WARN:
             log.warning("%d texts are almost alike; comparing all of them takes a while", len(rows_of_bucket))
         for i, j in all_pairs(rows_of_bucket, rows_of_bucket >= old, cluster, texts, threshold, ngram, over):
+            # All pairs of a dense bucket are compared, but only those that bands and bits propose count: which buckets
+            # are dense must not change the result.
             candidate = search.candidate(i, j)
             union(cluster, i[candidate], j[candidate])
     buckets = [dense.outside(keys, members) for keys, members in zip(bands, buckets, strict=True)]
@@ -126,7 +129,8 @@ def cluster_near_duplicates(
 
 
 def similarities(texts: Fetch, i: Indices, j: Indices, ngram: int = 5, over: Map = map) -> npt.NDArray[np.float64]:
-    """Jaccard similarity of the n-grams of rows ``i[p]`` and ``j[p]``, float64 [P]; arguments as in `clusters`."""
+    """Jaccard similarity of the n-grams of rows ``i[p]`` and ``j[p]``, float64 [P]; arguments as in
+    `cluster_near_duplicates`."""
     blocks = [
         _similarities(*block, texts=texts, ngram=ngram, over=over)
         for block in _blocks_of_pairs(_Pairs(i, j), _PAIRS_A_BLOCK)
@@ -155,12 +159,13 @@ class _Search(NamedTuple):
         good: npt.NDArray[np.bool_] = cluster[i] != cluster[j]
         good[good] = np.bitwise_count(~(self.bits[i[good]] ^ self.bits[j[good]])) >= self.needed
         for keys in self.bands[:band]:
+            # A pair that agrees in an earlier band was proposed there.
             good[good] = keys[i[good]] != keys[j[good]]
         return good
 
     def stars(self, buckets: Sequence[Indices], cluster: Indices) -> _Pairs:
         """Pairs each bucket's rows with its smallest row, without pairs that join nothing if all others hold."""
-        hoped = cluster.copy()
+        tentative = cluster.copy()
         pairs = []
         for band, members in enumerate(buckets):
             if not len(members):
@@ -171,9 +176,9 @@ class _Search(NamedTuple):
             # Pairs of two old rows were compared when the set was smaller.
             late = (i != j) & (j >= self.old)
             i, j = i[late], j[late]
-            good = self.possible(band, hoped, i, j)
+            good = self.possible(band, tentative, i, j)
             pairs.append(_Pairs(i[good], j[good]))
-            union(hoped, *pairs[-1])
+            union(tentative, *pairs[-1])
         return _concatenate_pairs(pairs)
 
     def across(self, buckets: Sequence[Indices], cluster: Indices) -> Iterator[_Pairs]:
@@ -214,12 +219,13 @@ class _Search(NamedTuple):
         from scipy.sparse.csgraph import minimum_spanning_tree
 
         ends = np.concatenate(pairs)
-        names, places = np.unique(np.concatenate([ends, cluster[ends]]), return_inverse=True)
-        ends, roots = places.reshape(2, -1)
+        names, index = np.unique(np.concatenate([ends, cluster[ends]]), return_inverse=True)
+        ends, roots = index.reshape(2, -1)
         i, j = ends.reshape(2, -1)
         # What is in one cluster already hangs together by edges shorter than any.
         ties = np.unique((ends * len(names) + roots)[ends != roots])
         length = np.full(len(i) + len(ties), 0.5)
+        # One more than the difference: a sparse matrix drops edges of length 0.
         length[: len(i)] = np.bitwise_count(self.bits[pairs.i] ^ self.bits[pairs.j]) + 1.0
         edges = np.concatenate([i, ties // len(names)]), np.concatenate([j, ties % len(names)])
         tree = minimum_spanning_tree(coo_array((length, edges), shape=(len(names),) * 2).tocsr()).tocoo()
@@ -229,10 +235,10 @@ class _Search(NamedTuple):
 def _join_verified(
     pairs: _Pairs, cluster: Indices, compare: Callable[[Indices, Indices], Any], threshold: float, search: _Search
 ) -> _Pairs:
-    """Joins in place the clusters of pairs at or above the threshold, and returns the pairs compared in vain."""
+    """Joins in place the clusters of pairs at or above the threshold, and returns the pairs below it."""
     failed = [_Pairs(pairs.i[:0], pairs.j[:0])]
 
-    def settle(block: _Pairs) -> float:
+    def verify(block: _Pairs) -> float:
         apart = cluster[block.i] != cluster[block.j]
         i, j = block.i[apart], block.j[apart]
         alike = compare(i, j) >= threshold
@@ -242,14 +248,14 @@ def _join_verified(
 
     # A spanning forest settles most of a long list with few comparisons; it is not worth it once most of its pairs
     # fail.
-    hopeful = True
-    while hopeful and len(pairs.i) > _PAIRS_A_BLOCK:
+    worthwhile = True
+    while worthwhile and len(pairs.i) > _PAIRS_A_BLOCK:
         chosen = search.forest(pairs, cluster)
-        hopeful = settle(_Pairs(pairs.i[chosen], pairs.j[chosen])) > _MIN_FOREST_SHARE
+        worthwhile = verify(_Pairs(pairs.i[chosen], pairs.j[chosen])) > _MIN_FOREST_SHARE
         left = ~chosen & (cluster[pairs.i] != cluster[pairs.j])
         pairs = _Pairs(pairs.i[left], pairs.j[left])
     for block in _blocks_of_pairs(pairs, _PAIRS_A_BLOCK):
-        settle(block)
+        verify(block)
     return _concatenate_pairs(failed)
 
 
@@ -275,9 +281,11 @@ def _members_of(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) ->
     table = np.zeros(1 << _LEADING_BITS, dtype=bool)
     # A table of leading bits rules most keys out before the binary search, which misses the cache.
     table[wanted >> np.uint64(64 - _LEADING_BITS)] = True
-    places = np.flatnonzero(table[keys >> np.uint64(64 - _LEADING_BITS)])
-    position = np.searchsorted(wanted, keys[places])
-    return places[wanted[np.minimum(position, len(wanted) - 1)] == keys[places]] if len(places) else places
+    positions = np.flatnonzero(table[keys >> np.uint64(64 - _LEADING_BITS)])
+    if not len(positions):
+        return positions
+    at = np.minimum(np.searchsorted(wanted, keys[positions]), len(wanted) - 1)
+    return positions[wanted[at] == keys[positions]]
 
 
 def _concatenate_pairs(blocks: Sequence[_Pairs]) -> _Pairs:
@@ -285,6 +293,7 @@ def _concatenate_pairs(blocks: Sequence[_Pairs]) -> _Pairs:
     empty = np.empty(0, np.int64)
     i = np.concatenate([empty, *(pairs.i for pairs in blocks)])
     j = np.concatenate([empty, *(pairs.j for pairs in blocks)])
+    # Neighbouring pairs then share texts, of which each block reads every one once.
     order = np.lexsort((j, i))
     return _Pairs(i[order], j[order])
 
@@ -296,18 +305,19 @@ def _blocks_of_pairs(pairs: _Pairs, size: int) -> Iterator[_Pairs]:
 
 def _similarities(i: Indices, j: Indices, *, texts: Fetch, ngram: int, over: Map) -> npt.NDArray[np.float64]:
     """Computes the similarities of one block of pairs, whose texts are held in memory."""
-    rows, places = np.unique(np.concatenate([i, j]), return_inverse=True)
+    rows, index = np.unique(np.concatenate([i, j]), return_inverse=True)
     held = texts(rows) if len(rows) else []
-    items = _items(held, _Pairs(places[: len(i)], places[len(i) :]))
+    items = _items(held, _Pairs(index[: len(i)], index[len(i) :]))
     return np.concatenate([np.empty(0), *over(partial(_compare, ngram=ngram), items)])
 
 
 def _items(held: Sequence[str], pairs: _Pairs) -> Iterable[_CompareItem]:
     for part in _blocks_of_pairs(pairs, _PAIRS_AN_ITEM):
-        rows, places = np.unique(np.concatenate(part), return_inverse=True)
-        yield _CompareItem([held[row] for row in rows.tolist()], places[: len(part.i)], places[len(part.i) :])
+        rows, index = np.unique(np.concatenate(part), return_inverse=True)
+        yield _CompareItem([held[row] for row in rows.tolist()], index[: len(part.i)], index[len(part.i) :])
 
 
 def _compare(item: _CompareItem, ngram: int) -> npt.NDArray[np.float64]:
+    # Each text of an item is hashed once, however many of its pairs it is in.
     sets = ngram_sets(item.texts, ngram)
     return jaccard(sets, sets, item.i, item.j)

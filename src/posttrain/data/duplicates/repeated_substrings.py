@@ -83,8 +83,8 @@ def windows(texts: Sequence[str], length: int, shared: Hashes) -> Windows:
     inside = np.repeat(least.sizes > 0, whole.sizes)
     text = np.repeat(np.arange(len(texts)), least.sizes)
     position = np.arange(len(text)) - np.repeat(least.offsets[:-1], least.sizes)
-    kept = is_member(least.values, shared)
-    return Windows(text[kept], position[kept], whole.values[inside][kept])
+    repeated = is_member(least.values, shared)
+    return Windows(text[repeated], position[repeated], whole.values[inside][repeated])
 
 
 def concatenate_windows(parts: Sequence[Windows]) -> Windows:
@@ -128,6 +128,7 @@ def verify_span(
 ) -> list[RepeatedSpan]:
     """Keeps the parts of a span that agree word by word: all of it, unless two windows share a hash by chance."""
     size = repeat.end - repeat.begin
+    # Two different windows share a 64-bit hash hardly ever, but a removal must rest on equal words.
     if own_words[repeat.begin : repeat.end] == source[repeat.at : repeat.at + size]:
         return [repeat]
     shifts = [
@@ -157,6 +158,7 @@ def _window_minima(texts: Sequence[str], length: int) -> Shingles:
     width = length - gram + 1
     short = ngram_sequences(texts, gram, "word")
     least, size = short.values, 1
+    # Minima over windows that double in length take about log2(width) passes.
     while 2 * size <= width:
         least = np.minimum(least[:-size], least[size:])
         size *= 2
@@ -164,5 +166,5 @@ def _window_minima(texts: Sequence[str], length: int) -> Shingles:
         least = np.minimum(least[: size - width], least[width - size :])
     counts = np.maximum(short.sizes - width + 1, 0)
     offsets = offsets_of(counts)
-    places = np.arange(offsets[-1]) + np.repeat(short.offsets[:-1] - offsets[:-1], counts)
-    return Shingles(least[places], offsets)
+    positions = np.arange(offsets[-1]) + np.repeat(short.offsets[:-1] - offsets[:-1], counts)
+    return Shingles(least[positions], offsets)

@@ -21,8 +21,8 @@ Indices = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.unsignedinteger[Any]]
 Unit = Literal["character", "word"]
 
-_CHARACTERS_A_BLOCK = 1 << 16
-_MEMBERS_A_CHUNK = 1 << 22
+_CHARACTERS_A_BLOCK = 1 << 16  # 512 KiB of hashes fit a processor's cache
+_MEMBERS_A_CHUNK = 1 << 22  # 32 MiB of hashes
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 _SPACES = bytes(code for code in range(128) if chr(code).isspace())
 _FOLD = bytes.maketrans(_SPACES, b" " * len(_SPACES)).lower()
@@ -49,15 +49,13 @@ class Shingles(NamedTuple):
 def ngram_sets(texts: Sequence[str] | pa.Array | pa.ChunkedArray, ngram: int, unit: Unit = "character") -> Shingles:
     """Hashes the set of n-grams of every text to 64 bits: 8 bytes a character, so pass large sets in pieces.
 
-    Texts are compared in the form of `posttrain.data.records.identity.fold_case`; spaces separate words. A
-    text
+    Texts are compared in the form of `posttrain.data.records.identity.fold_case`; spaces separate words. A text
     of fewer than ``ngram`` units is one shingle. A hash depends on nothing but the n-gram.
 
     Raises:
         ValueError: ``ngram`` is below 1.
     """
-    raw = ngram_sequences(texts, ngram, unit)
-    return distinct(raw)
+    return distinct(ngram_sequences(texts, ngram, unit))
 
 
 def ngram_sequences(
@@ -86,9 +84,9 @@ def offsets_of(sizes: Indices) -> Indices:
     return offsets
 
 
-def owning_set(sets: Shingles, places: Indices) -> Indices:
-    """Set that holds each of some positions in ``sets.values``, which are in order."""
-    return np.repeat(np.arange(len(sets.sizes)), np.diff(np.searchsorted(places, sets.offsets)))
+def owning_set(sets: Shingles, positions: Indices) -> Indices:
+    """Finds the set that holds each of some positions in ``sets.values``, which are in order."""
+    return np.repeat(np.arange(len(sets.sizes)), np.diff(np.searchsorted(positions, sets.offsets)))
 
 
 def intersections(a: Shingles, b: Shingles, i: Indices, j: Indices) -> Indices:
@@ -124,8 +122,8 @@ def select_sets(sets: Shingles, rows: Indices) -> Shingles:
     """Selects some of the sets, in the order given."""
     sizes = sets.sizes[rows]
     offsets = offsets_of(sizes)
-    places = np.arange(offsets[-1]) + np.repeat(sets.offsets[rows] - offsets[:-1], sizes)
-    return Shingles(sets.values[places], offsets)
+    positions = np.arange(offsets[-1]) + np.repeat(sets.offsets[rows] - offsets[:-1], sizes)
+    return Shingles(sets.values[positions], offsets)
 
 
 def distinct(sets: Shingles) -> Shingles:
@@ -173,8 +171,10 @@ def _codes(texts: Sequence[str]) -> tuple[Codes, Indices]:
     stripped = [text.strip() if is_nearly_ascii(text) else fold_case(text) for text in texts]
     lengths = np.fromiter(map(len, stripped), np.int64, len(stripped))
     joined = " ".join(stripped) + " "
+    # Characters beyond ASCII become `?` here, and come back from UTF-32 below: most texts need no wider codes.
     codes: Codes = np.frombuffer(joined.encode("ascii", "replace").translate(_FOLD), dtype=np.uint8)
     if not joined.isascii():
+        # A lone surrogate must not raise: any string can be hashed.
         wide = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         codes = np.where(wide < 128, codes, wide)
     ends = np.cumsum(lengths + 1)
