@@ -11,8 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from posttrain.cli.config import config_keys, reference
 from posttrain.data.steps.registry import STEPS
-from posttrain.inspect.config_reference import config_keys, reference
 from posttrain.loop.config import Config
 
 FOLDER = Path(__file__).parent

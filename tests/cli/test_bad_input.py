@@ -197,7 +197,10 @@ MISTAKES: list[tuple[Break, str]] = [
     (unknown_columns, "pool.csv:1: there is no column `text`"),
     (label_outside_the_set, "test.csv:22: label `crad` is not in the label set; did you mean `card`?"),
     (answer_outside_the_set, "answers.csv:170: label `crad` is not in the label set; did you mean `card`?"),
-    (unknown_key, "posttrain.yaml: unknown key `train.epoch`; did you mean `epochs`?"),
+    (
+        unknown_key,
+        "posttrain.yaml: unknown key `train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",
+    ),
     (unknown_section, "posttrain.yaml: unknown key `trian`; did you mean `train`?"),
     (wrong_value, "posttrain.yaml: `train.epochs`: "),
     (no_metric, "gate.deploy: rule `acuracy >= 0`: no metric `acuracy`; did you mean `accuracy`?"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from posttrain.inspect.config_reference import config_keys, reference
+from posttrain.cli.config import config_keys, reference
 from posttrain.loop.config import Config
 
 

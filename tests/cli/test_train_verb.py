@@ -172,7 +172,10 @@ def test_what_has_changed_is_said(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--set", "train.epoch=2"), "unknown key `train.epoch`; did you mean `epochs`?"),
+        (
+            ("--set", "train.epoch=2"),
+            "`train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",
+        ),
         (("--set", "epochs"), "`epochs` is no setting"),
         (("--objective", "dpa"), "--objective: no objective `dpa`; did you mean `dpo`?"),
         (("--objective", "dpo"), "it is no pair of a chosen and a rejected answer"),

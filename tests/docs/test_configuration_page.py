@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
+from posttrain.cli.config import config_keys
 from posttrain.cli.main import app
 from posttrain.evaluate.config import SuiteConfig
 from posttrain.evaluate.scorers import SCORERS
-from posttrain.inspect.config_reference import config_keys
 from posttrain.loop.config import Config
 from posttrain.loop.triggers import NAMES
 

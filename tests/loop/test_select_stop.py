@@ -8,8 +8,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from posttrain.loop.config import load_config
-from posttrain.loop.label_batches import label_reports
 from posttrain.loop.score_files import BATCH
+from posttrain.loop.stages.label import label_reports
 from posttrain.select.strategy import NeighbourAgreement
 from posttrain.store.errors import UserError
 from posttrain.web.selection import read_selections

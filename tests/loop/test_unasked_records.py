@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+from posttrain.inspect.explanation import record_rounds
 from posttrain.inspect.preview import preview_selection
-from posttrain.inspect.record_rounds import record_rounds
 from posttrain.loop.config import load_config
 from posttrain.loop.context import RoundContext
 from posttrain.web.selection import read_selections

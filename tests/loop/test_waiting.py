@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.loop.config import load_config
-from posttrain.loop.label_batches import export_batch, import_batch, label_reports
+from posttrain.loop.stages.label import export_batch, import_batch, label_reports
 from posttrain.store.errors import UserError
 
 Open = Callable[[Path], Any]

@@ -1,17 +1,23 @@
-"""``posttrain config``: shows, searches and checks posttrain.yaml."""
+"""``posttrain config``: shows and checks posttrain.yaml, and lists its keys as the sections define them."""
 
+import json as json_text
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from posttrain.cli.output import JsonOption, one_line, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_store
 from posttrain.data.sets.pool_and_test import input_digests
+from posttrain.data.steps.step import Step
 from posttrain.data.versions.named_versions import resolve_versions
-from posttrain.inspect.config_reference import config_keys, reference
+from posttrain.data.versions.recipe import step_values
 from posttrain.loop.config import Config, load_config, read_yaml
 from posttrain.loop.stages.collect import with_added_files
 from posttrain.loop.stages.label import check_answers
@@ -53,13 +59,11 @@ def keys(
     if json:
         print_json([asdict(entry) for entry in matching])
         return
-    rows = [[entry.key, _default_text(entry.default), entry.type, entry.meaning] for entry in matching]
+    rows = []
+    for entry in matching:
+        default = "required" if entry.default is None else one_line(entry.default)
+        rows.append([entry.key, default, entry.type, entry.meaning])
     print_table("", ["key", "default", "type", "meaning"], rows)
-
-
-def _default_text(default: str | None) -> str:
-    """Returns the default on a line; long lists, such as the steps of the data, are cut."""
-    return "required" if default is None else one_line(default)
 
 
 @app.command()
@@ -73,3 +77,104 @@ def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
     check_answers(config, workspace)
     check_suites(config, workspace)
     print_line("the config is right")
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """A key of the config: its dotted name, type, default as JSON (None if it is required) and meaning.
+
+    ``N`` in a name stands for a position in a list, ``NAME`` for a name of the user's own.
+    """
+
+    key: str
+    type: str
+    default: str | None
+    meaning: str
+
+
+def config_keys(section: type[BaseModel], prefix: str = "") -> Iterator[ConfigKey]:
+    """Yield every key of a section and of the sections in it, in the order of their definition."""
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{name}"
+        inner = _section(field.annotation)
+        if inner is None or field.default is None:
+            default = None if field.is_required() else _default_text(field.get_default(call_default_factory=True))
+            yield ConfigKey(key, _type_text(field.annotation), default, field.description or "")
+        if inner is not None:
+            yield from config_keys(inner, f"{key}.")
+        elif entry := _section_of_list(field.annotation):
+            yield from config_keys(entry, f"{key}.N.")
+        elif get_origin(field.annotation) is dict and (entry := _section(get_args(field.annotation)[1])):
+            yield from config_keys(entry, f"{key}.NAME.")
+
+
+_TYPES = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}
+
+
+def _type_text(annotation: Any) -> str:
+    """Describes a type as readers of YAML know it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(arguments[0])
+    if origin is Literal:
+        return ", ".join(json_text.dumps(choice).strip('"') for choice in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_type_text(part) for part in arguments))
+    if origin in (list, tuple):
+        return f"list of {_type_text(arguments[0])}" if arguments else "list"
+    if origin is dict or annotation is dict:
+        return "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, Step):
+        return "step"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return _TYPES.get(annotation) or str(getattr(annotation, "__name__", annotation))
+
+
+def reference(section: type[BaseModel], indent: int = 0) -> str:
+    """Write a section as commented YAML: each key with its default, and its meaning above it."""
+    lines: list[str] = []
+    pad = " " * indent
+    for name, field in section.model_fields.items():
+        lines.append(f"{pad}# {field.description}")
+        inner = _section(field.annotation)
+        if inner is not None and field.default is None:
+            # Left out unless it is set: its keys stand there as a comment.
+            lines += [f"{pad}{name}: null", *(f"{pad}# {line}" for line in reference(inner, 2).splitlines())]
+        elif inner is not None:
+            lines += [f"{pad}{name}:", reference(inner, indent + 2)]
+        elif (entry := _section_of_list(field.annotation)) and not field.default:
+            # Empty as it is: what stands in it is there as a comment.
+            lines += [f"{pad}{name}: []", f"{pad}# - each with"]
+            lines += [f"{pad}#   {line}" for line in reference(entry).splitlines()]
+        elif field.is_required():
+            lines.append(f"{pad}{name}:  # required")
+        else:
+            lines.append(f"{pad}{name}: {_default_text(field.get_default(call_default_factory=True))}")
+    return "\n".join(lines)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, UnionType):
+        return next((inner for part in get_args(annotation) if (inner := _section(part))), None)
+    return None
+
+
+def _section_of_list(annotation: Any) -> type[BaseModel] | None:
+    (inner,) = get_args(annotation) if get_origin(annotation) is list else (None,)
+    return _section(inner)
+
+
+def _default_text(value: Any) -> str:
+    if value is PydanticUndefined:
+        return ""
+    if isinstance(value, dict):
+        value = {
+            key: inner.model_dump(mode="json") if isinstance(inner, BaseModel) else inner
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        value = [step_values(item) if isinstance(item, Step) else item for item in value]
+    return json_text.dumps(value, ensure_ascii=False)

@@ -7,7 +7,7 @@ import typer
 
 from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
-from posttrain.loop.label_batches import export_batch, import_batch, label_reports
+from posttrain.loop.stages.label import export_batch, import_batch, label_reports
 
 app = typer.Typer(name="label", help="Export batches to label, and import the labels.", no_args_is_help=True)
 

@@ -10,6 +10,7 @@ from posttrain.cli.output import JsonOption, print_json, print_line, print_table
 from posttrain.cli.show import show as show_anything
 from posttrain.cli.workspace import CURRENT_FOLDER, WorkspaceOption, open_workspace
 from posttrain.loop.registry import Registry
+from posttrain.loop.state import RoundState
 from posttrain.store.errors import UserError
 from posttrain.store.files import disk_errors, remove_tree
 from posttrain.store.workspace import Workspace
@@ -27,15 +28,17 @@ def list_models(workspace: WorkspaceOption = CURRENT_FOLDER, json: JsonOption = 
         candidates = {entry.candidate: entry for entry in store.metadata.rounds() if entry.candidate}
         rows: list[dict[str, Any]] = []
         for artifact in store.metadata.artifacts("model"):
-            round_ = candidates.get(artifact.id)
+            # A model may be of no round: a base model that the config names since, for one.
+            entry = candidates.get(artifact.id)
+            state = RoundState.of(entry) if entry else RoundState()
             rows.append(
                 {
                     "id": artifact.id,
-                    "round": round_.number if round_ else None,
-                    "decision": round_.decision["action"] if round_ and round_.decision else None,
+                    "round": entry.number if entry else None,
+                    "decision": state.action,
                     "champion": bool(champion and champion.model_id == artifact.id),
                     "megabytes": round(artifact.size / 1e6, 1),
-                    "metrics": round_.detail.get("metrics", {}) if round_ else {},
+                    "metrics": state.metrics or {},
                 }
             )
     if json:

@@ -30,7 +30,10 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(help="YAML with `task`, `train`, `seed`; a posttrain.yaml will do. Paths are relative to it."),
 ]
-SetOption = Annotated[list[str] | None, typer.Option(help="A setting, such as train.shuffle=false; may be repeated.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A setting, such as train.shuffle=false; repeatable; `posttrain config keys train` lists them."),
+]
 
 
 def read_settings(

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from posttrain.attribution.influence.methods import INFLUENCE_METHODS
-from posttrain.inspect.labelled_records import inputs
-from posttrain.inspect.record_rounds import cosine_similarities
+from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.stage import Stage
 from posttrain.models.task import record_turns

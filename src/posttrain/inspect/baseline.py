@@ -10,7 +10,7 @@ from posttrain.evaluate.metric_names import paired_gains
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.config import Config
 from posttrain.loop.difficulty import follows_scores
-from posttrain.loop.history import CandidateResult, champion_results, finished_rounds
+from posttrain.loop.history import CandidateResult, champion_results, finished_rounds, finished_states
 from posttrain.loop.hooks import DeployConfig
 from posttrain.loop.loop import Loop
 from posttrain.loop.registry import Registry
@@ -113,9 +113,12 @@ def comparison(workspace: Workspace, config: Config) -> Comparison | None:
 
 def _final(workspace: Workspace, rounds: int) -> str | None:
     """The evaluation on all test records of the model that is in service after so many rounds, if there is one."""
-    finished = finished_rounds(workspace)
-    final = finished[-1].detail.get("final") if len(finished) == rounds else None
-    return final["evaluation"] if final and final["model"] == Registry(workspace).in_service else None
+    finished = finished_states(workspace)
+    # A loop that has run further has its final evaluation in a later round, and of the model of then.
+    if len(finished) != rounds:
+        return None
+    final = finished[-1].final_of(Registry(workspace).in_service)
+    return final["evaluation"] if final else None
 
 
 def _drawing_at_random(config: Config) -> Config:

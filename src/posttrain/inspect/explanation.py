@@ -1,24 +1,33 @@
 """Explains a record of a workspace: why the champion answers it so, why it was chosen, who labelled it."""
 
+import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
+import pyarrow.parquet as parquet
 
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.inspect.answer_influence import answer_influence, check_influence_method, find_training_run
-from posttrain.inspect.record_rounds import annotation_of, first_training_round, nearest_labelled, record_rounds
+from posttrain.inspect.labelled_records import cosine_similarities, inputs
 from posttrain.loop.config import Config
-from posttrain.loop.context import RoundContext
-from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.context import RoundContext, known_inputs
+from posttrain.loop.history import carried_dataset, finished_rounds, finished_states
 from posttrain.loop.registry import Registry
+from posttrain.loop.score_files import BATCH, LABELLED_SCORES, UNSCORED, read_champion_scores
 from posttrain.loop.stages.evaluate import suite_records
+from posttrain.loop.stages.label import LABELS
+from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
-from posttrain.store.errors import UserError
+from posttrain.store.errors import DamagedArtifactError, UserError
 from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
+
+log = logging.getLogger("posttrain")
 
 RecordKind = Literal["evaluated", "training", "pool"]
 
@@ -155,8 +164,7 @@ def last_evaluation(context: RoundContext) -> Run | None:
 
 def last_pool(context: RoundContext) -> str:
     """The id of the pool that the last round with one had."""
-    pools = [entry.detail["pool"] for entry in finished_rounds(context.workspace)]
-    return str(pools[-1])
+    return finished_states(context.workspace)[-1].id("pool")
 
 
 def _searched_tables(
@@ -174,3 +182,106 @@ def _searched_tables(
 
 def _has_prefix(table: pa.Table, text: str) -> pa.ChunkedArray:
     return compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
+
+
+def record_rounds(context: RoundContext, input_id: str) -> list[dict[str, Any]]:
+    """What each round that considered an input said of it: ``round, scores, chosen, labelled``.
+
+    ``scores`` are the columns of the score table that are one number or word each, or those of `LABELLED_SCORES` where
+    the record had a label, null where the champion was asked nothing; ``chosen`` holds ``reason``, ``why`` and
+    ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
+    """
+    entries: list[dict[str, Any]] = []
+    for entry in context.workspace.metadata.rounds():
+        batch = (state := RoundState.of(entry)).batch
+        if batch is None:
+            continue
+        try:
+            entries += _round_entry(context, entry.number, input_id, labels=state.labelled, **batch)
+        except DamagedArtifactError as error:
+            log.warning("%s; what round %d said of the record is not known", error, entry.number)
+    return entries
+
+
+def first_training_round(context: RoundContext, input_id: str) -> int | None:
+    """The first round whose training set holds the input; None where no finished round's is known to."""
+    for entry in finished_rounds(context.workspace):
+        dataset = RoundState.of(entry).dataset
+        try:
+            if dataset and input_id in known_inputs(context, dataset):
+                return entry.number
+        except DamagedArtifactError as error:
+            log.warning("%s; what round %d learned from is not known", error, entry.number)
+    return None
+
+
+def _round_entry(
+    context: RoundContext, number: int, input_id: str, *, asked: str, scores: str, selection: str, labels: str | None
+) -> list[dict[str, Any]]:
+    """Reads what one round said of an input: one entry, or none if its pool did not have it."""
+    pool = context.dataset(asked).records
+    ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
+    if not ids:
+        return []
+    folder, batch = context.path(scores), context.path(selection)
+    row = _find_row(read_champion_scores(folder, batch), ids[0])
+    if row is None and (folder / UNSCORED).exists():
+        row = _find_row(parquet.read_table(folder / UNSCORED), ids[0])
+    if row is None and (folder / LABELLED_SCORES).exists():
+        # By the input: the label gave the record another id than it has in the pool.
+        row = _find_row(parquet.read_table(folder / LABELLED_SCORES), input_id, "input_id")
+    chosen = _find_row(parquet.read_table(batch / BATCH), ids[0])
+    labelled = None
+    if chosen and labels:
+        labelled = _find_row(parquet.read_table(context.path(labels) / LABELS), ids[0])
+    if not row and not chosen:
+        return []
+    return [
+        {
+            "round": number,
+            "scores": row,
+            "chosen": chosen and {name: chosen.get(name) for name in ("reason", "why", "rank")},
+            "labelled": labelled and {"label": labelled["completion"], **_provenance(labelled)},
+        }
+    ]
+
+
+def annotation_of(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Who gave a record of the training set its label; None where a file did."""
+    return _provenance(record).get("labelled_by")
+
+
+def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str, count: int) -> list[dict[str, Any]]:
+    """The labelled records whose inputs lie nearest to a record's, by the cosine of the champion's embeddings.
+
+    Returns:
+        ``id, label, input, similarity, source, line``, the nearest first; of equal ones the earlier in the set.
+    """
+    labelled = context.dataset(dataset).records
+    if not labelled.num_rows:
+        return []
+    similarity = cosine_similarities(context, record, dataset)
+    rows = np.argsort(-similarity, kind="stable")[:count]
+    near = labelled.take(pa.array(rows))
+    columns = zip(near.to_pylist(), inputs(near), similarity[rows].tolist(), strict=True)
+    return [
+        {"id": row["id"], "label": row["completion"], "input": text, "similarity": like}
+        | {name: row[name] for name in ("source", "line")}
+        for row, text, like in columns
+    ]
+
+
+def _find_row(table: pa.Table, id: str, by: str = "id") -> dict[str, Any] | None:
+    """The row of an id, without lists."""
+    plain = [field.name for field in table.schema if field.name != "embedding" and not _is_list(field.type)]
+    rows = table.filter(compute.equal(table[by], id)).select(plain).to_pylist()
+    return rows[0] if rows else None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind))
+
+
+def _provenance(record: dict[str, Any]) -> dict[str, Any]:
+    meta = json.loads(record.get("meta") or "{}")
+    return {"labelled_by": meta["labelled_by"]} if "labelled_by" in meta else {}

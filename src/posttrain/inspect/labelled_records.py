@@ -152,3 +152,13 @@ def labelled_in(files: Sequence[Path], columns: Mapping[str, str] | None, embedd
     """
     records = labelled_records(files, columns)
     return by_sentences(records, embedder), records["completion"].to_pylist()
+
+
+def cosine_similarities(context: RoundContext, record: dict[str, Any], dataset: str) -> np.ndarray:
+    """The cosine of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
+    theirs = embedded(context, dataset, CHAMPION).astype(np.float64)
+    table = pa.Table.from_pylist([record], schema=context.dataset(dataset).records.schema)
+    own = embed_records(context.model(Registry(context.workspace).in_service), table)[0].astype(np.float64)
+    sizes = np.linalg.norm(theirs, axis=1) * np.linalg.norm(own)
+    similarities: np.ndarray = theirs @ own / np.where(sizes > 0, sizes, 1)
+    return similarities

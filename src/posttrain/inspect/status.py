@@ -1,9 +1,11 @@
-"""Where the loop stands, for people and programs."""
+"""Reports the state of the loop, for people and programs."""
 
 from typing import Any
 
 from posttrain.loop.config import Config
+from posttrain.loop.history import finished_rounds, finished_states
 from posttrain.loop.registry import Registry
+from posttrain.loop.state import RoundState
 from posttrain.store.rows import Round
 from posttrain.store.workspace import Workspace
 
@@ -18,17 +20,15 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
         its metrics on all test records, or None; ``rounds_wanted``.
     """
     rounds = workspace.metadata.rounds()
-    finished = [entry for entry in rounds if entry.status == "done"]
-    champion = _champion(workspace, finished)
-    final = finished[-1].detail.get("final") if finished else None
+    finished = finished_states(workspace)
+    champion = _champion(workspace)
     return {
         "round": rounds[-1].number if rounds else None,
         "rounds_wanted": config.rounds,
         "champion": champion,
         "waiting": _waiting(workspace),
         "rounds": [_round(workspace, entry) for entry in rounds],
-        # Figures of another champion, before a roll-back by hand, are none of this one's.
-        "final": final if final and champion and final.get("model", champion["id"]) == champion["id"] else None,
+        "final": finished[-1].final_of(champion["id"]) if finished and champion else None,
     }
 
 
@@ -47,15 +47,16 @@ def model_seconds(workspace: Workspace, number: int) -> float:
     return sum(sum(run.detail.get("tasks", {}).values()) for run in runs)
 
 
-def _champion(workspace: Workspace, finished: list[Round]) -> dict[str, Any] | None:
+def _champion(workspace: Workspace) -> dict[str, Any] | None:
     champion = Registry(workspace).champion
     if champion is None:
         return None
-    trained = [entry for entry in finished if entry.candidate == champion.model_id]
+    trained = [entry for entry in finished_rounds(workspace) if entry.candidate == champion.model_id]
     return {
         "id": champion.model_id,
         "round": trained[-1].number if trained else champion.round,
-        "metrics": trained[-1].detail["metrics"] if trained else {},
+        # A model promoted by hand out of an unfinished round has no metrics of its own round.
+        "metrics": (RoundState.of(trained[-1]).metrics or {}) if trained else {},
         "path": str(workspace.champion_path),
     }
 
@@ -64,17 +65,17 @@ def _waiting(workspace: Workspace) -> str | None:
     rounds = workspace.metadata.rounds()
     if not rounds or rounds[-1].status == "open":
         return None
-    waits: str | None = rounds[-1].detail.get("waits")
-    return waits
+    return RoundState.of(rounds[-1]).waits
 
 
 def _round(workspace: Workspace, entry: Round) -> dict[str, Any]:
+    state = RoundState.of(entry)
     return {
         "round": entry.number,
         "status": entry.status,
-        "labels": entry.detail.get("labels"),
-        "metrics": entry.detail.get("metrics", {}),
-        "decision": entry.decision["action"] if entry.decision else None,
+        "labels": state.labels,
+        "metrics": state.metrics or {},
+        "decision": state.action,
         "seconds": entry.seconds,
         "stages": stage_seconds(workspace, entry.number),
         "model_seconds": model_seconds(workspace, entry.number),

@@ -27,6 +27,8 @@ from posttrain.train.objectives.registry import OBJECTIVES
 class Config(Section):
     """Everything that a workspace's owner decides."""
 
+    key_list = "posttrain config keys"
+
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     rounds: int = Field(3, ge=1, description="Turns of the loop after the baseline.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")

@@ -1,4 +1,4 @@
-"""What finished rounds leave to later ones: datasets, evaluations, labels."""
+"""Reads what finished rounds left: datasets, evaluations, labels."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,9 +16,14 @@ def finished_rounds(workspace: Workspace) -> list[Round]:
     return [row for row in workspace.metadata.rounds() if row.status == "done"]
 
 
+def finished_states(workspace: Workspace) -> list[RoundState]:
+    """The states of the rounds that are done, in order."""
+    return [RoundState.of(row) for row in finished_rounds(workspace)]
+
+
 def carried_dataset(workspace: Workspace) -> str:
     """The training set that the next round builds on; labels that were set aside are not in it."""
-    return str(RoundState.of(finished_rounds(workspace)[-1]).carry)
+    return str(finished_states(workspace)[-1].carry)
 
 
 def days_since_training(workspace: Workspace) -> float:
@@ -31,12 +36,12 @@ def days_since_training(workspace: Workspace) -> float:
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """A model of a round.
+    """A model of a round, with the labels it took and its score.
 
     Attributes:
-        labels: how many it took.
+        labels: number of labels given until then.
         value: mean score on the main suite's records.
-        evaluation: id of the artifact.
+        evaluation: id of the evaluation.
     """
 
     round: int
@@ -46,25 +51,25 @@ class CandidateResult:
 
 
 def champion_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
-    """The model in service after each finished round."""
+    """The result of the model in service after each finished round."""
     evaluations: list[str] = []
     evaluation_of: dict[str | None, str] = {}
     restored = {row.round: row.model_id for row in workspace.metadata.deployments() if row.action == "rollback"}
     for row in finished_rounds(workspace):
         state = RoundState.of(row)
         evaluation_of[state.candidate] = str(state.evaluation)
-        action = state.decision["action"] if state.decision else None
         champion = state.champion_evaluation or ""
-        if action == "rollback":
+        if state.action == "rollback":
+            # Neither of the round's two models is in service now, but the one that the rollback restored.
             evaluations.append(evaluation_of.get(restored.get(row.number), champion))
         else:
-            evaluations.append(champion if action == "refuse" else str(state.evaluation))
+            evaluations.append(champion if state.action == "refuse" else str(state.evaluation))
     return _results(workspace, evaluations, labels_given(workspace))
 
 
 def candidate_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
-    """The model that each finished round trained, refused ones too, and the labels that it learned from."""
-    states = [RoundState.of(row) for row in finished_rounds(workspace)]
+    """The result of the model that each finished round trained, refused ones too."""
+    states = finished_states(workspace)
     labels = [state.labels or 0 for state in states]
     return _results(workspace, [str(state.evaluation) for state in states], labels)
 
@@ -72,8 +77,8 @@ def candidate_results(workspace: Workspace) -> tuple[CandidateResult, ...]:
 def labels_given(workspace: Workspace) -> list[int]:
     """Labels given until the end of each finished round, those that were set aside too."""
     given, aside = [], 0
-    for row in finished_rounds(workspace):
-        state = RoundState.of(row)
+    for state in finished_states(workspace):
+        # Training sets hold no labels that were set aside, but people were paid for them.
         given.append((state.labels or 0) + aside)
         aside += (state.labels_new or 0) if state.set_aside else 0
     return given

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext, known_inputs
-from posttrain.loop.history import days_since_training, finished_rounds
+from posttrain.loop.history import days_since_training, finished_rounds, finished_states
 from posttrain.loop.registry import Registry
 from posttrain.loop.round import RoundRunner, Stopped, stages_of
 from posttrain.loop.stages.collect import collect
@@ -118,7 +118,7 @@ class Loop:
         rounds = finished_rounds(self.workspace)
         champion = self.registry.in_service
         state = RoundState.of(rounds[-1])
-        if state.final and state.final["model"] == champion:
+        if state.final_of(champion):
             return
         context = RoundContext(self.workspace, self.config, rounds[-1].number, in_round=False)
         test = context.artifact(state.id("test"))
@@ -153,10 +153,9 @@ def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[s
     """
     workspace = context.workspace
     collected = collect(context)
-    rounds = finished_rounds(workspace)
+    states = finished_states(workspace)
     now = context.run(Evaluate(champion, collected.test.id)).meta["metrics"]
     # A model that was promoted by hand out of an unfinished round has no figures of that time.
-    states = [RoundState.of(row) for row in rounds]
     then = next((state.metrics for state in states if state.candidate == champion and state.metrics), now)
     main = next(iter(states[0].metrics or now))
     return {

@@ -11,7 +11,7 @@ import pyarrow as pa
 from posttrain.evaluate.metrics import expected_calibration_error
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import finished_rounds
+from posttrain.loop.history import finished_states
 from posttrain.loop.registry import Registry
 from posttrain.models.task import TaskConfig
 from posttrain.select.scores.calibration import calibrate_champion
@@ -32,9 +32,9 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
         temperature: as calibration found it.
     """
     names = context.config.select.wanted_scores()
-    rounds = finished_rounds(context.workspace)
-    committee = [entry.candidate for entry in rounds[1:] if entry.decision and entry.decision["action"] == "deploy"]
-    line = [entry.candidate for entry in rounds]
+    states = finished_states(context.workspace)
+    committee = [state.candidate for state in states[1:] if state.action == "deploy"]
+    line = [state.candidate for state in states]
     return ScoringContext(
         _model(context, champion),
         context.config.task.label_set,

@@ -6,7 +6,8 @@ from typing import Any, Self
 
 from posttrain.store.rows import Round
 
-# Fields that are not part of the row's detail: the row has columns of their own for them, or a restart finds them anew.
+# Fields that are no keys of the row's detail: the row has columns for the first three, each output has its own key, and
+# a resumed round finds the others anew.
 _TRANSIENT = (
     *("champion", "candidate", "decision", "outputs"),
     *("files", "nothing_to_label", "base_evaluation", "latency"),
@@ -89,6 +90,19 @@ class RoundState:
         value = getattr(self, name)
         assert isinstance(value, str), f"no stage before has set `{name}`"
         return value
+
+    @property
+    def action(self) -> str | None:
+        """The gate's action: baseline, deploy, refuse or rollback; None while it has not decided."""
+        return self.decision["action"] if self.decision else None
+
+    def final_of(self, model: str) -> Mapping[str, Any] | None:
+        """The evaluation on all test records, if it is of this model.
+
+        Another model may be in service by now, after a promotion or a rollback by hand.
+        """
+        # Older workspaces did not store the model.
+        return self.final if self.final and self.final.get("model", model) == model else None
 
     @property
     def batch(self) -> dict[str, str] | None:

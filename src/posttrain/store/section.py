@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import UnionType
-from typing import Any, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,6 +15,9 @@ class Section(BaseModel):
     """A section of ``posttrain.yaml``. Immutable; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    key_list: ClassVar[str | None] = None
+    """The command that lists the keys, for the errors of a whole config."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str) -> Self:
@@ -38,7 +41,8 @@ def _to_user_error(section: type[BaseModel], error: ValidationError, where: str)
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return UserError(f"unknown key `{key}`", where=where, fix=_suggest_key(section, path))
+        fixes = [_suggest_key(section, path), _listing(section, path[:-1])]
+        return UserError(f"unknown key `{key}`", where=where, fix=" ".join(filter(None, fixes)) or None)
     if problem["type"] == "model_type" and (within := _section_at(section, path)):
         example = ".".join([*path, next(iter(within.model_fields))])
         return UserError(f"`{key}` is a section: set one of its keys, such as {example}", where=where)
@@ -58,6 +62,19 @@ def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
     keys = sorted(at.model_fields)
     known = closest_match(name, keys, _CUTOFF) or closest_match(name, [key for key in keys if share_words(name, key)])
     return f"did you mean `{known}`?" if known else None
+
+
+def _listing(section: type[BaseModel], parents: list[str]) -> str | None:
+    """Names the command that lists the keys beside an unknown one; None if no command does."""
+    command = getattr(section, "key_list", None)
+    if command is None:
+        return None
+    # Positions in lists and names of the user's own have placeholders in the list of keys: the prefix ends there.
+    prefix, at = [], section
+    while parents[len(prefix) :] and at is not None and parents[len(prefix)] in at.model_fields:
+        at = _section_type(at.model_fields[parents[len(prefix)]].annotation)
+        prefix.append(parents[len(prefix)])
+    return " ".join([f"`{command}", ".".join(prefix)]).rstrip() + "` lists the keys"
 
 
 def _paths_below(section: type[BaseModel], name: str) -> list[list[str]]:

@@ -46,6 +46,8 @@ _CHANGES_SHOWN = 3  # in an error
 class TrainJobConfig(Section):
     """Everything that determines a training outside of a loop."""
 
+    key_list = "posttrain config keys"
+
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
     data: str | Annotated[list[str], Field(min_length=1)] = Field(

@@ -1,6 +1,7 @@
 """Reads everything that the report shows from a workspace."""
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from posttrain.inspect.baseline import Comparison, comparison
 from posttrain.inspect.status import model_seconds, stage_seconds, status
 from posttrain.loop.config import Config
 from posttrain.loop.history import finished_rounds
+from posttrain.loop.state import RoundState
 from posttrain.store.errors import DamagedArtifactError
 from posttrain.store.rows import Deployment, Round
 from posttrain.store.workspace import Workspace
@@ -82,24 +84,25 @@ def _task(config: Config) -> str:
 
 
 def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...], lost: bool) -> page.RoundRow:
-    decision = entry.decision or {}
-    selection = workspace.metadata.artifact(entry.detail.get("selection", ""))
+    state = RoundState.of(entry)
+    decision = state.decision or {}
+    selection = workspace.metadata.artifact(state.selection or "")
     return page.RoundRow(
         number=entry.number,
-        labels_total=entry.detail["labels"],
-        labels_new=entry.detail.get("labels_new", 0),
-        decision=decision.get("action"),
-        metrics=entry.detail["metrics"],
+        labels_total=state.labels or 0,
+        labels_new=state.labels_new or 0,
+        decision=state.action,
+        metrics=state.metrics or {},
         champions=champions,
         interval=_interval(workspace, decision),
         rules=tuple(page.Rule(rule["rule"], rule["values"], rule["holds"]) for rule in decision.get("rules", [])),
         seconds=stage_seconds(workspace, entry.number),
         reasons=selection.meta["reasons"] if selection else {},
-        note=_note(workspace, entry) + (" The record of its training is not at hand." if lost else ""),
+        note=_note(workspace, state) + (" The record of its training is not at hand." if lost else ""),
     )
 
 
-def _interval(workspace: Workspace, decision: dict[str, Any]) -> page.Interval | None:
+def _interval(workspace: Workspace, decision: Mapping[str, Any]) -> page.Interval | None:
     """Reads the gain by the main suite's scores, with the confidence level in force when it was computed."""
     if not decision.get("intervals"):
         return None
@@ -111,7 +114,7 @@ def _interval(workspace: Workspace, decision: dict[str, Any]) -> page.Interval |
 
 def _champion_metrics(workspace: Workspace, rounds: list[Round], metric: str) -> dict[int, tuple[float | None, ...]]:
     """Returns by round the metric of the models in use until the next decision; see `RoundRow.champions`."""
-    values = {entry.candidate: entry.detail["metrics"].get(metric) for entry in rounds}
+    values = {entry.candidate: (RoundState.of(entry).metrics or {}).get(metric) for entry in rounds}
     deployed: dict[int, list[Deployment]] = {}
     number = 0
     for row in workspace.metadata.deployments():
@@ -132,16 +135,16 @@ def _last_finished_round(rounds: list[Round], moment: datetime) -> int:
     return max((entry.number for entry in rounds if entry.finished_at and entry.finished_at <= moment), default=0)
 
 
-def _note(workspace: Workspace, entry: Round) -> str:
+def _note(workspace: Workspace, state: RoundState) -> str:
     notes = []
-    scores = workspace.metadata.artifact(entry.detail.get("scores", ""))
+    scores = workspace.metadata.artifact(state.scores or "")
     if scores and scores.meta["sampled"] < scores.meta["pool"]:
         beside = f", embedded {scores.meta['unasked']} more" if scores.meta.get("unasked") else ""
         done = "Embedded" if scores.meta["cold"] else "Scored"
         notes.append(
             f"{done} a sample of {scores.meta['sampled']} of the pool's {scores.meta['pool']} free records{beside}."
         )
-    if entry.detail.get("set_aside"):
+    if state.set_aside:
         notes.append("Its model was refused, and its labels are set aside.")
     return " ".join(notes)
 
@@ -150,15 +153,16 @@ def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None) ->
     """Reads a model's results on the main suite in its own round; None if it had none."""
     for entry in reversed(rounds):
         if entry.candidate == model:
-            return next(iter(read_evaluation(workspace.artifacts.path(entry.detail["evaluation"])).values()))
+            evaluation = RoundState.of(entry).id("evaluation")
+            return next(iter(read_evaluation(workspace.artifacts.path(evaluation)).values()))
     return None
 
 
 def _label_counts(workspace: Workspace, rounds: list[Round]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for entry in rounds:
-        row = workspace.metadata.artifact(entry.detail.get("labelled", ""))
-        if row and not entry.detail.get("set_aside"):
+    for state in map(RoundState.of, rounds):
+        row = workspace.metadata.artifact(state.labelled or "")
+        if row and not state.set_aside:
             for label, count in row.meta["classes"].items():
                 counts[label] = counts.get(label, 0) + count
     return counts
@@ -199,14 +203,14 @@ def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNod
         if named.parent in nodes:
             edges.append((str(named.parent), named.artifact_id))
     for entry in rounds:
-        model, dataset = entry.candidate, entry.detail.get("dataset")
+        model, dataset = entry.candidate, RoundState.of(entry).dataset
         if model:
             nodes[model] = LineageNode(model, f"round {entry.number}", "model", marked=model == champion)
-        if model and dataset in nodes:
-            edges.append((str(dataset), model))
-            for file in _files_of(workspace, entry):
+        if model and dataset and dataset in nodes:
+            edges.append((dataset, model))
+            for file in _files_of(workspace, dataset):
                 nodes[file] = LineageNode(file, Path(file).name, "file")
-                edges.append((file, str(dataset)))
+                edges.append((file, dataset))
     for deployment in deployments:
         if deployment.model_id in nodes:
             name = f"deployment-{deployment.id}"
@@ -216,8 +220,8 @@ def _lineage(workspace: Workspace, rounds: list[Round]) -> tuple[list[LineageNod
     return list(nodes.values()), list(dict.fromkeys(edges))
 
 
-def _files_of(workspace: Workspace, entry: Round) -> list[str]:
-    row = workspace.metadata.artifact(entry.detail["dataset"])
+def _files_of(workspace: Workspace, dataset: str) -> list[str]:
+    row = workspace.metadata.artifact(dataset)
     return sorted(row.meta["increment"]) if row else []
 
 

@@ -13,9 +13,10 @@ import pyarrow.parquet as parquet
 from posttrain.data.versions.version import Version
 from posttrain.loop.score_files import BATCH, MAP, SCORED_LATER, SCORES
 from posttrain.loop.stages.label import LABELS
+from posttrain.loop.state import RoundState
 from posttrain.models.task import record_turns
 from posttrain.store.errors import DamagedArtifactError
-from posttrain.store.rows import ArtifactRow, Round
+from posttrain.store.rows import ArtifactRow
 from posttrain.store.workspace import Workspace
 from posttrain.web.charts.curve import FloatArray
 from posttrain.web.charts.scatter import Points
@@ -121,11 +122,12 @@ def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
 
     What is lost or damaged is said in `Selection.missing`, not raised.
     """
+    states = [(entry.number, RoundState.of(entry)) for entry in workspace.metadata.rounds()]
     batches = [
-        (entry, row, scores)
-        for entry in workspace.metadata.rounds()
-        if (row := workspace.metadata.artifact(entry.detail.get("selection", "")))
-        and (scores := workspace.metadata.artifact(entry.detail.get("scores", "")))
+        (number, state, row, scores)
+        for number, state in states
+        if (row := workspace.metadata.artifact(state.selection or ""))
+        and (scores := workspace.metadata.artifact(state.scores or ""))
     ]
     # Reading records and maps of every round would make the report of a long loop slow and large.
     latest = len(batches) - SELECTIONS_SHOWN
@@ -133,12 +135,12 @@ def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
 
 
 def _read_selection(
-    workspace: Workspace, entry: Round, row: ArtifactRow, scores: ArtifactRow, *, detailed: bool
+    workspace: Workspace, number: int, state: RoundState, row: ArtifactRow, scores: ArtifactRow, *, detailed: bool
 ) -> Selection:
     settings = workspace.metadata.producers(row.id)[-1].config["select"]
     cold = bool(scores.meta["cold"])
     selection = Selection(
-        round=entry.number,
+        round=number,
         strategy=row.meta.get("strategy") or settings["cold_start" if cold else "strategy"],
         records=row.meta["records"],
         scored=0 if cold else scores.meta["sampled"],
@@ -146,8 +148,8 @@ def _read_selection(
         pool=scores.meta["pool"],
         reasons=row.meta["reasons"],
         worst_classes=tuple(row.meta.get("worst_classes", ())),
-        gain=_read_gain(entry),
-        stop_reason=entry.detail.get("outlook", {}).get("why_stop") or "",
+        gain=_read_gain(number, state),
+        stop_reason=(state.outlook or {}).get("why_stop") or "",
         calibration={name: scores.meta[name] for name in _CALIBRATION if scores.meta.get(name) is not None},
         neighbour_kappa=row.meta.get("unshared"),
     )
@@ -176,7 +178,8 @@ def _read_selection(
     inputs: dict[str, tuple[str, str]] = {}
     answers: dict[str, str] = {}
     try:
-        inputs, answers = _read_inputs(workspace, entry, batch["id"]), _read_answers(workspace, entry)
+        inputs = _read_inputs(workspace, state.id("asked"), batch["id"])
+        answers = _read_answers(workspace, state.labelled)
     except DamagedArtifactError as error:
         missing.append(f"The records cannot be read: {error}.")
     if not values:  # the batch itself keeps the entropy if the score table is lost
@@ -190,14 +193,14 @@ def _read_selection(
     return replace(selection, map=places, chosen=chosen, missing=tuple(missing))
 
 
-def _read_gain(entry: Round) -> RoundGain | None:
+def _read_gain(number: int, state: RoundState) -> RoundGain | None:
     """Reads the gain expected before labelling, and the gain achieved."""
-    expected = entry.detail.get("outlook", {}).get("expected_gain")
+    expected = (state.outlook or {}).get("expected_gain")
     if not expected:
         return None
-    paired = (entry.decision or {}).get("intervals", {}).get(expected["metric"])
+    paired = (state.decision or {}).get("intervals", {}).get(expected["metric"])
     achieved = paired["difference"] if paired else None
-    return RoundGain(entry.number, expected["metric"], expected["gain"], expected["low"], expected["high"], achieved)
+    return RoundGain(number, expected["metric"], expected["gain"], expected["low"], expected["high"], achieved)
 
 
 def _score_column(strategy: str, options: Mapping[str, Any], scores: pa.Table) -> str:
@@ -228,9 +231,9 @@ def _read_map(path: Path) -> PoolMap | None:
     return PoolMap(dict(zip(chosen["id"].to_pylist(), places, strict=True)), points("pool"), points("labelled"))
 
 
-def _read_inputs(workspace: Workspace, entry: Round, ids: pa.ChunkedArray) -> dict[str, tuple[str, str]]:
+def _read_inputs(workspace: Workspace, pool: str, ids: pa.ChunkedArray) -> dict[str, tuple[str, str]]:
     """Maps a chosen record's id to the id of its input and to its prompt."""
-    version = Version.open(workspace.artifacts, entry.detail["asked"])
+    version = Version.open(workspace.artifacts, pool)
     wanted = pa.array(ids.to_pylist(), pa.string())
     return {
         row["id"]: (row["input_id"], _request_text(row))
@@ -243,12 +246,12 @@ def _request_text(record: Mapping[str, Any]) -> str:
     return " / ".join(turn["content"] for turn in record_turns(record) if turn["role"] != "system")
 
 
-def _read_answers(workspace: Workspace, entry: Round) -> dict[str, str]:
+def _read_answers(workspace: Workspace, labels: str | None) -> dict[str, str]:
     """Maps an input's id to its label; empty while the round waits for labels."""
-    if "labelled" not in entry.detail:
+    if labels is None:
         return {}
-    columns = ["input_id", "completion"]
-    table = parquet.read_table(workspace.artifacts.path(entry.detail["labelled"]) / LABELS, columns=columns)
+    # By the input's id: a record's own id changes with its label.
+    table = parquet.read_table(workspace.artifacts.path(labels) / LABELS, columns=["input_id", "completion"])
     return dict(zip(table["input_id"].to_pylist(), table["completion"].to_pylist(), strict=True))
 
 

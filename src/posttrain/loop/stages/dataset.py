@@ -13,7 +13,7 @@ from posttrain.data.records.schema import concat
 from posttrain.data.sets.training_set import next_training_set
 from posttrain.data.versions.version import Dataset, write_dataset
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.history import carried_dataset, finished_states
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.label import LABELS
 from posttrain.loop.state import RoundState
@@ -118,5 +118,5 @@ class ExtendDataset(Stage):
 def _was_trained_on(context: RoundContext, dataset: str) -> bool:
     """True if an earlier round trained on the same records, or there are none to train on."""
     records = set(context.dataset(dataset).records["id"].to_pylist())
-    earlier = [RoundState.of(row).dataset for row in finished_rounds(context.workspace)]
+    earlier = [state.dataset for state in finished_states(context.workspace)]
     return not records or any(set(context.dataset(id).records["id"].to_pylist()) == records for id in earlier if id)

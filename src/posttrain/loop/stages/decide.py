@@ -11,7 +11,7 @@ from posttrain.evaluate.metric_names import flat_gains, paired_gains
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
 from posttrain.loop.gate import decide
-from posttrain.loop.history import finished_rounds
+from posttrain.loop.history import finished_states
 from posttrain.loop.registry import champion_besides
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate, metrics_of
@@ -67,7 +67,7 @@ class Decide(Stage):
         """The decision that the state's evaluations lead to."""
         state = context.state
         ours, theirs, base = (state.id(f"{role}evaluation") for role in ("", "champion_", "base_"))
-        first = RoundState.of(finished_rounds(context.workspace)[0]).metrics or {}
+        first = finished_states(context.workspace)[0].metrics or {}
         # The base model is not timed again: its latency is that of round 0.
         untimed = {**first, **metrics_of(context, base, None, "")}
         return cls(

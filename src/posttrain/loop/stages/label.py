@@ -1,8 +1,8 @@
-"""Label: asks people, or an oracle, for the labels of the batch."""
+"""Label: asks people, or an oracle, for the labels of the batch; exports a batch that waits and imports its labels."""
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from posttrain.data.reading.reader import read
 from posttrain.data.reading.rows import unknown_label_problem
 from posttrain.label.annotator import AnnotationRequest, label_summary
 from posttrain.label.config import build_annotator
+from posttrain.label.file_annotator import export_labels, import_labels
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
 from posttrain.loop.score_files import BATCH, SCORES, chosen_records
 from posttrain.loop.stage import Stage
 from posttrain.loop.state import RoundState
 from posttrain.select.pool_sample import PoolShare, estimate_pool_share
-from posttrain.store.errors import UserError
+from posttrain.store.errors import DamagedArtifactError, UserError
+from posttrain.store.files import check_new_file, disk_errors, write_atomically
 from posttrain.store.hashing import file_digest
+from posttrain.store.rows import Run
 from posttrain.store.workspace import Workspace
 
 log = logging.getLogger("posttrain")
@@ -161,3 +164,68 @@ def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolSha
     rows = [row for row in drawn.to_pylist() if answer_of.get(row["id"]) is not None]
     agrees = np.array([answer_of[row["id"]] == row["predicted"] for row in rows], bool)
     return estimate_pool_share(agrees, np.array([row["inclusion"] for row in rows], np.float64))
+
+
+def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
+    """Write the open round's batch to a new CSV file; returns the number of records.
+
+    Raises:
+        UserError: if no round waits for labels, or the file exists.
+    """
+    _, batch, suggestions = _open_batch(workspace, config)
+    check_new_file(file)
+    write_atomically(file, export_labels(batch, suggestions).encode())
+    return int(batch.num_rows)
+
+
+def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:
+    """Check a filled batch and put it where the next run looks for it.
+
+    Returns:
+        How many labels are filled in, and how many were asked for.
+
+    Raises:
+        UserError: if no round waits for labels, or the file does not fit its batch.
+    """
+    context, batch, _ = _open_batch(workspace, config)
+    if not file.is_file():
+        raise UserError("there is no such file", where=str(file))
+    answers = import_labels(file, batch, config.task.label_set or None)
+    target = workspace.root / "labels" / f"round-{context.number}.csv"
+    if file.resolve() != target.resolve():
+        with disk_errors(target):
+            target.parent.mkdir(exist_ok=True)
+        write_atomically(target, file.read_bytes())
+    return sum(answer is not None for answer in answers), len(answers)
+
+
+def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
+    """What is known about each round's labels: counts by class and annotator, agreement with the champion.
+
+    ``pool_agreement`` is the share of the whole pool that the champion had right, from the records that were drawn at
+    random: value, low, high, drawn; None where there are none, or they cannot be read any more.
+    """
+    reports = []
+    for run in workspace.metadata.runs(stage="label", status="done"):
+        row = workspace.metadata.artifact(run.output or "")
+        if row is not None:
+            reports.append({"round": run.round, **row.meta, "pool_agreement": _pool_agreement(workspace, run)})
+    return sorted(reports, key=lambda report: report["round"])
+
+
+def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
+    try:
+        share = pool_agreement(workspace, run.inputs["selection"], str(run.output))
+    except DamagedArtifactError as error:
+        log.warning("%s; how often the champion was right on the pool is not known", error)
+        return None
+    return asdict(share) if share else None
+
+
+def _open_batch(workspace: Workspace, config: Config) -> tuple[RoundContext, pa.Table, list[str] | None]:
+    waiting = [entry for entry in workspace.metadata.rounds() if entry.status == "waiting"]
+    state = RoundState.of(waiting[-1]) if waiting else RoundState()
+    if state.batch is None:
+        raise UserError("no round waits for labels", fix="posttrain status")
+    context = RoundContext(workspace, config, waiting[-1].number, state=state)
+    return context, *chosen_records(context, *map(context.artifact, (state.batch["selection"], state.batch["asked"])))

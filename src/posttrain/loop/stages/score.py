@@ -15,7 +15,7 @@ from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext, task_key
 from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
-from posttrain.loop.history import carried_dataset, finished_rounds
+from posttrain.loop.history import carried_dataset, finished_states
 from posttrain.loop.score_files import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNSCORED, cases_to_rows
 from posttrain.loop.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.stage import Stage
@@ -78,7 +78,7 @@ class Score(Stage):
             return state
         # A loop that draws at random needs no scores from its champion, unless training follows them.
         asks = not context.workspace.metadata.arm or follows_scores(context.config)
-        cold = champion == finished_rounds(context.workspace)[0].candidate or not asks
+        cold = champion == finished_states(context.workspace)[0].candidate or not asks
         evaluation = context.run(Evaluate(champion, test))
         train = carried_dataset(context.workspace)
         scores = context.run(cls.of(context, champion, pool, train, test, evaluation.id, cold))
@@ -194,11 +194,11 @@ def evaluations_to_compare(context: RoundContext, champion: str, test: str) -> d
     """
     kinds = context.config.select.hard_cases
     models: dict[str, str] = {}
-    for entry in finished_rounds(context.workspace):
-        if champion == entry.candidate and entry.champion_before not in (None, champion):
-            models["previous"] = models["other"] = str(entry.champion_before)
-        elif champion == entry.champion_before and entry.candidate not in (None, champion):
-            models["other"] = str(entry.candidate)
+    for state in finished_states(context.workspace):
+        if champion == state.candidate and state.champion not in (None, champion):
+            models["previous"] = models["other"] = str(state.champion)
+        elif champion == state.champion and state.candidate not in (None, champion):
+            models["other"] = str(state.candidate)
     wanted = {"previous": "regressions" in kinds, "other": "disagreement" in kinds}
     return {role: context.run(Evaluate(model, test)).id for role, model in models.items() if wanted[role]}
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 from posttrain.evaluate.metrics import worst_classes
 from posttrain.evaluate.suite import read_evaluation
 from posttrain.loop.context import RoundContext
-from posttrain.loop.history import candidate_results, carried_dataset, finished_rounds
+from posttrain.loop.history import candidate_results, carried_dataset, finished_states
 from posttrain.loop.score_files import (
     BATCH,
     CASES,
@@ -195,7 +195,7 @@ def _focus_targets(folder: Path, worst: list[str]) -> FocusTargets:
 def batch_size(context: RoundContext) -> int:
     """Labels to ask for in this round: the config's, as far as its budget goes."""
     config = context.config.label
-    given = sum(RoundState.of(row).labels_new or 0 for row in finished_rounds(context.workspace))
+    given = sum(state.labels_new or 0 for state in finished_states(context.workspace))
     return config.per_round if config.budget is None else max(0, min(config.per_round, config.budget - given))
 
 
@@ -242,7 +242,7 @@ def gain_detail(estimate: GainEstimate) -> dict[str, Any]:
 
 def _labels_learned(context: RoundContext, champion: str, carried: int) -> int:
     """Labels that the champion has learned from; ``carried`` where it is of no round."""
-    labels = {row.candidate: RoundState.of(row).labels for row in finished_rounds(context.workspace)}
+    labels = {state.candidate: state.labels for state in finished_states(context.workspace)}
     return labels.get(champion) or carried
 
 
@@ -251,8 +251,7 @@ def _agreements(context: RoundContext, champion: str, scores: Artifact) -> list[
 
     Where a round's candidate was refused, the next one's scores are of the same model, and tell nothing new.
     """
-    states = [RoundState.of(row) for row in finished_rounds(context.workspace)]
-    scored = [(state.champion, state.scores) for state in states if state.scores]
+    scored = [(state.champion, state.scores) for state in finished_states(context.workspace) if state.scores]
     kappas: list[float] = []
     before: dict[str, str] = {}
     for _, same in groupby([*scored, (champion, scores.id)], key=itemgetter(0)):
