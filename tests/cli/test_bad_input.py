@@ -199,7 +199,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (answer_outside_the_set, "answers.csv:170: label `crad` is not in the label set; did you mean `card`?"),
     (
         unknown_key,
-        "posttrain.yaml: unknown key `train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",
+        "unknown key `train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",
     ),
     (unknown_section, "posttrain.yaml: unknown key `trian`; did you mean `train`?"),
     (wrong_value, "posttrain.yaml: `train.epochs`: "),

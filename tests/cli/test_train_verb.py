@@ -174,7 +174,7 @@ def test_what_has_changed_is_said(
     [
         (
             ("--set", "train.epoch=2"),
-            "`train.epoch`; did you mean `epochs`? `posttrain config keys train` lists the keys",
+            "did you mean `epochs`? `posttrain config keys train` lists the keys",
         ),
         (("--set", "epochs"), "`epochs` is no setting"),
         (("--objective", "dpa"), "--objective: no objective `dpa`; did you mean `dpo`?"),

@@ -91,7 +91,7 @@ def test_scores_that_are_gone_count_as_never_given(
     scores = loop.store.artifacts.path(loop.metadata.rounds()[2].detail["scores"])
     (scores / "scores.parquet").unlink()
     turned(root).run(3)
-    assert "what round 2 chose counts as never scored" in caplog.text
+    assert "the records that round 2 chose count as unscored" in caplog.text
     known = {id for id, value in hard[-1]["values"].items() if math.isfinite(value)}
     assert known == set(loop.asked(3))
 

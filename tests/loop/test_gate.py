@@ -62,13 +62,13 @@ def test_a_rollback_rule_refuses_a_candidate_that_all_deploy_rules_would_take() 
     gate = GateConfig(deploy=["accuracy > champion.accuracy"], rollback=["safety < 0.9"])
     decision = judged(gate, safety=0.5)
     assert decision.action == "refuse"
-    (unfit,) = [verdict for verdict in decision.verdicts if verdict.section == "rollback" and verdict.holds]
+    (unfit,) = [rule for rule in decision.rules if rule.section == "rollback" and rule.holds]
     assert (unfit.rule, unfit.values) == ("safety < 0.9", "safety = 0.5")
 
 
 def test_every_rule_is_recorded_with_its_values() -> None:
     decision = judged()
-    assert [verdict.as_dict() for verdict in decision.verdicts] == [
+    assert [rule.as_dict() for rule in decision.rules] == [
         {
             "section": "deploy",
             "rule": "accuracy >= champion.accuracy * 1.02",
@@ -101,7 +101,7 @@ def test_what_was_not_measured_deploys_nothing_and_rolls_nothing_back() -> None:
     gate = GateConfig(deploy=["baseline.macro_f1 < 2"], rollback=["baseline.macro_f1 < 2"])
     decision = judged(gate)
     assert decision.action == "refuse"
-    assert decision.verdicts[0].values == "baseline.macro_f1 = nan"
+    assert decision.rules[0].values == "baseline.macro_f1 = nan"
     assert judged(accuracy=math.nan).action == "refuse"
 
 

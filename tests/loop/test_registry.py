@@ -77,7 +77,7 @@ def test_a_damaged_champion_names_the_way_back(store: Workspace, model: dict[str
     (store.artifacts.path(model[B]) / "name").write_text("flipped")
     with Workspace.open(store.root) as later:  # what a process has verified it trusts
         registry = Registry(later)
-        with pytest.raises(WorkError, match=r"the champion: .*`posttrain models rollback` takes the one before"):
+        with pytest.raises(WorkError, match=r"the champion: .*`posttrain models rollback` restores the previous one"):
             registry.settle()
         registry.rollback()
         assert in_service(later) == A

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.loop.triggers import NAMES, TriggerConfig, judge
+from posttrain.loop.triggers import NAMES, TriggerConfig, evaluate_triggers
 from posttrain.store.errors import UserError
 
 VALUES = {"new_records": 40.0, "new_labels": 0.0, "days_since_training": 2.5, "degradation": 0.03, "urgent": 0.0}
@@ -29,13 +29,13 @@ VALUES = {"new_records": 40.0, "new_labels": 0.0, "days_since_training": 2.5, "d
     ],
 )
 def test_any_and_all(any_of: list[str], all_of: list[str], starts: bool, why: str | None) -> None:
-    verdict = judge(TriggerConfig(any=any_of, all=all_of), VALUES)
-    assert verdict.starts is starts
-    assert why is None or verdict.why == why
+    result = evaluate_triggers(TriggerConfig(any=any_of, all=all_of), VALUES)
+    assert result.starts is starts
+    assert why is None or result.why == why
 
 
 def test_every_name_can_be_used() -> None:
-    assert judge(TriggerConfig(all=[f"{name} >= 0" for name in NAMES]), dict.fromkeys(NAMES, 0.0)).starts
+    assert evaluate_triggers(TriggerConfig(all=[f"{name} >= 0" for name in NAMES]), dict.fromkeys(NAMES, 0.0)).starts
 
 
 @pytest.mark.parametrize("section", ["any", "all"])

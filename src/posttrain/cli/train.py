@@ -68,10 +68,7 @@ def train(
     ] = None,
     workspace: WorkspaceOption = CURRENT_FOLDER,
 ) -> None:
-    """Train a model on a file or a dataset version; resume a stopped training.
-
-    `posttrain config keys train` lists the settings for --set and --config.
-    """
+    """Train a model on a file or a dataset version; resume a stopped training."""
     given = {"model": model, "data": data, "train.objective": objective, "train.profile.steps": 3 if profile else None}
     if autotune_seconds is not None and not autotune:
         raise UserError("there is nothing to spend them on", where="--autotune-seconds", fix="add --autotune")

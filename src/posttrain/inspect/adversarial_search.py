@@ -1,4 +1,4 @@
-"""A search for prompts that fool the champion, among records whose answers are known."""
+"""Searches for prompts that fool the champion, starting from records whose answers are known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,12 +30,13 @@ from posttrain.store.workspace import Workspace
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What was found, and on what.
+    """The examples of a search, and what it started from.
 
     Attributes:
+        outcome: the examples and their counts.
         champion: the model's id.
-        measured: records that were left out, as models are measured on them.
-        columns: what the loop's files call their columns.
+        measured: number of records that were left out because models are measured on them.
+        columns: names of the columns in the loop's files.
     """
 
     outcome: SearchOutcome = field(repr=False)
@@ -52,18 +53,18 @@ def search_adversarial(
     suite: str | None = None,
     file: Path | None = None,
 ) -> SearchResult:
-    """Look for adversarial prompts of the champion.
+    """Search for adversarial prompts of the champion.
 
     Args:
         workspace: the workspace.
         config: its config.
-        settings: how far to go.
-        suite: take the records of this suite, by its scorer. What is made of them must not be trained on.
-        file: take the labelled records of this file. Without both, those that the loop has labels of. Of neither is
-            one taken that models are measured on.
+        settings: method and limits of the search.
+        suite: start from the records of this suite, with its scorer; the examples must not be trained on.
+        file: start from the labelled records of this file; without a suite and a file, from those of the loop. Records
+            that models are measured on are left out.
 
     Raises:
-        UserError: there is no champion, no such suite, file or method, or no record that the champion answers rightly.
+        UserError: there is no champion, no such suite, file or method, or no record that the champion answers right.
     """
     check_attack(settings.method)
     main = suite or next(iter(config.evaluate.suites))
@@ -75,6 +76,7 @@ def search_adversarial(
     champion = Registry(workspace).champion
     if champion is None or not finished_rounds(workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
+    # Before the lock: a file that cannot be read, or a missing embedder, ends the call at once.
     given = concat(list(read(file, config.data.columns, name=str(file)))) if file else None
     embedder = Embedder.load(MINILM)
     with workspace.lock():
@@ -102,20 +104,22 @@ def _not_measured(records: pa.Table, measured: dict[str, pa.Table]) -> pa.Table:
 
 
 def _labelled(records: pa.Table) -> list[LabelledPrompt]:
-    """The records with an answer, each once."""
+    """The records with a prompt and an answer, each once."""
     rows = records.select(["id", "prompt", "text", "completion"]).to_pylist()
-    asked = {row["id"]: (record_turns(row), row["completion"]) for row in rows if row["completion"] is not None}
-    return [LabelledPrompt(id, prompt, answer) for id, (prompt, answer) in asked.items() if prompt]
+    answered = {row["id"]: (record_turns(row), row["completion"]) for row in rows if row["completion"] is not None}
+    # Plain text has no prompt that could be changed.
+    return [LabelledPrompt(id, prompt, answer) for id, (prompt, answer) in answered.items() if prompt]
 
 
 def _judge(lm: LanguageModel, records: pa.Table, suite: SuiteConfig, name: str) -> Judge:
-    """Answers and scores as the suite's scorer gives them; 1 is right."""
+    """Build the function that answers prompts and scores the answers with the suite's scorer; 1 is right."""
     rows = {row["id"]: row for row in records.to_pylist()}
 
-    def judge(asked: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
+    def judge(originals: Sequence[LabelledPrompt], prompts: Sequence[Turns]) -> JudgedAnswers:
+        # Numbered anew: one record stands for many changed prompts, and a suite needs distinct ids.
         changed = [
-            {**rows[record.id], "id": str(place), "prompt": prompt, "text": None}
-            for place, (record, prompt) in enumerate(zip(asked, prompts, strict=True))
+            {**rows[record.id], "id": str(number), "prompt": prompt, "text": None}
+            for number, (record, prompt) in enumerate(zip(originals, prompts, strict=True))
         ]
         result = run_suite(lm, pa.Table.from_pylist(changed, schema=RECORD), suite, name, full=True)
         scores = result.predictions["score"].to_pylist()

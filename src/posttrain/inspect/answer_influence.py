@@ -1,4 +1,4 @@
-"""The influence of each training record on one answer of the champion."""
+"""Computes the influence of each training record on one answer of the champion."""
 
 import json
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ _LAST_LAYERS = 4
 
 @dataclass(frozen=True)
 class AnswerInfluence:
-    """What each training record that was looked at did to an answer.
+    """The influence of training records on an answer.
 
     Attributes:
-        table: ``id, influence, share, label, input, source, line``, what pushed most towards the answer first;
-            ``share`` is the influence over the sum of all sizes.
-        parameters: which of the model's count.
-        training: records that the model was trained on.
+        table: ``id, influence, share, label, input, source, line``, the strongest influence towards the answer first;
+            ``share`` is the influence over the sum of all absolute influences.
+        parameters: description of the parameters whose gradients were used.
+        training: number of records that the model was trained on.
     """
 
     table: pa.Table
@@ -57,11 +57,11 @@ def check_influence_method(name: str) -> None:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """How a model came about.
+    """A model and the run that trained it.
 
     Attributes:
-        model: its id.
-        run: the training.
+        model: the model's id.
+        run: the training's row.
     """
 
     model: str
@@ -74,7 +74,7 @@ class TrainingRun:
 
     @property
     def train(self) -> dict[str, Any]:
-        """The settings that it was trained with."""
+        """The train section that the run used."""
         settings: dict[str, Any] = self.run.config["train"]
         return settings
 
@@ -88,22 +88,22 @@ def answer_influence(
     method: str,
     among: int,
 ) -> AnswerInfluence:
-    """What the training records did to a model's answer to a record; computed once.
+    """Compute the influence of training records on a model's answer to a record; finished work is found again.
 
-    The score of a training record is to first order what leaving it out would take from the log-likelihood of the
-    answer, less what it would take from that of the other answer. The unit is nats by the methods that invert the
-    curvature, though the damping decides the size, so that only shares and order mean something; `tracin` and `less`
-    are of the trained weights alone, as checkpoints of a finished training are not kept, and `trak` of one model.
-    `less` takes Adam's moments that these weights would come to, and of two answers the difference of two cosines.
+    A record's influence is, to first order, the log-likelihood that the answer would lose without it, minus what the
+    other answer would lose. The methods that invert the curvature give nats, but the damping decides their size: only
+    shares and order mean something. `tracin` and `less` use the trained weights alone, because checkpoints of finished
+    trainings are not kept, and `trak` one model. `less` uses the moments that Adam would have at these weights, and for
+    two answers the difference of two cosines.
 
     Args:
-        context: of the workspace.
+        context: workspace and config.
         trained: the model and its training.
         record: a row of RECORD.
-        answer: what the model said.
-        instead: another answer; None: none.
+        answer: the model's answer.
+        instead: another answer to compare with; None for the answer alone.
         method: one of `INFLUENCE_METHODS`.
-        among: training records that are looked at, those whose inputs are most like the record's.
+        among: number of training records to score, those whose inputs are most similar to the record's.
     """
     dataset = context.dataset(trained.dataset).records
     artifact = context.run(ScoreInfluence(trained, record, answer, instead, method, among))
@@ -131,25 +131,27 @@ class ScoreInfluence(Stage):
         return {"model": trained.model, "source": trained.run.inputs["source"], "dataset": trained.dataset}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The prompt, which is all that counts of the record, the answers and the method."""
+        """The prompt, the answers and the method."""
+        # Of the record only the prompt counts: another record with the same prompt has the same influences.
         asked = json.dumps(record_turns(self.record), ensure_ascii=False)
         answers = {"asked": asked, "answer": self.answer, "instead": self.instead}
         return {"method": self.method, "among": self.among, **answers, **task_key(context.config)}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
-        """Write the influence of each record, of the first answer less that of the other."""
+        """Write the influence of each record: on the answer, minus that on the other answer."""
         from posttrain.attribution.influence.causal_lm import encode_record, functional_causal_lm
 
         dataset = context.dataset(self.trained.dataset).records
         rows = np.arange(dataset.num_rows)
         if dataset.num_rows > self.among:
             similarities = cosine_similarities(context, dict(self.record), self.trained.dataset)
+            # Stable: of equally similar records the earlier one, on every machine.
             rows = np.sort(np.argsort(-similarities, kind="stable")[: self.among])
         lm, parameters = load_trainable(context, self.trained)
         train = encode_training_records(lm, self.trained, dataset.take(pa.array(rows)))
         prompt = record_turns(self.record)
         test = [encode_record(lm, prompt, text) for text in (self.answer, self.instead) if text is not None]
-        # Records of like length share a batch, so that little of it is padding.
+        # Records of similar length share a batch, so that little of it is padding.
         order = np.argsort([len(example.ids) for example in train], kind="stable")
         influence = INFLUENCE_METHODS[self.method](
             functional_causal_lm(lm),
@@ -177,10 +179,10 @@ def _join_records(scores: pa.Table, dataset: pa.Table) -> pa.Table:
 
 
 def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
-    """The training that made a model; None of a base model.
+    """Find the run that trained a model; None for a base model.
 
     Raises:
-        UserError: its objective is not to learn answers.
+        UserError: its objective learns no answers.
     """
     runs = [run for run in context.workspace.metadata.producers(model) if run.stage == "train" and run.status == "done"]
     if not runs:
@@ -195,13 +197,11 @@ def find_training_run(context: RoundContext, model: str) -> TrainingRun | None:
 
 
 def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[LanguageModel, str]":
-    """The model in float32 with the parameters that count requiring a gradient, and what these are, in words.
+    """Load the model in float32 with the gradients of the parameters that influence is computed for.
 
-    Of a model that an adapter was trained for it is that adapter. Of any other the linear layers count, each weight
-    matrix seen through a random projection of its inputs to 8 dimensions: a fresh adapter whose second half, which is
-    zero, requires the gradient. So inner products of gradients are kept up to noise (as in LoGra, S. Choe et al. 2024,
-    arXiv:2405.13954), at a hundredth of the numbers. Of a deep model only the last decoder layers count, as in TracIn
-    (G. Pruthi et al. 2020, arXiv:2002.08484, section 3.5): no gradient goes further back then.
+    Returns:
+        The model and a description of the parameters: the adapter that was trained, or else the linear layers with
+        inputs projected at random to 8 dimensions; of a deep model only those of the last decoder layers.
     """
     import torch
 
@@ -215,11 +215,16 @@ def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[Langua
         lm, what, part = load_adapter(base, adapter), "the adapter that was trained", "lora_"
     else:
         whole = load_model(context.path(trained.model), context.config.task, "float32")
+        # A fresh adapter: its first half is the random projection of the inputs, and the gradient of its second half,
+        # which is zero, is the projected gradient. It keeps inner products up to noise at a hundredth of the numbers
+        # (LoGra, S. Choe et al. 2024, arXiv:2405.13954). Seeded, so that a later run finds the same projection.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             lm = add_adapter(whole, LoraConfig(rank=_ADAPTER_RANK, alpha=_ADAPTER_RANK))
         what, part = f"linear layers, their inputs projected at random to {_ADAPTER_RANK} dimensions", "lora_B"
     lm.model.eval()
+    # No gradient goes further back than the last layers, which say as much as all (TracIn, G. Pruthi et al. 2020,
+    # arXiv:2002.08484, section 3.5).
     last, depth = _last_layers([name for name, _ in lm.model.named_parameters() if part in name])
     for name, value in lm.model.named_parameters():
         value.requires_grad_(name in last)
@@ -227,14 +232,14 @@ def load_trainable(context: RoundContext, trained: TrainingRun) -> "tuple[Langua
 
 
 def _last_layers(names: list[str]) -> tuple[set[str], int]:
-    """The parameters of the last `_LAST_LAYERS` of a model's numbered layers, and how many layers there are."""
+    """Return the names in the last `_LAST_LAYERS` of a model's numbered layers, and the number of layers."""
     numbers = [next((int(word) for word in name.split(".") if word.isdecimal()), 0) for name in names]
     depth = max(numbers) + 1
     return {name for name, number in zip(names, numbers, strict=True) if number >= depth - _LAST_LAYERS}, depth
 
 
 def encode_training_records(lm: "LanguageModel", trained: TrainingRun, records: pa.Table) -> "list[TokenizedExample]":
-    """The training records as the training met them."""
+    """Encode training records as the training did."""
     from posttrain.train.data.encoding import build_examples
 
-    return [one.unit[0] for one in build_examples(lm, records, trained.train["max_length"], "completion")]
+    return [example.unit[0] for example in build_examples(lm, records, trained.train["max_length"], "completion")]

@@ -37,25 +37,25 @@ _MIN_PREFIX = 4
 def explain(
     workspace: Workspace, config: Config, text: str, *, method: str = "ekfac", among: int = 300, count: int = 5
 ) -> dict[str, Any]:
-    """What there is to say of a record, by what it is.
+    """Explain a record, according to the set that it is in.
 
     Args:
         workspace: the workspace.
         config: its config.
         text: the record's id, its input's, or the beginning of one.
-        method: how influence is computed, of an evaluated record.
-        among: training records that are looked at for it.
-        count: records named of each kind.
+        method: method of influence, for an evaluated record.
+        among: number of training records to score for it.
+        count: number of records to return of each kind.
 
     Returns:
-        ``kind`` and ``record``. Of an ``evaluated`` record ``suite``, ``prediction`` and what
-        `posttrain.inspect.answer_influence.answer_influence` found: ``towards`` and ``against`` the answer. Of one of
-        the ``pool`` what ``rounds`` said of it and ``nearest`` labelled ones. Of a ``training`` record ``rounds``,
-        ``since`` (the first round that learned from it) and ``labelled_by``.
+        ``kind`` and ``record``. For an ``evaluated`` record ``suite``, ``prediction`` and the results of
+        `posttrain.inspect.answer_influence.answer_influence`: ``towards`` and ``against`` the answer. For a ``pool``
+        record ``rounds``, what each recorded of it, and ``nearest``, labelled records. For a ``training`` record
+        ``rounds``, ``since`` (the first round that trained on it) and ``labelled_by``.
 
     Raises:
         UserError: nothing has run yet, or the text names no record, or several; there is no such method, the champion
-            has not been trained, or by an objective that learns no answers.
+            is untrained, or was trained by an objective that learns no answers.
     """
     check_influence_method(method)
     context = RoundContext(workspace, config, 0, in_round=False)
@@ -74,9 +74,10 @@ def explain(
 
 @dataclass(frozen=True)
 class LocatedRecord:
-    """A record and the kind of set that it is in; of several the first of `Kind`.
+    """A record and the kind of set that it is in.
 
     Attributes:
+        kind: the set; if several hold the record, the first in the order of `RecordKind`.
         record: its row of RECORD.
         suite: the name of the suite, where it is evaluated.
         prediction: its row of the champion's predictions there; None where the suite's sample leaves it out.
@@ -95,12 +96,15 @@ def _explain_evaluated(
         what = f"the suite `{located.suite}` measures a sample without this record"
         raise UserError(what, fix="posttrain eval --full")
     if not record_turns(located.record):
-        raise UserError("it is a text without an answer, and influence is told of answers")
+        raise UserError("it is a text without an answer, and influence is computed for answers")
     trained = find_training_run(context, Registry(context.workspace).in_service)
     if trained is None:
-        raise UserError("the champion is the base model, which none of your records has taught", fix="posttrain run")
+        raise UserError(
+            "the champion is the base model, which was trained on none of your records", fix="posttrain run"
+        )
     predicted, expected = located.prediction["predicted"], located.prediction["expected"]
     wrong = expected is not None and predicted != expected and not located.prediction["score"] >= 1
+    # A wrong answer is explained against the right one: what pushed towards both explains neither.
     instead = expected if wrong else None
     of = answer_influence(context, trained, located.record, predicted, instead, method, among)
     rows = of.table.to_pylist()
@@ -122,7 +126,7 @@ def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_record(context: RoundContext, text: str) -> LocatedRecord:
-    """The record whose id, or whose input's id, begins with ``text``.
+    """Find the record whose id, or whose input's id, begins with ``text``.
 
     Raises:
         UserError: nothing has run yet, the text is too short, or it names no record or records of several inputs.
@@ -143,7 +147,8 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
     if (several := len({row["input_id"] for _, _, row in matches})) > 1:
         raise UserError(f"`{text}` could be records of {several} inputs", fix="give more of the id")
     kind, suite, record = matches[0]
-    if kind == "pool":  # its label has another id, being of the answer too
+    # A label gives a record another id, so that a pool record is looked up among the training records by its input.
+    if kind == "pool":
         learned = context.dataset(carried_dataset(context.workspace)).records
         same = learned.filter(compute.equal(learned["input_id"], record["input_id"])).to_pylist()
         kind, record = ("training", same[0]) if same else (kind, record)
@@ -155,15 +160,15 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
 
 
 def last_evaluation(context: RoundContext) -> Run | None:
-    """The run that last measured the champion; None where a later change left none."""
+    """Find the run that last measured the champion; None if it was never measured."""
     champion = Registry(context.workspace).in_service
-    runs = [run for run in context.workspace.metadata.runs(stage="evaluate", status="done") if run.output]
-    mine = [run for run in runs if run.inputs.get("model") == champion]
-    return max(mine, key=lambda run: run.started_at, default=None)
+    finished = [run for run in context.workspace.metadata.runs(stage="evaluate", status="done") if run.output]
+    runs = [run for run in finished if run.inputs.get("model") == champion]
+    return max(runs, key=lambda run: run.started_at, default=None)
 
 
 def last_pool(context: RoundContext) -> str:
-    """The id of the pool that the last round with one had."""
+    """The id of the last finished round's pool."""
     return finished_states(context.workspace)[-1].id("pool")
 
 
@@ -185,10 +190,10 @@ def _has_prefix(table: pa.Table, text: str) -> pa.ChunkedArray:
 
 
 def record_rounds(context: RoundContext, input_id: str) -> list[dict[str, Any]]:
-    """What each round that considered an input said of it: ``round, scores, chosen, labelled``.
+    """Read what each round that considered an input recorded of it: ``round, scores, chosen, labelled``.
 
     ``scores`` are the columns of the score table that are one number or word each, or those of `LABELLED_SCORES` where
-    the record had a label, null where the champion was asked nothing; ``chosen`` holds ``reason``, ``why`` and
+    the record had a label, null where the champion did not score it; ``chosen`` holds ``reason``, ``why`` and
     ``rank``, ``labelled`` the ``label`` and who gave it; None where there is nothing.
     """
     entries: list[dict[str, Any]] = []
@@ -199,26 +204,26 @@ def record_rounds(context: RoundContext, input_id: str) -> list[dict[str, Any]]:
         try:
             entries += _round_entry(context, entry.number, input_id, labels=state.labelled, **batch)
         except DamagedArtifactError as error:
-            log.warning("%s; what round %d said of the record is not known", error, entry.number)
+            log.warning("%s; what round %d recorded of the record is unknown", error, entry.number)
     return entries
 
 
 def first_training_round(context: RoundContext, input_id: str) -> int | None:
-    """The first round whose training set holds the input; None where no finished round's is known to."""
+    """Find the first round whose training set holds the input; None if no finished round's does."""
     for entry in finished_rounds(context.workspace):
         dataset = RoundState.of(entry).dataset
         try:
             if dataset and input_id in known_inputs(context, dataset):
                 return entry.number
         except DamagedArtifactError as error:
-            log.warning("%s; what round %d learned from is not known", error, entry.number)
+            log.warning("%s; what round %d trained on is unknown", error, entry.number)
     return None
 
 
 def _round_entry(
     context: RoundContext, number: int, input_id: str, *, asked: str, scores: str, selection: str, labels: str | None
 ) -> list[dict[str, Any]]:
-    """Reads what one round said of an input: one entry, or none if its pool did not have it."""
+    """Read what one round recorded of an input: one entry, or none if its pool did not hold it."""
     pool = context.dataset(asked).records
     ids = pool.filter(compute.equal(pool["input_id"], input_id))["id"].to_pylist()
     if not ids:
@@ -247,12 +252,12 @@ def _round_entry(
 
 
 def annotation_of(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Who gave a record of the training set its label; None where a file did."""
+    """Return the annotator of a training record; None if the label is from a file."""
     return _provenance(record).get("labelled_by")
 
 
 def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str, count: int) -> list[dict[str, Any]]:
-    """The labelled records whose inputs lie nearest to a record's, by the cosine of the champion's embeddings.
+    """Find the labelled records whose inputs are nearest to a record's, by the cosine of the champion's embeddings.
 
     Returns:
         ``id, label, input, similarity, source, line``, the nearest first; of equal ones the earlier in the set.
@@ -272,7 +277,7 @@ def nearest_labelled(context: RoundContext, record: dict[str, Any], dataset: str
 
 
 def _find_row(table: pa.Table, id: str, by: str = "id") -> dict[str, Any] | None:
-    """The row of an id, without lists."""
+    """Find the row of an id; returns it without columns that are lists."""
     plain = [field.name for field in table.schema if field.name != "embedding" and not _is_list(field.type)]
     rows = table.filter(compute.equal(table[by], id)).select(plain).to_pylist()
     return rows[0] if rows else None

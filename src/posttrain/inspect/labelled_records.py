@@ -1,4 +1,4 @@
-"""Labelled records of a workspace or of files, with their embeddings."""
+"""Reads labelled records of a workspace or of files, with their embeddings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Embedded = tuple[npt.NDArray[np.float32], list[str]]
 
 
 def labelled_dataset(context: RoundContext) -> str:
-    """The id of the set of all records that the loop has labels of.
+    """Find the set of all records that the loop has labels of; returns its id.
 
     Raises:
         UserError: nothing has run or has been labelled yet.
@@ -42,7 +42,7 @@ def labelled_dataset(context: RoundContext) -> str:
 
 
 def labelled_records(files: Sequence[Path], columns: Mapping[str, str] | None) -> pa.Table:
-    """RECORD table of files, all of whose records have an answer.
+    """Read files whose records all have an answer; returns a RECORD table.
 
     Raises:
         UserError: a file cannot be read, or one of its records has no answer.
@@ -57,10 +57,10 @@ def labelled_records(files: Sequence[Path], columns: Mapping[str, str] | None) -
 
 
 def embedded(context: RoundContext, dataset: str, embedder: str) -> npt.NDArray[np.float32]:
-    """Embeddings of a set's inputs, float32 [N, D]; computed once.
+    """Embed a set's inputs as float32 [N, D]; computed once and found again.
 
     Args:
-        context: the workspace.
+        context: workspace and config.
         dataset: id of the set.
         embedder: ``champion``, or a sentence model as `posttrain.models.embedder.find_embedder` takes it.
 
@@ -92,7 +92,8 @@ class EmbedDataset(Stage):
         return {"dataset": self.dataset, "embedder": embedder_key(self.embedder)}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The task, which decides what the champion reads; a sentence model reads the bare text."""
+        """The task, for the champion's embeddings."""
+        # It decides the prompt that the champion reads; a sentence model reads the bare text.
         return task_key(context.config) if self.embedder == CHAMPION else {}
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class EmbedDataset(Stage):
 
 
 def by_sentences(records: pa.Table, embedder: str) -> npt.NDArray[np.float32]:
-    """Embeddings of the records' inputs by a sentence model, float32 [N, D].
+    """Embed the records' inputs with a sentence model as float32 [N, D].
 
     Raises:
         UserError: there is no such model.
@@ -118,18 +119,18 @@ def by_sentences(records: pa.Table, embedder: str) -> npt.NDArray[np.float32]:
 
 
 def inputs(records: pa.Table, between: str = " / ") -> list[str]:
-    """What each record asks, its turns with ``between`` between them."""
+    """Join the turns of each record's input with ``between``."""
     rows = records.select(["prompt", "text"]).to_pylist()
     return [between.join(turn["content"] for turn in record_turns(row)) for row in rows]
 
 
 def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None = None) -> Embedded:
-    """Embeddings, float32 [N, D], and the answers of the records that the loop has labels of.
+    """Embed the records that the loop has labels of; returns float32 [N, D] and their answers.
 
     Args:
         workspace: the workspace.
         config: its config.
-        embedder: ``champion`` or a sentence model; None for what the loop goes by (``select.scoring.embeddings``).
+        embedder: ``champion`` or a sentence model; None for the loop's own (``select.scoring.embeddings``).
 
     Raises:
         UserError: nothing has been labelled yet, or there is no such model.
@@ -145,7 +146,7 @@ def labelled_so_far(workspace: Workspace, config: Config, embedder: str | None =
 
 
 def labelled_in(files: Sequence[Path], columns: Mapping[str, str] | None, embedder: str) -> Embedded:
-    """The same of files, by a sentence-embedding model.
+    """Embed the labelled records of files with a sentence model; returns float32 [N, D] and their answers.
 
     Raises:
         UserError: a file cannot be read or has no answers, or there is no such model.
@@ -155,10 +156,11 @@ def labelled_in(files: Sequence[Path], columns: Mapping[str, str] | None, embedd
 
 
 def cosine_similarities(context: RoundContext, record: dict[str, Any], dataset: str) -> np.ndarray:
-    """The cosine of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
-    theirs = embedded(context, dataset, CHAMPION).astype(np.float64)
+    """Cosines of the champion's embeddings of a record's input and of each of a set: float64 [N]."""
+    embeddings = embedded(context, dataset, CHAMPION).astype(np.float64)
     table = pa.Table.from_pylist([record], schema=context.dataset(dataset).records.schema)
-    own = embed_records(context.model(Registry(context.workspace).in_service), table)[0].astype(np.float64)
-    sizes = np.linalg.norm(theirs, axis=1) * np.linalg.norm(own)
-    similarities: np.ndarray = theirs @ own / np.where(sizes > 0, sizes, 1)
+    query = embed_records(context.model(Registry(context.workspace).in_service), table)[0].astype(np.float64)
+    norms = np.linalg.norm(embeddings, axis=1) * np.linalg.norm(query)
+    # An all-zero embedding has no direction: it is similar to nothing.
+    similarities: np.ndarray = embeddings @ query / np.where(norms > 0, norms, 1)
     return similarities

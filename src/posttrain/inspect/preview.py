@@ -1,4 +1,4 @@
-"""What the next round would select, without turning it."""
+"""Previews the batch of the next round without running it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +26,12 @@ from posttrain.store.workspace import Workspace
 
 @dataclass(frozen=True)
 class Preview:
-    """A batch and what it is expected to bring.
+    """A batch and its expected gain.
 
     Attributes:
         records: one entry each, best first: ``id, reason, why, rank, inclusion, uncertainty, predicted, input``.
-        strategy: by which they were chosen.
-        outlook: None where earlier rounds cannot be read.
+        strategy: name of the strategy that selected them.
+        outlook: expected gain; None if an earlier round cannot be read.
         left: labels that ``label.budget`` leaves for a round, if fewer than the batch has.
     """
 
@@ -42,15 +42,15 @@ class Preview:
 
 
 def preview_selection(workspace: Workspace, config: Config, strategy: str | None = None) -> Preview:
-    """The batch that the next round would label with this config.
+    """Select the batch that the next round would label with this config.
 
     Args:
         workspace: the workspace.
         config: its config.
-        strategy: chooses in place of the config's.
+        strategy: replaces the config's.
 
     Raises:
-        UserError: if there is no champion yet to score the pool with, or it says nothing to the strategy.
+        UserError: there is no champion yet to score the pool, or its scores say nothing to the strategy.
     """
     rounds = finished_rounds(workspace)
     champion = Registry(workspace).champion
@@ -60,6 +60,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
     if strategy is not None:
         config = _with_strategy(config, strategy, cold)
     check_suites(config, workspace.root)
+    # The loop's lock: both fill the cache of scores and name the collected sets.
     with workspace.lock():
         context = RoundContext(workspace, config, len(rounds), in_round=False)
         collected = collect(context)
@@ -68,6 +69,7 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
         train = carried_dataset(workspace)
         pool, test = collected.pool.id, collected.test.id
         scores = context.run(Score.of(context, champion.model_id, pool, train, test, evaluation.id, cold))
+        # Without the budget's limit, which may be used up: the preview shows the whole batch and says what is left.
         n = config.label.per_round
         selection = context.run(Select(champion.model_id, pool, scores, evaluation.id, n, cold))
         expected = estimate_batch_gain(context, champion.model_id, scores, selection.meta["records"])
@@ -81,9 +83,10 @@ def preview_selection(workspace: Workspace, config: Config, strategy: str | None
 
 
 def _with_strategy(config: Config, strategy: str, cold: bool) -> Config:
-    """The config with one strategy in place of what it names for this round; `auto` is what it says in every round."""
+    """Replace the config's strategy; with ``cold`` also the one of the cold start, unless it is `auto`."""
     changes: dict[str, Any] = {}
     if strategy != config.select.strategy:
+        # Options belong to the strategy that the config names, and another one would reject them.
         changes = {"strategy": strategy, "options": {}}
     if cold and strategy != AUTO:
         if strategy in SELECTORS and strategy not in COLD_START_SELECTORS:

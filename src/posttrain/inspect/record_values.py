@@ -1,4 +1,4 @@
-"""What labelled records, or whole sources or labels of them, are worth to each other."""
+"""Values labelled records, sources or labels by what they contribute to predicting the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from posttrain.attribution.valuation import DATA_OOB, ValuationMethod, cross_validated_values
 from posttrain.attribution.values import Values
-from posttrain.data.labels.label_noise import assign_folds as dealt
+from posttrain.data.labels.label_noise import assign_folds
 from posttrain.inspect.labelled_records import embedded, inputs, labelled_dataset
 from posttrain.loop.config import Config
 from posttrain.loop.context import RoundContext
@@ -22,24 +22,24 @@ from posttrain.store.workspace import Workspace
 By = Literal["record", "source", "label"]
 
 SURE = 2.0
-"""Standard errors by which a value must be below the harmless for the record to be surely harmful."""
+"""Number of standard errors below the harmless value from which a record is surely harmful."""
 
 _VALUES = "values.npy"
 
 
 @dataclass(frozen=True)
-class Valued:
-    """Values, the worst first; those without a value last.
+class RecordValues:
+    """A table of values, the worst first; rows without a value last.
 
     Attributes:
         table: for records ``id, input_id, value, standard_error, harmful, weight, label, input, source, line``; for
             sources and labels ``name, records, total, value, standard_error, harmful``, where value and standard error
-            are of one record on average. ``harmful`` says that the value lies `SURE` standard errors below
-            ``harmless``; ``weight`` is the probability that it lies above, if it errs as a normal number does, and 1
-            where nothing is known of its error.
+            are averages over their records. ``harmful`` is true if the value lies `SURE` standard errors below
+            ``harmless``; ``weight`` is the probability that it lies above, if its error is normal, and 1 if the error is
+            unknown.
         harmless: the value of a record that changes nothing.
-        evaluations: as of `posttrain.attribution.values.Values`.
-        folds: parts of the records that were held out in turn; None where nothing was.
+        evaluations: as in `posttrain.attribution.values.Values`.
+        folds: number of parts that were held out in turn; None where no record was held out.
     """
 
     table: pa.Table
@@ -54,30 +54,29 @@ class Valued:
 
     @property
     def unknown(self) -> int:
-        """How many have no value."""
+        """The number of rows without a value."""
         return int(self.table["value"].null_count)
 
 
 def value_labelled(
     workspace: Workspace, config: Config, method: ValuationMethod, by: By, folds: int, embedder: str, seed: int
-) -> Valued:
-    """What the records that the loop has labels of are worth; work that was done before is found again.
-
-    They are held against each other, never against test records: a gate that is asked about a training set that its
-    own records have shaped says too much.
+) -> RecordValues:
+    """Value the records that the loop has labels of; finished work is found again.
 
     Args:
         workspace: the workspace.
         config: its config.
-        method: how they are valued.
-        by: what is valued.
-        folds: parts that are held out in turn.
-        embedder: what makes features, as `posttrain.inspect.labelled_records.embedded` takes it.
-        seed: of the parts.
+        method: method of valuation.
+        by: unit to value.
+        folds: number of parts that are held out in turn.
+        embedder: model that computes the features; see `posttrain.inspect.labelled_records.embedded`.
+        seed: seed of the assignment to parts.
 
     Raises:
-        UserError: nothing has been labelled yet, or no two labels stand with two records each.
+        UserError: nothing has been labelled yet, or fewer than two labels have two records each.
     """
+    # Against each other and never against test records: a gate could no longer judge by test records that had decided
+    # which records are trained on.
     context = RoundContext(workspace, config, 0, in_round=False)
     with workspace.lock():
         dataset = labelled_dataset(context)
@@ -128,11 +127,11 @@ class ValueDataset(Stage):
 
 def value_records(
     records: pa.Table, features: npt.NDArray[np.float32], method: ValuationMethod, by: By, folds: int, seed: int
-) -> Valued:
-    """The same of any labelled records, with features [N, D].
+) -> RecordValues:
+    """Value any labelled records with features float32 [N, D].
 
     Raises:
-        UserError: no two labels stand with two records each.
+        UserError: fewer than two labels have two records each.
     """
     return _valued(records, _values(records, features, method, by, folds, seed), method, by, folds)
 
@@ -146,7 +145,8 @@ def _values(
         values = method.out_of_bag(features, answers)
         return values if groups is None else _means(values, groups)
     labels = np.unique(answers, return_inverse=True)[1].astype(np.int64)
-    fold = dealt(records["input_id"].to_pylist(), labels, folds, seed)
+    # By input, so that copies of a record are held out together and cannot vouch for each other.
+    fold = assign_folds(records["input_id"].to_pylist(), labels, folds, seed)
     if len(np.unique(fold)) < 2:
         raise UserError(
             "no label stands with two different inputs, so that nothing can be held out",
@@ -156,54 +156,55 @@ def _values(
 
 
 def _groups(records: pa.Table, by: By) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The names of the sources or labels, and the place of each record's among them."""
+    """The names of the sources or labels, and the index of each record's among them."""
     column = records["source" if by == "source" else "completion"].to_pylist()
-    names, places = np.unique(column, return_inverse=True)
-    return names.tolist(), places.astype(np.int64)
+    names, indices = np.unique(column, return_inverse=True)
+    return names.tolist(), indices.astype(np.int64)
 
 
 def _means(values: Values, groups: npt.NDArray[np.int64]) -> Values:
-    """Of each group, over the records that have a value; standard errors as if the records' were independent."""
+    """Average the values of each group over its records with a value."""
     known = ~np.isnan(values.values)
     count = np.bincount(groups, known)
     sums = np.bincount(groups, np.where(known, values.values, 0))
+    # The standard error of a mean of independent values: the root of the sum of squares, over the count.
     squares = np.bincount(groups, np.where(known, values.standard_errors, 0) ** 2)
-    there = np.maximum(count, 1)
-    mean, errors = (np.where(count > 0, part / there, np.nan) for part in (sums, np.sqrt(squares)))
+    divisor = np.maximum(count, 1)
+    mean, errors = (np.where(count > 0, part / divisor, np.nan) for part in (sums, np.sqrt(squares)))
     return Values(mean, errors, values.evaluations)
 
 
-def _valued(records: pa.Table, values: Values, method: ValuationMethod, by: By, folds: int) -> Valued:
+def _valued(records: pa.Table, values: Values, method: ValuationMethod, by: By, folds: int) -> RecordValues:
     from scipy.special import ndtr
 
     labels = len(set(records["completion"].to_pylist()))
+    # Out-of-bag values are accuracies, so that chance is harmless; games give 0 to a record that changes nothing.
     harmless = 1 / labels if method.name == DATA_OOB else 0.0
     above = values.values - harmless
     errors = np.where(np.isnan(values.standard_errors), np.inf, values.standard_errors)
     harmful = (errors > 0) & (np.nan_to_num(above, nan=0.0) + SURE * errors < 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         weight = np.where(np.isfinite(errors) & ~np.isnan(above), ndtr(above / errors), 1.0)
-        weight = np.where(errors == 0, 1.0, weight)  # a few that are alike by chance say nothing of chance
-    judged: dict[str, Any] = {
+        # Few draws that happen to agree have a standard error of 0, which says nothing about chance.
+        weight = np.where(errors == 0, 1.0, weight)
+    columns: dict[str, Any] = {
         "value": pa.array(values.values, from_pandas=True),
         "standard_error": pa.array(values.standard_errors, from_pandas=True),
         "harmful": harmful,
     }
     if by == "record":
         details = {"label": records["completion"], "input": inputs(records)}
-        place = {name: records[name] for name in ("source", "line")}
-        table = pa.table(
-            {**{name: records[name] for name in ("id", "input_id")}, **judged, "weight": weight, **details, **place}
-        )
+        ids, origin = ({name: records[name] for name in names} for names in (("id", "input_id"), ("source", "line")))
+        table = pa.table({**ids, **columns, "weight": weight, **details, **origin})
         order = [("value", "ascending"), ("id", "ascending")]
     else:
-        names, places = _groups(records, by)
-        counts = np.bincount(places)
+        names, indices = _groups(records, by)
+        counts = np.bincount(indices)
         total = pa.array(values.values * counts, from_pandas=True)
-        table = pa.table({"name": names, "records": counts, "total": total, **judged})
+        table = pa.table({"name": names, "records": counts, "total": total, **columns})
         order = [("value", "ascending"), ("name", "ascending")]
     parts = None if method.name == DATA_OOB else min(folds, records.num_rows)
-    return Valued(table.sort_by(order).combine_chunks(), harmless, values.evaluations, parts)
+    return RecordValues(table.sort_by(order).combine_chunks(), harmless, values.evaluations, parts)
 
 
 def _digest(features: npt.NDArray[np.float32]) -> str:
@@ -213,9 +214,13 @@ def _digest(features: npt.NDArray[np.float32]) -> str:
 
 
 def check_by(by: str) -> By:
-    """Raise a UserError unless there is such a thing to value."""
+    """Check the name of a unit that can be valued.
+
+    Raises:
+        UserError: there is no such unit.
+    """
     known: Sequence[By] = ("record", "source", "label")
-    for one in known:
-        if by == one:
-            return one
+    for unit in known:
+        if by == unit:
+            return unit
     raise UserError(f"nothing is valued by `{by}`", where="--by", fix=f"one of {', '.join(known)}")

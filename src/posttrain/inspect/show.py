@@ -1,5 +1,6 @@
-"""Everything known about an id: an artifact, run, round, record or dataset version, with its lineage."""
+"""Looks up an id: an artifact, run, round, record or dataset version, with its lineage."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -30,15 +31,15 @@ class Relative:
 
 
 def show(workspace: Workspace, text: str) -> dict[str, Any]:
-    """What is known about ``text``.
+    """Look up everything that is known about an id or a name.
 
     Args:
-        workspace: where to look.
+        workspace: the workspace.
         text: an artifact's or run's id or the beginning of one, ``name@vN``, ``round N`` or ``N``,
             ``champion``, or a record's id.
 
     Raises:
-        UserError: if nothing, or more than one thing, is called so.
+        UserError: nothing has this name, or more than one thing has.
     """
     if text == "champion":
         deployments = workspace.metadata.deployments()
@@ -46,6 +47,7 @@ def show(workspace: Workspace, text: str) -> dict[str, Any]:
             raise UserError("there is no champion yet", fix="posttrain run")
         text = deployments[-1].model_id
     number = text.removeprefix("round").strip()
+    # Ids may consist of digits alone; none is so short.
     if number.isdecimal() and len(number) < 6:
         return _round(workspace, int(number))
     if record := _record(workspace, text):
@@ -78,7 +80,7 @@ def _artifact(workspace: Workspace, id: str) -> dict[str, Any]:
 
 
 def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
-    """The training set behind a model and its records, with their origin; None for a base model."""
+    """The training set of a model and its records, with their origin; None for a base model."""
     for run in workspace.metadata.producers(model):
         if dataset := run.inputs.get("dataset"):
             version = Version.open(workspace.artifacts, dataset)
@@ -91,35 +93,33 @@ def _trained_on(workspace: Workspace, model: str) -> dict[str, Any] | None:
 
 
 def _record(workspace: Workspace, text: str) -> dict[str, Any] | None:
-    """A record by its id or its input's: the versions that hold or reject its input, the models that saw it.
-
-    A label gives a record another id than the pool's, so that only its input is the same in all sets.
-    """
+    """Look up a record by its id or its input's: the versions that hold or reject its input, the models that saw it."""
     if len(text) < 8 or not all(character in "0123456789abcdef" for character in text):
         return None
     rows = sorted(workspace.metadata.artifacts("dataset"), key=lambda row: row.created_at)
     versions = [(row, Version.open(workspace.artifacts, row.id)) for row in rows]
+    # By the input, since a label gives a record another id than it has in the pool.
     if (input_id := _input_id([version for _, version in versions], text)) is None:
         return None
     records: list[dict[str, Any]] = []
     kept: list[dict[str, Any]] = []
-    gone: list[dict[str, Any]] = []
+    rejected: list[dict[str, Any]] = []
     models: list[str | None] = []
     for row, version in versions:
-        for place, tables in ((kept, version.tables()), (gone, version.rejected())):
-            for record in (one for table in tables for one in _of_input(table, input_id)):
+        for entries, tables in ((kept, version.tables()), (rejected, version.rejected())):
+            for record in itertools.chain.from_iterable(_of_input(table, input_id) for table in tables):
                 records.append(record)
                 rejection = {str(key): record[key] for key in ("step", "reason", "detail") if key in record}
-                place.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **rejection})
-                if place is kept:
+                entries.append({"dataset": row.id, "name": row.meta.get("name"), "id": record["id"], **rejection})
+                if entries is kept:
                     models += [run.output for run in workspace.metadata.consumers(row.id) if _is_training(run)]
-    # Of several answers the one that was asked for, and an answer rather than none.
+    # The sets may hold several answers to one input: show one with an answer, of these the one whose id was given.
     shown = max(records, key=lambda record: (bool(record["completion"]), record["id"].startswith(text)))
     return {
         "type": "record",
         "record": {**shown, "meta": json.loads(shown["meta"] or "{}")},
         "in": kept,
-        "rejected_from": gone,
+        "rejected_from": rejected,
         "models": list(dict.fromkeys(model for model in models if model)),
     }
 
@@ -130,12 +130,12 @@ def _of_input(table: pa.Table, input_id: str) -> list[dict[str, Any]]:
 
 
 def _input_id(versions: list[Version], text: str) -> str | None:
-    """The input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
+    """Find the input of the records whose id, or whose input's id, begins with ``text``; None if there are none."""
     input_ids: set[str] = set()
     for version in versions:
         for table in (*version.tables(columns=["id", "input_id"]), *version.rejected()):
-            hit = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
-            input_ids.update(table["input_id"].filter(hit).to_pylist())
+            matches = compute.or_(compute.starts_with(table["id"], text), compute.starts_with(table["input_id"], text))
+            input_ids.update(table["input_id"].filter(matches).to_pylist())
     if len(input_ids) > 1:
         raise UserError(f"`{text}` could be records of {len(input_ids)} inputs", fix="give more of the id")
     return input_ids.pop() if input_ids else None
@@ -161,7 +161,7 @@ def _relative(relative: Relative) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Times as ISO text, so that everything can be JSON."""
+    """Convert times to ISO text, so that everything can be JSON."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

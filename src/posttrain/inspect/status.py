@@ -11,7 +11,7 @@ from posttrain.store.workspace import Workspace
 
 
 def status(workspace: Workspace, config: Config) -> dict[str, Any]:
-    """The loop's state.
+    """Report the loop's state.
 
     Returns:
         ``round``: number of the round in progress, or of the last one; ``champion``: id, round, metrics and
@@ -33,9 +33,10 @@ def status(workspace: Workspace, config: Config) -> dict[str, Any]:
 
 
 def stage_seconds(workspace: Workspace, number: int) -> dict[str, float]:
-    """Seconds of finished work by stage in one round, and ``other`` for what lies between the stages."""
+    """Seconds of finished work by stage in one round."""
     seconds: dict[str, float] = {}
     for run in workspace.metadata.runs(round=number, status="done"):
+        # `collect pool`, `collect test` and `collect labelled` are one stage to a reader.
         stage = run.stage.split(" ")[0]
         seconds[stage] = seconds.get(stage, 0.0) + (run.seconds or 0.0)
     return seconds
@@ -63,6 +64,7 @@ def _champion(workspace: Workspace) -> dict[str, Any] | None:
 
 def _waiting(workspace: Workspace) -> str | None:
     rounds = workspace.metadata.rounds()
+    # An open round that waited before still has the text in its row until its batch is scored anew.
     if not rounds or rounds[-1].status == "open":
         return None
     return RoundState.of(rounds[-1]).waits

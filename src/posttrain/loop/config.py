@@ -30,7 +30,7 @@ class Config(Section):
     key_list = "posttrain config keys"
 
     seed: int = Field(17, ge=0, description="Fixes every random choice.")
-    rounds: int = Field(3, ge=1, description="Turns of the loop after the baseline.")
+    rounds: int = Field(3, ge=1, description="Rounds after the baseline.")
     model: str = Field(description="A folder, a .gguf file, a Hub id, `smollm2-135m` or `tiny`.")
     stages: list[str] = Field(
         [], description="Stages of your own, each as `package.module:Class`; see docs/extending.md."
@@ -48,7 +48,7 @@ class Config(Section):
 
 
 def read_config(root: Path) -> Config:
-    """Read ``posttrain.yaml`` in ``root`` by itself: nothing that it names is looked at.
+    """Read ``posttrain.yaml`` in ``root`` without looking at the files that it names.
 
     Raises:
         UserError: on the first thing that is wrong, with its key or line.
@@ -60,7 +60,7 @@ def read_config(root: Path) -> Config:
 
 
 def load_config(root: Path) -> Config:
-    """Read and check ``posttrain.yaml`` in ``root``, labels and all; loads no model.
+    """Read ``posttrain.yaml`` in ``root`` and check it with the labels and models that it names; loads no model.
 
     Raises:
         UserError: on the first thing that is wrong, with its key or line.
@@ -75,13 +75,15 @@ def load_config(root: Path) -> Config:
     _check_objective(config.train.objective)
     locate(config.model, root)
     train = config.train.with_teacher_from(root)
+    # The default rule depends on what the main suite pairs: a gain in log likelihood where perplexity is measured.
     main = SCORERS[scorer_name(next(iter(config.evaluate.suites.values())), has_labels)]
     gate = config.gate.with_default(f"gain.{main.paired}")
     return config.model_copy(update={"task": task, "train": train, "gate": gate})
 
 
 def _check_objective(name: str) -> None:
-    """Raise a UserError for an objective whose model cannot answer: no suite could measure it."""
+    """Raise a UserError for an objective whose model cannot answer."""
+    # Suites measure answers; a reward model or a classifier has none, and the round would fail after its training.
     if OBJECTIVES[name].output in ("reward", "classes"):
         raise UserError(
             f"`{name}` makes a model that judges and does not answer, so no round can measure it",
@@ -91,7 +93,11 @@ def _check_objective(name: str) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file's mapping; a key that stands twice is an error, where YAML would take the last."""
+    """Read a YAML file's mapping; a key that stands twice is an error, where YAML would take the last.
+
+    Raises:
+        UserError: the file cannot be read, is broken, or holds no mapping; with the line, if there is one.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             values = yaml.load(file, _UniqueKeys)
@@ -110,6 +116,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
+    """Rejects keys that stand twice, and keys that are lists or mappings, which no dictionary takes."""
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:

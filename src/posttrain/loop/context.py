@@ -22,8 +22,10 @@ class RoundContext:
     """One round of a workspace.
 
     Args:
+        workspace: where artifacts and rounds are stored.
+        config: the workspace's config.
         number: of the round; 0 measures the base model.
-        in_round: False for work beside the rounds, which counts as no round's time.
+        in_round: False for work outside of rounds, such as a preview; its runs and its time belong to no round.
         state: what the stages before have produced.
     """
 
@@ -34,10 +36,10 @@ class RoundContext:
     state: RoundState = field(default_factory=RoundState)
 
     def run(self, stage: "Stage") -> Artifact:
-        """The artifact of a stage: the finished one where it was run before, else a new one.
+        """Run a stage, or return its artifact if it has run before under the same key.
 
         Raises:
-            Waiting: the stage waits for somebody.
+            Waiting: the stage waits for labels.
         """
         return run_stage(
             self.workspace,
@@ -53,7 +55,7 @@ class RoundContext:
         )
 
     def after(self, stage: "type[Stage]") -> Self:
-        """The context after one more stage."""
+        """Run a stage as a step of the round; returns the context with the state after it."""
         return replace(self, state=stage.execute(self))
 
     def with_state(self, **fields: Any) -> Self:
@@ -66,6 +68,7 @@ class RoundContext:
 
     def seed(self, name: str) -> int:
         """The seed of a stage of this round."""
+        # A hash, no shared generator: a stage has the same seed whether the stages before it ran or were found.
         return int.from_bytes(hashlib.sha256(f"{self.config.seed}/{self.number}/{name}".encode()).digest()[:4], "big")
 
     def artifact(self, id: str) -> Artifact:

@@ -1,4 +1,4 @@
-"""Labelling costs of records, from a column of the data."""
+"""Reads the labelling costs of records from a column of the data."""
 
 import numpy as np
 import pyarrow as pa
@@ -10,17 +10,17 @@ _WHERE = "select.cost"
 
 
 def check_costs(context: RoundContext, pool: str) -> None:
-    """Check before any model is loaded that every record of a pool has a cost, if the config names a column.
+    """Check that every record of a pool has a cost, if the config names a column; before any model is loaded.
 
     Raises:
-        UserError: a record has no number there, or none above 0; the first such.
+        UserError: a record has no number there, or one that is not above 0; names the first.
     """
     if context.config.select.cost is not None:
         _costs(context.dataset(pool).records, context.config.select.cost)
 
 
 def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa.Table:
-    """A score table with the costs that the data gives.
+    """Add the costs that the data gives to a score table.
 
     Args:
         scores: by `posttrain.select.scores.table.score_schema`.
@@ -39,6 +39,7 @@ def add_cost_column(scores: pa.Table, records: pa.Table, name: str | None) -> pa
 
 def _costs(records: pa.Table, name: str) -> np.ndarray:
     costs = numeric_column(records, name, _WHERE)
+    # `cost_aware` divides a record's score by its cost: 0 or infinity would decide the batch alone.
     if len(wrong := np.flatnonzero(~((costs > 0) & np.isfinite(costs)))):
         row = int(wrong[0])
         raise row_error(records, row, f"its cost `{name}` is {costs[row]:g}", fix="give it a finite one above 0")

@@ -23,12 +23,12 @@ _WHERE = "train.curriculum.difficulty"
 
 
 def follows_scores(config: Config) -> bool:
-    """True if the order of training follows the scores that the champion of the day gave the records."""
+    """True if the order of training follows scores that champions gave the records."""
     return curriculum_difficulty(training_phases(config.train)) in _computed(config)
 
 
 def check_columns(context: RoundContext, *sets: str) -> None:
-    """Check before any model is loaded that the score or column that training goes by is there.
+    """Check that the score or column that orders or weights training exists; before any model is loaded.
 
     Args:
         context: the round.
@@ -62,10 +62,10 @@ def check_columns(context: RoundContext, *sets: str) -> None:
 
 
 def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig, np.ndarray | None, dict[str, str]]:
-    """The difficulty of each training record: the score that the curriculum names, as the champion of the day gave it.
+    """Read the difficulty of each training record: the score that the curriculum names, when the record was selected.
 
-    Records that no champion has scored (those of labelled files, and those selected before a first model was trained)
-    count as the easiest: no model was unsure of them. If that is all of them, the training has no curriculum.
+    Records without a score (those of labelled files, and those selected before a first model was trained) count as the
+    easiest. If no record has a score, the training has no curriculum.
 
     Args:
         context: the round.
@@ -80,12 +80,15 @@ def difficulties(context: RoundContext, records: pa.Table) -> tuple[TrainConfig,
     if name is None or name not in _computed(context.config):
         return train, None, {}
     score_of, inputs = _champion_scores(context, name)
+    # The sign, since a high margin or probability means an easy record.
     values = np.array([score_of.get(id, np.nan) for id in records["input_id"].to_pylist()]) * UNCERTAINTY_SIGN[name]
     known = int(np.isfinite(values).sum())
     log.info("  difficulty: `%s` is known of %d of %d records", name, known, len(values))
     if not known:
+        # In every phase, as each may name a curriculum of its own.
         stages = [stage.model_copy(update={"curriculum": CurriculumConfig()}) for stage in train.stages]
         return train.model_copy(update={"curriculum": CurriculumConfig(), "stages": stages}), None, inputs
+    # No model was unsure of a record that none has scored.
     return train, np.where(np.isfinite(values), values, -np.inf), inputs
 
 
@@ -96,7 +99,7 @@ def _computed(config: Config) -> list[str]:
 
 
 def _champion_scores(context: RoundContext, name: str) -> tuple[dict[str, float], dict[str, str]]:
-    """The score of each input when it was last selected, by input id, and the artifacts that were read."""
+    """Read the score of each input when it was last selected, by input id, and list the artifacts that were read."""
     now = context.workspace.metadata.round(context.number)
     values: dict[str, float] = {}
     inputs: dict[str, str] = {}
@@ -107,7 +110,8 @@ def _champion_scores(context: RoundContext, name: str) -> tuple[dict[str, float]
         try:
             values |= _scores_of_round(context, name, **batch)
         except DamagedArtifactError as error:
-            log.warning("%s; what round %d chose counts as never scored", error, entry.number)
+            # A lost table costs the order of some records, and must not end the training.
+            log.warning("%s; the records that round %d chose count as unscored", error, entry.number)
             continue
         inputs |= {f"{role} {entry.number}": batch[role] for role in ("scores", "selection")}
     return values, inputs

@@ -21,9 +21,11 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from posttrain.store.errors import UserError
 
+# Own grammar instead of `eval`: rules come from a config that may be shared, and must not run code.
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)(%?)|([A-Za-z_][\w.]*)|(<=|>=|==|!=|[<>+\-*/()]))")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -37,6 +39,7 @@ _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
+    # A metric of 0 in a denominator makes the rule unknown; raising would end the round after its training.
     "/": lambda a, b: a / b if b else math.nan,
 }
 
@@ -53,7 +56,7 @@ class Rule:
     _evaluate: _Node
 
     def holds(self, values: Values) -> bool:
-        """Whether the rule is true; one that is unknown, for a value that is not a number, is not.
+        """True if the rule holds; a rule that is unknown, for a value that is not a number, does not.
 
         Raises:
             KeyError: if ``values`` lacks one of ``names``.
@@ -61,7 +64,7 @@ class Rule:
         return _true(self._evaluate(values))
 
     def shown(self, values: Values) -> str:
-        """The values that decided, such as ``accuracy = 0.913, champion.accuracy = 0.872``."""
+        """Format the values that decided, such as ``accuracy = 0.913, champion.accuracy = 0.872``."""
         return ", ".join(f"{name} = {values[name]:.4g}" for name in self.names)
 
 
@@ -83,6 +86,8 @@ def parse(text: str, where: str) -> Rule:
 
 
 class _Parser:
+    """Recursive descent, a method for each rule of the grammar; each returns a function of the values."""
+
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
         self.names: list[str] = []
@@ -92,13 +97,12 @@ class _Parser:
             match = _TOKEN.match(text, position)
             if not match:
                 self.fail(f"`{text[position:].strip()[0]}` means nothing in a rule")
-            assert match
             number, percent, name, sign = match.groups()
             self.tokens.append(float(number) / (100 if percent else 1) if number else name or sign)
             position = match.end()
         self.position = 0
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str) -> NoReturn:
         raise UserError(f"rule `{self.text}`: {what}", where=self.where)
 
     def peek(self) -> str | float | None:
@@ -196,6 +200,7 @@ def _negated(inner: _Node) -> _Node:
 def _both(left: _Node, right: _Node) -> _Node:
     def node(values: Values) -> float:
         a, b = left(values), right(values)
+        # NaN is truthy: what is false here is known to be, and decides alone.
         if not a or not b:
             return False
         return math.nan if math.isnan(a) or math.isnan(b) else True

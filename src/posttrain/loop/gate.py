@@ -1,4 +1,4 @@
-"""The gate: rules by which a candidate becomes the champion, and what they found."""
+"""The gate: the rules by which a candidate is deployed, refused, or the champion rolled back."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ _RULES = ("deploy", "rollback", "collect_more")
 
 
 class GateConfig(Section):
-    """Rules over metrics of the candidate (bare names), the ``champion.`` and the ``baseline.``.
+    """Rules over metrics of the candidate (bare names), of the ``champion.`` and of the ``baseline.``.
 
     In ``collect_more`` bare names are those of the model that is in service after the decision.
     """
@@ -26,11 +26,11 @@ class GateConfig(Section):
     )
     rollback: list[str] = Field(
         [],
-        description="If one holds for the champion, the one before returns; for a candidate, it is refused.",
+        description="If one holds for the champion, the previous one returns; if for a candidate, it is refused.",
     )
     collect_more: list[str] = Field(
         [],
-        description="While one holds, or after a roll-back, rounds go on; empty: all rounds are turned.",
+        description="Rounds continue while one holds, or after a rollback; empty: all rounds run.",
     )
 
     @field_validator(*_RULES)
@@ -44,10 +44,8 @@ class GateConfig(Section):
         return rules
 
     def with_default(self, gain: str) -> "GateConfig":
-        """The same gate; without a rule for deployment, the lower end of the main suite's ``gain`` must be positive.
-
-        The gain itself is above 0 by luck about every second time where nothing was learned.
-        """
+        """Return the gate, with a default rule for deployment if it has none: the lower end of ``gain`` is positive."""
+        # The lower end, since the gain itself is above 0 about every second time where nothing was learned.
         return self if self.deploy else self.model_copy(update={"deploy": [f"{gain}.low > 0"]})
 
     def check(self, known: Collection[str]) -> None:
@@ -67,8 +65,8 @@ class GateConfig(Section):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One rule and what it found."""
+class RuleResult:
+    """A rule of the gate with the values of its names, and whether it holds."""
 
     section: str
     rule: str
@@ -82,11 +80,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """action: ``deploy``, ``refuse`` or ``rollback``; collect_more: whether more rounds are worth it."""
+    """What the rules decided.
+
+    Attributes:
+        action: ``deploy``, ``refuse`` or ``rollback``.
+        collect_more: False if the champion is good enough to run no further round.
+        rules: every rule that was evaluated.
+    """
 
     action: str
     collect_more: bool
-    verdicts: list[Verdict]
+    rules: list[RuleResult]
 
 
 def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Values, gains: Values) -> Decision:
@@ -102,22 +106,24 @@ def decide(gate: GateConfig, candidate: Values, champion: Values, baseline: Valu
     others = {f"champion.{name}": value for name, value in champion.items()}
     others |= {f"baseline.{name}": value for name, value in baseline.items()}
     others |= dict(gains)
-    judged = _judge(gate, "deploy", {**candidate, **others})
-    unfit = _judge(gate, "rollback", {**candidate, **others})
-    deploys = all(verdict.holds for verdict in judged) and not any(verdict.holds for verdict in unfit)
+    deploy = _evaluate(gate, "deploy", {**candidate, **others})
+    # A rule for rolling back is about any model in service: a candidate that it would remove at once is not deployed.
+    unfit = _evaluate(gate, "rollback", {**candidate, **others})
+    deploys = all(rule.holds for rule in deploy) and not any(rule.holds for rule in unfit)
     if deploys:
-        action, verdicts = "deploy", [*judged, *unfit]
+        action, rules = "deploy", [*deploy, *unfit]
     else:
-        in_service = _judge(gate, "rollback", {**champion, **others})
-        action = "rollback" if any(verdict.holds for verdict in in_service) else "refuse"
-        verdicts = [*judged, *[verdict for verdict in unfit if verdict.holds], *in_service]
-    more = _judge(gate, "collect_more", {**(candidate if deploys else champion), **others})
-    # What a roll-back puts in service was left behind before: its successor still has to be found.
-    collect_more = action == "rollback" or not more or any(verdict.holds for verdict in more)
-    return Decision(action, collect_more, [*verdicts, *more])
+        in_service = _evaluate(gate, "rollback", {**champion, **others})
+        action = "rollback" if any(rule.holds for rule in in_service) else "refuse"
+        rules = [*deploy, *[rule for rule in unfit if rule.holds], *in_service]
+    more = _evaluate(gate, "collect_more", {**(candidate if deploys else champion), **others})
+    # A rollback restores a model that was replaced before: its successor still has to be trained.
+    collect_more = action == "rollback" or not more or any(rule.holds for rule in more)
+    return Decision(action, collect_more, [*rules, *more])
 
 
-def _judge(gate: GateConfig, section: str, values: Mapping[str, float]) -> list[Verdict]:
+def _evaluate(gate: GateConfig, section: str, values: Mapping[str, float]) -> list[RuleResult]:
     rules: list[Rule] = [parse(text, f"gate.{section}") for text in getattr(gate, section)]
+    # NaN for a metric that was not measured: the rule is unknown then and does not hold, but the round goes through.
     known = {**dict.fromkeys((name for rule in rules for name in rule.names), math.nan), **values}
-    return [Verdict(section, rule.text, rule.shown(known), rule.holds(known)) for rule in rules]
+    return [RuleResult(section, rule.text, rule.shown(known), rule.holds(known)) for rule in rules]

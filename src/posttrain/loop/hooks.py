@@ -1,4 +1,4 @@
-"""What is told when the champion changes: a command is run, a webhook is called."""
+"""Hooks: run a command and call a webhook when the champion changes."""
 
 import http.client
 import json
@@ -19,10 +19,10 @@ log = logging.getLogger("posttrain")
 
 
 class DeployConfig(Section):
-    """Called after every promotion and roll-back; again on the next run if it did not succeed."""
+    """Called after every promotion and rollback, and again by the next run if it failed."""
 
     command: str | None = Field(
-        None, description="Command to run; finds POSTTRAIN_CHAMPION, POSTTRAIN_MODEL, POSTTRAIN_ACTION set."
+        None, description="Command to run, with POSTTRAIN_CHAMPION, POSTTRAIN_MODEL, POSTTRAIN_ACTION set."
     )
     webhook: str | None = Field(None, description="URL that gets a JSON POST with model, action, round, path, reason.")
     timeout: float = Field(60.0, gt=0, description="Seconds that the command or the webhook may take.")
@@ -36,12 +36,13 @@ class DeployConfig(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is to be called."""
+        """True if a command or a webhook is configured."""
         return bool(self.command or self.webhook)
 
 
 def call(config: DeployConfig, deployment: Deployment, champion: Path, root: Path) -> bool:
-    """Tell the outside world of a deployment; True if it took note. A failure is only logged."""
+    """Run the command, then call the webhook; True if both succeeded. A failure is only logged."""
+    # It must not fail the round: the model is deployed already, and the registry calls a failed hook again.
     return _command(config, deployment, champion, root) and _webhook(config, deployment, champion)
 
 

@@ -1,4 +1,4 @@
-"""The loop: rounds of stages in order. Resume and caching are one: finished stages are found, not redone."""
+"""The loop: runs rounds of stages in order. Resume and caching are the same: a finished stage is not run again."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ from posttrain.loop.stages.dataset import NothingToLabel
 from posttrain.loop.stages.evaluate import Evaluate, format_metrics
 from posttrain.loop.state import RoundState
 from posttrain.loop.suites import check_suites
-from posttrain.loop.triggers import judge
+from posttrain.loop.triggers import evaluate_triggers
 from posttrain.store.errors import UserError, Waiting
 from posttrain.store.workspace import Workspace
 
@@ -27,8 +27,8 @@ class Loop:
     """The loop of one workspace.
 
     Args:
-        workspace: where everything is kept.
-        config: what the user decided.
+        workspace: where everything is stored.
+        config: its config, checked.
     """
 
     workspace: Workspace
@@ -39,20 +39,20 @@ class Loop:
         self.registry = Registry(self.workspace, self.config.deploy)
 
     def run(self, rounds: int | None = None, until: str | None = None, urgent: bool = False) -> str | None:
-        """Turn the loop until ``rounds`` rounds are done, going on where it stopped.
+        """Run the loop until ``rounds`` rounds are done; resume where it stopped.
 
         Args:
             rounds: number of the last round; the config's by default.
             until: stop after this stage of the round in progress.
-            urgent: start one round whatever the triggers say, if their rules allow for ``urgent``.
+            urgent: set the metric ``urgent`` of the triggers to 1, for one round.
 
         Returns:
             What the loop waits for, or None when it is done.
 
         Raises:
-            UserError: another process turns this loop, or the config or the data are wrong.
+            UserError: another process runs this loop, or the config or the data are wrong.
         """
-        # Fetching is quick and changes nothing that a user would look at.
+        # Nobody stops after fetching: it is quick and leaves nothing that a user would look at.
         names = [stage.name for stage in stages_of(self.config, self.workspace.root) if stage.name != "fetch"]
         if until is not None and until not in names:
             raise UserError(f"no stage `{until}`", where="--until", fix=f"one of {', '.join(names)}")
@@ -60,6 +60,7 @@ class Loop:
         last = rounds if rounds is not None else self.config.rounds
         check_suites(self.config, self.workspace.root)
         with self.workspace.lock():
+            # Before any round: a run killed between the registry's row and its link or hook must not leave them behind.
             self.registry.settle()
             try:
                 if not finished_rounds(self.workspace):
@@ -73,41 +74,46 @@ class Loop:
                     if waiting := self._untriggered(number, urgent):
                         return waiting
                     runner.run_round(number)
-                    urgent = False  # one round is asked for
+                    urgent = False  # one round is requested, not all that follow
                 self._final()
             except NothingToLabel as waiting:
+                # No further round may come, so that this champion may be the last.
                 self._final()
                 return str(waiting)
             except Waiting as waiting:
                 return str(waiting)
             except Stopped:
-                log.info("stopped after %s; the next run goes on from here", until)
+                log.info("stopped after %s; the next run resumes from here", until)
         return None
 
     def _enough(self, number: int) -> str | None:
-        """Why no further round is needed, or None."""
+        """The reason why no further round is needed, or None."""
+        # The baseline decides nothing, and a round in progress is finished whatever the rules say.
         if number < 2 or self.workspace.metadata.round(number):
             return None
-        last = finished_rounds(self.workspace)[-1].decision
-        judged = [rule["rule"] for rule in last["rules"] if rule["section"] == "collect_more"] if last else []
-        if last and not last["collect_more"] and judged == self.config.gate.collect_more:
+        last = finished_states(self.workspace)[-1].decision
+        evaluated = [rule["rule"] for rule in last["rules"] if rule["section"] == "collect_more"] if last else []
+        # A decision by other rules than the config has now says nothing: another round may be wanted by the new ones.
+        if last and not last["collect_more"] and evaluated == self.config.gate.collect_more:
             return "the champion is good enough: no rule of gate.collect_more holds"
         return None
 
     def _untriggered(self, number: int, urgent: bool) -> str | None:
-        """What a new round waits for, or None if it may start; a round in progress always goes on."""
+        """Return what a new round waits for, or None if it may start."""
         triggers = self.config.triggers
+        # A round in progress always continues.
         if self.workspace.metadata.round(number) or not (triggers.any or triggers.all):
             return None
         context = RoundContext(self.workspace, self.config, number, in_round=False)
         rounds = finished_rounds(self.workspace)
         values = trigger_values(context, self.registry.in_service, urgent)
-        verdict = judge(triggers, values)
-        waits = None if verdict.starts else f"a trigger for round {number}: {verdict.why}"
+        result = evaluate_triggers(triggers, values)
+        waits = None if result.starts else f"a trigger for round {number}: {result.why}"
+        # In the row of the last round: the next one has none until it starts.
         state = replace(RoundState.of(rounds[-1]), waits=waits)
         self.workspace.metadata.update_round(number - 1, detail=state.detail())
-        if verdict.starts:
-            log.info("round %d starts: %s", number, verdict.why)
+        if result.starts:
+            log.info("round %d starts: %s", number, result.why)
         return waits
 
     def _final(self) -> None:
@@ -139,23 +145,23 @@ class Loop:
 
 
 def trigger_values(context: RoundContext, champion: str, urgent: bool) -> dict[str, float]:
-    """The values of the triggers' metrics.
+    """Compute the values of the triggers' metrics.
 
     Args:
         context: the round that may start.
         champion: id of the model in service.
-        urgent: whether the user asked for a round.
+        urgent: True if the user requested a round.
 
     Returns:
         ``new_records``: pool records that the last round did not know; ``new_labels``: labelled records that the
-        training set does not hold; ``days_since_training``; ``degradation``: how much the champion's main metric has
-        fallen since its round, on the test set of today; ``urgent``: 1 or 0.
+        training set does not hold; ``days_since_training``; ``degradation``: the fall of the champion's main metric
+        since its round, on the present test set; ``urgent``: 1 or 0.
     """
     workspace = context.workspace
     collected = collect(context)
     states = finished_states(workspace)
     now = context.run(Evaluate(champion, collected.test.id)).meta["metrics"]
-    # A model that was promoted by hand out of an unfinished round has no figures of that time.
+    # A model that was promoted by hand out of an unfinished round has no metrics of then: it has not degraded.
     then = next((state.metrics for state in states if state.candidate == champion and state.metrics), now)
     main = next(iter(states[0].metrics or now))
     return {

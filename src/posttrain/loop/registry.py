@@ -1,4 +1,4 @@
-"""The model registry: which model is the champion, promote and roll back."""
+"""The model registry: knows the champion, promotes a model and rolls back."""
 
 from dataclasses import dataclass, field
 
@@ -37,6 +37,7 @@ class Registry:
             raise UserError(f"`{model_id}` is no model of this workspace", fix="posttrain models list")
         with self.workspace.deploying():
             current = self.champion
+            # Not twice: a round that was killed after this row promotes its model again.
             if current is None or current.model_id != model_id:
                 self._add(model_id, round, action, reason)
             self._settle()
@@ -51,23 +52,26 @@ class Registry:
         with self.workspace.deploying():
             previous = self.previous()
             if previous is None:
-                raise UserError("there is no earlier champion to go back to", fix="posttrain models list")
+                raise UserError("there is no earlier champion to roll back to", fix="posttrain models list")
             self._add(previous, round, "rollback", reason)
             self._settle()
             return self._in_force()
 
     def previous(self) -> str | None:
-        """The model that a roll-back leads to: the champion before this one; roll-backs undo promotions."""
+        """The model that a rollback leads to: the champion before this one; None if there is none."""
         line: list[str] = []
         for deployment in self.workspace.metadata.deployments():
+            # A rollback removes what it undid: two in a row lead two champions back, not there and back again.
             if deployment.action == "rollback" and len(line) > 1:
-                line.pop()  # to the one before it, which is where every roll-back leads
+                line.pop()
             elif not line or line[-1] != deployment.model_id:
                 line.append(deployment.model_id)
         return line[-2] if len(line) > 1 else None
 
     def settle(self) -> None:
-        """Bring the stable path and the hook in line with the registry, after a kill at any moment too.
+        """Bring the champion's link and the hook in line with the registry.
+
+        Every run starts with it: a kill after the registry's row and before the link or the hook leaves them behind.
 
         Raises:
             WorkError: the champion is missing or damaged.
@@ -82,6 +86,7 @@ class Registry:
         return champion
 
     def _add(self, model_id: str, round: int | None, action: str, reason: str) -> None:
+        # Stored as pending before it is called: a kill in between calls it again, so that it runs at least once.
         hook = "pending" if self.hooks.wanted else "none"
         self.workspace.metadata.add_deployment(model_id, round=round, action=action, reason=reason, hook=hook)
 
@@ -91,7 +96,7 @@ class Registry:
         try:
             folder = self.workspace.artifacts.path(champion.model_id)
         except DamagedArtifactError as error:
-            raise WorkError(f"the champion: {error}; `posttrain models rollback` takes the one before") from None
+            raise WorkError(f"the champion: {error}; `posttrain models rollback` restores the previous one") from None
         if not path.exists() or path.resolve() != folder.resolve():
             self.workspace.link_champion(champion.model_id)
         if champion.hook in ("pending", "failed") and self.hooks.wanted:
@@ -101,4 +106,5 @@ class Registry:
 
 def champion_besides(workspace: Workspace, round: int) -> str:
     """The model that a round's candidate has to beat: the champion, leaving out what the round itself deployed."""
+    # A round killed after its deployment decides again: its candidate must not be compared with itself.
     return [entry for entry in workspace.metadata.deployments() if entry.round != round][-1].model_id

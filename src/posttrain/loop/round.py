@@ -1,4 +1,4 @@
-"""One round: walks the list of stages, and keeps the round's row."""
+"""One round: walks the list of stages and writes the round's row after each."""
 
 import time
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Stopped(Exception):
 
 
 def stages_of(config: Config, root: Path) -> list[type[Step]]:
-    """The stages of a round, with those that the config adds.
+    """List the stages of a round, with those that the config adds.
 
     Args:
         config: the workspace's config.
@@ -87,13 +87,14 @@ class RoundRunner:
         self._run(0, None, BASELINE)
 
     def run_round(self, number: int) -> None:
-        """Run a round after the baseline, from where it stands.
+        """Run a round after the baseline; resume it if it has begun.
 
         Raises:
             Waiting: for labels, or for new inputs if there is nothing to label.
             Stopped: the stage `until` is done.
         """
         row = self.workspace.metadata.round(number)
+        # Of a round in progress the champion that it began with: its batch was chosen by that one.
         champion = row.champion_before if row else Registry(self.workspace).in_service
         self._run(number, champion, stages_of(self.config, self.workspace.root))
 
@@ -101,23 +102,27 @@ class RoundRunner:
         metadata = self.workspace.metadata
         row = metadata.open_round(number, champion)
         before, start = row.seconds or 0.0, time.monotonic()
+        # What the last attempt decided is decided again: files, config or champion may have changed since.
         state = replace(RoundState.of(row), candidate=None, decision=None, nothing_to_label=None)
         try:
             for stage in stages:
                 state = stage.execute(RoundContext(self.workspace, self.config, number, state=state))
                 if stage is Deploy:
+                    # One write ends the round: no kill can leave a round that is done without its decision.
                     state = replace(state, waits=None)
                     row_fields = {"candidate": state.candidate, "decision": state.decision, "status": "done"}
                     metadata.update_round(number, **row_fields, detail=state.detail())
                 else:
+                    # After every stage, so that a report of a running or killed round shows what it has so far.
                     metadata.update_round(number, detail=state.detail())
-                # Round 0 has a dataset that nobody trains on: to stop after it would end no round in progress.
+                # Round 0's dataset is only its start for round 1: `--until dataset` means the round in progress.
                 if stage.name == self.until and not (number == 0 and stage is ExtendDataset):
                     raise Stopped
         except Waiting as waiting:
+            # The state of before the stage that waits: its batch is what the next run finds.
             state = replace(state, waits=str(waiting))
             metadata.update_round(number, status="waiting", detail=state.detail())
             raise
         finally:
-            # Kept apart from the runs' seconds, which leave out what lies between the stages.
+            # Apart from the seconds of the runs, which leave out the time between stages; added up over all attempts.
             metadata.update_round(number, seconds=before + time.monotonic() - start)

@@ -1,4 +1,4 @@
-"""The files of a score artifact and of a selection: their names, and how to read them."""
+"""Names and reads the files of a score artifact and of a selection."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,28 +12,33 @@ from posttrain.select.hard_cases import HardCase
 from posttrain.store.artifacts import Artifact
 
 SCORES, HARD_CASES, LABELLED = "scores.parquet", "hard_cases.npy", "labelled.npy"
+"""The score table of the pool; embeddings of hard test records, and of records that have a label: float32 [N, D]."""
 
-UNSCORED = "unasked.parquet"  # what was only embedded, by the schema of the scores
+UNSCORED = "unasked.parquet"
+"""Pool records that were only embedded, by the schema of the scores."""
 
-SCORED_LATER = "asked_since.parquet"  # what of it was chosen and asked then, by the same schema
+SCORED_LATER = "asked_since.parquet"
+"""Those of them that were chosen and scored then, by the same schema; lies with the selection."""
 
-LABELLED_SCORES = "labelled.parquet"  # of records that have a label: their loss and the like
+LABELLED_SCORES = "labelled.parquet"
+"""Scores of records that have a label, such as their loss."""
 
 BATCH, MAP, CASES = "batch.parquet", "map.parquet", "hard_cases.json"
+"""The batch with reasons and ranks; the pool in two dimensions; hard test records with the kinds of their cases."""
 
 
 def cases_to_rows(cases: list[HardCase]) -> list[dict[str, object]]:
-    """Hard cases as JSON holds them."""
+    """Converts hard cases to JSON values."""
     return [asdict(case) for case in cases]
 
 
 def cases_from_rows(rows: list[dict[str, object]]) -> list[HardCase]:
-    """What `cases_to_rows` made of hard cases, read again."""
+    """Reads hard cases from what `cases_to_rows` wrote."""
     return [HardCase(**{**row, "kinds": tuple(row["kinds"])}) for row in rows]  # type: ignore[arg-type]
 
 
 def read_champion_scores(scores: Path, selection: Path, columns: list[str] | None = None) -> pa.Table:
-    """What the champion of a round said of records: the sample that it was asked about, and what was chosen beside it.
+    """Reads the champion's scores of a round: of the sample of the pool, and of records scored after their selection.
 
     Args:
         scores: folder of the round's scores.
@@ -45,11 +50,12 @@ def read_champion_scores(scores: Path, selection: Path, columns: list[str] | Non
 
 
 def load_array(path: Path) -> np.ndarray | None:
+    """Loads an array, or returns None without a file: a cold start writes no embeddings of hard cases."""
     return np.load(path, allow_pickle=False) if path.exists() else None
 
 
 def chosen_records(context: RoundContext, selection: Artifact, pool: Artifact) -> tuple[pa.Table, list[str] | None]:
-    """The batch as pool records, best first, and the champion's answers (None while it knows nothing)."""
+    """Reads the batch as pool records, best first, and the champion's answers (None before its first training)."""
     batch = parquet.read_table(context.path(selection.id) / BATCH)
     records = context.dataset(pool.id).records
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}

@@ -1,4 +1,4 @@
-"""The models and the calibration that scoring a pool needs."""
+"""Gathers the models and the calibration that scoring a pool needs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,16 +22,15 @@ from posttrain.store.hashing import digest, file_stats
 
 
 def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) -> ScoringContext:
-    """The champion, and what the scores that the config names take besides it.
-
-    The others follow from rounds that are done, so that a killed round finds the same.
+    """Gather the champion and the other models that the configured scores need.
 
     Args:
         context: the round.
-        champion: id of the model that is asked.
-        temperature: as calibration found it.
+        champion: id of the model whose scores are computed.
+        temperature: from calibration; divides the logits.
     """
     names = context.config.select.wanted_scores()
+    # Committee and line follow from rounds that are done alone, so that a killed round finds the same models again.
     states = finished_states(context.workspace)
     committee = [state.candidate for state in states[1:] if state.action == "deploy"]
     line = [state.candidate for state in states]
@@ -50,9 +49,9 @@ def scoring_for(context: RoundContext, champion: str, temperature: float = 1.0) 
 
 
 def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, str]:
-    """Ids of what scores depend on besides the champion, by role."""
-    inputs = {f"committee {number}": one.id for number, one in enumerate(scoring.committee)}
-    inputs |= {f"line {number}": one.id for number, one in enumerate(scoring.line)}
+    """The ids of the models that scores depend on besides the champion, by role."""
+    inputs = {f"committee {number}": model.id for number, model in enumerate(scoring.committee)}
+    inputs |= {f"line {number}": model.id for number, model in enumerate(scoring.line)}
     if scoring.judge:
         inputs["judge"] = scoring.judge.id
     if any(name.startswith("semantic_entropy") for name in names):
@@ -63,10 +62,12 @@ def scoring_inputs(scoring: ScoringContext, names: Sequence[str]) -> dict[str, s
 
 
 def scoring_settings(context: RoundContext, *, cold: bool) -> dict[str, Any]:
-    """What the config contributes to the scores' key."""
+    """The part of the config that the scores' key holds."""
+    # Embeddings depend on none of these settings: a change of the scores redoes no cold start.
     if cold:
         return {}
     names = context.config.select.wanted_scores()
+    # The judge and the sentence model are inputs, by the digest of their files instead of their path.
     config = context.config.select.scoring.model_dump(mode="json", exclude={"judge", "embeddings"})
     if names:
         return {"scores": names, "scoring": config}
@@ -74,7 +75,7 @@ def scoring_settings(context: RoundContext, *, cold: bool) -> dict[str, Any]:
 
 
 def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, evaluation: str) -> dict[str, Any]:
-    """Temperature and errors by name, fitted to test records, as no model is trained on those; empty without any.
+    """Fit the temperature to test records; returns it with the calibration errors by name, empty without records.
 
     Args:
         context: the round.
@@ -82,6 +83,7 @@ def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, e
         test: RECORD table.
         evaluation: id of the champion's, whose first suite says which answers are right.
     """
+    # Not to training records: a model is overconfident on what it was trained on.
     predictions = next(iter(read_evaluation(context.path(evaluation)).values())).predictions
     calibration = calibrate_champion(scoring, test, predictions, partial(expected_calibration_error, bins=15))
     if calibration is None:
@@ -90,11 +92,12 @@ def calibrated(context: RoundContext, scoring: ScoringContext, test: pa.Table, e
     return {**values, "calibrated_on": values.pop("records")}
 
 
-def forget_others(context: RoundContext, scoring: ScoringContext) -> None:
-    """Keep only scores of models that are of use: the champion, the one before it and those that take part."""
+def remove_unused_scores(context: RoundContext, scoring: ScoringContext) -> None:
+    """Remove cached scores of models that no round will score with again."""
     registry = Registry(context.workspace)
-    models = {one.id for one in (scoring.model, *scoring.committee, *scoring.line, scoring.sentences) if one}
-    scoring.cache.keep_only(models | {one for one in (registry.in_service, registry.previous()) if one})
+    models = {model.id for model in (scoring.model, *scoring.committee, *scoring.line, scoring.sentences) if model}
+    # The previous champion's too: after a rollback its scores would have to be computed again.
+    scoring.cache.keep_only(models | {id for id in (registry.in_service, registry.previous()) if id})
 
 
 def _model(context: RoundContext, id: str) -> ScoringModel:
@@ -102,7 +105,7 @@ def _model(context: RoundContext, id: str) -> ScoringModel:
 
 
 def _models(context: RoundContext, ids: Sequence[str | None], but: str | None = None) -> list[ScoringModel]:
-    """Those that are still there, each where it comes first."""
+    """The models that are still stored, each once, in the order of their first rounds."""
     wanted = dict.fromkeys(id for id in ids if id is not None and id != but)
     return [_model(context, id) for id in wanted if context.workspace.artifacts.exists(id)]
 
@@ -114,6 +117,7 @@ def _judge(context: RoundContext, names: Sequence[str]) -> ScoringModel | None:
     folder: Path = config.judge_folder(context.workspace.root)
 
     def load() -> Any:
+        # A pool that is cached needs no model, and loading transformers takes seconds.
         from posttrain.models.language_model import load_language_model
 
         return load_language_model(folder, TaskConfig())

@@ -14,7 +14,7 @@ from posttrain.loop.state import RoundState
 
 
 class Step(ABC):
-    """What the round calls: takes the state a step further."""
+    """A step of a round: takes the state and returns the next one."""
 
     name: str
 
@@ -27,13 +27,13 @@ class Step(ABC):
 class Stage(Step):
     """A function from artifacts and config to one artifact, which is run once and found again under its key.
 
-    The key is the hash of `name`, `version`, `inputs`, `settings` and the seed: what else the outcome depends on, the
-    key must hold too, or a later run takes an old artifact for a new one.
+    The key is the hash of `name`, `version`, `inputs`, `settings` and the seed. It must hold everything that decides the
+    outcome, or a later run takes an old artifact for a new one.
 
     Attributes:
         name: of the stage; also decides its seed.
         kind: of the artifact.
-        version: raised by hand when the meaning of the stage changes, so that an upgrade redoes just this work.
+        version: to be increased when the same inputs give another outcome; an upgrade then redoes only this work.
         seeded: False for a stage without a random choice, whose artifact all rounds share.
         after: the stage that one from outside the package follows in the round.
     """

@@ -1,4 +1,4 @@
-"""The evaluation suites that are files of their own: checked before any work, and kept out of training."""
+"""Checks the evaluation suites that are files of their own, and reads them to keep their records out of training."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def suites_beside_test(config: Config) -> list[Suite]:
 
 
 def suite_digests(config: Config, root: Path) -> dict[str, str]:
-    """The content of those suites, as inputs of a stage.
+    """Digests of those suites' content, as inputs of a stage.
 
     Raises:
         UserError: a file is missing or cannot be read.
@@ -31,14 +31,14 @@ def suite_digests(config: Config, root: Path) -> dict[str, str]:
 
 
 def suite_settings(config: Config, root: Path) -> dict[str, Any]:
-    """How those suites are read and rewritten, as a part of a stage's config; empty where there are none."""
+    """The settings by which those suites are read and rewritten, for a stage's key; empty without suites."""
     suites = [suite.model_dump(mode="json") for suite in suites_beside_test(config)]
     steps = [step.located(root).key() for step in config.data.steps if step.evaluation]
     return {"suites": suites, "columns": config.data.columns, "rewritten by": steps} if suites else {}
 
 
 def measured_on(config: Config, test: pa.Table, root: Path) -> dict[str, pa.Table]:
-    """RECORD tables of all that models are measured on: the test records as ``test``, every other suite by its file.
+    """Read everything that models are measured on: RECORD tables, the test records as ``test``, others by their file.
 
     Args:
         test: RECORD table.
@@ -51,9 +51,7 @@ def measured_on(config: Config, test: pa.Table, root: Path) -> dict[str, pa.Tabl
 
 
 def check_suites(config: Config, root: Path) -> None:
-    """Find out before any work whether every suite's records can be read and its function be imported.
-
-    Modules are looked for in the workspace's folder too, here and in the work that follows.
+    """Check that every suite's records can be read and its function be imported.
 
     Args:
         config: the workspace's config.
@@ -65,6 +63,7 @@ def check_suites(config: Config, root: Path) -> None:
     for name, suite in config.evaluate.suites.items():
         where = f"evaluate.suites.{name}"
         if suite.function:
+            # Modules are found in the workspace's folder too, from now on for the whole process.
             load_function(suite.function, f"{where}.function", root)
         if suite.data == "test":
             continue
@@ -72,4 +71,4 @@ def check_suites(config: Config, root: Path) -> None:
         if not path.exists():
             raise UserError(f"no such file: {suite.data}", where=f"{where}.data", fix="check the path")
         for _ in read(path, suite.columns or config.data.columns, name=suite.data):
-            pass  # reading finds a bad record
+            pass  # Reading raises for a bad record: now, and not after hours of training.

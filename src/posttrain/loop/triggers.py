@@ -1,4 +1,4 @@
-"""Triggers: when a new round starts."""
+"""Triggers: the rules by which a new round starts."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from posttrain.store.errors import UserError, suggest
 from posttrain.store.section import Section
 
 NAMES = {
-    "new_records": "pool records that came since the last round",
-    "new_labels": "labelled records that came since the last round",
+    "new_records": "pool records added since the last round",
+    "new_labels": "labelled records added since the last round",
     "days_since_training": "days since the last training ended",
     "degradation": "how far the champion's main metric has fallen since it was deployed",
     "urgent": "1 when `posttrain run --urgent` asks for a round",
@@ -37,19 +37,24 @@ class TriggerConfig(Section):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """starts: whether a round starts; why: the rules that say so or are waited for, with their values."""
+class TriggerResult:
+    """Whether a round starts.
+
+    Attributes:
+        starts: True if it does.
+        why: the rules that hold if it starts, those that do not if it waits, with their values.
+    """
 
     starts: bool
     why: str
 
 
-def judge(triggers: TriggerConfig, values: Values) -> Verdict:
-    """Whether a round starts. Without rules it always does."""
+def evaluate_triggers(triggers: TriggerConfig, values: Values) -> TriggerResult:
+    """Decide whether a round starts. Without rules it always does."""
     if not triggers.any and not triggers.all:
-        return Verdict(True, "")
-    some = [(rule, rule.holds(values)) for rule in (parse(text, "triggers.any") for text in triggers.any)]
+        return TriggerResult(True, "")
+    either = [(rule, rule.holds(values)) for rule in (parse(text, "triggers.any") for text in triggers.any)]
     every = [(rule, rule.holds(values)) for rule in (parse(text, "triggers.all") for text in triggers.all)]
-    starts = (not some or any(holds for _, holds in some)) and all(holds for _, holds in every)
-    shown = [(rule, holds) for rule, holds in (*some, *every) if holds == starts]
-    return Verdict(starts, "; ".join(f"{rule.text} ({rule.shown(values)})" for rule, _ in shown))
+    starts = (not either or any(holds for _, holds in either)) and all(holds for _, holds in every)
+    shown = [(rule, holds) for rule, holds in (*either, *every) if holds == starts]
+    return TriggerResult(starts, "; ".join(f"{rule.text} ({rule.shown(values)})" for rule, _ in shown))

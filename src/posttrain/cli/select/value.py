@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from posttrain.attribution.valuation import ValuationMethod
-    from posttrain.inspect.record_values import Valued
+    from posttrain.inspect.record_values import RecordValues
 
 _FOLDS = 10
 
@@ -89,7 +89,7 @@ def _partial_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.unfinished")
 
 
-def _show(report: "Valued", how: "ValuationMethod", by: str, worst: int, out: Path | None, json: bool) -> None:
+def _show(report: "RecordValues", how: "ValuationMethod", by: str, worst: int, out: Path | None, json: bool) -> None:
     shown = report.table.slice(0, worst).to_pylist()
     harmful = report.harmful.num_rows
     lines = _summary_lines(report, how, by, out)
@@ -126,7 +126,7 @@ def _show(report: "Valued", how: "ValuationMethod", by: str, worst: int, out: Pa
         print_line(line)
 
 
-def _summary_lines(report: "Valued", how: "ValuationMethod", by: str, out: Path | None) -> list[str]:
+def _summary_lines(report: "RecordValues", how: "ValuationMethod", by: str, out: Path | None) -> list[str]:
     """Summarises method, counts of harmful records, and what to do about them."""
     many = {"record": "records", "source": "sources", "label": "labels"}[by]
     against = (

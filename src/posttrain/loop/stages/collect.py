@@ -1,4 +1,4 @@
-"""Collect: reads, checks and cleans files and versions into one dataset each for pool, test and labelled records."""
+"""Collect: reads, checks and cleans files and versions into three datasets: pool, test and labelled records."""
 
 import logging
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Collect(Stage):
 
     Args:
         set: ``pool``, ``test`` or ``labelled``.
-        sources: what the sets are built from, shared by the three.
+        sources: the files and versions that the sets are built from, shared by the three.
     """
 
     name = "collect"
@@ -53,11 +53,12 @@ class Collect(Stage):
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
         """Collect the records, and check before any model is loaded that later stages can use them."""
+        # A wrong label in the oracle's file would otherwise end the round after the pool was scored.
         check_answers(context.config, context.workspace.root)
         data = collect(context)
         check_columns(context, data.pool.id, data.labelled.id)
         check_costs(context, data.pool.id)
-        # Not before the checks: a user's mistake is one line and nothing else.
+        # Logged after the checks: a user's mistake is one line and nothing else.
         log.info("round %d%s", context.number, "" if context.number else ": baseline")
         if context.number == 0:
             for artifact in (data.pool, data.test):
@@ -67,7 +68,7 @@ class Collect(Stage):
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
         """Digests of the files, and of the suites that training records must not repeat."""
-        # The test set is what the suites measure on: nothing is taken out of it.
+        # Records that repeat a suite are removed from training, never from the test set: it is measured on itself.
         beside = {} if self.set == "test" else suite_digests(context.config, context.workspace.root)
         return self.sources.digests | beside
 
@@ -103,6 +104,7 @@ class _Sources:
             values["drop"] = [step.located(self.root).key() for step in self.config.drops]
         return values
 
+    # Cached and lazy: three stages share one pass over the files, and none reads them if all three are found.
     @cached_property
     def built(self) -> LoopData:
         data = build_pool_and_test(self.config, self.root, self.labels or None, self.versions, self.suites)
@@ -116,10 +118,10 @@ class _Sources:
 
 
 def collect(context: RoundContext) -> RoundData:
-    """The three dataset versions that this round works with.
+    """Build or find the three dataset versions that this round works with.
 
     Raises:
-        UserError: if a file or version is missing or a record is bad, or nothing is left to test on.
+        UserError: a file or version is missing, a record is bad, or no record is left to test on.
     """
     sources, metadata = _Sources(context), context.workspace.metadata
     artifacts = {}
@@ -130,7 +132,7 @@ def collect(context: RoundContext) -> RoundData:
 
 
 def with_added_files(config: DataConfig, root: Path) -> DataConfig:
-    """The data section with the files that ``posttrain data add`` put into ``data/pool`` and ``data/labelled``."""
+    """Add the files that ``posttrain data add`` put into ``data/pool`` and ``data/labelled`` to the data section."""
     added = {}
     for name in ("pool", "labelled"):
         files = sorted(path.relative_to(root).as_posix() for path in (root / "data" / name).glob("[!.]*"))

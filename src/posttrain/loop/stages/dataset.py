@@ -1,4 +1,4 @@
-"""Dataset: the training set of a round, from its parent, the labelled files and the new labels."""
+"""Dataset: builds the training set of a round from its parent, the labelled files and the new labels."""
 
 import logging
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ log = logging.getLogger("posttrain")
 
 
 class NothingToLabel(Waiting):
-    """There is nothing to label, and nothing new to train on."""
+    """Raised if there is nothing to label and nothing new to train on."""
 
 
 @dataclass(frozen=True)
 class ExtendDataset(Stage):
     """Adds the records of the labelled files, as they are now, and this round's labels to the parent.
 
-    Records that repeat what models are measured on at present are removed, the parent's too.
+    Removes records that repeat what models are measured on at present, the parent's records too.
 
     Args:
         parent: id of the dataset to build on; None for the first.
@@ -62,9 +62,11 @@ class ExtendDataset(Stage):
         if context.number == 0:
             # The labelled files' records, which round 1 builds on; the base model was not trained on them.
             return context.update(labels=records, carry=artifact.id)
+        # The loop with random records shares the names of the workspace, which are the main loop's.
         if not workspace.metadata.arm:
             workspace.metadata.name_artifact("train", artifact.id, parent)
         if state.labelled is None:
+            # Without a batch a round is worth its training only if files were added to the labelled records.
             if _was_trained_on(context, artifact.id):
                 raise NothingToLabel(str(state.nothing_to_label))
             workspace.metadata.update_round(context.number, status="open")
@@ -107,7 +109,7 @@ class ExtendDataset(Stage):
         return write_dataset(out, version.records, version.rejected, version.meta)
 
     def _new_records(self, context: RoundContext, before: Dataset | None, labelled: pa.Table) -> pa.Table:
-        """Records that the parent does not hold: of the labelled files, and of this round's batch."""
+        """The records that the parent does not hold: of the labelled files, and of this round's batch."""
         known = pa.array(before.records["id"].to_pylist() if before else [], pa.string())
         added = labelled.filter(compute.invert(compute.is_in(labelled["id"], value_set=known)))
         if self.labels is None:
@@ -117,6 +119,7 @@ class ExtendDataset(Stage):
 
 def _was_trained_on(context: RoundContext, dataset: str) -> bool:
     """True if an earlier round trained on the same records, or there are none to train on."""
+    # By records and not by the artifact's id, which also changes with the settings that removed records.
     records = set(context.dataset(dataset).records["id"].to_pylist())
     earlier = [state.dataset for state in finished_states(context.workspace)]
     return not records or any(set(context.dataset(id).records["id"].to_pylist()) == records for id in earlier if id)

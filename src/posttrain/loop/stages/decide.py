@@ -35,7 +35,7 @@ class Decide(Stage):
     """Decides whether the candidate is deployed, refused, or the champion rolled back.
 
     Args:
-        candidate: its measurement; ``champion`` and ``baseline`` likewise.
+        candidate: the candidate's measurement; ``champion`` and ``baseline`` likewise.
         latency: id of the timing that the metrics come from.
     """
 
@@ -48,10 +48,8 @@ class Decide(Stage):
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Judge the candidate against the champion of this moment.
-
-        If the champion changes while the candidate is judged, it is judged again.
-        """
+        """Judge the candidate against the champion of this moment."""
+        # A user may promote or roll back by hand meanwhile: the candidate has to beat the model that it would replace.
         while True:
             stage = cls.of(context)
             artifact = context.run(stage)
@@ -64,15 +62,15 @@ class Decide(Stage):
 
     @classmethod
     def of(cls, context: RoundContext) -> "Decide":
-        """The decision that the state's evaluations lead to."""
+        """Build the stage from the state's evaluations."""
         state = context.state
-        ours, theirs, base = (state.id(f"{role}evaluation") for role in ("", "champion_", "base_"))
+        candidate, champion, base = (state.id(f"{role}evaluation") for role in ("", "champion_", "base_"))
         first = finished_states(context.workspace)[0].metrics or {}
         # The base model is not timed again: its latency is that of round 0.
         untimed = {**first, **metrics_of(context, base, None, "")}
         return cls(
-            Measurement(ours, state.metrics or {}),
-            Measurement(theirs, metrics_of(context, theirs, state.latency, "champion")),
+            Measurement(candidate, state.metrics or {}),
+            Measurement(champion, metrics_of(context, champion, state.latency, "champion")),
             Measurement(base, untimed),
             state.latency,
         )
@@ -92,13 +90,14 @@ class Decide(Stage):
         return {
             "gate": context.config.gate.model_dump(mode="json"),
             "bootstrap": context.config.evaluate.bootstrap.model_dump(mode="json"),
+            # Not only the evaluations' ids: latencies come from another measurement.
             "metrics": {role: dict(measured.metrics) for role, measured in self.measurements.items()},
         }
 
     def run(self, context: RoundContext, out: Path, scratch: Path) -> dict[str, Any]:
         """Write ``decision.json``: action, rules, metrics, and intervals (difference, low, high, n) by metric."""
-        ours, theirs = (read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion))
-        intervals = paired_gains(ours, theirs, context.config.evaluate.bootstrap, context.seed("decide"))
+        evaluations = [read_evaluation(context.path(side.evaluation)) for side in (self.candidate, self.champion)]
+        intervals = paired_gains(*evaluations, context.config.evaluate.bootstrap, context.seed("decide"))
         metrics = {role: dict(measured.metrics) for role, measured in self.measurements.items()}
         decision = decide(
             context.config.gate,
@@ -110,7 +109,7 @@ class Decide(Stage):
         record = {
             "action": decision.action,
             "collect_more": decision.collect_more,
-            "rules": [verdict.as_dict() for verdict in decision.verdicts],
+            "rules": [rule.as_dict() for rule in decision.rules],
             "intervals": {name: asdict(interval) for name, interval in intervals.items()},
             "metrics": metrics,
         }
@@ -119,10 +118,10 @@ class Decide(Stage):
 
 
 def decision_reason(decision: Mapping[str, Any]) -> str:
-    """The rules that decided, in one line."""
+    """Format the rules that decided in one line."""
     deploys = decision["action"] == "deploy"
     sections = {"deploy": ("deploy",), "refuse": ("deploy", "rollback"), "rollback": ("rollback",)}[decision["action"]]
     rules = [rule for rule in decision["rules"] if rule["section"] in sections]
-    # A refusal is due to the rules of deployment that do not hold, or to one of roll-back that does.
+    # A refusal is due to a deployment rule that does not hold, or to a rollback rule that does.
     decisive = [rule for rule in rules if rule["holds"] == (deploys or rule["section"] == "rollback")]
     return "; ".join(f"{rule['rule']} ({rule['values']})" for rule in decisive)

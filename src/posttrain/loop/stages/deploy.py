@@ -1,4 +1,4 @@
-"""Deploy: puts the candidate in service, refuses it or rolls back, as the gate decided."""
+"""Deploy: makes the candidate the champion, refuses it or rolls back, as the gate decided."""
 
 import logging
 from collections.abc import Mapping
@@ -32,18 +32,20 @@ class Deploy(Step):
         action, reason = str(state.decision["action"]), decision_reason(state.decision)
         deployments = metadata.deployments()
         if action == "deploy":
-            # Once: a user who has rolled it back since, by hand, meant it.
+            # Not again after a kill: a user who has rolled it back by hand since then meant it.
             if not any((entry.round, entry.model_id) == (context.number, candidate) for entry in deployments):
                 registry.promote(candidate, round=context.number, reason=reason)
+        # Once a round too: a second rollback would lead one champion further back.
         elif action == "rollback" and all(entry.round != context.number for entry in deployments):
             if registry.previous() is None:
-                log.warning("the gate asks for a roll-back, and there is no earlier champion")
+                log.warning("the gate requests a rollback, and there is no earlier champion")
                 action = "refuse"
             else:
                 registry.rollback(reason=reason, round=context.number)
         log.info("  %s: %s", action, reason)
         decision = {**state.decision, "action": action}
         set_aside = action != "deploy" and _discards_labels(context, decision)
+        # Only after the decision: the next round builds on these labels, unless they made the model surely worse.
         carry = carried_dataset(context.workspace) if set_aside else state.dataset
         return context.update(decision=decision, set_aside=set_aside, carry=carry)
 
@@ -51,5 +53,6 @@ class Deploy(Step):
 def _discards_labels(context: RoundContext, decision: Mapping[str, Any]) -> bool:
     """True if a refused round's labels stay out of later training sets: its model is surely worse."""
     policy = context.config.label.when_refused
+    # Worse beyond chance: a batch that brought nothing is kept, as its labels are most likely right.
     worse = any(interval["high"] < 0 for interval in decision["intervals"].values())
     return policy == "set_aside" or (policy == "auto" and worse)

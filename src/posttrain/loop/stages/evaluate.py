@@ -60,14 +60,15 @@ class Evaluate(Stage):
         state = context.state
         base, test = state.id("base"), state.id("test")
         champion, candidate = state.champion or base, state.candidate or base
-        theirs, ours, zero = (context.run(cls(model, test)) for model in (champion, candidate, base))
+        # One stage a model: the champion's and the base model's evaluations of earlier rounds are found, not repeated.
+        evaluated = {model: context.run(cls(model, test)).id for model in (champion, candidate, base)}
         latency = measure_latencies(context, candidate, champion, test)
-        metrics = metrics_of(context, ours.id, latency, "candidate")
+        metrics = metrics_of(context, evaluated[candidate], latency, "candidate")
         log.info("  %s%s", "candidate " if context.number else "", format_metrics(metrics))
         return context.update(
-            evaluation=ours.id,
-            champion_evaluation=theirs.id if context.number else None,
-            base_evaluation=zero.id,
+            evaluation=evaluated[candidate],
+            champion_evaluation=evaluated[champion] if context.number else None,
+            base_evaluation=evaluated[base],
             latency=latency,
             metrics=metrics,
         )
@@ -78,7 +79,7 @@ class Evaluate(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """The suites and the task."""
-        # A list keeps their order, which a mapping in a key does not: the first suite's metrics need no prefix.
+        # A list, because the key sorts mappings and the order counts: the first suite's metrics have no prefix.
         suites = [[name, suite.model_dump(mode="json")] for name, suite in context.config.evaluate.suites.items()]
         columns = {"columns": context.config.data.columns} if _suite_digests(context) else {}
         return {"suites": suites, "full": self.full, **task_key(context.config), **columns}
@@ -116,7 +117,7 @@ class MeasureLatency(Stage):
         return {"candidate": self.candidate, "champion": self.champion, "test": self.test}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """How often, on which prompts, and how an answer comes about."""
+        """The repeats and prompts, and the settings by which a model answers."""
         scorer = next(iter(context.config.evaluate.suites.values())).scorer
         latency = context.config.evaluate.latency.model_dump(mode="json")
         return {"latency": latency, "scorer": scorer, **task_key(context.config)}
@@ -127,7 +128,7 @@ class MeasureLatency(Stage):
         records = sample_records(context.dataset(self.test).records, config.prompts)
         prompts = [record_turns(record) for record in records.select(["prompt", "text"]).to_pylist()]
         models = {"candidate": context.model(self.candidate)}
-        # One model is timed once: of two copies one would seem faster.
+        # Where both are one model it is timed once: of two copies one would seem faster by chance.
         if self.champion != self.candidate:
             models["champion"] = context.model(self.champion)
         main = next(iter(context.config.evaluate.suites.values()))
@@ -139,14 +140,14 @@ class MeasureLatency(Stage):
 
 
 def measure_latencies(context: RoundContext, candidate: str, champion: str, test: str) -> str | None:
-    """The id of the latency measurement; None where the config switches it off."""
+    """Measure the latencies and return the id of the measurement; None where the config switches it off."""
     if not context.config.evaluate.latency.prompts:
         return None
     return context.run(MeasureLatency(candidate, champion, test)).id
 
 
 def metrics_of(context: RoundContext, evaluation: str, latency: str | None, role: str) -> dict[str, float]:
-    """A model's metrics by bare name; ``role`` is candidate or champion in the latency measurement."""
+    """Read a model's metrics by bare name; ``role`` is candidate or champion in the latency measurement."""
     metrics = flat_metrics(read_evaluation(context.path(evaluation)))
     if latency is not None:
         timed = json.loads((context.path(latency) / LATENCY).read_text(encoding="utf-8"))[role]
@@ -155,7 +156,7 @@ def metrics_of(context: RoundContext, evaluation: str, latency: str | None, role
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """The headline metrics in one line."""
+    """Format the headline metrics in one line."""
     named = [name for name in _HEADLINES if name in metrics] or list(metrics)[:3]
     return ", ".join(f"{name} {metrics[name]:.3f}" for name in named)
 
@@ -175,6 +176,7 @@ def _suite_digests(context: RoundContext) -> dict[str, str]:
     digests = input_digests(DataConfig(pool=files), context.workspace.root)
     for name, suite in suites.items():
         if suite.function:
+            # The file behind the function, since a scorer that was edited must score again.
             load_function(suite.function, f"evaluate.suites.{name}.function")
             source = getattr(sys.modules[suite.function.partition(":")[0]], "__file__", None)
             digests[f"{name}.function"] = file_digest(Path(source)) if source else ""

@@ -1,4 +1,4 @@
-"""Fetch: the models that the config names, as artifacts in Hugging Face layout, converted once."""
+"""Fetch: downloads or converts the models that the config names into artifacts in Hugging Face layout, once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Fetch(Stage):
     """Fetches one model.
 
     Args:
-        model: a folder, a file or a name, as the config has it.
+        model: a folder, a file or a name, as in the config.
         kind: ``model``, or ``teacher`` for one that only others learn from.
     """
 
@@ -33,10 +33,11 @@ class Fetch(Stage):
         return context.update(base=context.run(cls(context.config.model)).id)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
-        """A fingerprint of the source: hashing gigabytes at each start would be slow."""
+        """A fingerprint of the source: file names, sizes and times."""
+        # Not the content: hashing gigabytes at each start would be slow.
         source = locate(self.model, context.workspace.root)
         path = Path(source)
-        # Of a model on the Hub there is no file to look at, even if the current folder has one of that name.
+        # A name on the Hub is no path, even if the current folder has a file of that name.
         return {"source": digest([[source], file_stats(path) if path.is_absolute() else []])}
 
     def settings(self, context: RoundContext) -> dict[str, str]:
@@ -46,12 +47,12 @@ class Fetch(Stage):
     def run(self, context: RoundContext, out: Path, scratch: Path) -> Mapping[str, Any]:
         """Download or convert the model."""
         fetch(locate(self.model, context.workspace.root), out)
-        # Where a teacher lies is no part of what it is.
+        # A teacher's artifact must not depend on its path: a copy elsewhere is the same teacher.
         return {"name": self.model} if self.kind == "model" else {}
 
 
 def fetch_teacher(context: RoundContext) -> Artifact | None:
-    """The model that a candidate learns from; None where the objective has no teacher."""
+    """Fetch the model that a candidate learns from; None where the objective has no teacher."""
     config = context.config.train
     if not config.has_teacher:
         return None

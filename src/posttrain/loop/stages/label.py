@@ -34,7 +34,7 @@ LABELS = "labels.parquet"
 
 
 def check_answers(config: Config, root: Path) -> None:
-    """Check before any work that an oracle's file is there and keeps to the label set.
+    """Check that an oracle's file exists and that its answers are in the label set; before any work.
 
     Raises:
         UserError: if not, with file and line.
@@ -52,7 +52,7 @@ def check_answers(config: Config, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Label(Stage):
-    """Asks the annotator for the labels of a batch.
+    """Requests the labels of a batch from the annotator.
 
     Args:
         selection: id of the batch.
@@ -74,6 +74,7 @@ class Label(Stage):
         state = context.state
         if state.selection is None or state.asked is None:
             return state
+        # Waiting leaves here, before the row is changed: the round stays on the stage until the labels are in.
         labels = context.run(cls(state.selection, state.asked))
         context.workspace.metadata.update_round(context.number, status="open")
         log.info("  labelled %d records, %d classes", labels.meta["labels"], len(labels.meta["classes"]))
@@ -92,7 +93,7 @@ class Label(Stage):
         return inputs
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """Who labels, and which labels there are."""
+        """The annotator, the labels and the columns of its file."""
         config = context.config.label
         return {
             "annotator": config.annotator,
@@ -139,25 +140,25 @@ def _answers(config: Config, root: Path) -> Path:
 
 
 def pool_agreement(workspace: Workspace, selection: str, labels: str) -> PoolShare | None:
-    """The share of the pool on which the champion's answers are those that people would give.
-
-    All other records of a batch were chosen as they are hard, and say little of the rest. Written answers may be right
-    in other words, of which only people could say so: of free text nothing is estimated.
+    """Estimate the share of the pool that the champion labels as people do, from records drawn at random.
 
     Args:
-        workspace: where both lie.
+        workspace: where both are stored.
         selection: id of the batch.
         labels: id of its labels.
 
     Returns:
-        None where none was drawn, the champion had not been trained yet, or there is no closed label set.
+        None if no record was drawn, the champion had not been trained yet, or there is no closed label set.
     """
     batch = parquet.read_table(workspace.artifacts.path(selection) / BATCH)
+    # Selections of earlier versions have no probabilities of inclusion.
     if "inclusion" not in batch.column_names:
         return None
     scores = workspace.metadata.producers(selection)[-1].inputs["scores"]
+    # Free text has none: a written answer may be right in other words, and only people could say so.
     if "probabilities" not in parquet.read_schema(workspace.artifacts.path(scores) / SCORES).names:
         return None
+    # All other records were chosen because they are hard, and say little of the rest of the pool.
     drawn = batch.filter(compute.and_(compute.is_valid(batch["inclusion"]), compute.is_valid(batch["predicted"])))
     answers = parquet.read_table(workspace.artifacts.path(labels) / LABELS, columns=["id", "completion"]).to_pydict()
     answer_of = dict(zip(answers["id"], answers["completion"], strict=True))
@@ -179,10 +180,10 @@ def export_batch(workspace: Workspace, config: Config, file: Path) -> int:
 
 
 def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int, int]:
-    """Check a filled batch and put it where the next run looks for it.
+    """Check a filled batch and store it where the next run reads it.
 
     Returns:
-        How many labels are filled in, and how many were asked for.
+        The number of labels that are filled in, and of records in the batch.
 
     Raises:
         UserError: if no round waits for labels, or the file does not fit its batch.
@@ -200,10 +201,10 @@ def import_batch(workspace: Workspace, config: Config, file: Path) -> tuple[int,
 
 
 def label_reports(workspace: Workspace) -> list[dict[str, Any]]:
-    """What is known about each round's labels: counts by class and annotator, agreement with the champion.
+    """Report on each round's labels: counts by class and annotator, agreement with the champion.
 
-    ``pool_agreement`` is the share of the whole pool that the champion had right, from the records that were drawn at
-    random: value, low, high, drawn; None where there are none, or they cannot be read any more.
+    ``pool_agreement`` is the share of the whole pool that the champion labelled right, estimated from the records that
+    were drawn at random: value, low, high, drawn; None where there are none, or they cannot be read any more.
     """
     reports = []
     for run in workspace.metadata.runs(stage="label", status="done"):
@@ -217,7 +218,7 @@ def _pool_agreement(workspace: Workspace, run: Run) -> dict[str, Any] | None:
     try:
         share = pool_agreement(workspace, run.inputs["selection"], str(run.output))
     except DamagedArtifactError as error:
-        log.warning("%s; how often the champion was right on the pool is not known", error)
+        log.warning("%s; how often the champion was right on the pool is unknown", error)
         return None
     return asdict(share) if share else None
 

@@ -1,4 +1,4 @@
-"""Score: scores the pool by the champion's uncertainty, and embeds the records around it."""
+"""Score: scores the pool by the champion's uncertainty, and embeds pool, labelled and hard test records."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from posttrain.loop.costs import add_cost_column
 from posttrain.loop.difficulty import follows_scores
 from posttrain.loop.history import carried_dataset, finished_states
 from posttrain.loop.score_files import CASES, HARD_CASES, LABELLED, LABELLED_SCORES, SCORES, UNSCORED, cases_to_rows
-from posttrain.loop.scoring import calibrated, forget_others, scoring_for, scoring_inputs, scoring_settings
+from posttrain.loop.scoring import calibrated, remove_unused_scores, scoring_for, scoring_inputs, scoring_settings
 from posttrain.loop.stage import Stage
 from posttrain.loop.stages.evaluate import Evaluate
 from posttrain.loop.state import RoundState
@@ -41,7 +41,7 @@ def free_records(pool: pa.Table, train: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class Score(Stage):
-    """Scores pool records by the champion's uncertainty, and embeds them with what surrounds them.
+    """Scores pool records by the champion's uncertainty; embeds them, labelled records and hard test records.
 
     Args:
         champion: id of the model.
@@ -49,7 +49,7 @@ class Score(Stage):
         train: id of the training set so far, whose inputs are not scored.
         test: id of the test set.
         evaluation: id of the champion's.
-        cold: embed only: the champion is not trained yet, so that its probabilities say nothing.
+        cold: embed only, because the champion is untrained and its probabilities say nothing.
         others: evaluations that hard cases compare the champion's with, by role.
         scoring: the champion, and the models that the configured scores need besides it.
     """
@@ -68,31 +68,30 @@ class Score(Stage):
 
     @classmethod
     def execute(cls, context: RoundContext) -> RoundState:
-        """Score the pool, unless a batch is out already.
-
-        A batch that people are labelling stays, whatever happens to the pool and the config meanwhile.
-        """
+        """Score the pool, unless a batch is out already."""
         state = context.state
         champion, pool, test = state.id("champion"), state.id("pool"), state.id("test")
+        # A batch that people are labelling stays, whatever happens to the pool and the config meanwhile.
         if state.waits is not None and state.batch and _are_whole(context, *state.batch.values()):
             return state
-        # A loop that draws at random needs no scores from its champion, unless training follows them.
-        asks = not context.workspace.metadata.arm or follows_scores(context.config)
-        cold = champion == finished_states(context.workspace)[0].candidate or not asks
+        # The loop that draws at random needs no scores from its champion, unless training follows them.
+        needs_scores = not context.workspace.metadata.arm or follows_scores(context.config)
+        cold = champion == finished_states(context.workspace)[0].candidate or not needs_scores
         evaluation = context.run(Evaluate(champion, test))
         train = carried_dataset(context.workspace)
         scores = context.run(cls.of(context, champion, pool, train, test, evaluation.id, cold))
         beside = f", embedded {scores.meta['unasked']} more" if scores.meta["unasked"] else ""
         done = "embedded" if cold else "scored"
         log.info("  %s %d of %d pool records%s", done, scores.meta["sampled"], scores.meta["pool"], beside)
-        # The batch's own fields: the scores of the last attempt are not those of a batch that is selected now.
+        # The fields of the last attempt's batch go with its scores: none must describe the batch that is selected now.
         return context.update(asked=pool, scores=scores.id, selection=None, outlook=None, waits=None)
 
     @classmethod
     def of(
         cls, context: RoundContext, champion: str, pool: str, train: str, test: str, evaluation: str, cold: bool
     ) -> "Score":
-        """The stage with the evaluations and models that it needs."""
+        """Build the stage with the evaluations and models that it needs."""
+        # Hard cases compare answers, and an untrained champion's are no better than chance.
         others = {} if cold else evaluations_to_compare(context, champion, test)
         return cls(champion, pool, train, test, evaluation, cold, others, scoring_for(context, champion))
 
@@ -105,7 +104,7 @@ class Score(Stage):
         return inputs | ({} if self.cold else scoring_inputs(self.scoring, self._score_names(context)))
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """How many records are scored and embedded, by which scores, for which task."""
+        """The numbers of records to score and embed, the scores and the task."""
         select = context.config.select
         settings: dict[str, Any] = {
             "pool_sample": select.pool_sample,
@@ -123,7 +122,7 @@ class Score(Stage):
         labelled, test = context.dataset(self.train).records, context.dataset(self.test).records
         free = free_records(context.dataset(self.pool).records, labelled)
         if context.in_round:  # a preview with another config must not remove the loop's cached scores
-            forget_others(context, scoring)
+            remove_unused_scores(context, scoring)
         calibration = {} if self.cold else calibrated(context, scoring, test, self.evaluation)
         scaled = replace(scoring, temperature=calibration.get("temperature", 1.0))
         sample, seed = 0 if self.cold else select.pool_sample, context.seed("score")
@@ -136,6 +135,7 @@ class Score(Stage):
                 embeddings = to_matrix(scored, "embedding")
             agreement = _neighbours(context, scoring, test, embeddings)
         embedded = select.embedded_in(context.number, self.cold, agreement.get("neighbours_share", True))
+        # Drawn from the same order, after the sample: no record is embedded twice.
         beside = sample_pool(free, embedded - sample, seed, after=sample)
         # Every configured score has a column in a cold start too, so that tables of all rounds have one schema.
         names = select.wanted_scores()
@@ -168,6 +168,7 @@ class Score(Stage):
 
 
 def _are_whole(context: RoundContext, *ids: str) -> bool:
+    """True if the files of these artifacts match their checksums."""
     try:
         for id in ids:
             context.path(id)
@@ -178,21 +179,21 @@ def _are_whole(context: RoundContext, *ids: str) -> bool:
 
 
 def _neighbours(context: RoundContext, scoring: ScoringContext, test: pa.Table, pool: np.ndarray) -> dict[str, Any]:
-    """Measures whether test records that lie near each other share labels: only then is covering the pool worth it."""
-    # The same in all rounds, so that a sentence model embeds them once.
+    """Measure whether test records that lie near each other share labels: only then is covering the pool worth it."""
+    # The config's seed, not the round's: the same records in all rounds, so that a sentence model embeds them once.
     drawn = sample_pool(test, MAX_AGREEMENT_RECORDS, context.config.seed)
     agreement = neighbour_agreement(embed_records(scoring, drawn), drawn["completion"].to_pylist(), pool)
     return {"neighbours_share": agreement.shared, "neighbours_kappa": agreement.kappa if agreement.records else None}
 
 
 def evaluations_to_compare(context: RoundContext, champion: str, test: str) -> dict[str, str]:
-    """Evaluations of the models that the kinds of hard cases compare the champion with, by role.
+    """Evaluate the models that the kinds of hard cases compare the champion with; returns the evaluations by role.
 
-    ``previous`` is the champion that this one replaced, for regressions; ``other`` the model that it was last judged
-    against, a refused candidate among them, for disagreement. They follow from rounds that are done, so that a killed
-    round finds the same.
+    ``previous`` is the champion that this one replaced, for regressions; ``other`` the model that it was last compared
+    with, refused candidates too, for disagreement.
     """
     kinds = context.config.select.hard_cases
+    # From rounds that are done alone, so that a killed round finds the same models again.
     models: dict[str, str] = {}
     for state in finished_states(context.workspace):
         if champion == state.candidate and state.champion not in (None, champion):
@@ -206,7 +207,7 @@ def evaluations_to_compare(context: RoundContext, champion: str, test: str) -> d
 def hard_test_cases(
     context: RoundContext, evaluation: str, others: dict[str, str], records: pa.Table
 ) -> tuple[list[HardCase], pa.Table]:
-    """The hard cases of the first suite, and their records, in one order.
+    """Find the hard cases of the first suite; returns them and their records, in one order.
 
     Args:
         context: the round.
@@ -214,9 +215,10 @@ def hard_test_cases(
         others: from `evaluations_to_compare`.
         records: RECORD table of the test set.
     """
-    ours = next(iter(read_evaluation(context.path(evaluation)).values()))
-    theirs = {role: read_evaluation(context.path(id))[ours.name].predictions for role, id in others.items()}
-    ranked = hard_cases(context.config.select.hard_cases, Evaluations(ours.predictions, **theirs))
+    main = next(iter(read_evaluation(context.path(evaluation)).values()))
+    compared = {role: read_evaluation(context.path(id))[main.name].predictions for role, id in others.items()}
+    ranked = hard_cases(context.config.select.hard_cases, Evaluations(main.predictions, **compared))
     row_of = {id: row for row, id in enumerate(records["id"].to_pylist())}
+    # The first suite may measure on a file of its own, whose records the test set does not hold.
     cases = [case for case in ranked if case.id in row_of]
     return cases, records.take(pa.array([row_of[case.id] for case in cases], pa.int64()))

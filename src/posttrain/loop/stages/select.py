@@ -1,4 +1,4 @@
-"""Select: selects the pool records to label, and records why."""
+"""Select: selects the pool records to label, and records the reason for each."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ log = logging.getLogger("posttrain")
 class Select(Stage):
     """Selects the batch to label, each record with the reason for its selection.
 
-    Records of the batch that the champion has not scored yet are scored then.
+    Records of the batch that the champion has not scored yet are scored after the selection.
 
     Args:
         champion: id of the model.
@@ -73,6 +73,7 @@ class Select(Stage):
     def execute(cls, context: RoundContext) -> RoundState:
         """Select the batch, unless one is out already or there is a reason to label no more."""
         state = context.state
+        # `Score` keeps it only for a batch that is out to be labelled.
         if state.selection is not None:
             return state
         champion = state.id("champion")
@@ -94,8 +95,8 @@ class Select(Stage):
             if gain.why:
                 log.info("  labelling more has stopped to pay: %s", gain.why)
                 if context.config.select.stop.action == "stop":
-                    what = f"a reason to label more: {gain.why} (select.stop)"
-                    return _nothing_to_label(context.with_state(outlook=outlook), what)
+                    reason = f"a reason to label more: {gain.why} (select.stop)"
+                    return _nothing_to_label(context.with_state(outlook=outlook), reason)
         return context.update(selection=selection.id, outlook=outlook)
 
     def inputs(self, context: RoundContext) -> dict[str, str]:
@@ -104,6 +105,7 @@ class Select(Stage):
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
         """The strategy of this round with its options."""
+        # Without `stop`: the estimate is made after the batch and changes none.
         config = self._config(context)
         auto = context.config.select.strategy == AUTO
         return {"select": config.model_dump(mode="json", exclude={"stop"}), "n": self.n, "auto": auto}
@@ -154,14 +156,15 @@ class Select(Stage):
 
 
 def _nothing_to_label(context: RoundContext, reason: str) -> RoundState:
+    # Without a batch in the state, or the next run would take it for one that is out.
     return context.update(nothing_to_label=reason, asked=None, scores=None, selection=None)
 
 
 def _score_selected(
     context: RoundContext, champion: str, batch: pa.Table, pool: pa.Table, scores: Artifact
 ) -> pa.Table:
-    """What the champion says of those records of a batch that it was not asked about before."""
-    # Pages import this file, and need no model.
+    """Score those records of a batch that were only embedded before."""
+    # Here and not at the top: the verbs that only read selections import this module, and need no model.
     from posttrain.loop.costs import add_cost_column
     from posttrain.loop.scoring import scoring_for
     from posttrain.select.scores.table import score_records
@@ -174,36 +177,37 @@ def _score_selected(
 
 
 def _confidence_is_uninformative(predictions: pa.Table) -> bool:
-    """Whether the champion's confidence is known to be no guide to its errors, or next to nothing of it is right."""
+    """True if the champion's confidence is known not to predict its errors, or almost no answer is right."""
     confidence = predictions["confidence"].to_numpy(zero_copy_only=False).astype(np.float64)
     score = predictions["score"].to_numpy()
     right_or_wrong = bool(np.isin(score, (0.0, 1.0)).all())
+    # Graded scores, such as token F1, are rarely 1: the better half counts as right.
     right = score == 1 if right_or_wrong else score > np.median(score)
     uninformative = not confidence_predicts_errors(confidence, right)
     if uninformative:
-        log.info("  the champion's doubts do not tell where it errs yet: choosing as in a cold start")
+        log.info("  the champion's confidence does not predict its errors yet: choosing as in a cold start")
     return uninformative
 
 
 def _focus_targets(folder: Path, worst: list[str]) -> FocusTargets:
-    """What evaluation found weakest, from the scores' folder."""
+    """Read what evaluation found weakest from the scores' folder."""
     cases = folder / CASES
     named = cases_from_rows(json.loads(cases.read_text(encoding="utf-8"))) if cases.exists() else []
     return FocusTargets(worst, load_array(folder / HARD_CASES), named)
 
 
 def batch_size(context: RoundContext) -> int:
-    """Labels to ask for in this round: the config's, as far as its budget goes."""
+    """The number of labels to request in this round: the config's, as far as its budget goes."""
     config = context.config.label
     given = sum(state.labels_new or 0 for state in finished_states(context.workspace))
     return config.per_round if config.budget is None else max(0, min(config.per_round, config.budget - given))
 
 
 def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, labels: int) -> GainEstimate | None:
-    """What a batch of so many labels is expected to bring; None where the rounds before cannot be read.
+    """Estimate the gain of a batch of so many labels; None if an earlier round cannot be read.
 
     Args:
-        context: the round that is about to ask.
+        context: the round that is about to request labels.
         champion: id of the model that its candidate has to beat.
         scores: the pool as the champion scores it now.
         labels: in the batch.
@@ -211,8 +215,8 @@ def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, 
     try:
         so_far = candidate_results(context.workspace)
         main = next(iter(read_evaluation(context.path(so_far[-1].evaluation)).values()))
-        learned = [one.labels for one in so_far]
-        values = [one.value for one in so_far]
+        learned = [result.labels for result in so_far]
+        values = [result.value for result in so_far]
         carried = context.workspace.artifacts.get(carried_dataset(context.workspace)).meta["counts"]["records"]
         expected = expected_gain(
             learned, values, len(main.predictions), carried + labels, _labels_learned(context, champion, carried)
@@ -222,13 +226,14 @@ def estimate_batch_gain(context: RoundContext, champion: str, scores: Artifact, 
         return estimate_gain(
             context.config.select.stop, main.paired, labels, expected, _agreements(context, champion, scores), unknown
         )
+    # An estimate is advice: a damaged artifact of an earlier round must not end this one.
     except DamagedArtifactError as error:
-        log.warning("%s; what further labels will bring cannot be estimated", error)
+        log.warning("%s; the gain of further labels cannot be estimated", error)
         return None
 
 
 def gain_detail(estimate: GainEstimate) -> dict[str, Any]:
-    """An outlook as a round's row keeps it."""
+    """Convert an estimate to the JSON values that a round's row stores."""
     expected = estimate.expected
     gain = {"metric": estimate.metric, **asdict(expected)} if expected else None
     return {
@@ -241,19 +246,17 @@ def gain_detail(estimate: GainEstimate) -> dict[str, Any]:
 
 
 def _labels_learned(context: RoundContext, champion: str, carried: int) -> int:
-    """Labels that the champion has learned from; ``carried`` where it is of no round."""
+    """The number of labels that the champion was trained on; ``carried`` if no round trained it."""
     labels = {state.candidate: state.labels for state in finished_states(context.workspace)}
     return labels.get(champion) or carried
 
 
 def _agreements(context: RoundContext, champion: str, scores: Artifact) -> list[float]:
-    """Cohen's kappa of successive champions on pool records that both scored, oldest first.
-
-    Where a round's candidate was refused, the next one's scores are of the same model, and tell nothing new.
-    """
+    """Cohen's kappa of successive champions on pool records that both scored, oldest first."""
     scored = [(state.champion, state.scores) for state in finished_states(context.workspace) if state.scores]
     kappas: list[float] = []
     before: dict[str, str] = {}
+    # Grouped by champion: after a refused candidate the next round's scores are of the same model and say nothing new.
     for _, same in groupby([*scored, (champion, scores.id)], key=itemgetter(0)):
         *_, (_, id) = same  # the latest of each champion
         table = parquet.read_table(context.path(id) / SCORES, columns=["id", "predicted"])

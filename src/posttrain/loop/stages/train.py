@@ -29,7 +29,7 @@ class Train(Stage):
         source: id of the model to start from.
         dataset: id of the training set.
         records: its RECORD table.
-        config: how to train; without a curriculum where no record has a score to go by.
+        config: the train section; without a curriculum where no record has a score.
         difficulties: float64 [records], a higher one is harder; None where no curriculum follows a score.
         scored: the artifacts that the difficulties were read from, by role.
         teacher: the model to learn from, where the objective has one.
@@ -51,15 +51,15 @@ class Train(Stage):
         """Train the candidate.
 
         Raises:
-            UserError: the training set gives away records of the test set or of another suite.
+            UserError: the training set holds records of the test set or of another suite.
         """
-        # Labelling may take days, and the user may promote or roll back by hand meanwhile.
+        # Not the champion of the round's start: labelling may take days, and the user may promote or roll back by hand.
         champion = champion_besides(context.workspace, context.number)
         source = context.state.id("base") if context.config.train.start == "base" else champion
         dataset, test = context.state.id("dataset"), context.state.id("test")
         teacher = fetch_teacher(context)
         records = context.dataset(dataset).records
-        # Not in `run`: the suites may have changed since a model was trained on these records.
+        # Not in `run`, which a finished training skips: the suites may have changed since then.
         measured = measured_on(context.config, context.dataset(test).records, context.workspace.root)
         what = f"the training set of round {context.number}"
         require_no_overlap(records, measured, what, context.config.data.decontamination)
@@ -73,7 +73,7 @@ class Train(Stage):
         return {"source": self.source, "dataset": self.dataset} | teacher | self.scored
 
     def settings(self, context: RoundContext) -> dict[str, Any]:
-        """The train section, without what changes no weight."""
+        """The train section without keys that change no weight."""
         # The key holds the teacher's artifact id, not its path.
         train = context.config.train.with_teacher(None)
         return {
@@ -85,7 +85,7 @@ class Train(Stage):
         """Train; a killed training resumes from the checkpoints in ``scratch``."""
         # The key is in the name, so that a tracker shows a resumed round as the same run.
         run = f"{context.workspace.root.resolve().name}-round-{context.number}-{scratch.name[:8]}"
-        # Not in the artifact, which has to be the same whenever it is made: speed and memory are not.
+        # Not in the artifact, which must be the same bytes whenever it is built: speed and memory are not.
         metrics = context.workspace.home / "metrics" / f"{scratch.name}.jsonl"
         sinks = open_sinks(context.config.train.sinks, metrics, run=run)
         try:
