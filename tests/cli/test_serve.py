@@ -59,7 +59,7 @@ def test_it_says_where_it_listens_takes_feedback_and_ends_cleanly(small: Any, tm
 def test_mistakes(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POSTTRAIN_TOKEN", raising=False)
     root = small()
-    with pytest.raises(UserError, match="whoever reaches this address could post; set POSTTRAIN_TOKEN"):
+    with pytest.raises(UserError, match="anyone who reaches this address could post; set POSTTRAIN_TOKEN"):
         serve(host="0.0.0.0", workspace=root)
     with pytest.raises(UserError, match="there is no such folder"):
         serve(workspace=tmp_path / "nowhere")

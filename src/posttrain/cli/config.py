@@ -38,6 +38,7 @@ def show(
     if defaults:
         typer.echo(reference(Config))
         return
+    # Checked with everything that it names, but printed as the file has it: without the labels and defaults filled in.
     load_config(workspace)
     values = Config.read(read_yaml(workspace / CONFIG_FILE), CONFIG_FILE).model_dump(mode="json")
     if json:
@@ -71,6 +72,7 @@ def check(workspace: WorkspaceOption = CURRENT_FOLDER) -> None:
     """Check the config, and the files and versions it names."""
     config = load_config(workspace)
     data = with_added_files(config.data, workspace)
+    # A workspace that has never run has no store, and so no versions that the config could name.
     stored = (workspace / ".posttrain" / "format.json").is_file()
     with open_store(workspace) if stored else nullcontext() as store:
         input_digests(data, workspace, resolve_versions(data.files, workspace, store))
@@ -97,6 +99,7 @@ def config_keys(section: type[BaseModel], prefix: str = "") -> Iterator[ConfigKe
     for name, field in section.model_fields.items():
         key = f"{prefix}{name}"
         inner = _section(field.annotation)
+        # A section is a key of its own only if it is off by default: then `null` and a mapping are both values.
         if inner is None or field.default is None:
             default = None if field.is_required() else _default_text(field.get_default(call_default_factory=True))
             yield ConfigKey(key, _type_text(field.annotation), default, field.description or "")
@@ -139,12 +142,12 @@ def reference(section: type[BaseModel], indent: int = 0) -> str:
         lines.append(f"{pad}# {field.description}")
         inner = _section(field.annotation)
         if inner is not None and field.default is None:
-            # Left out unless it is set: its keys stand there as a comment.
+            # Off by default: its keys follow as a comment, to be filled in.
             lines += [f"{pad}{name}: null", *(f"{pad}# {line}" for line in reference(inner, 2).splitlines())]
         elif inner is not None:
             lines += [f"{pad}{name}:", reference(inner, indent + 2)]
         elif (entry := _section_of_list(field.annotation)) and not field.default:
-            # Empty as it is: what stands in it is there as a comment.
+            # Empty by default: the keys of an entry follow as a comment.
             lines += [f"{pad}{name}: []", f"{pad}# - each with"]
             lines += [f"{pad}#   {line}" for line in reference(entry).splitlines()]
         elif field.is_required():
@@ -168,6 +171,7 @@ def _section_of_list(annotation: Any) -> type[BaseModel] | None:
 
 
 def _default_text(value: Any) -> str:
+    # As JSON, which is YAML too: the text can be copied into the file.
     if value is PydanticUndefined:
         return ""
     if isinstance(value, dict):

@@ -32,6 +32,7 @@ def evaluate(
             raise UserError(f"`{model}` is no model of this workspace", where="--model", fix="posttrain models list")
         check_suites(config, workspace)
         with store.lock():
+            # Outside of rounds: a measurement by hand counts as no round's time, but the next round finds its result.
             context = RoundContext(store, config, len(store.metadata.rounds()), in_round=False)
             evaluation = context.run(Evaluate(id, collect(context).test.id, full=full))
     metrics = evaluation.meta["metrics"]

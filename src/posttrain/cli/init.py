@@ -34,6 +34,7 @@ def init(
         raise UserError("a workspace is here already", where=str(config), fix="posttrain run")
     make_folder(directory)
     Workspace.create(directory).close()
+    # The config last: its presence says that a workspace is here, and a killed init can be run again.
     write_atomically(config, source.read_bytes())
     print_line(
         f"made {directory}; put {', '.join(_required_files(config))} in it as {CONFIG_FILE} says, "

@@ -30,8 +30,9 @@ def import_(
 ) -> None:
     """Import a filled batch; the next `posttrain run` resumes with it."""
     with open_workspace(workspace, write=True) as (store, config):
-        filled, asked = import_batch(store, config, file)
-    print_line(f"{filled} of {asked} labels are in" + ("; now: posttrain run" if filled == asked else ""))
+        filled, total = import_batch(store, config, file)
+    # A part of the labels may be imported, to be completed later; the round waits until all are in.
+    print_line(f"{filled} of {total} labels are in" + ("; now: posttrain run" if filled == total else ""))
 
 
 @app.command()

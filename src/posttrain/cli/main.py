@@ -87,7 +87,8 @@ def _run(arguments: list[str]) -> int:
             error_console.print("stopped; the same command resumes from here")
         return code
     except TyperException as error:
-        if line := " ".join(error.format_message().split()):  # empty where help was printed instead
+        # The message is empty where help was printed instead.
+        if line := " ".join(error.format_message().split()):
             error_console.print(f"posttrain: {line}", markup=False, style="red", soft_wrap=True)
         return 2
     except typer.Abort:
@@ -101,6 +102,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(error: Exception, code: int, arguments: list[str], before: str = "", after: str = "") -> int:
+    # From the arguments, since an error may come before the options are parsed.
     if "--debug" in arguments:
         traceback.print_exception(error)
     else:

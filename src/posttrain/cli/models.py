@@ -82,6 +82,7 @@ def rollback(
     reason: Annotated[str, typer.Option(help="Reason, kept in the registry.")] = "by hand",
 ) -> None:
     """Put the previous champion back in service at once."""
+    # Unchecked: in an emergency a missing pool file must not stand between the user and the earlier model.
     with open_workspace(workspace, write=True, checked=False) as (store, config):
         deployment = Registry(store, config.deploy).rollback(reason)
         print_line(f"champion: {deployment.model_id}, at {store.champion_path}")

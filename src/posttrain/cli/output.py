@@ -18,6 +18,7 @@ error_console = Console(stderr=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _FILE_WIDTH = 1_000_000
+"""Characters in a line of a table that goes to a file or a pipe, which wraps nothing."""
 
 RECORD_COLUMNS = ("label", "input", "record", "line")
 
@@ -27,12 +28,14 @@ _PREVIEW_WIDTH = 60
 
 
 def print_line(text: str) -> None:
-    """Prints a text as it is: brackets are no markup, and long lines are not broken, so that paths can be copied."""
+    """Prints a text as it is."""
+    # Brackets in a record are no markup, and a path that is broken over lines cannot be copied.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Prints JSON and nothing else; NaN and infinity become null, because JSON has no word for them."""
+    """Prints JSON and nothing else; NaN and infinity become null."""
+    # JSON has no word for them, and Python's own `NaN` breaks other parsers.
     typer.echo(json.dumps(_json_safe(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
 
 
@@ -58,7 +61,8 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         )
     if console.is_terminal:
         console.print(table, markup=False)
-    else:  # a file or a pipe has no width to wrap at
+    else:
+        # A new console, as the width of the other is that of a terminal: a cell in a pipe must stay on its line.
         Console(width=_FILE_WIDTH).print(table, markup=False)
 
 
@@ -117,5 +121,6 @@ def print_rejections(title: str, records: list[dict[str, Any]]) -> None:
 def input_preview(record: dict[str, Any]) -> str:
     """Returns the record's input on one line of at most 60 characters."""
     preview = record["text"] or " / ".join(turn["content"] for turn in record["prompt"] or [])
+    # Cut before it is split: a record may be a whole book.
     preview = " ".join(preview[: 4 * _PREVIEW_WIDTH].split())
     return preview if len(preview) <= _PREVIEW_WIDTH else preview[: _PREVIEW_WIDTH - 1] + "…"

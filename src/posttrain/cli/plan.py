@@ -41,6 +41,7 @@ def plan(
     """Estimate memory, micro-batch and time of a training from the model's config alone."""
     settings = read_settings(config, {"model": model, "data": data, "train.objective": objective}, set or [], plan=True)
     source = locate(settings.model, Path(), weights=False)
+    # After the checks: a mistake in an option is reported before torch is loaded.
     from posttrain.train.plan import Machine, plan_training
 
     machine = Machine.of(device, None if device_memory is None else int(device_memory * _GIB), peak, mfu)
@@ -61,8 +62,9 @@ def _print(result: dict[str, Any]) -> None:
     print_table(
         f"at the peak ({memory['phase']})", ["part", "GiB"], [[k, v / _GIB] for k, v in memory["parts"].items()]
     )
-    there = memory["available"]
-    fits = "" if there is None else f" of {there / _GIB:.2f} GiB: {'fits' if memory['fits'] else 'DOES NOT FIT'}"
+    available = memory["available"]
+    fit = "fits" if memory["fits"] else "DOES NOT FIT"
+    fits = "" if available is None else f" of {available / _GIB:.2f} GiB: {fit}"
     print_line(f"together {memory['total'] / _GIB:.2f}{fits} ({result['device']})")
     if memory["host"]:
         print_line(f"and {memory['host'] / _GIB:.2f} GiB of the host's memory")

@@ -20,6 +20,7 @@ def report(
     """Write one self-contained HTML page that works offline."""
     if not out.absolute().parent.is_dir():
         raise UserError("there is no such folder", where=str(out.parent), fix="make it first")
+    # Checked before the workspace is read: a long report must not fail at its last step.
     if out.is_dir():
         raise UserError("is a folder", where=str(out), fix=f"name a file, such as {out / 'report.html'}")
     if training is not None:
@@ -44,8 +45,8 @@ def _of_workspace(workspace: Path, out: Path) -> None:
     from posttrain.web.report_reader import read_report
 
     with open_workspace(workspace) as (store, config):
-        gathered = read_report(store, config)
+        content = read_report(store, config)
     if out.suffix == ".svg":
-        write_atomically(out, learning_curve_svg(gathered).encode())
+        write_atomically(out, learning_curve_svg(content).encode())
     else:
-        write_report(gathered, out)
+        write_report(content, out)

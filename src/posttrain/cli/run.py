@@ -32,6 +32,7 @@ def run(
         if baseline:
             check_baseline(config, baseline)
         waiting = Loop(store, config).run(rounds, until, urgent)
+        # After the loop, in its data of today and for as many rounds as it has done.
         comparison = run_baseline(store, config) if baseline else None
         print_rounds(store, config)
     if comparison:
@@ -62,6 +63,7 @@ def print_rounds(store: Workspace, config: Config) -> None:
     """Prints the table of rounds, and the champion's metrics on all test records."""
     state = loop_status(store, config)
     rounds = state["rounds"]
+    # Of the first round that has any: a suite that was added later must not change the columns.
     names = list(next((entry["metrics"] for entry in rounds if entry["metrics"]), {}))
     shown = [name for name in names if name in _MAIN_METRICS] or names[:3]
     rows = [_round_row(entry, shown) for entry in rounds]

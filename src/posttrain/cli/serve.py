@@ -28,8 +28,9 @@ def serve(
     # Without a token, anyone on the network could poison the training data.
     if token is None and host not in _LOOPBACK:
         fix = f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1"
-        raise UserError("whoever reaches this address could post", where=f"--host {host}", fix=fix)
+        raise UserError("anyone who reaches this address could post", where=f"--host {host}", fix=fix)
     try:
+        # Imported now, so that a missing extra is reported before the inbox is created.
         import uvicorn  # noqa: F401
 
         from posttrain.web.feedback import feedback_app

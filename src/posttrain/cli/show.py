@@ -25,6 +25,7 @@ def show(
 
 def _artifact(artifact: dict[str, Any]) -> None:
     print_line(f"{artifact['id']}  {artifact['kind']}  {artifact['size'] / 1e6:.1f} MB  {' '.join(artifact['names'])}")
+    # One is enough: the others gave the same bytes.
     for run in artifact["runs"][:1]:
         print_line(
             f"made by {run['stage']} ({run['id']}) in round {run['round']}, seed {run['seed']},"
@@ -82,8 +83,8 @@ def _round(entry: dict[str, Any]) -> None:
         f" champion before {entry['champion_before']}"
     )
     for rule in (entry["decision"] or {}).get("rules", []):
-        found_to = "holds" if rule["holds"] else "fails"
-        print_line(f"  {found_to}: {rule['section']}: {rule['rule']}  ({rule['values']})")
+        outcome = "holds" if rule["holds"] else "fails"
+        print_line(f"  {outcome}: {rule['section']}: {rule['rule']}  ({rule['values']})")
     for name, interval in (entry["decision"] or {}).get("intervals", {}).items():
         print_line(
             f"  gain in {name}: {interval['difference']:+.4f},"

@@ -75,12 +75,11 @@ def train(
     if autotune and (inspect is not None or profile or fork):
         raise UserError("finds settings and does nothing else", where="--autotune", fix="leave out the other option")
     settings = read_settings(config, given, set or [])
+    # `--inspect` and a fresh initialisation read no weights, so that they need none on disk.
     source = locate(settings.model, Path(), weights=inspect is None and settings.train.initialization.method == "none")
     given_records = read_records(settings, workspace)
     records = given_records.records
     if inspect is not None:
-        pass
-
         print_examples(settings, source, records.slice(0, inspect))
         return
     if out is None:
@@ -98,7 +97,7 @@ def train(
 
 @contextmanager
 def _track_run(workspace: Path, version: str | None, settings: TrainJobConfig, out: Path) -> Iterator[None]:
-    """Records the run in the workspace, so that `posttrain data gc` keeps the version it learned from."""
+    """Records the run in the workspace, so that `posttrain data gc` keeps the version that it was trained on."""
     if version is None:
         yield
         return
@@ -148,7 +147,8 @@ def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> No
     encoder = load_encoder(source, config.task)
     shape, limit = record_shape(config.train, records), config.train.max_length
     check_template(encoder.chat)
-    encode(encoder, records, limit, shape)  # raises for records that cannot be trained on
+    # Encoded twice: within the limit, which raises for records that cannot be trained on, and whole, to show the cut.
+    encode(encoder, records, limit, shape)
     whole, _ = encode(encoder, records, max(limit, 1 << 30), shape)
     for number, (unit, record) in enumerate(zip(whole, records["id"].to_pylist(), strict=True), 1):
         learned = supervised_unit(config.train, unit)
@@ -157,7 +157,8 @@ def print_examples(config: TrainJobConfig, source: str, records: pa.Table) -> No
             title = f"{number} {side}".rstrip()
             use = result or f"{sum(sequence.supervised)} trained"
             console.rule(f"{title}  {record}  {len(sequence.ids)} tokens, {use}", align="left")
-            cut = max(0, len(before.ids) - limit)  # a classifier's extra token after the text counts
+            # By the length before supervision, in which a classifier's extra token after the text counts.
+            cut = max(0, len(before.ids) - limit)
             console.print(_coloured_tokens(encoder.chat.tokenizer, sequence, cut), soft_wrap=True)
 
 
@@ -166,6 +167,7 @@ def _coloured_tokens(tokenizer: Any, sequence: TokenizedExample, cut: int) -> Te
     text = Text()
     for kind, run in itertools.groupby(zip(kinds, sequence.ids, strict=True), key=lambda pair: pair[0]):
         decoded = tokenizer.decode([token for _, token in run])
+        # Without colours the kind is written, and each run of tokens has a line of its own.
         if not console.is_terminal:
             text.append(f"[{kind}] ")
             decoded += "\n"

@@ -48,15 +48,17 @@ def read_settings(
         plan: allow a missing ``data``, which becomes "".
 
     Raises:
-        UserError: one cannot be read, does not fit, or names what is not there.
+        UserError: a setting cannot be read, does not fit, or names a path that does not exist.
     """
     values: dict[str, Any] = {}
     if file is not None:
         values = read_yaml(file)
-        if isinstance(values.get("data"), dict):  # a whole posttrain.yaml
+        # A whole posttrain.yaml: its other sections are about the loop, and its `data` names pool and test set.
+        if isinstance(values.get("data"), dict):
             values = {"columns": values["data"].get("columns")} | {
                 key: values[key] for key in ("seed", "model", "task", "train") if key in values
             }
+        # Checked alone first, so that a mistake in the file names the file and not an option.
         TrainJobConfig.read({"model": "", "data": ""} | values, str(file))
     for key, value in given.items():
         if value is not None:
@@ -66,9 +68,11 @@ def read_settings(
         if not equals or not key:
             raise UserError(f"`{change}` is no setting", where="--set", fix="key=value, such as train.epochs=3")
         try:
+            # As YAML: `train.epochs=3` is a number and `train.shuffle=false` a truth value, as in the file.
             _set_value(values, key, yaml.safe_load(text))
         except yaml.YAMLError:
             raise UserError(f"`{text}` cannot be read as a value", where=f"--set {key}") from None
+    # The config's own error would name the key train.objective, which the user has not written.
     if given.get("train.objective") is not None:
         objective_spec(given["train.objective"], "--objective")
     if plan:
@@ -77,6 +81,7 @@ def read_settings(
         if name not in values:
             raise UserError(f"no {name} is named", where=f"--{name}")
     config = TrainJobConfig.read(values, "--set")
+    # A path given as an option is relative to the current folder, one in the file to the file.
     named = [*(key for key, value in given.items() if value is not None), *(text.partition("=")[0] for text in changes)]
 
     def root(key: str) -> Path:
@@ -105,7 +110,7 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
     """Reads the records of the file, or of the workspace's dataset version, that the settings name.
 
     Raises:
-        UserError: one is bad, or gives away what models are measured on.
+        UserError: a record is bad, or repeats one that models are measured on.
     """
     name = settings.files[0]
     is_file = Path(name).exists() or ("@" not in name and Path(name).suffix)
@@ -113,6 +118,7 @@ def read_records(settings: TrainJobConfig, workspace: Path) -> TrainingRecords:
         return TrainingRecords(read_files(settings))
     with open_store(workspace) as store:
         version = open_version(store, name)
+        # A set of the loop is checked against what the loop measures on; other versions hold their own test records.
         test = store.metadata.named("test")
         if not version.whole or not test:
             return TrainingRecords(training_records(version, name), version.id)

@@ -38,6 +38,7 @@ def open_workspace(root: Path, *, write: bool = False, checked: bool = True) -> 
     Args:
         checked: False for verbs that work even if files that the config names are missing.
     """
+    # Here, since verbs without a workspace must not wait for the whole config to be imported.
     from posttrain.loop.config import load_config, read_config
     from posttrain.store.workspace import Workspace
 
@@ -88,6 +89,7 @@ def report_unused_columns(files: "Sequence[DataPath]", root: Path, columns: Mapp
 @contextmanager
 def open_store(root: Path, *, write: bool = False) -> Iterator[Workspace]:
     """Opens the store in ``root``, which needs no ``posttrain.yaml`` for its datasets, and closes it at the end."""
+    # The config decides where the store is; without one it is the folder's own.
     config = StoreConfig()
     if (root / CONFIG_FILE).is_file():
         from posttrain.loop.config import read_config
@@ -112,6 +114,7 @@ def open_version(store: Workspace, text: str) -> "Version":
         try:
             id = store.metadata.resolve(text)
         except UserError as error:
+            # An ambiguous id has a better fix of its own.
             unknown = error.what.startswith("nothing here")
             raise UserError(error.what, fix="posttrain data list" if unknown else error.fix) from None
     row = store.metadata.artifact(id)

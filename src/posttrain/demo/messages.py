@@ -97,6 +97,7 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
     test_rows, rows = messages[:test], messages[test:]
 
     faults = ["original"] * originals
+    # One permutation, cut into parts: no message is duplicated both exactly and nearly, or has a wrong label beside.
     twice = rng.permutation(originals)
     leaks = rng.permutation(test)
     for fault, source, order in (
@@ -109,12 +110,14 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
             rows.append({**row, "text": maker.near_copy(row["text"])} if near else dict(row))
             faults.append(fault)
 
+    # Of messages without a duplicate: a conflict between copies would be removed by another step.
     single = twice[counts["exact_duplicates"] + counts["near_duplicates"] :]
     wrong = {int(at) for at in single[: round(WRONG_LABELS * pool)]}
     for at in sorted(wrong):
         others = [intent for intent in intents() if intent != rows[at]["intent"]]
         rows[at]["intent"] = others[rng.integers(len(others))]
 
+    # Shuffled last, so that no fault can be told by its position.
     order = rng.permutation(pool)
     planted_rows = {fault: [new for new, old in enumerate(order) if faults[old] == fault] for fault in counts}
     planted_rows["wrong_labels"] = [new for new, old in enumerate(order) if int(old) in wrong]
@@ -124,12 +127,12 @@ def generate(seed: int = 17, pool: int = 1500, test: int = 300) -> DemoData:
 
 
 def write_demo_data(folder: Path, generated: DemoData) -> None:
-    """Write ``pool.csv`` (text, customer), ``answers.csv`` (text, intent: what the oracle knows, one row a
-    text), ``test.csv`` (text, intent, customer) and ``labels.txt`` into the folder.
+    """Writes ``pool.csv`` (text, customer), ``answers.csv`` (text, intent), ``test.csv`` and ``labels.txt``.
 
     Raises:
         UserError: the folder cannot be written.
     """
+    # The oracle's answers have one row a text, whatever the number of its copies in the pool.
     answers = {row["text"]: row for row in generated.pool}
     make_folder(folder)
     with disk_errors(folder):
@@ -188,6 +191,7 @@ class _MessageGenerator:
 
     def _closest(self, text: str, besides: int | None = None) -> float:
         """Returns the greatest similarity to an earlier message."""
+        # Through an index from shingles to messages: most earlier messages share none and are never looked at.
         pieces = shingles(text)
         shared: Counter[int] = Counter()
         for piece in pieces:
@@ -211,6 +215,7 @@ def _intent_sequence(total: int, rng: np.random.Generator) -> list[str]:
     weights = 1 / (np.arange(len(ranked)) + 5)
     exact = total * weights / weights.sum()
     counts = np.floor(exact).astype(int)
+    # Largest remainders: the counts add up to the total. Stable, so that equal remainders go by rank on every machine.
     counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
     drawn = np.repeat(np.array(ranked), counts)
     return [str(intent) for intent in rng.permutation(drawn)]
@@ -219,7 +224,8 @@ def _intent_sequence(total: int, rng: np.random.Generator) -> list[str]:
 def _add_customers(test: list[dict[str, str]], pool: list[dict[str, str]], rng: np.random.Generator) -> None:
     """Assigns customers; some write several messages, and none is in both splits."""
     numbers = rng.permutation(np.arange(10_000, 10_000 + 10 * (len(test) + len(pool))))
-    for rows, ours in ((test, numbers[: len(test)]), (pool, numbers[len(test) :])):
-        few = ours[: max(int(0.8 * len(rows)), 1)]
+    for rows, ids in ((test, numbers[: len(test)]), (pool, numbers[len(test) :])):
+        # Fewer customers than messages, so that some write several and the split by customer has something to do.
+        few = ids[: max(int(0.8 * len(rows)), 1)]
         for row in rows:
             row["customer"] = f"C{few[rng.integers(len(few))]}"

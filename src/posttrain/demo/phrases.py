@@ -41,6 +41,8 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Phrases:
+    """The phrases and the values of their slots."""
+
     openings: list[Phrase]
     closings: list[Phrase]
     contexts: list[Phrase]
@@ -81,6 +83,7 @@ def _lines(text: str) -> list[Phrase]:
 
 def compose(phrases: Phrases, intent: str, rng: np.random.Generator) -> str:
     """Composes a message of 8 to 25 words with this intent, without typos."""
+    # Drawn until the length fits; cutting a message would cut its meaning.
     while True:
         cores = phrases.intents[intent]
         core = cores[rng.choice(len(cores), p=_phrase_weights(len(cores)))].expand(rng).strip()
@@ -117,6 +120,7 @@ def _fill_slots(text: str, slots: dict[str, list[str]], rng: np.random.Generator
         "email": f"{values['name'].lower()}{rng.integers(1, 100)}@example.com",
     }
     filled = _SLOT.sub(lambda slot: values[slot[1]], text)
+    # Articles and spaces after the slots are filled: only then the next letter is known.
     filled = re.sub(r"\ba (?=[aeiou])", "an ", filled)
     return re.sub(r"\s+(?=[,.?!])", "", re.sub(r"\s+", " ", filled))
 

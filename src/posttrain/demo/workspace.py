@@ -88,6 +88,7 @@ def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
     if data is not None:
         if not data.is_file():
             raise UserError("there is no such file", where=str(data), fix="check the path")
+        # The digest makes the config differ for another file of the same name.
         config += f"# {data.name}, SHA-256 {file_digest(data)}\n".encode()
     path = folder / CONFIG_FILE
     # The config is written last and holds the data's digest: equal bytes mean that the same demo was set up
@@ -104,7 +105,7 @@ def prepare_workspace(folder: Path, *, quick: bool, data: Path | None) -> None:
         write_demo_data(folder, generate(**settings["messages"]))
     else:
         _write_own(folder, own)
-    write_atomically(path, config)  # last: its presence marks the workspace as complete
+    write_atomically(path, config)
 
 
 def _read_own_rows(file: Path) -> list[dict[str, str]]:
@@ -158,4 +159,5 @@ def _write_own(folder: Path, own: list[dict[str, str]]) -> None:
 
 
 def _held_out(text: str) -> bool:
+    # By hash: a text that stands in the file twice falls on one side, and a longer file moves none.
     return hashlib.sha256(text.encode()).digest()[0] < 64

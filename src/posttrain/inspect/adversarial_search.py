@@ -87,6 +87,7 @@ def search_adversarial(
         records = suite_records(context, scored_by, test)
     else:
         labelled_records = context.dataset(carried_dataset(workspace)).records if given is None else given
+        # Examples are to be trained on, and must give away nothing that models are measured on.
         records = _not_measured(labelled_records, measured_on(config, context.dataset(test.id).records, workspace.root))
         measured = labelled_records.num_rows - records.num_rows
     labelled = _labelled(records)

@@ -133,6 +133,7 @@ def find_record(context: RoundContext, text: str) -> LocatedRecord:
     """
     if Registry(context.workspace).champion is None or not finished_rounds(context.workspace):
         raise UserError("there is no champion yet", fix="posttrain run")
+    # A shorter prefix nearly always names several records, after all tables have been read.
     if len(text) < _MIN_PREFIX:
         raise UserError(f"`{text}` is too short", fix=f"give at least {_MIN_PREFIX} characters of the id")
     evaluation = last_evaluation(context)
@@ -175,6 +176,7 @@ def last_pool(context: RoundContext) -> str:
 def _searched_tables(
     context: RoundContext, evaluation: Run | None
 ) -> Iterator[tuple[RecordKind, str | None, pa.Table]]:
+    # Evaluated records first: a test record may lie in the pool's file too, and its answer is what is asked about.
     if evaluation is not None:
         test = context.workspace.artifacts.get(evaluation.inputs["test"])
         measured = read_evaluation(context.path(str(evaluation.output)))

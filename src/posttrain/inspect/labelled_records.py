@@ -49,6 +49,7 @@ def labelled_records(files: Sequence[Path], columns: Mapping[str, str] | None) -
     """
     records = concat([table for file in files for table in read(file, columns)])
     answers = records["completion"].to_pylist()
+    # An error instead of leaving records out: most often the column of answers has another name.
     if None in answers:
         row = answers.index(None)
         where = f"{records['source'][row].as_py()}:{records['line'][row].as_py()}"
@@ -89,6 +90,7 @@ class EmbedDataset(Stage):
 
         if self.embedder == CHAMPION:
             return {"dataset": self.dataset, "model": self.champion}
+        # Without the champion: embeddings by a sentence model outlive it.
         return {"dataset": self.dataset, "embedder": embedder_key(self.embedder)}
 
     def settings(self, context: RoundContext) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class RecordValues:
         table: for records ``id, input_id, value, standard_error, harmful, weight, label, input, source, line``; for
             sources and labels ``name, records, total, value, standard_error, harmful``, where value and standard error
             are averages over their records. ``harmful`` is true if the value lies `SURE` standard errors below
-            ``harmless``; ``weight`` is the probability that it lies above, if its error is normal, and 1 if the error is
+            ``harmless``; ``weight`` is the probability that it lies above, if its error is normal, and 1 if that is
             unknown.
         harmless: the value of a record that changes nothing.
         evaluations: as in `posttrain.attribution.values.Values`.

@@ -45,6 +45,7 @@ def stage_seconds(workspace: Workspace, number: int) -> dict[str, float]:
 def model_seconds(workspace: Workspace, number: int) -> float:
     """Seconds of one round in which a model was computing: training, scoring, answering, timing."""
     runs = workspace.metadata.runs(round=number, status="done")
+    # By task and not by stage: a stage also reads, writes and hashes files.
     return sum(sum(run.detail.get("tasks", {}).values()) for run in runs)
 
 

@@ -27,8 +27,8 @@ class Step(ABC):
 class Stage(Step):
     """A function from artifacts and config to one artifact, which is run once and found again under its key.
 
-    The key is the hash of `name`, `version`, `inputs`, `settings` and the seed. It must hold everything that decides the
-    outcome, or a later run takes an old artifact for a new one.
+    The key is the hash of `name`, `version`, `inputs`, `settings` and the seed. All that decides the outcome must be in
+    it, or a later run takes an old artifact for a new one.
 
     Attributes:
         name: of the stage; also decides its seed.

@@ -64,8 +64,8 @@ class ProfileView:
         balance, lengths, scores: tables.
         length_charts, score_charts: small ones, each at one width.
         categories: name of a fact and chart.
-        clusters: step, sentence, chart and what was found.
-        rejected: by step, what it rejected for which reason.
+        clusters: step, sentence, chart and the clusters.
+        rejected: the reasons of each step's rejections.
         ngrams: part, and small charts of runs of 1, 2 and 3 words, each with its title.
         constant: scores that are the same for all records, in words.
     """
@@ -93,6 +93,7 @@ class ProfileView:
 
 def profile_view(profile: Profile) -> ProfileView:
     """Builds the charts, tables and sentences about a version."""
+    # The length of a label says nothing about the data.
     lengths = {
         name: item for name, item in profile.lengths.items() if profile.open_ended or not name.startswith("answer")
     }
@@ -112,6 +113,7 @@ def profile_view(profile: Profile) -> ProfileView:
         length_charts=_histograms(lengths),
         lengths=_quantiles(lengths, profile.totals),
         languages=_count_bars(profile.languages, "records in each language"),
+        # A score that is the same everywhere has no histogram; it is listed in words.
         score_charts=_histograms({name: item for name, item in profile.scores.items() if not _is_constant(item)}),
         scores=_quantiles(profile.scores),
         categories=tuple((name, _count_bars(counts, name)) for name, counts in profile.categories.items()),
@@ -149,6 +151,7 @@ def _headline(profile: Profile) -> Iterable[Tile]:
             f"of {sum(item.number for item in profile.clusters.values()):,} clusters",
         )
     if profile.pii:
+        # The kinds overlap in records, so that their sum would count some twice: the greatest is a safe lower bound.
         matched = max(item.records for item in profile.pii.values())
         yield f"{matched:,}", "with personal data", "records, as they came in"
 
@@ -169,6 +172,7 @@ def _funnels(profile: Profile) -> Iterable[tuple[str, Markup]]:
 def _reason(step: str, reason: str) -> str | None:
     if reason == "in":
         return None
+    # Several steps may reject for `too short`: the step is named unless the reason names it.
     return reason_text(reason if reason_text(step) in reason_text(reason) else f"{step}: {reason}")
 
 
@@ -240,9 +244,10 @@ def _quantiles(distributions: Mapping[str, Distribution], totals: Mapping[str, i
 
 
 def _clusters(clusters: Mapping[str, DuplicateClusters]) -> Iterable[tuple[str, str, Markup, DuplicateClusters]]:
-    for step, found_clusters in clusters.items():
-        sentence = f"{found_clusters.number:,} clusters, from which {found_clusters.removed:,} records were removed"
-        sizes = sorted(found_clusters.sizes.items())
+    for step, duplicates in clusters.items():
+        sentence = f"{duplicates.number:,} clusters, from which {duplicates.removed:,} records were removed"
+        sizes = sorted(duplicates.sizes.items())
+        # The largest clusters share one bar: a set of a million records has clusters of hundreds of sizes.
         bins = [(f"of {size:,}", number) for size, number in sizes[: _BARS - 1]]
         if larger := sum(number for _, number in sizes[_BARS - 1 :]):
             bins.append((f"of {sizes[_BARS - 1][0]:,} or more", larger))
@@ -250,7 +255,7 @@ def _clusters(clusters: Mapping[str, DuplicateClusters]) -> Iterable[tuple[str, 
             step,
             sentence,
             responsive(bars, count_rows(bins), "clusters by how many records they held"),
-            found_clusters,
+            duplicates,
         )
 
 

@@ -109,6 +109,7 @@ def _divergence_bars(shares: Sequence[Divergence]) -> Markup:
         )
         for divergence in ordered
     ]
+    # At least a tenth of a bit wide, so that small divergences look small.
     full = max([0.1, *(divergence.divergence for divergence in ordered)])
     marks = ((MIN_DIVERGENCE, f"{MIN_DIVERGENCE:g}"),)
     return responsive(bars, rows, "Jensen–Shannon divergence in bits", full=full, kind="b", marks=marks)
@@ -159,6 +160,8 @@ def _ngram_row(change: NgramChange) -> tuple[str, ...]:
 
 
 def p_text(p_value: float) -> str:
+    """Formats a p-value with its sign: ``= 0.03``, ``< 0.0001``."""
+    # "= 0" would claim a proof.
     return "< 0.0001" if p_value < 1e-4 else f"= {p_value:.2g}"
 
 

@@ -78,6 +78,7 @@ def feedback_app(
 
     @app.get("/healthz")
     async def health() -> JSONResponse:
+        # Without a token, for load balancers; the counts of /v1/status need one.
         well = inbox.status()["writable"]
         return JSONResponse({"status": "ok" if well else "takes nothing"}, 200 if well else 503)
 
@@ -112,6 +113,7 @@ async def _read_body(request: Request, limit: int) -> bytes:
         if declared.isdigit() and int(declared) <= limit:
             async for chunk in stream:
                 body += chunk
+                # A chunked body declares no length: what arrives counts.
                 if len(body) > limit:
                     break
             else:

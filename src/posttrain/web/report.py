@@ -24,8 +24,10 @@ _TRAININGS = 20
 """Number of trainings drawn, the latest; earlier ones are only counted."""
 
 _CLASSES = 20
+"""Number of classes whose recall is drawn, the worst."""
 
 _CONFUSED_ROWS, _CONFUSED_COLUMNS = 8, 8
+"""Size of the map of confusions; more cells could not be read on a page."""
 
 
 def render_report(report: Report) -> str:
@@ -100,11 +102,13 @@ def _headline_tiles(report: Report) -> list[Tile]:
         name = formatting.metric_name(report.metric)
         value = formatting.metric_text(report.metric, now)
         tiles.append((value, name, f"since round {report.champion.round}"))
+        # A gain in points means something for shares alone: a perplexity falls.
         if rounds and formatting.is_share(report.metric, now):
             first = rounds[0].metrics[report.metric]
             start, gain = formatting.metric_text(report.metric, first), formatting.points_text(now - first)
             tiles.append((gain, "points gained", f"since {start}"))
     labels = sum(row.labels_new for row in report.rounds)
+    # Round 0 takes none: it is no round of labelling.
     paid = sum(row.labels_new > 0 for row in report.rounds)
     tiles.append((f"{labels:,}", "labels", f"in {paid} round{'' if paid == 1 else 's'}"))
     deployed = sum(row.decision == "deploy" for row in report.rounds)
@@ -180,11 +184,13 @@ def evaluated_rounds(report: Report) -> list[RoundRow]:
 
 
 def label_counts(report: Report, width: int) -> str:
+    # By name where counts are equal: the same workspace gives the same page.
     counts = sorted(report.label_counts.items(), key=lambda item: (-item[1], item[0]))
     return bars(count_rows(counts), "labels a class", width=width)
 
 
 def recall(report: Report, width: int) -> str:
+    # Of equal recalls the class with more records, which costs more mistakes; then by name, so that pages are the same.
     worst = sorted(report.per_class, key=lambda row: (row.recall, -row.n, row.label))[:_CLASSES]
     rows = [(row.label, row.recall, f"{100 * row.recall:.0f}% of {row.n}") for row in worst]
     return bars(rows, "recall of each class, the worst first", width=width, full=1.0, kind="b")
@@ -202,7 +208,9 @@ def confusion(report: Report, width: int) -> str:
             rows += [pair.expected] if new_row else []
             columns += [pair.predicted] if new_column else []
     counts = {(pair.expected, pair.predicted): pair.count for pair in report.confusion}
+    # The pairs hold only mistakes: the correct answers follow from the recall.
     counts |= {(row.label, row.label): round(row.recall * row.n) for row in report.per_class}
+    # Columns in the order of the rows, so that correct answers form the diagonal.
     columns.sort(key=lambda column: rows.index(column) if column in rows else len(rows))
     return heat_map(counts, rows, columns, "expected answers (rows) by given answers (columns)", width=width)
 

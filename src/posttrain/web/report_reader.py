@@ -24,6 +24,7 @@ from posttrain.web.training import Training, read_round_training
 log = logging.getLogger("posttrain")
 
 _SETS = ("pool", "labelled", "test")
+"""The sets whose funnels are shown, in this order."""
 
 
 def read_report(workspace: Workspace, config: Config) -> page.Report:
@@ -72,15 +73,16 @@ def read_report(workspace: Workspace, config: Config) -> page.Report:
 def _comparison(workspace: Workspace, config: Config) -> Comparison | None:
     try:
         return comparison(workspace, config)
+    # A report must be possible for a workspace that has lost something.
     except DamagedArtifactError as error:
         log.warning("%s; the comparison with random choice is left out", error)
         return None
 
 
 def _task(config: Config) -> str:
-    asked = config.task.system or "Answer the prompt."
+    instruction = config.task.system or "Answer the prompt."
     labels = config.task.label_set
-    return f"{asked} {len(labels)} labels are allowed." if labels else asked
+    return f"{instruction} {len(labels)} labels are allowed." if labels else instruction
 
 
 def _round(workspace: Workspace, entry: Round, champions: tuple[float | None, ...], lost: bool) -> page.RoundRow:
@@ -118,6 +120,7 @@ def _champion_metrics(workspace: Workspace, rounds: list[Round], metric: str) ->
     deployed: dict[int, list[Deployment]] = {}
     number = 0
     for row in workspace.metadata.deployments():
+        # A deployment by hand has no round: it belongs to the last one that was finished then.
         number = row.round if row.round is not None else max(number, _last_finished_round(rounds, row.created_at))
         deployed.setdefault(number, []).append(row)
     metrics = {}
@@ -125,6 +128,7 @@ def _champion_metrics(workspace: Workspace, rounds: list[Round], metric: str) ->
     for entry in rounds:
         changes = deployed.get(entry.number, [])
         decided = bool(changes) and changes[0].round == entry.number
+        # The model in use before a decision stays in the list only if the round itself deployed nothing.
         in_use = [*([] if decided else in_use[-1:]), *(row.model_id for row in changes)]
         metrics[entry.number] = tuple(values.get(model) for model in in_use)
     return metrics
@@ -151,6 +155,7 @@ def _note(workspace: Workspace, state: RoundState) -> str:
 
 def _main_suite(workspace: Workspace, rounds: list[Round], model: str | None) -> SuiteResult | None:
     """Reads a model's results on the main suite in its own round; None if it had none."""
+    # The latest first: a later round may train the same model again, by the same key.
     for entry in reversed(rounds):
         if entry.candidate == model:
             evaluation = RoundState.of(entry).id("evaluation")

@@ -1,4 +1,4 @@
-"""A round's selected batch as the report shows it, and how it is read from the artifacts."""
+"""Reads the rounds' batches from the artifacts, as the report shows them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -77,13 +77,13 @@ class Selection:
 
     Args:
         round: its number.
-        strategy: by which it was chosen.
-        records: how many were chosen.
-        scored: of how many the champion was asked, before it was chosen.
-        embedded: of how many it was chosen.
-        pool: how many free records the pool had.
-        reasons: how many were chosen for each reason.
-        worst_classes: what evaluation found weakest.
+        strategy: name of the strategy that chose it.
+        records: number of records in it.
+        scored: number of records scored before the selection.
+        embedded: number of records that it was chosen from.
+        pool: number of free records in the pool.
+        reasons: number of records chosen for each reason.
+        worst_classes: the classes with the worst evaluation.
         chosen: by rank.
         map: where the records lie; None where that is not kept.
         score: name of the score that the strategy goes by.
@@ -120,7 +120,7 @@ class Selection:
 def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
     """Reads each round's batch, oldest first; of the latest also records, scores and map.
 
-    What is lost or damaged is said in `Selection.missing`, not raised.
+    Lost or damaged artifacts are named in `Selection.missing`, and raise no error.
     """
     states = [(entry.number, RoundState.of(entry)) for entry in workspace.metadata.rounds()]
     batches = [
@@ -137,6 +137,7 @@ def read_selections(workspace: Workspace) -> tuple[Selection, ...]:
 def _read_selection(
     workspace: Workspace, number: int, state: RoundState, row: ArtifactRow, scores: ArtifactRow, *, detailed: bool
 ) -> Selection:
+    # The settings of the run, as the config may have changed since.
     settings = workspace.metadata.producers(row.id)[-1].config["select"]
     cold = bool(scores.meta["cold"])
     selection = Selection(
@@ -173,8 +174,8 @@ def _read_selection(
     except DamagedArtifactError as error:
         return replace(selection, missing=(*missing, f"The batch cannot be read: {error}."))
     batch = parquet.read_table(folder / BATCH).sort_by("rank")
-    places = _read_map(folder / MAP)
-    missing += [] if places else ["No map was kept of this round: it was chosen by an earlier version."]
+    pool_map = _read_map(folder / MAP)
+    missing += [] if pool_map else ["No map was kept of this round: it was chosen by an earlier version."]
     inputs: dict[str, tuple[str, str]] = {}
     answers: dict[str, str] = {}
     try:
@@ -182,7 +183,8 @@ def _read_selection(
         answers = _read_answers(workspace, state.labelled)
     except DamagedArtifactError as error:
         missing.append(f"The records cannot be read: {error}.")
-    if not values:  # the batch itself keeps the entropy if the score table is lost
+    # The batch itself keeps the entropy if the score table is lost.
+    if not values:
         values = _column_by_id(batch, "uncertainty")
     elif (folder / SCORED_LATER).exists():
         # Records that were only embedded got their scores after the choice: the histogram has to include them.
@@ -190,7 +192,7 @@ def _read_selection(
         selection = replace(selection, scored_since=_as_array(since))
         values |= since
     chosen = tuple(_chosen_record(record, values, inputs, answers) for record in batch.to_pylist())
-    return replace(selection, map=places, chosen=chosen, missing=tuple(missing))
+    return replace(selection, map=pool_map, chosen=chosen, missing=tuple(missing))
 
 
 def _read_gain(number: int, state: RoundState) -> RoundGain | None:
@@ -227,8 +229,8 @@ def _read_map(path: Path) -> PoolMap | None:
         return np.column_stack([rows["x"].to_numpy(), rows["y"].to_numpy()])
 
     chosen = table.filter(compute.equal(table["kind"], "chosen"))
-    places = zip(chosen["x"].to_pylist(), chosen["y"].to_pylist(), strict=True)
-    return PoolMap(dict(zip(chosen["id"].to_pylist(), places, strict=True)), points("pool"), points("labelled"))
+    positions = zip(chosen["x"].to_pylist(), chosen["y"].to_pylist(), strict=True)
+    return PoolMap(dict(zip(chosen["id"].to_pylist(), positions, strict=True)), points("pool"), points("labelled"))
 
 
 def _read_inputs(workspace: Workspace, pool: str, ids: pa.ChunkedArray) -> dict[str, tuple[str, str]]:

@@ -179,7 +179,8 @@ def _histogram(selection: Selection, width: int) -> str:
         return ""
     # Tiny ranges can round two ticks to the same number, and a histogram needs rising edges.
     edges = np.unique(ticks(float(values.min()), float(values.max()), _BINS))
-    if len(edges) < 2:  # all scores are equal
+    # All scores are equal: one bin around them.
+    if len(edges) < 2:
         edges = np.array([values[0] - 0.5, values[0] + 0.5])
     counts, chosen = (
         np.histogram(subset.clip(edges[0], edges[-1]), edges)[0] for subset in (values, _chosen_scores(selection))

@@ -1,4 +1,4 @@
-"""A training step by step as the report shows it, and how it is read from its files."""
+"""Reads a training step by step from its files, as the report shows it."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ _NUMBERS = (
 class TrainingDecision:
     """A problem that the monitor detected at a step and its action; ``why`` explains an unconfigured action.
 
-    ``kind`` and ``action`` are the watch's own words, such as ``no_supervised`` and ``lower_rate``.
+    ``kind`` and ``action`` are the monitor's names, such as ``no_supervised`` and ``lower_rate``.
     """
 
     step: int
@@ -86,6 +86,7 @@ def read_training_folder(folder: Path) -> Training:
     lines = read_steps(file)
     if not lines:
         raise UserError("no step is done yet", where=str(file), fix="wait for the first one")
+    # The summary exists once the training is done; before, a resumed one has its decisions in the notes.
     decided = _read_decisions(folder / SUMMARY) + _read_decisions(folder / ".training" / "scratch" / "notes.json")
     return training_from_steps(folder.resolve().name, lines, decided, _read_settings(folder / CONFIG))
 
@@ -98,10 +99,10 @@ def read_round_training(workspace: Workspace, run: Run, name: str) -> Training |
     home, output = workspace.home, str(run.output)
     # Artifacts hold no times, because the same training must give the same bytes; the workspace keeps them apart.
     timed = home / "metrics" / f"{run.key}.jsonl"
-    kept = [folder / output / "training.json" for folder in (home / "artifacts", home / "cache")]
+    untimed = [folder / output / "training.json" for folder in (home / "artifacts", home / "cache")]
     if timed.is_file():
         lines = read_steps(timed)
-    elif files := [file for file in kept if file.is_file()]:
+    elif files := [file for file in untimed if file.is_file()]:
         lines = json.loads(files[0].read_bytes())
     else:
         return None
@@ -118,7 +119,7 @@ def training_from_steps(
     """Builds a training from the lines of its metrics file, one a step.
 
     Args:
-        decided: decisions as JSON; those that training went back from stand in no line that is left.
+        decided: decisions as JSON; those of steps that were rolled back stand in no line of the file.
     """
     ordered = sorted(lines, key=lambda line: int(line["step"]))
     written = [decision for line in ordered for decision in line.get("decisions", [])]
@@ -147,6 +148,7 @@ def _decisions(decisions: Iterable[Mapping[str, Any]]) -> tuple[TrainingDecision
 
 
 def _column(lines: Sequence[Mapping[str, Any]], key: str) -> FloatArray:
+    # Lines of earlier versions lack newer measures.
     values = (line.get(key) for line in lines)
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 

@@ -96,6 +96,7 @@ def training_view(training: Training, among: int = 1) -> TrainingView:
 
 def _bucket_count(training: Training, among: int) -> int:
     """Returns the number of stretches a curve is downsampled to, to stay within the page's budget."""
+    # A stretch has two points of about 18 bytes.
     curves = len(_MEASURES) + 1 + len(training.objective)
     return int(np.clip(_CURVE_BYTES / (among * curves * 36), 16, 320))
 
@@ -112,7 +113,8 @@ def _headline(training: Training) -> list[Tile]:
     tiles.append((f"{len(training.steps):,}", "steps", f"{tokens:,.0f} tokens" if tokens else ""))
     if seconds and not np.isnan(values["tokens_per_second"]).all():
         tiles.append((duration_text(seconds), "time", "all steps together"))
-        usual = float(np.nanmedian(values["tokens_per_second"]))  # the first step may have compiled for a minute
+        # The median, since the first step may have compiled for a minute.
+        usual = float(np.nanmedian(values["tokens_per_second"]))
         tiles.append((number_text(usual), "tokens a second", _median_mfu(values["mfu"])))
     if not np.isnan(values["memory_bytes"]).all():
         tiles.append((bytes_text(float(np.nanmax(values["memory_bytes"]))), "memory", "at most"))
@@ -132,6 +134,7 @@ def _first(values: FloatArray) -> float:
 
 def _last(values: FloatArray) -> float:
     """Averages the last steps, as many as the curve's moving average."""
+    # One step's loss is noise, and the number must agree with the line drawn beside it.
     known = values[~np.isnan(values)]
     return float(known[-smoothing_window(len(known)) :].mean()) if known.size else float("nan")
 

@@ -65,7 +65,7 @@ def add(
     if name is None:
         if column:
             fix = "set `data.columns` in posttrain.yaml, which the loop reads by"
-            raise UserError("only a dataset is read so", where="--column", fix=fix)
+            raise UserError("only a named dataset takes columns", where="--column", fix=fix)
         _add_to_loop([Path(file) for file in files or ()], to or "pool", workspace)
         _add_feedback_to_loop(batches, workspace)
         return
@@ -84,11 +84,12 @@ def add(
         "workers": workers,
     }
     values["columns"] = merge_columns(values.get("columns"), column)
-    places = expand_paths(values["files"], workspace.absolute())
-    gathered = workspace / "data" / "feedback"
+    sources = expand_paths(values["files"], workspace.absolute())
+    feedback_folder = workspace / "data" / "feedback"
     for batch in batches:
-        home = export_batch(batch, dict.fromkeys(KINDS, gathered), values["columns"], values.get("labels", ()))
-        values["files"] += [_relative_to_root(str(path), workspace) for path in home]
+        folders = dict.fromkeys(KINDS, feedback_folder)
+        paths = export_batch(batch, folders, values["columns"], values.get("labels", ()))
+        values["files"] += [_relative_to_root(str(path), workspace) for path in paths]
     if step:
         values["steps"] = [parse_step_option(item) for item in step]
     config = BuildConfig.read(values, "posttrain data add")
@@ -97,7 +98,8 @@ def add(
         # Acknowledged only now: a kill before the version is committed leaves the feedback in the inbox.
         for batch in batches:
             batch.done()
-        report_unused_columns(places, workspace.absolute(), config.columns)
+        report_unused_columns(sources, workspace.absolute(), config.columns)
+        # The last name of the artifact: the same files may have been added before under another version.
         named = next(item for item in reversed(store.metadata.names(name)) if item.artifact_id == built.id)
         if json:
             print_json({"version": named.text, "id": built.id, **built.meta})
@@ -138,6 +140,7 @@ def parse_step_option(text: str) -> Any:
 
 def _relative_to_root(file: str, root: Path) -> str:
     """Makes a path relative to the workspace if the file lies in it."""
+    # So that the recipe, and with it the version's id, is the same wherever the workspace lies.
     if "://" in file:
         return file
     path = Path(os.path.abspath(Path(file).expanduser()))
@@ -165,6 +168,7 @@ def _add_to_loop(files: list[Path], to: str, workspace: Path) -> None:
             if file.is_dir() or file.name.startswith("."):
                 raise UserError("only plain files are copied", where=str(file), fix=f"name it in `data.{to}`")
             target, content = folder / file.name, file.read_bytes()
+            # The same file again changes nothing: a call that was killed can be repeated.
             before = target.read_bytes() if target.exists() else contents.get(target, content)
             if before != content:
                 raise UserError("another file of this name was added before", where=str(target), fix="rename yours")
@@ -188,6 +192,7 @@ def _add_feedback_to_loop(batches: list[FeedbackBatch], workspace: Path) -> None
         folders = {kind: data / ("pool" if kind == "pool" else "labelled") for kind in KINDS}
         for path in export_batch(batch, folders, config.data.columns, labels):
             print_line(f"added {path}")
+        # After the files are written: a kill before leaves the feedback in the inbox, and the files are written again.
         batch.done()
 
 
@@ -202,8 +207,9 @@ def check(
     columns = merge_columns(config.data.columns if config else None, column)
     labels = config.task.label_set or None if config else None
     unanswered = _pool_files(config, workspace) if config else set()
-    places, problems = _expand_names(files)
-    for file in places:
+    sources, problems = _expand_names(files)
+    for file in sources:
+        # The pool's answers are never read, so that a wrong one in it is no problem.
         allowed = None if isinstance(file, Path) and file.resolve() in unanswered else labels
         problems += find_problems(file, columns, allowed, name=display_path(file, Path()), answers=False)
     counts = Counter(problem.kind for problem in problems)
@@ -216,7 +222,7 @@ def check(
         print_line(", ".join(f"{kind}: {count}" for kind, count in counts.items()) or "no problem found")
         if problems and not blocking:
             print_line("`data add` takes the files: these records are left out, or taken out by steps, and counted")
-    report_unused_columns([file for file in places if not isinstance(file, Path) or file.exists()], Path(), columns)
+    report_unused_columns([file for file in sources if not isinstance(file, Path) or file.exists()], Path(), columns)
     if blocking:
         raise typer.Exit(2)
 

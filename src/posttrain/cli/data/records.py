@@ -65,6 +65,7 @@ def _rejected_tables(version: Version, step: str | None) -> Iterator[pa.Table]:
 
 def _first_rows(tables: Iterator[pa.Table], limit: int) -> tuple[list[dict[str, Any]], int]:
     """Returns the first rows, and the number of all rows."""
+    # Table by table: a version may not fit into memory.
     rows: list[dict[str, Any]] = []
     count = 0
     for table in tables:
@@ -87,9 +88,9 @@ def why(
     with open_store(workspace) as store:
         versions = {version: open_version(store, version)} if version else _last_versions(store)
         entries: list[dict[str, Any]] = [
-            {"version": name, "record": story.record, "split": story.split, "events": story.events}
+            {"version": name, "record": history.record, "split": history.split, "events": history.events}
             for name, stored in versions.items()
-            for story in record_histories(stored, record)
+            for history in record_histories(stored, record)
         ]
     if not entries:
         where = version or "the last version of any dataset"
@@ -97,29 +98,31 @@ def why(
     if json:
         print_json(entries)
         return
-    for number, (versions_of, story) in enumerate(_merge_versions(entries)):
+    for number, (names, history) in enumerate(_merge_versions(entries)):
         if number:
             print_line("")
-        print_line(f"{story['record']['id']} in {', '.join(versions_of)}: {input_preview(story['record'])}")
-        for event in story["events"]:
+        print_line(f"{history['record']['id']} in {', '.join(names)}: {input_preview(history['record'])}")
+        for event in history["events"]:
             print_line(f"  {event['step']:<14}{event['what']}")
 
 
 def _merge_versions(entries: list[dict[str, Any]]) -> list[tuple[list[str], dict[str, Any]]]:
     """Merges equal histories of several versions, with the versions' names."""
-    once: list[tuple[list[str], dict[str, Any]]] = []
-    for story in entries:
-        rest = {name: value for name, value in story.items() if name != "version"}
-        for versions, other in once:
-            if rest == other:
-                versions.append(story["version"])
+    merged: list[tuple[list[str], dict[str, Any]]] = []
+    for entry in entries:
+        history = {name: value for name, value in entry.items() if name != "version"}
+        # Compared one by one, as histories cannot be hashed; a record is in few versions.
+        for versions, other in merged:
+            if history == other:
+                versions.append(entry["version"])
                 break
         else:
-            once.append(([story["version"]], rest))
-    return once
+            merged.append(([entry["version"]], history))
+    return merged
 
 
 def _last_versions(store: Workspace) -> dict[str, Version]:
+    # Names come oldest first: the last of each stays.
     last = {named.name: named for named in store.metadata.names()}
     return {named.text: Version.open(store.artifacts, named.artifact_id) for named in last.values()}
 

@@ -62,29 +62,31 @@ def synthesize(
     if out.exists():
         raise UserError("the file exists already", where=str(out), fix="remove it or name another")
     if out.suffix != ".jsonl" or not out.absolute().parent.is_dir():
-        raise UserError("is no place for the records", where=str(out), fix="name a new .jsonl file in a folder")
-    where = {"base_url": endpoint, "model": model, "key_variable": key_variable, "temperature": temperature}
+        raise UserError("cannot hold the records", where=str(out), fix="name a new .jsonl file in an existing folder")
+    service = {"base_url": endpoint, "model": model, "key_variable": key_variable, "temperature": temperature}
     if max_tokens is not None:
-        where["max_tokens"] = max_tokens
+        service["max_tokens"] = max_tokens
     values: dict[str, Any] = {
         "method": method,
         "records": records,
         "seed": seed,
-        "endpoint": where if endpoint else None,
+        "endpoint": service if endpoint else None,
     }
     config = SynthesisConfig.read(
         {**values, "form": form or ("json" if endpoint else "lines")}, "posttrain data synthesize"
     )
+    # Parsed before a request is paid for.
     steps = None if step is None else [_parse_step(text, workspace) for text in step]
-    given = _read_seeds(seeds, workspace)
+    seed_records = _read_seeds(seeds, workspace)
     local = None if endpoint else _load_local_model(model, max_tokens or _LOCAL_TOKENS, temperature, seed)
     replies, rejected = out.with_suffix(".replies"), out.with_suffix(".rejected.jsonl")
     settings = local.settings if local else None
-    result = write_records(given, config, local, replies, model=model, settings=settings, steps=steps)
+    # Replies are stored as they come: a killed run resumes from them and pays for no request twice.
+    result = write_records(seed_records, config, local, replies, model=model, settings=settings, steps=steps)
     _write_rejected(result.rejected, rejected)
     if not result.records.num_rows:
-        why = ", ".join(f"{what} {count}" for what, count in result.counts.items() if count)
-        raise WorkError(f"{model} wrote no record that could be used ({why}); see {rejected}")
+        counts = ", ".join(f"{name} {count}" for name, count in result.counts.items() if count)
+        raise WorkError(f"{model} wrote no record that could be used ({counts}); see {rejected}")
     export_file(result.records, out)
     if json:
         print_json({"counts": dict(result.counts), "usage": vars(result.usage)})
@@ -92,7 +94,7 @@ def synthesize(
     print_table("", ["what", "count"], [[what, count] for what, count in result.counts.items()])
     print_line(f"wrote {result.records.num_rows} records to {out}")
     if result.rejected.num_rows:
-        print_line(f"what was rejected, {result.rejected.num_rows}, is in {rejected}")
+        print_line(f"wrote {result.rejected.num_rows} rejected records to {rejected}")
 
 
 def _read_seeds(text: str, workspace: Path) -> pa.Table:
@@ -101,6 +103,7 @@ def _read_seeds(text: str, workspace: Path) -> pa.Table:
         return concat(list(read(Path(text), columns, name=text)))
     with open_store(workspace) as store:
         version = open_version(store, text)
+        # Of the training split alone: records made from test records would leak them.
         return version.records(version.splits[0] if not version.whole else None)
 
 
@@ -134,6 +137,7 @@ def _load_local_model(name: str, max_tokens: int, temperature: float, seed: int)
     from posttrain.models.task import TaskConfig
 
     located = locate(name, Path())
+    # No workspace is needed, so the converted model has no artifact; it can go once it is in memory.
     with TemporaryDirectory(prefix="posttrain-") as folder:
         fetch(located, Path(folder) / "model")
         # On a CPU bfloat16 is no faster than float32.

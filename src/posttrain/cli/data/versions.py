@@ -68,10 +68,9 @@ def tag(
     with open_store(workspace, write=True) as store:
         id = store.metadata.named(version) or store.metadata.resolve(version)
         name = version.partition("@")[0]
-        names = [named_version for named_version in store.metadata.names() if named_version.artifact_id == id]
-        named = next(
-            (named_version for named_version in names if named_version.name == name), names[0] if names else None
-        )
+        names = [each for each in store.metadata.names() if each.artifact_id == id]
+        # Several datasets may share an artifact: the tag goes to the one that the user wrote.
+        named = next((each for each in names if each.name == name), names[0] if names else None)
         if named is None:
             raise UserError(f"`{version}` has no name", fix="posttrain data list")
         store.metadata.tag(named.name, named.version, word)
@@ -102,11 +101,13 @@ def _log_entry(store: Workspace, named: NamedVersion) -> dict[str, Any]:
         parent = Version.open(store.artifacts, named.parent).meta
         parent_records = parent["counts"]["records"]
         before = {source["name"]: source["digest"] for source in parent.get("sources", [])}
+    # By content: a file that was added again unchanged brought nothing.
     came = [
         {"name": source["name"], "records": source["records"]}
         for source in meta.get("sources", [])
         if before.get(source["name"]) != source["digest"]
     ]
+    # The loop's own sets have no recipe but the names of their filters.
     steps = [next(iter(step)) for step in meta["recipe"]["steps"]] if "recipe" in meta else meta.get("filters", [])
     row = _version_row(store, named)
     return {**row, "tags": list(named.tags), "note": named.note, "parent_records": parent_records, "came": came,
@@ -151,11 +152,12 @@ def gc(
     keep: Annotated[
         int | None, typer.Option(help="Newest versions of each dataset to keep, besides tagged and used ones.", min=1)
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and let it stay.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
     workspace: WorkspaceOption = CURRENT_FOLDER,
     json: JsonOption = False,
 ) -> None:
     """Remove shards that no version uses; with --keep also old versions."""
+    # The lock: a build in progress uses shards that no version names yet.
     with open_store(workspace, write=True) as store, store.lock():
         garbage = find_garbage(store, keep)
         if not dry_run:

@@ -38,7 +38,8 @@ def adversarial(
     from posttrain.select.adversarial.examples import SearchSettings, to_json_row
 
     if suite is not None and records is not None:
-        raise UserError("records come from one place", where="--records", fix="leave out --suite or --records")
+        raise UserError("records come from one source", where="--records", fix="leave out --suite or --records")
+    # Before the search, which takes minutes and would have nowhere to write.
     if out is not None:
         check_new_file(out, (".jsonl",))
     with open_workspace(workspace, write=True) as (store, config):
@@ -70,8 +71,10 @@ def _closing(kept: int, passes: int, measured: int, suite: str | None, out: Path
     if not kept:
         line += "" if out is None else f" {out} was not written."
         return line + " Try a lower --similarity, more --swaps, another --method or a larger --budget."
+    # Training on a changed test record gives away its answer, and the gate would judge by what the model has seen.
     if suite is not None:
         return line + " They are made of records that models are measured on: look at them, and train on none."
+    # A few changed words may change the right answer too: the old answer is a claim until a person has read it.
     file = out or "FILE (name it with --out)"
     return (
         f"{line} A person should say whether the old answers still hold. To have them labelled: posttrain data add "

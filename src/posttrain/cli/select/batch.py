@@ -1,4 +1,4 @@
-"""``posttrain select`` and ``posttrain select compare``: chooses a batch to label, and compares strategies."""
+"""``posttrain select`` and ``posttrain select compare``: choose a batch to label, and compare strategies."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -49,6 +49,7 @@ def select(
     json: JsonOption = False,
 ) -> None:
     """Choose pool records worth labelling, scored by the champion; labels nothing."""
+    # `select` is a verb and a group: typer calls this function before every verb of the group too.
     if context.invoked_subcommand is not None:
         _reject_misplaced_options(context)
         return
@@ -81,6 +82,7 @@ def select(
 def _reject_misplaced_options(context: typer.Context) -> None:
     """Raises a UserError if options stand before a verb that would not see them."""
     for name in context.params:
+        # Typer would drop it in silence: `select --n 5 value` must not run with another number.
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             verb = str(context.invoked_subcommand)
@@ -123,6 +125,7 @@ def compare(
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     if not names:
         raise UserError("no strategy is named", where="--strategies", fix="such as auto,margin")
+    # Before the embedding, which may take minutes.
     check_strategies(names)
     check_cold_start(cold_start)
     if column and not files:

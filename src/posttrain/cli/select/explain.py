@@ -21,11 +21,11 @@ def explain(
     method: Annotated[
         str,
         typer.Option(
-            help="How influence is computed: ekfac, conjugate_gradient, trak, or of the last weights tracin or less."
+            help="Method of influence: ekfac, conjugate_gradient or trak; by the final weights alone: tracin, less."
         ),
     ] = "ekfac",
     among: Annotated[
-        int, typer.Option(min=2, help="Training records that are looked at: those most like the record.")
+        int, typer.Option(min=2, help="Number of training records to score: those most similar to the record.")
     ] = 300,
     count: Annotated[int, typer.Option("--n", min=1, help="Records listed of each kind.")] = 5,
     workspace: WorkspaceOption = CURRENT_FOLDER,
@@ -33,7 +33,7 @@ def explain(
 ) -> None:
     """Explain an answer by training records, and why a record was chosen and by whom it was labelled.
 
-    Of a record of the pool: its scores in every round, and the labelled records nearest to it.
+    For a record of the pool: its scores in every round, and the labelled records nearest to it.
     """
     from posttrain.inspect.explanation import explain as explained
 
@@ -64,6 +64,7 @@ def _show_influence(explanation: dict[str, Any]) -> None:
     answers = f"the champion answers `{prediction['predicted']}`{sure}; expected: `{prediction['expected']}`"
     print_line(f"suite {explanation['suite']}: {answers}")
     looked = explanation["looked_at"]
+    # Influence is computed for the most similar records alone: the line says so, or it would read as all.
     which = "all" if looked == explanation["training"] else f"the {looked} most like it"
     training = f"{explanation['training']} training records"
     print_line(f"influence by {explanation['method']} on {which} of {training}; {explanation['parameters']}")
@@ -113,4 +114,5 @@ _ID_COLUMNS = ("id", "input_id", "source")
 
 
 def _nan_to_none(value: Any) -> Any:
+    # NaN alone differs from itself; an empty cell reads better than "nan".
     return None if isinstance(value, float) and value != value else value

@@ -52,14 +52,14 @@ def value(
 ) -> None:
     """Estimate what labelled records are worth for predicting each other, the worst first.
 
-    Every part of the records is held out in turn, and the others are valued by it. Test records are not asked: a model
-    whose training set they had shaped could no longer be judged by them. A run that was killed goes on with the same
+    Every part of the records is held out in turn, and the others are valued by it. Test records take no part: a model
+    whose training set they had shaped could no longer be judged by them. A run that was killed resumes with the same
     command, on files only with --out.
     """
     from posttrain.attribution.valuation import DATA_OOB, ValuationMethod
     from posttrain.inspect.record_values import check_by, value_labelled, value_records
 
-    what, how = check_by(by), ValuationMethod(method, learner, draws, seed, workers)
+    unit, how = check_by(by), ValuationMethod(method, learner, draws, seed, workers)
     if folds is not None and method == DATA_OOB:
         raise UserError(f"{method} holds nothing out", where="--folds", fix="leave it out")
     if column and not files:
@@ -71,14 +71,15 @@ def value(
         from posttrain.inspect.labelled_records import by_sentences, labelled_records
 
         records = labelled_records(files, merge_columns(None, column))
-        kept = replace(how, folder=None if out is None else _partial_folder(out))
-        report = value_records(records, by_sentences(records, embedder or "minilm"), kept, what, parts, seed)
+        # Files have no workspace that could keep finished parts: they lie beside the output.
+        resumable = replace(how, folder=None if out is None else _partial_folder(out))
+        report = value_records(records, by_sentences(records, embedder or "minilm"), resumable, unit, parts, seed)
     else:
         with open_workspace(workspace, write=True) as (store, config):
-            report = value_labelled(store, config, how, what, parts, embedder or "champion", seed)
+            report = value_labelled(store, config, how, unit, parts, embedder or "champion", seed)
     if out is not None:
         write_atomically(out, _WRITERS[out.suffix.lower()](report.table))
-    # The values are on disk now: what a killed run would resume from can go.
+    # Only now that the values are on disk: a run killed before this line resumes from the parts.
     if files and out is not None:
         remove_tree(_partial_folder(out))
     _show(report, how, by, worst, out, json)
@@ -127,14 +128,14 @@ def _show(report: "RecordValues", how: "ValuationMethod", by: str, worst: int, o
 
 
 def _summary_lines(report: "RecordValues", how: "ValuationMethod", by: str, out: Path | None) -> list[str]:
-    """Summarises method, counts of harmful records, and what to do about them."""
-    many = {"record": "records", "source": "sources", "label": "labels"}[by]
+    """Summarises the method and the harmful records, and says what to do about them."""
+    plural = {"record": "records", "source": "sources", "label": "labels"}[by]
     against = (
         "records that a model did not learn from"
         if report.folds is None
         else f"each of {report.folds} parts of the records in turn"
     )
-    lines = [f"{how.name} of {report.table.num_rows} {many}, measured on {against}; no test record was asked"]
+    lines = [f"{how.name} of {report.table.num_rows} {plural}, measured on {against}; no test record was used"]
     if report.unknown:
         reason = (
             "every bag drew them" if report.folds is None else "nothing else has their label, or too little was drawn"
@@ -143,7 +144,7 @@ def _summary_lines(report: "RecordValues", how: "ValuationMethod", by: str, out:
     harmful = report.harmful.num_rows
     limit = f"{report.harmless:.3g}"
     judged = "predicted worse than by guessing" if how.name == "data_oob" else "surely harmful"
-    lines.append(f"{judged} (value + 2 standard errors < {limit}): {harmful} of {report.table.num_rows} {many}")
+    lines.append(f"{judged} (value + 2 standard errors < {limit}): {harmful} of {report.table.num_rows} {plural}")
     if harmful and by == "record":
         look = "look at them, and correct the labels that are wrong"
         if out is None:
@@ -169,6 +170,7 @@ def _csv(table: "pa.Table") -> bytes:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
+    # `true` as in the JSON lines, where Python's CSV would write `True`.
     return str(value).lower() if isinstance(value, bool) else value
 
 

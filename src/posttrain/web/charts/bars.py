@@ -68,7 +68,8 @@ def bars(
     bottom = top + len(rows) * step + 4
     for at, (value, label) in enumerate(marks):
         x = names + room * min(value / most, 1.0)
-        anchor = "middle" if len(marks) == 1 else "start" if at else "end"  # so that two do not touch
+        # Two labels point away from each other, or they would touch.
+        anchor = "middle" if len(marks) == 1 else "start" if at else "end"
         drawn.append(element("line", x1=x, x2=x, y1=top - 2, y2=bottom, class_="mark-line"))
         drawn.append(text(label, x, 12, "soft small", anchor))
     return figure(width, bottom, title, *drawn)
@@ -103,6 +104,7 @@ def stacked_bars(
             length = parts.get(stage, 0.0) * scale
             title_element = tooltip(f"{name}, {stage}: {format_seconds(parts.get(stage, 0.0))}")
             part = element("rect", title_element, x=x, y=y, width=length, height=22, class_=series_class(number))
+            # A part of no length would have a tooltip that no pointer reaches.
             drawn += [part] if length > 0 else []
             x += length
         drawn.append(text(format_seconds(total), x + 8, y + 16, "strong"))
@@ -118,6 +120,7 @@ def series_class(number: int) -> str:
 
 def format_seconds(value: float) -> str:
     """Formats a duration: ``0.4 s``, ``37 s``, ``1 min 12 s``, ``2 h 03 min``."""
+    # From 9.95 on a tenth would be rounded to 10.0 s.
     if 0 < value < 9.95:
         return f"{value:.1f} s"
     whole = round(value)

@@ -77,7 +77,8 @@ def curve(
     if window > 1:
         # Clipped at the axis, because a spike would lift the mean of all steps around it.
         mean = smooth(np.minimum(values, high), window)
-        mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan  # too few values at the ends
+        # Too few values at the ends: the line would follow single steps.
+        mean[: window // 4] = mean[len(mean) - window // 4 :] = np.nan
         lines.append(_path(*downsample(steps, mean, buckets // 2), x, y, "mean-line"))
     above = int((values[known] > high).sum())
     cut = [text(f"{above:,} above", right, 14, "soft small", "end")] if above else []
@@ -117,7 +118,8 @@ def _path(steps: FloatArray, values: FloatArray, x: Scale, y: Scale, kind: str) 
             continue
         path.append(f"{pen}{x(step):.1f} {y(value):.1f}")
         pen = "L"
-    if len(path) == 1:  # a line of no length shows as a dot
+    # With round caps a line of no length shows as a dot.
+    if len(path) == 1:
         path.append("h0")
     return element("path", d="".join(path), class_=kind)
 
@@ -146,6 +148,7 @@ def _annotation_lines(marks: Sequence[Annotation], x: Scale, top: float, bottom:
         labels = [f"{mark.number}: {truncate(mark.label, 120, 1)}" for mark in group[:3]]
         labels += [f"and {len(group) - 3} more"] if len(group) > 3 else []
         content = [tooltip("; ".join(labels)), element("line", x1=at, x2=at, y1=top - 6, y2=bottom, class_="mark-line")]
+        # Numbers closer than 18 pixels would overlap; the line and its tooltip stay.
         if at >= free:
             free = at + 18
             content.append(element("circle", cx=at, cy=top - 13, r=8.5, class_="mark"))

@@ -48,6 +48,7 @@ def histogram(
     if not any(counts):
         return ""
     first, last = float(edges[0]), float(edges[-1])
+    # The marked value may lie outside of the counts, and must be visible all the same.
     if mark:
         room = 0.03 * (last - first)
         first, last = min(first, mark[0] - room), max(last, mark[0] + room)

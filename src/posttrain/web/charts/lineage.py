@@ -48,6 +48,7 @@ def lineage(nodes: Sequence[LineageNode], edges: Sequence[tuple[str, str]], titl
     for at, kind in enumerate(columns):
         x = 8 + at * (box + gap)
         drawn.append(text(COLUMNS[kind][0 if wide else 1], x, 14, "soft"))
+        # Column by column from the left: a node is sorted by its parents, which have positions then.
         for down, node in enumerate(_sorted_by_parents([n for n in nodes if n.kind == kind], edges, positions)):
             positions[node.id] = (x, 28.0 + down * step)
     lines = [_edge(positions[parent], positions[child], box, high, known[child].marked) for parent, child in edges]

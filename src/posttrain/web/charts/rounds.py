@@ -105,7 +105,8 @@ def _champion_steps(points: Sequence[CurvePoint], x: Scale, y: Scale, right: flo
         for step, value in enumerate(champions):
             start, end = (x(at) + room * part / len(champions) for part in (step, step + 1))
             path += [f"{pen}{start:.1f} {y(value):.1f}H{end:.1f}"] if value is not None else []
-            pen = "M" if value is None else "L"  # unknown values leave a gap
+            # Unknown values leave a gap in the line.
+            pen = "M" if value is None else "L"
     return element("path", d=" ".join(path), class_="champion") if path else ""
 
 
@@ -138,7 +139,8 @@ def _candidate_mark(point: CurvePoint, x: float, y: Scale, percent: bool) -> str
         above, lowest = min(above, ends[1]), max(lowest, ends[0])
         whiskers = "".join(element("line", x1=x - 5, x2=x + 5, y1=end, y2=end, class_="error") for end in ends)
         bar = element("line", x1=x, x2=x, y1=ends[0], y2=ends[1], class_="error") + whiskers
-    below = point.decision in ("refuse", "rollback")  # the champion's line is above a refused candidate
+    # The champion's line runs above a refused candidate.
+    below = point.decision in ("refuse", "rollback")
     # A label that would run into the names below the axis goes above its mark.
     below = below and lowest + 24 < y(0) - 4
     number = text(value, x, lowest + 24 if below else above - 12, "value", "middle")
@@ -209,9 +211,8 @@ def expectations(rows: Sequence[Expectation], title: str, show: Formatter, *, wi
     drawn = []
     for level in levels:
         drawn.append(element("line", x1=x(level), x2=x(level), y1=2, y2=bottom, class_="grid" if level else "zero"))
-    half = (
-        max(len(show(level)) for level in levels) * LETTER / 2
-    )  # axis labels may extend below the columns of names and values
+    # Axis labels may extend below the columns of names and values.
+    half = max(len(show(level)) for level in levels) * LETTER / 2
     drawn += level_words(levels, x, show, left - half + 12, right + half - 14, bottom + 16)
     for at, (row, label) in enumerate(zip(rows, labels, strict=True)):
         y = at * _EXPECTATION_ROW + 22.0

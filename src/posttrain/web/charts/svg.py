@@ -50,6 +50,7 @@ def figure(width: float, height: float, title: str, *content: str) -> str:
     """Builds a whole chart with a title for screen readers."""
     return element(
         "svg",
+        # With role="img" a screen reader reads the first title and skips the rest.
         tooltip(title),
         *content,
         xmlns="http://www.w3.org/2000/svg",
@@ -99,6 +100,7 @@ def level_words(values: Iterable[float], x: Scale, show: Formatter, left: float,
 
 def truncate(label: str, width: float, letter: float = LETTER) -> str:
     """Cuts a label with an ellipsis if it needs more than ``width`` pixels."""
+    # At least a letter and the ellipsis, whatever the width.
     room = max(int(width / letter), 2)
     return label if len(label) <= room else label[: room - 1] + "…"
 
@@ -115,6 +117,7 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def _number(value: object) -> str:
+    # A tenth of a pixel is enough, and more digits would double the page.
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
@@ -160,6 +163,7 @@ def responsive(draw: Callable[..., str], *arguments: object, **options: object) 
 
     The style sheet shows the one that fits; an empty chart stays empty.
     """
+    # Two drawings and no script: a single one that scales would have letters of a few pixels on a phone.
     wide, narrow = (draw(*arguments, width=width, **options) for width in (WIDE, NARROW))
     return Markup(f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>' if wide else "")
 
