@@ -40,7 +40,7 @@ def tables(train: list[dict[str, Any]], test: list[dict[str, Any]], validation: 
 def test_a_planted_leak_is_caught_by_name(kind: str) -> None:
     learnt, asked, detail = PLANTED[kind]
     found = find_leaks(tables([*CLEAN[:20], learnt], [*CLEAN[20:], asked]))
-    assert [(leak.kind, leak.splits, leak.places) for leak in found] == [(kind, ("train", "test"), ("f:21", "f:21"))]
+    assert [(leak.kind, leak.splits, leak.locations) for leak in found] == [(kind, ("train", "test"), ("f:21", "f:21"))]
     assert detail in found[0].detail
     splits = tables([*CLEAN[:20], learnt], [*CLEAN[20:], asked])
     with pytest.raises(UserError, match=r"^support@v2: 1 record of train give test away, the first: f:21 \(train\)"):

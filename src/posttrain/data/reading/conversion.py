@@ -28,12 +28,12 @@ from posttrain.store.errors import closest_match, suggest
 
 Record = dict[str, Any]
 
-BATCH_RECORDS = 8192
+BATCH_RECORDS = 8192  # of one table; bounds the memory of reading a file
 
 OnSkipped = Callable[[Problem], None]
 
+# Texts that programs write for a missing value, such as pandas for an empty cell.
 _NAN = ("nan", "NaN", "NAN")
-"""Texts that programs write for a missing value, such as pandas for an empty cell."""
 
 _ID_LINE_BITS = 40
 
@@ -72,8 +72,8 @@ SHAPES = (
     Shape("prompt", ("prompt",), ("prompt", "completion"), convert_prompt),
     Shape("text", ("text",), ("text",), convert_text),
     *(
-        Shape("request log", (asked, answer), LOG_COLUMNS, parse_request_log)
-        for asked in ("request", "body", "custom_id")
+        Shape("request log", (request, answer), LOG_COLUMNS, parse_request_log)
+        for request in ("request", "body", "custom_id")
         for answer in ("response", "choices", "error")
     ),
     Shape("request log", ("custom_id", "body"), LOG_COLUMNS, parse_request_log),
@@ -203,6 +203,7 @@ class RecordConverter:
         if self.shape is None:
             raise AssertionError("no row was looked at")
         content = self.shape.convert(_parse_json_turns(values) if self._cells else values)
+        # As an answer it would be learnt like any other label.
         if content.completion in _NAN or content.rejected in _NAN:
             fix = "fill it in, or leave it empty for a record without an answer"
             raise InvalidRecord(
@@ -214,6 +215,7 @@ class RecordConverter:
         others.update(content.extra)
         meta = _meta(others) if others else "{}"
         id, input_id = content_ids(content.prompt, content.completion, content.rejected, content.text, image_name(meta))
+        # In Python a bool is an int, but a column of True and False names no records.
         if isinstance(user_id, str | int) and not isinstance(user_id, bool) and user_id != "":
             first = self.user_ids.clash(user_id, id, row.line)
             if first is not None:
@@ -236,6 +238,7 @@ class RecordConverter:
 
 def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
     """Parse the turns that a CSV cell holds as JSON text; return None for any other text."""
+    # Nearly every cell ends here, before it is parsed.
     if not text.startswith("["):
         return None
     value = parse_json(text)
@@ -279,6 +282,7 @@ def _meta(others: Record) -> str:
         given = parse_json(given)
     if isinstance(given, dict):
         others = {**given, **{column: value for column, value in others.items() if column != "meta"}}
+    # Sorted keys: the same row gives the same bytes, whatever the order of its columns.
     return json.dumps(_json_value(others), ensure_ascii=False, sort_keys=True)
 
 
@@ -303,6 +307,7 @@ class UserIds:
         """Return the line of an earlier record with this id and another content, or None."""
         key = int.from_bytes(hashlib.blake2b(str(user_id).encode(), digest_size=12).digest())
         content = int(record_id, 16)
+        # Content and line in one integer, which takes half the memory of a pair.
         first = self._seen.setdefault(key, content << _ID_LINE_BITS | line)
         return None if first >> _ID_LINE_BITS == content else first & ((1 << _ID_LINE_BITS) - 1)
 

@@ -25,9 +25,9 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 _INSTALL_HINTS = {"s3": "pip install 'posttrain[s3]'", "s3a": "pip install 'posttrain[s3]'", "gs": "pip install gcsfs"}
 
+# A longer line is most likely a file without line ends, such as an archive, and would be held in memory as a whole.
 MAX_LINE_BYTES = 64 << 20
-"""Bytes of the longest line that is read. A longer one is most likely a file without line ends, such as an archive,
-and would be held in memory as a whole."""
+"""Bytes of the longest line that is read."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,10 @@ def _is_glob(name: str) -> bool:
 
 def _expand_local(name: str, root: Path) -> list[DataPath]:
     path = root / name
+    # The name of a file may hold `[` or `*` itself.
     if not _is_glob(name) or path.exists():
         return [path]
+    # The folder is no pattern, even if its name holds `*` or `[`. Sorted, as records count in this order.
     matches = sorted(Path(match) for match in glob.glob(str(Path(glob.escape(str(root))) / name), recursive=True))
     files: list[DataPath] = [match for match in matches if not match.is_dir() or _is_data_folder(match)]
     if not files:
@@ -230,9 +232,11 @@ def read_lines(file: IO[bytes], name: str, first_line: int = 1) -> Iterator[byte
         while raw := file.readline(MAX_LINE_BYTES + 1):
             rest = raw
             while len(raw) > MAX_LINE_BYTES and rest and not rest.endswith(b"\n"):
+                # What is left of a line that is too long is skipped piece by piece.
                 rest = file.readline(1 << 20)
             yield raw
             line += 1
+    # Damage shows while reading: only here the line is known.
     except (EOFError, zlib.error, OSError) as error:
         raise decompression_error(error, name, line) from None
 
@@ -282,6 +286,7 @@ def content_digest(path: DataPath, name: str) -> str:
     total = hashlib.sha256()
     try:
         for file in files:
+            # Names count too: a folder whose files trade places is another dataset.
             total.update(f"{file.relative_to(path).as_posix()}\0{file_digest(file)}\n".encode())
     except FileNotFoundError:
         raise UserError("there is no such file", where=name, fix="check the path") from None

@@ -106,10 +106,12 @@ def parquet_rows(path: DataPath, name: str) -> Rows:
         yield Problem(name, None, "unknown format", "a compressed Parquet file cannot be read in pieces", fix)
         return
     with open_file(path, name) as source:
+        # An empty file is no valid Parquet, but it is what some programs write for a table without rows.
         if not source.read(1):
             return
         source.seek(0)
         with pyarrow.parquet.ParquetFile(source) as file:
+            # In batches, as a file may be larger than the memory.
             yield from _batch_rows(file.iter_batches(BATCH_ROWS), name)
 
 
@@ -208,6 +210,7 @@ def folder_rows(path: Path, name: str) -> Rows:
             message = f"holds the splits {', '.join(splits)}"
             yield Problem(name, None, "several splits", message, f"name one of them, such as {name}/{splits[0]}")
             return
+        # A single split needs no name.
         path = path / splits[0]
     files = _arrow_files(path)
     if not files:

@@ -94,6 +94,7 @@ def json_file(path: DataPath, name: str) -> Rows:
         except (EOFError, zlib.error, OSError) as error:
             raise decompression_error(error, name, None) from None
     if whole is None:
+        # Only an array has to be read as a whole; lines are streamed.
         with open_file(path, name) as file:
             yield from json_lines(read_lines(file, name), name)
     else:
@@ -113,6 +114,7 @@ def _array_rows(raw: bytes, name: str) -> Rows:
     counted = 0
     while True:
         position = _skip_space(text, position)
+        # Line ends are counted from the last record on, or a long array would be scanned once for each of them.
         line, counted = line + text.count("\n", counted, position), position
         if text.startswith("]", position):
             if text[position + 1 :].strip():
@@ -136,6 +138,7 @@ def _array_rows(raw: bytes, name: str) -> Rows:
 
 
 def _reject_constant(constant: str) -> NoReturn:
+    # Python would accept NaN and Infinity, which are no JSON and which no other reader takes.
     raise ValueError(f"`{constant}` is not JSON")
 
 

@@ -12,6 +12,7 @@ from posttrain.store.errors import suggest
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 
+# Collections of ShareGPT conversations differ in the names of their speakers.
 SHAREGPT_ROLES = {
     "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
     "chatgpt": "assistant", "model": "assistant",
@@ -223,6 +224,7 @@ def convert_preference(values: Mapping[str, Any]) -> Content:
     else:
         left, right = parse_turns(chosen, "chosen")[0], parse_turns(rejected, "rejected")[0]
         prompt = common_prefix(left, right) if given is None else parse_prompt(given)
+        # Answers may repeat an explicit prompt, as TRL accepts it.
         better = parse_answer(without_prefix(prompt, left), "chosen")
         worse = parse_answer(without_prefix(prompt, right), "rejected")
     if better is None or worse is None:

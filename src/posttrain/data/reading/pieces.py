@@ -30,7 +30,7 @@ MAX_PIECE_BYTES = 16 << 20
 
 MIN_PIECE_BYTES = 1 << 20
 
-PIECE_ROWS = 16_384
+PIECE_ROWS = 16_384  # parsed rows are pickled to the worker, so their number is bounded, too
 
 BLOCK_BYTES = 1 << 20  # that are read at a time; a piece ends in the first line end of a block
 
@@ -84,6 +84,8 @@ def _byte_ranges(path: Path, name: str) -> Iterator[Piece]:
         while block := file.read(BLOCK_BYTES):
             rest = memoryview(block)
             if length and length + len(block) >= _target_bytes(start) and (end := block.find(b"\n")) >= 0:
+                # Only the content before a cut decides where it is: appending to a file leaves its earlier pieces as
+                # they are.
                 head, rest = rest[: end + 1], rest[end + 1 :]
                 digest.update(head)
                 length += len(head)
@@ -109,6 +111,7 @@ def _row_batches(path: DataPath, name: str) -> Iterator[Piece]:
         waiting.append(row)
         content = json.dumps(row.values, default=str, ensure_ascii=False) if isinstance(row, Row) else repr(row)
         encoded = content.encode("utf-8", "surrogatepass")
+        # The line end keeps two rows apart from one row that holds both texts.
         digest.update(encoded + b"\n")
         size += len(encoded)
         if len(waiting) == PIECE_ROWS or size >= _target_bytes(before):
@@ -152,6 +155,7 @@ def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence
     """
     path = to_data_path(piece.path)
     cells = file_format(path) in DELIMITERS
+    # Answers may be missing here: the same file may serve as a pool. Steps decide about records without one.
     conversion = RecordConverter(piece.name, columns, answers=False, cells=cells, same_columns=has_fixed_columns(path))
     left_out: Counter[str] = Counter()
 
@@ -172,6 +176,7 @@ def read_piece(piece: Piece, columns: Mapping[str, str] | None, labels: Sequence
 
 
 def _check_labels(table: pa.Table, labels: Sequence[str]) -> None:
+    # None is among them: a record without an answer is no wrong label.
     known = pa.array([None, *labels], pa.string())
     wrong = pa.compute.invert(pa.compute.is_in(table["completion"], value_set=known))
     for row in table.filter(wrong).slice(0, 1).to_pylist():

@@ -46,6 +46,7 @@ def read(
         UserError: at once if there is no such file; on the first bad record, with file and line; the file holds no
             records.
     """
+    # Checked here, not in the generator, which would raise only when it is first read.
     if problem := access_problem(to_data_path(path), str(path) if name is None else name):
         raise problem.error()
     items = scan_records(path, columns, name=name, answers=answers)
@@ -103,15 +104,15 @@ def find_problems(
 
     ``labels`` is None for open-ended answers, and for a pool, whose answers are hidden.
 
-    Besides what :func:`posttrain.data.reading.reader.read` refuses or leaves out: answers outside ``labels``, records
-    that
-    stand in the file twice (the later one is the problem) and, where ``labels`` is given, inputs with two answers.
-    The last two, and what is left out, do not block: steps deal with them when a version is built.
+    Besides what `read` refuses or skips: answers outside ``labels``, records that occur in the file twice (the later
+    one is the problem) and, where ``labels`` is given, inputs with two answers. The last two, and what is skipped, do
+    not block: steps deal with them when a version is built.
     """
     seen: dict[int, int] = {}
     answered: dict[int, int] = {}
     known = {label: number for number, label in enumerate(labels)} if labels is not None else None
     met = list(labels or ())
+    # Answers outside the label set get numbers of their own, so that conflicts among them are reported, too.
     numbers = dict(known or {})
     for item in scan_records(path, columns, name=name, answers=answers):
         if isinstance(item, Problem):
@@ -121,6 +122,7 @@ def find_problems(
         if known is not None and answer is not None and answer not in known:
             yield unknown_label_problem(answer, known, file, line)
         distinct = len(seen)
+        # As integers ids take half the memory that their texts take.
         first = seen.setdefault(int(item["id"], 16), line)
         if len(seen) == distinct:
             message = f"the same record as line {first}"
@@ -131,6 +133,7 @@ def find_problems(
         number = numbers.setdefault(answer, len(met))
         if number == len(met):
             met.append(answer)
+        # Answer and line in one integer: a tuple would take twice the memory.
         entry = answered.setdefault(int(item["input_id"], 16), number << _LINE_BITS | line)
         other, where = met[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
         if other != answer:

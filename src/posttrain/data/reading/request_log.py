@@ -48,6 +48,7 @@ def parse_request_log(values: Mapping[str, Any]) -> Content:
         prompt = check_prompt(turns)
         answer = _answer(choice) if choice is not None else None
     except InvalidRecord as bad:
+        # These mean that the file is no log at all; the others happen in every log.
         if bad.kind in ("not turns", "wrong role"):
             raise
         raise InvalidRecord(bad.kind, bad.message, bad.fix, blocking=False) from None
@@ -101,6 +102,7 @@ def _choice(values: Mapping[str, Any], response: Mapping[str, Any]) -> Mapping[s
         choices = parse_json(choices)
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise _failed("the response holds no choices")
+    # A filtered answer is cut off somewhere, and nothing to learn from.
     if choices[0].get("finish_reason") == "content_filter":
         raise _failed("a content filter stopped the answer")
     return choices[0]
@@ -138,6 +140,7 @@ def _request_metadata(
     settings = request if nested else {}
     metadata = {name: value for name, value in settings.items() if name not in ("messages", "prompt")}
     answered = {name: response[name] for name in _RESPONSE_FIELDS if response.get(name) is not None}
+    # A provider resolves a name such as `gpt-4o` to a dated model.
     if metadata.get("model") not in (None, answered.get("model", metadata.get("model"))):
         metadata["requested_model"] = metadata["model"]
     metadata.update(answered)

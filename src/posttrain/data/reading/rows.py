@@ -14,9 +14,10 @@ MAX_MESSAGE = 400
 
 _COLUMN_KINDS = ("missing column", "unknown shape", "mixed shapes", "too many columns")
 
+# Python's own recursion limit depends on the depth of the caller: the same file could pass in one command and fail in
+# another.
 MAX_DEPTH = 100
-"""Levels of lists and objects in one record. Python's own recursion limit depends on the depth of the caller, so the
-same file could pass in one command and fail in another."""
+"""Levels of lists and objects in one record."""
 
 MAX_COLUMNS = 1_000
 """Columns of one file; a file with more holds no records, whatever its format."""
@@ -72,6 +73,7 @@ def group_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 def one_line(text: str) -> str:
     """Format a text for a terminal: one line without control characters, shortened in the middle."""
+    # Cut first: a message may quote a line of 64 MiB.
     line = " ".join(text[: 4 * MAX_MESSAGE].split())
     line = "".join(character if character.isprintable() else "\ufffd" for character in line)
     if len(line) <= MAX_MESSAGE:
@@ -79,14 +81,14 @@ def one_line(text: str) -> str:
     return f"{line[: MAX_MESSAGE * 2 // 3]} ... {line[-MAX_MESSAGE // 3 :]}"
 
 
-def shorten(word: str, longest: int = 60) -> str:
+def shorten(value: str, longest: int = 60) -> str:
     """Shorten a value of the user's for a message."""
-    return word if len(word) <= longest else f"{word[: longest - 3]}..."
+    return value if len(value) <= longest else f"{value[: longest - 3]}..."
 
 
 def join_names(names: Collection[str], most: int = 8) -> str:
     """Join names with commas, the first ones if there are many."""
-    shown = ", ".join(shorten(word) for word in islice(names, most))
+    shown = ", ".join(shorten(name) for name in islice(names, most))
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
@@ -148,6 +150,7 @@ def not_utf8_problem(raw: bytes, name: str, line: int) -> Problem:
 
 def is_utf16(raw: bytes) -> bool:
     """Return True if a file starts like UTF-16: with a byte order mark, or a NUL in the first character."""
+    # Two NUL characters are no UTF-16 but binary data.
     return raw[:2] in (b"\xff\xfe", b"\xfe\xff") or (b"\0" in raw[:2] and raw[:2] != b"\0\0")
 
 
@@ -155,6 +158,7 @@ def _invalid_value(value: Any, level: int) -> tuple[str, str, str | None] | None
     """Return kind, message and fix of a value that cannot be stored: a lone surrogate, or too many levels."""
     if isinstance(value, str):
         try:
+            # A lone surrogate is valid in Python and in JSON escapes, but no UTF-8 can hold it.
             value.encode()
         except UnicodeEncodeError:
             return "encoding", "holds bytes or characters that are not UTF-8", "save the file as UTF-8"

@@ -51,6 +51,7 @@ def reject_rows(
 ) -> Outcome:
     """Split a table into the rows that stay and the rows in ``rejections``, with their reasons, both in table order."""
     rows = sorted(rejections)
+    # A mask keeps the order of the table, whatever order the rejections come in.
     keep = np.ones(table.num_rows, dtype=bool)
     keep[rows] = False
     removed = table.take(pa.array(rows, pa.int64()))

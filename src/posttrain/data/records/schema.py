@@ -79,6 +79,7 @@ def records(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 def concat(tables: Sequence[pa.Table], schema: pa.Schema = RECORD) -> pa.Table:
     """Concatenate tables to contiguous columns; no tables give an empty one."""
+    # The empty table makes no tables a table, too, and refuses one of another schema.
     return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
 
 

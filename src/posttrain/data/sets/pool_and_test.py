@@ -73,9 +73,9 @@ def build_pool_and_test(
     for step in steps:
         step.check()
     named = _NamedSources(config, root, versions)
-    labelled = RecordSet("labelled", named.answered(config.labelled, labels))
+    labelled = RecordSet("labelled", named.answered_records(config.labelled, labels))
     pool = RecordSet(
-        "pool", without_answers(concat([named.to_learn_from(name, answers=False) for name in config.pool]))
+        "pool", without_answers(concat([named.training_records(name, answers=False) for name in config.pool]))
     )
     if not config.pool and not config.labelled:
         raise UserError("no file of records is named", where="data.pool", fix="name a file of inputs")
@@ -88,20 +88,23 @@ def build_pool_and_test(
         labelled.replace(rest, "split", "held out for the test")
         test = RecordSet("test", held_out)
     else:
-        test = RecordSet("test", named.answered(config.test or [], labels, test=True))
+        test = RecordSet("test", named.answered_records(config.test or [], labels, test=True))
         test.apply_steps(Answers())
         test.apply_steps(*[step for step in steps if step.evaluation])
-    beside = load_suites(suites, config, root)
-    measured = concat([test.records, *beside.values()])
+    suites_by_file = load_suites(suites, config, root)
+    measured = concat([test.records, *suites_by_file.values()])
     changed = concat([labelled.changed, test.changed], CHANGED)
     for record_set in (labelled, pool):
         record_set.transform(lambda records: without_held_out_variants(records, measured, changed))
     pool.apply_steps(*[step for step in steps if not step.training_only and not step.needs_answers])
-    left = [record_set.rejected.select(RECORD.names) for record_set in (labelled, pool)]
+    rejected = [record_set.rejected.select(RECORD.names) for record_set in (labelled, pool)]
+    # Test records drawn from the labelled files stand in these files, too.
     drawn = [test.records] if isinstance(config.test, float) else []
-    require_unseen_suites(concat([labelled.records, pool.records]), beside, steps, beside=concat([*left, *drawn]))
+    require_unseen_suites(
+        concat([labelled.records, pool.records]), suites_by_file, steps, beside=concat([*rejected, *drawn])
+    )
     for step in [step for step in steps if step.training_only]:
-        labelled.transform(_skip_processed(named.been_through(step), partial(apply_step, step, evaluation=measured)))
+        labelled.transform(_skip_processed(named.processed_ids(step), partial(apply_step, step, evaluation=measured)))
     pool.apply_steps(*[step for step in steps if isinstance(step, Decontaminate)], evaluation=measured)
     # The pool must not hold what is labelled already, or it would be chosen again.
     pool.transform(drop_labelled(labelled.records))
@@ -157,19 +160,19 @@ class _NamedSources:
     root: Path
     versions: Versions
 
-    def to_learn_from(self, name: str, *, answers: bool) -> pa.Table:
+    def training_records(self, name: str, *, answers: bool) -> pa.Table:
         if name in self.versions:
             return training_side(self.versions[name], name)
         return concat(list(read(_locate(self.root, name), self.config.columns, name=name, answers=answers)))
 
-    def to_test_on(self, name: str) -> pa.Table:
+    def test_records(self, name: str) -> pa.Table:
         if name not in self.versions:
-            return self.to_learn_from(name, answers=True)
-        learned_from = {self.versions[source].id for source in self._learned_from if source in self.versions}
-        return evaluation_side(self.versions[name], name, learned_from)
+            return self.training_records(name, answers=True)
+        training_ids = {self.versions[source].id for source in self._training_sources if source in self.versions}
+        return evaluation_side(self.versions[name], name, training_ids)
 
-    def answered(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
-        tables = [self.to_test_on(name) if test else self.to_learn_from(name, answers=True) for name in names]
+    def answered_records(self, names: Sequence[str], labels: Sequence[str] | None, *, test: bool = False) -> pa.Table:
+        tables = [self.test_records(name) if test else self.training_records(name, answers=True) for name in names]
         for name, table in zip(names, tables, strict=True):
             answerless = table["completion"].null_count == table.num_rows
             if answerless and (labels is not None or table["text"].null_count == table.num_rows):
@@ -179,13 +182,13 @@ class _NamedSources:
                 _require_known_labels(table, labels)
         return concat(tables)
 
-    def been_through(self, step: Step) -> set[str]:
+    def processed_ids(self, step: Step) -> set[str]:
         """Ids of records that a step must not add to again, as their version was built with it."""
         versions = [self.versions[name] for name in self.config.labelled if name in self.versions]
         return ids_processed_by(versions, step) if isinstance(step, RowStep) else set()
 
     @property
-    def _learned_from(self) -> list[str]:
+    def _training_sources(self) -> list[str]:
         return [*self.config.pool, *self.config.labelled]
 
 

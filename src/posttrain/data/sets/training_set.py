@@ -95,11 +95,11 @@ def drop_outdated(labelled: pa.Table) -> Transform:
     def step(table: pa.Table) -> Outcome:
         rejections: dict[int, Rejection] = {}
         columns = (table[name].to_pylist() for name in ("id", "input_id", "meta"))
-        for row, (identity, asked, meta) in enumerate(zip(*columns, strict=True)):
+        for row, (identity, input_id, meta) in enumerate(zip(*columns, strict=True)):
             if identity in current:
                 continue
-            if asked in inputs:
-                rejections[row] = Rejection("answered anew", f"another answer stands at {inputs[asked]}")
+            if input_id in inputs:
+                rejections[row] = Rejection("answered anew", f"another answer stands at {inputs[input_id]}")
             # An annotator's answer stands in no file, so its absence there means nothing.
             elif "labelled_by" not in json.loads(meta or "{}"):
                 rejections[row] = Rejection("left the files", "no labelled file holds it any more")

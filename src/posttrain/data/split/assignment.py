@@ -36,9 +36,8 @@ SPLIT_KEYS: pa.Schema = pa.schema(
     ]
 )
 """One row a record. ``stratum`` is its label or source and ``time`` its moment, each null unless the config asks.
-``made``: whether it was made of others, as `posttrain.data.records.provenance` reads it; ``origin`` is the id of the
-one that it was
-made of, its own for all others."""
+``made``: whether it was derived from others (`posttrain.data.records.provenance`); ``origin`` is the id of the one that
+it was derived from, its own for all others."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -80,11 +79,11 @@ def assign_splits(
     Each record, or each group of linked records, falls into a split with the odds of the config's shares. With
     ``stratify``, the thresholds of `freeze_settings` make the shares hold in every stratum of the first version, as
     nearly as whole numbers of groups and clusters allow; what comes later has the odds again. Shares that stay exact
-    while a set
-    grows would move records.
+    while a set grows
+    would move records.
 
     Args:
-        keys: KEYS table of N rows in reading order.
+        keys: SPLIT_KEYS table of N rows in reading order.
         clusters: int64 [N], equal for near duplicates; None: only equal inputs are alike.
         known: int8 [K], splits of the first K records in the version before; -1 for what has none.
         among_known: int64 [N], clusters that the known records form by themselves; None: none spans two splits.
@@ -98,6 +97,7 @@ def assign_splits(
         own = np.zeros(keys.num_rows, dtype=np.int8)
         own[fresh] = _splits_by_hash(keys.filter(pa.array(fresh)), config)
     derived = np.asarray(keys["made"])
+    # A variant of a test record would measure whether the model has seen the original.
     own[derived] = 0
     # A record marked as derived since then leaves the held-out splits.
     before[derived & (before > 0)] = UNASSIGNED
@@ -110,8 +110,8 @@ def assign_splits(
     mixed = np.zeros(keys.num_rows, dtype=bool)
     mixed[head[splits != splits[head]]] = True
     rows = np.flatnonzero(mixed[head])
-    met = _assign_linked(rows, [*linked, alone], splits, before, derived | (config.by == "time"))
-    return SplitAssignment(splits, _link_rejections(keys, met, own if config.by == "time" else None))
+    conflicts = _assign_linked(rows, [*linked, alone], splits, before, derived | (config.by == "time"))
+    return SplitAssignment(splits, _link_rejections(keys, conflicts, own if config.by == "time" else None))
 
 
 def _splits_by_hash(keys: pa.Table, config: SplitsConfig) -> Splits:
@@ -154,7 +154,7 @@ def _assign_linked(
 
     Args:
         rows: rising.
-        tied: [N] each; the last but one links only new rows, the last only rows that have a split.
+        linked: [N] each; the last but one links only new rows, the last only rows that have a split.
         strict: [N], whether a row goes to its own split or is rejected.
 
     Returns:
@@ -167,32 +167,33 @@ def _assign_linked(
     distinct, names = np.unique(names, return_inverse=True)
     names = names.reshape(len(rows), len(linked))
     holders = [[-1] * len(SPLITS) for _ in range(len(distinct))]
-    met_by_row = {}
+    links_by_row = {}
     for row, row_names in zip(rows.tolist(), names.tolist(), strict=True):
         split = int(splits[row])
         new = before[row] == UNASSIGNED
         relevant = row_names[:-1] if new else [*row_names[:-2], row_names[-1]]
-        holders_met = [max(holders[name][index] for name in relevant) for index in range(len(SPLITS))]
-        splits_met = [index for index, holder in enumerate(holders_met) if holder >= 0]
-        if len(splits_met) > 1 or ((strict[row] or not new) and splits_met and splits_met != [split]):
-            met_by_row[row] = holders_met
+        linked_rows = [max(holders[name][index] for name in relevant) for index in range(len(SPLITS))]
+        linked_splits = [index for index, holder in enumerate(linked_rows) if holder >= 0]
+        if len(linked_splits) > 1 or ((strict[row] or not new) and linked_splits and linked_splits != [split]):
+            # In either split it would leak into the other.
+            links_by_row[row] = linked_rows
             splits[row] = UNASSIGNED
             continue
-        split = splits_met[0] if splits_met else split
+        split = linked_splits[0] if linked_splits else split
         splits[row] = split
         for name in row_names:
             if holders[name][split] < 0:
                 holders[name][split] = row
-    return met_by_row
+    return links_by_row
 
 
-def _link_rejections(keys: pa.Table, met_by_row: Mapping[int, list[int]], own: Splits | None) -> dict[int, Rejection]:
+def _link_rejections(keys: pa.Table, links_by_row: Mapping[int, list[int]], own: Splits | None) -> dict[int, Rejection]:
     """Builds the rejections, which name the linked records."""
-    rows = sorted({row for met in met_by_row.values() for row in met if row >= 0})
+    rows = sorted({row for met in links_by_row.values() for row in met if row >= 0})
     locations_of = dict(zip(rows, locations(keys.take(pa.array(rows, pa.int64()))), strict=True))
     rejections = {}
     derived = keys["made"].to_pylist()
-    for row, met in met_by_row.items():
+    for row, met in links_by_row.items():
         shared = " and ".join(f"`{SPLITS[i]}` ({locations_of[other]})" for i, other in enumerate(met) if other >= 0)
         reason = "" if own is None else f"is of the time of `{SPLITS[own[row]]}` and "
         reason = "was made of others and " if derived[row] else reason
@@ -214,9 +215,9 @@ def split_keys(table: pa.Table, config: SplitsConfig) -> pa.Table:
         else pa.nulls(table.num_rows, SPLIT_KEYS.field("time").type)
     )
     group = table["group"] if config.group else nothing
-    of = origin_ids(table)
-    origin = compute.if_else(compute.equal(of, "").fill_null(True), table["id"], of)
-    columns = [table["input_id"], group, stratum, times, table["source"], table["line"], origin, of.is_valid()]
+    origins = origin_ids(table)
+    origin = compute.if_else(compute.equal(origins, "").fill_null(True), table["id"], origins)
+    columns = [table["input_id"], group, stratum, times, table["source"], table["line"], origin, origins.is_valid()]
     return pa.table(columns, schema=SPLIT_KEYS)
 
 
@@ -242,7 +243,7 @@ def links(keys: pa.Table, clusters: Indices | None) -> list[Indices]:
     """For every row the first row with the same input, group, origin or cluster, itself if there is none; [N] each.
 
     Args:
-        keys: KEYS table of N rows.
+        keys: SPLIT_KEYS table of N rows.
         clusters: [N], equal for the rows of a cluster.
     """
     labels_by_kind = [_label_codes(keys["input_id"]), _label_codes(keys["group"])]
@@ -271,6 +272,7 @@ def first_of_component(linked: list[Indices]) -> Indices:
 
 def _label_codes(column: pa.ChunkedArray) -> Indices:
     """Numbers the values, and gives each null a number of its own."""
+    # Two records without a group share none.
     codes = column.combine_chunks().dictionary_encode().indices
     numbers = np.asarray(codes.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
     return np.where(np.asarray(codes.is_null()), -1 - np.arange(len(numbers)), numbers)
@@ -291,6 +293,7 @@ def hash_draw(inputs: Sequence[str], groups: Sequence[str | None] | None, seed: 
     by_group, by_input = hashlib.sha256(f"{seed}\0group\0".encode()), hashlib.sha256(f"{seed}\0input\0".encode())
     first_bits = bytearray()
     for name, group in zip(inputs, groups if groups is not None else repeat(None, len(inputs)), strict=True):
+        # A copied state spares hashing the seed again for every record.
         state = (by_input if group is None else by_group).copy()
         state.update((name if group is None else group).encode())
         first_bits += state.digest()[:6]

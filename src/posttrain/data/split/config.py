@@ -12,7 +12,7 @@ SPLITS = ("train", "validation", "test")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # 0.7 + 0.2 + 0.1 is not exactly 1 in binary
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -86,6 +86,7 @@ def parse_timestamp(value: Any) -> int:
     try:
         if isinstance(value, str):
             read = datetime.fromisoformat(value.strip())
+            # UTC, not the local zone: a record must fall into the same split on every machine.
             read = read if read.tzinfo else read.replace(tzinfo=UTC)
             return (read - _EPOCH) // timedelta(microseconds=1)
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -50,6 +50,7 @@ class Split(GlobalStep):
         return {"step": self.name, "version": self.version, **self.settings.model_dump(mode="json")}
 
     def sketch_key(self) -> dict[str, Any]:
+        # Not the shares and the seed: sketches serve any of them, so that changing one reads no file again.
         read = self.settings.model_dump(mode="json", include={"near_duplicates", "group", "stratify", "time"})
         return {"step": self.name, "version": self.version, **read}
 
@@ -79,6 +80,7 @@ class Split(GlobalStep):
         )
         side = np.full(corpus.rows, -1, dtype=np.int8)
         side[rows] = splits
+        # Rows without a split are marked, as a later version must not take their clusters for intact.
         state = pa.table({"cluster": cluster, "side": side})
         rejections_by_row = {int(rows[row]): rejection for row, rejection in rejections.items()}
         return GlobalResult(
@@ -89,7 +91,7 @@ class Split(GlobalStep):
         )
 
     def _clusters(self, corpus: Corpus, sketches: pa.Table) -> Indices:
-        """Cluster of every row, int64 [N], named by its smallest row; compares only what changed."""
+        """Finds the cluster of every row, int64 [N], named by its smallest row; compares only what changed."""
         state = corpus.known()
         known = None if state is None else np.asarray(state.table["cluster"].to_numpy())
         if state is None or known is None or state.unchanged:
@@ -131,22 +133,23 @@ class Split(GlobalStep):
         """Clusters some rows in this order, and names each cluster by its first position; None: all rows."""
         subset = sketches if rows is None else sketches.take(pa.array(rows))
 
-        def texts(places: Indices) -> list[str]:
-            return input_texts(corpus.take(places if rows is None else rows[places]))
+        def texts(positions: Indices) -> list[str]:
+            return input_texts(corpus.take(positions if rows is None else rows[positions]))
 
         threshold = self.settings.near_duplicates
         assert threshold is not None
         compared = np.ones(subset.num_rows, dtype=bool) if alive is None else alive
         alone = self._alone(corpus, threshold)
+        # What no earlier step has found similar to anything need not be compared again.
         compared = compared & ~(alone if rows is None else alone[rows])
         return cluster_near_duplicates(subset, texts, threshold, _NGRAM, compared, known, corpus.map)
 
     def _alone(self, corpus: Corpus, threshold: float) -> npt.NDArray[np.bool_]:
-        """Bool [N]: the rows for which an earlier step found no similar living row."""
-        clusters_found = corpus.clustered().get(SimilarityKind(threshold, _NGRAM, 0, PERMUTATIONS))
-        if clusters_found is None:
+        """Marks, bool [N], the rows for which an earlier step found no similar living row."""
+        earlier_clusters = corpus.clustered().get(SimilarityKind(threshold, _NGRAM, 0, PERMUTATIONS))
+        if earlier_clusters is None:
             return np.zeros(corpus.rows, dtype=bool)
-        cluster = np.asarray(clusters_found.to_numpy())
+        cluster = np.asarray(earlier_clusters.to_numpy())
         living = np.bincount(cluster[corpus.alive], minlength=corpus.rows)
         return np.asarray(living[cluster] < 2)
 
@@ -173,8 +176,8 @@ def freeze_settings(keys: pa.Table, config: SplitsConfig, clusters: Indices | No
     """Returns the config with everything decided that counts decide; what is frozen already stays.
 
     By time: ``since``, the timestamps that split the records by the shares. With strata: ``thresholds``, which are as
-    near to the shares as the shares' whole numbers of this set's records allow, so that odds change as little as can
-    be.
+    near to the shares as the shares' whole numbers of this set's records allow, so that odds change as little as
+    possible.
     The result is stored with the version, and all later versions use it.
 
     Args:
@@ -207,6 +210,7 @@ def _originals(keys: pa.Table, clusters: Indices | None) -> tuple[pa.Table, Indi
 
 
 def _freeze_since(keys: pa.Table, config: SplitsConfig) -> dict[str, str]:
+    # Sorted by time, the shares are positions.
     times = np.sort(keys["time"].cast(pa.int64()).to_numpy())
     train, validation, test = config.shares
     since = {}
@@ -246,7 +250,7 @@ def _freeze_thresholds(
 
 
 def _nearest_cuts(draw: Floats, sizes: Indices, shares: Iterable[float]) -> list[float]:
-    """For each share the threshold below which the records' share is nearest to it.
+    """Finds for each share the threshold below which the records' share is nearest to it.
 
     Args:
         draw: of the components, rising.

@@ -106,6 +106,7 @@ def build_version(
             "splits": list(SPLITS) if recipe.splits else ["train"],
             "phases": phases,
         }
+        # Listed as parts, so that shards that several versions share are stored once and kept while one of them lives.
         parts = sorted({id for ids in phases for id in ids})
         return {**write_version(out, build, meta), PARTS: parts}
 
@@ -115,6 +116,7 @@ def build_version(
         "files": [source.name for source in sources],
         "suites": [suite.model_dump(mode="json") for suite in suites],
     }
+    # Identifies files and recipe, whatever the version grew from: see `_history_id`.
     made_of = stage_key(STAGE, VERSION, inputs, config, 0)
     artifact = run_stage(
         workspace,
@@ -173,6 +175,7 @@ def _run_recipe(
         require_unseen_suites(
             _input_columns(build), suites, recipe.steps, held_out, beside=_input_columns(build, training=False)
         )
+    # After the split, as only now it is known what is measured on.
     build.run_steps(split, len(recipe.chain), concat([build.measured(), *suites.values()]))
     for name in suites:
         contaminated, count = build.contaminated.get(name, (0, 0))
@@ -200,6 +203,7 @@ def _sources(files: Sequence[str], before: Version | None, root: Path) -> list[S
     fresh = {name: Source(name, content_digest(_locate(root, name), name)) for name in names}
     for name, source in fresh.items():
         if name not in known or known[name].digest != source.digest:
+            # A file with new content keeps its place: records count as first in the order of the files.
             known[name] = source
     return list(known.values())
 
@@ -336,9 +340,9 @@ def check_user_ids(shards: Sequence[Shard]) -> None:
     if clash is None:
         return
     later, earlier = (_file_and_line(files, starts, row) for row in clash)
-    earlier_place = f"on line {earlier[1]}" if earlier[0] == later[0] else f"at {earlier[0]}:{earlier[1]}"
+    earlier_line = f"on line {earlier[1]}" if earlier[0] == later[0] else f"at {earlier[0]}:{earlier[1]}"
     fix = "give every record an id of its own, or the column another name than `id`"
-    raise UserError(f"its id stands {earlier_place} too, with other content", where=f"{later[0]}:{later[1]}", fix=fix)
+    raise UserError(f"its id stands {earlier_line} too, with other content", where=f"{later[0]}:{later[1]}", fix=fix)
 
 
 def _fixed_width(column: pa.ChunkedArray, width: int) -> npt.NDArray[np.void]:

@@ -64,6 +64,7 @@ def export_rows(records: pa.Table, path: Path) -> list[dict[str, Any]]:
         fix = "export to .parquet, which holds all of them"
         raise UserError(f"the records have the shapes {', '.join(sorted(shapes))}", where=str(path), fix=fix)
     grouped = any(record["group"] is not None for record in given)
+    # A column for all rows or for none: readers of CSV and JSONL expect the same columns everywhere.
     noted = any(record["meta"] not in (None, "{}") for record in given)
     rows = []
     for record in given:
@@ -120,6 +121,7 @@ def export_folder(splits: Mapping[str, pa.Table], folder: Path) -> int:
         raise UserError("the folder exists already", where=str(folder), fix="remove it or name another")
     if not folder.absolute().parent.is_dir():
         raise UserError("there is no such folder", where=str(folder.parent), fix="make it first")
+    # Beside the folder, as only a rename within one file system is atomic.
     unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     with disk_errors(folder):
         try:

@@ -68,7 +68,7 @@ def record_histories(version: Version, text: str) -> list[RecordHistory]:
                 histories.append(
                     RecordHistory(record, [*events, *others, {"step": "kept", "what": f"kept in `{split}`"}], split)
                 )
-    return sorted(histories, key=lambda story: (story.split is None, story.record["line"]))
+    return sorted(histories, key=lambda history: (history.split is None, history.record["line"]))
 
 
 Changes = Mapping[str, tuple[str, dict[str, Any]]]
@@ -83,6 +83,7 @@ def _changes(version: Version) -> Changes:
 def _ancestors(id: str, origins: Changes) -> list[str]:
     """The id and those that the record had before, the latest first."""
     ids = [id]
+    # Two steps that undo each other make a circle of ids, so an id ends the walk when it returns.
     while ids[-1] in origins and origins[ids[-1]][0] not in ids:
         ids.append(origins[ids[-1]][0])
     return ids
@@ -110,7 +111,7 @@ def _facts_of(shard: Shard, ids: set[str]) -> pa.Table:
 
 
 Appearance = tuple[dict[str, Any], dict[str, Any] | None, int | None]
-"""A record, its rejection (None: it was kept), and its split (None: it went on to the next phase)."""
+"""A record, its rejection (None: it was kept), and its split (None: the next phase continues with it)."""
 
 
 def _appearances(
@@ -144,12 +145,14 @@ def _events(id: str, origins: Changes, facts: pa.Table) -> list[dict[str, Any]]:
             value = row["text"] if row["value"] is None else row["value"]
             shown = f"{value:.4g}" if isinstance(value, float) else value
             events.append({"step": row["step"], "what": f"{row['name']} {shown}", "value": value})
-    return [event for index, event in enumerate(events) if event not in events[:index]]  # equal records share an id
+    # Equal records share an id, and with it the events of both.
+    return [event for index, event in enumerate(events) if event not in events[:index]]
 
 
 def _origin(record: dict[str, Any], origins: Changes) -> list[dict[str, Any]]:
-    """Tells where a record was read, and before that how it was generated, unless a step of this version did so."""
+    """Reports where a record was read, and before that how it was generated, unless a step of this version did so."""
     steps = {origins[form][1]["step"] for form in _ancestors(record["id"], origins) if form in origins}
+    # The change that this version recorded says the same, with its detail.
     events = [event for event in origin_events(record["meta"]) if event["step"] not in steps]
     return [*events, {"step": "read", "what": f"read from {record['source']}:{record['line']}"}]
 
@@ -230,6 +233,7 @@ def diff_versions(older: Version, newer: Version) -> Diff:
         for identity in left
         if identity in both
     ]
+    # A changed answer is reported as such, not as one record removed and one added.
     known = pa.array(sorted(both), pa.string())
     return Diff(
         _filter_out(came, "input_id", known),

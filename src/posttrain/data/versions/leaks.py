@@ -1,4 +1,4 @@
-"""Finds what two splits share from the records alone, whatever code made the splits."""
+"""Checks from the records alone that no split gives another away, whatever code made the splits."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,17 +39,17 @@ class Leak:
         kind: ``exact`` (an equal input), ``group``, ``origin`` (one is derived from the other, or both from a third),
             ``near duplicate`` or, by the length of the run, ``13-gram``.
         splits: names of the two.
-        places: ``file:line`` of the two records, in the order of the splits.
+        locations: ``file:line`` of the two records, in the order of the splits.
         detail: description of what is shared.
     """
 
     kind: str
     splits: tuple[str, str]
-    places: tuple[str, str]
+    locations: tuple[str, str]
     detail: str
 
     def __str__(self) -> str:
-        (first, second), (here, there) = self.splits, self.places
+        (first, second), (here, there) = self.splits, self.locations
         return f"{here} ({first}) and {there} ({second}): {self.detail}"
 
 
@@ -83,6 +83,7 @@ def find_leaks(
             chunk_locations = locations(chunk)
             reported = set()
             for row, held_out, kind, detail in _shared_with(chunk, index, families, group):
+                # Of several things that two records share, the first and strongest is enough.
                 if (row, held_out) not in reported:
                     reported.add((row, held_out))
                     leaks.append(Leak(kind, (first, second), (chunk_locations[row], index.where[held_out]), detail))
@@ -113,7 +114,8 @@ def require_no_leaks(
     leaks = find_leaks(tables, threshold, ngram, group=group)
     if leaks:
         (leaking, other), first = leaks[0].splits, leaks[0]
-        count = len({leak.places[0] for leak in leaks if leak.splits == first.splits})
+        # Records, not leaks: one record may give several others away.
+        count = len({leak.locations[0] for leak in leaks if leak.splits == first.splits})
         records = "1 record" if count == 1 else f"{count:,} records"
         raise UserError(f"{records} of {leaking} give {other} away, the first: {first}", where=version, fix=fix)
 
@@ -241,16 +243,16 @@ def _suggest_fix(step: Decontaminate | None, threshold: float | None, ngram: int
     """Names the settings with which `decontaminate` removes all that the check finds."""
     if step is None:
         return "the step `decontaminate` takes such records from training"
-    wanted: dict[str, float] = {}
+    changes: dict[str, float] = {}
     if threshold is not None and (step.threshold is None or step.threshold > threshold):
-        wanted["threshold"] = threshold
+        changes["threshold"] = threshold
     if step.ngram is None:
-        wanted["ngram"] = ngram
+        changes["ngram"] = ngram
     if step.share > 0:
-        wanted["share"] = 0
+        changes["share"] = 0
     if step.ignore_above is not None and step.ignore_above < (_STRICT_STEP.ignore_above or 0):
-        wanted["ignore_above"] = _STRICT_STEP.ignore_above or 0
-    if not wanted:
+        changes["ignore_above"] = _STRICT_STEP.ignore_above or 0
+    if not changes:
         return "`decontaminate` takes such records from training where the version is built again"
-    settings = ", ".join(f"{name}: {value:g}" for name, value in wanted.items())
+    settings = ", ".join(f"{name}: {value:g}" for name, value in changes.items())
     return f"`decontaminate: {{{settings}}}` takes such records from training; its settings let them pass"

@@ -1,6 +1,7 @@
-"""``posttrain data add`` in Python: files in, a named dataset version out.
+"""Builds and names dataset versions, as ``posttrain data add`` does, and removes those that nothing needs.
 
-Versions have semantic names (https://semver.org): what changed decides which number rises."""
+Versions have semantic names (https://semver.org): what changed decides which number rises.
+"""
 
 import logging
 import re
@@ -95,6 +96,8 @@ def _build(config: BuildConfig, workspace: Workspace) -> Version:
             engine=engine,
             grown_from=parent,
             suites=config.suites,
+            # Refused at the start of a build, not before: building the version that has this number again only finds
+            # it.
             begin=lambda: _refuse_taken(config, earlier),
         )
     semantic = config.version.removeprefix("v") if config.version else next_version(before, _bump(parent, version))
@@ -115,16 +118,18 @@ def _resolve_recipe(config: BuildConfig, parent: Version | None) -> Recipe:
     """Drops steps that need labels if there are none, and takes the splits as the parent has frozen them."""
     recipe = Recipe(**{name: getattr(config, name) for name in Recipe.model_fields})
     steps = applicable_steps(recipe.steps, recipe.labels)
-    left_out = [step.name for step in recipe.steps if step not in steps]
-    # Nobody asked for the default steps, so dropping some needs no word.
-    if left_out and tuple(recipe.steps) != default_steps():
-        log.info("skipping steps that need a closed label set: %s", ", ".join(left_out))
+    skipped = [step.name for step in recipe.steps if step not in steps]
+    # Nobody named the default steps, so dropping some of them needs no message.
+    if skipped and tuple(recipe.steps) != default_steps():
+        log.info("skipping steps that need a closed label set: %s", ", ".join(skipped))
     recipe = recipe.model_copy(update={"steps": steps})
     if parent is None or recipe.splits is None or not parent.meta.get("settled"):
         return recipe
     settled = SplitsConfig(**parent.meta["settled"])
-    asked = recipe.splits.model_dump(exclude={"since", "thresholds"})
-    return recipe.model_copy(update={"splits": settled}) if settled.model_dump(include=set(asked)) == asked else recipe
+    # Other settings than the parent's start anew; only `since` and `thresholds` are decided by its records.
+    configured = recipe.splits.model_dump(exclude={"since", "thresholds"})
+    unchanged = settled.model_dump(include=set(configured)) == configured
+    return recipe.model_copy(update={"splits": settled}) if unchanged else recipe
 
 
 def _last_semantic(earlier: list[NamedVersion]) -> str | None:
@@ -154,11 +159,7 @@ def _recipe_keys(version: Version) -> dict[str, Any]:
 
 
 def check_tag(text: str) -> None:
-    """Raises a UserError unless the text can stand behind the ``@`` of a version's name, and is no version itself.
-
-    Raises:
-        UserError: it is such a word.
-    """
+    """Raises a UserError unless the text can stand behind the ``@`` of a version's name, and is no version itself."""
     if not _TAG.fullmatch(text):
         fix = "a letter, then letters, digits, `_`, `-` and `.`, and no version such as v1 or 1.0.0"
         raise UserError(f"`{text}` is no tag", fix=fix)
@@ -219,6 +220,7 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
     for name in dict.fromkeys(version.name for version in metadata.names()):
         built = [version for version in metadata.names(name) if version.semantic]
         for version in built[: max(0, len(built) - keep)] if keep is not None else []:
+            # A model's lineage leads to the versions that a run used.
             if not version.tags and not metadata.consumers(version.artifact_id):
                 versions.append(version)
     forgotten = {(version.name, version.version) for version in versions}
@@ -232,6 +234,7 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
             held.update(id for ids in dataset.meta.get("phases", []) for id in ids)
     known = {row.id for row in metadata.artifacts()}
     loose = [row.id for row in metadata.artifacts("records") if row.id not in held]
+    # A build that was killed between committing a shard and recording it leaves one that no row names.
     loose += [id for id in workspace.artifacts.ids() if id.startswith("records-") and id not in known | held]
     sizes = {row.id: row.size for row in metadata.artifacts()}
     # Datasets go before the shards that they refer to.

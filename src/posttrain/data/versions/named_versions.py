@@ -23,10 +23,9 @@ Versions = Mapping[str, Version]
 def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | None) -> dict[str, Version]:
     """Opens the dataset versions among ``names``.
 
-    A name is ``support``, ``support@v2``, ``support@v2.3.1``, ``support@tag`` or an id.
-
-    A file of the same name takes precedence, and a name with a suffix and without an ``@`` is a file's. The loop's own
-    names stand for many versions, so a version must be given: ``train@v3``.
+    A name is ``support``, ``support@v2``, ``support@v2.3.1``, ``support@tag`` or an id. A file of the same name takes
+    precedence, and a name with a suffix and without an ``@`` is a file's. The loop's own names stand for many versions,
+    so a version must be given: ``train@v3``.
 
     Args:
         root: the folder that relative files start from.
@@ -42,6 +41,7 @@ def resolve_versions(names: Iterable[str], root: Path, workspace: Workspace | No
         id = None if workspace is None or name in RESERVED_NAMES else _dataset_id(workspace, name)
         if id is not None and workspace is not None:
             versions[name] = Version.open(workspace.artifacts, id)
+        # A missing file is reported by whoever reads it, who can say more about it.
         elif "@" in name or not Path(name).suffix:
             fix = "check the path, or take a version that `posttrain data list` names"
             raise UserError("there is no such file, and no such dataset version", where=name, fix=fix)

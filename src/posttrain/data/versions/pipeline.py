@@ -1,4 +1,4 @@
-"""Run the records through the steps of a recipe, phase by phase."""
+"""Runs the records through the steps of a recipe, phase by phase."""
 
 import hashlib
 from collections import Counter
@@ -75,7 +75,7 @@ class VersionBuild:
         funnel: counts by (step, reason), in the order of the steps.
         states: of the global steps, by their index in the chain.
         sides: uint8 [N], the split of each row of the last phase; the first one is what models learn from.
-        settled: what the split has settled.
+        settled: the split's settings, as the records have decided them.
         contaminated: by source of evaluation records how many of them training records give away, and their number.
         previous_states: of the global steps of an earlier version, whose shards were the first of today's.
         previous_assignment: the splits that records had in that version; None without one.
@@ -194,6 +194,7 @@ class VersionBuild:
         rows = np.array(sorted(rejections), dtype=np.int64)
         if not len(rows):
             return
+        # Only the id is stored here: the shards of the phase hold the rest.
         ids = ShardCorpus(self.shards, 0, self.alive, self.engine).columns(["id"])["id"].take(pa.array(rows))
         reasons = [rejections[row] for row in rows.tolist()]
         columns = {
@@ -201,16 +202,14 @@ class VersionBuild:
             "row": rows,
             "id": ids.combine_chunks(),
             "step": [step] * len(rows),
-            **{
-                name: [getattr(rejection, name) for rejection in reasons]
-                for name in ("reason", "detail", "score", "cluster", "kept")
-            },
+            **{name: [getattr(rejection, name) for rejection in reasons] for name in _REASON_COLUMNS},
         }
         self.rejected.append(
             pa.table({name: pa.array(columns[name], DROPPED.field(name).type) for name in DROPPED.names})
         )
         for rejection in reasons:
             self.funnel[step, rejection.reason] += 1
+        # Shards are never rewritten for a rejection.
         self.alive[rows] = False
 
     def _decide(self, index: int, step: GlobalStep, evaluation: pa.Table) -> Mapping[int, Mapping[str, Any]]:

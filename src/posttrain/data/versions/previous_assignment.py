@@ -64,6 +64,7 @@ class PreviousAssignment:
             side: int8 [N], as it is now.
         """
         missing = self._not_among(phases, side != _UNASSIGNED)
+        # A record that a rewriting step or a moved file gave a new row has not been lost.
         if missing.num_rows:
             present = _row_identities(phases, np.flatnonzero(side != _UNASSIGNED), with_roots=False)
             missing = missing.filter(compute.invert(compute.is_in(missing["id"], value_set=present["id"])))
@@ -78,6 +79,7 @@ class PreviousAssignment:
 
     def _begins(self, phases: Phases) -> bool:
         """True if today's rows begin with those of the earlier version."""
+        # Keys cover content and steps: with equal keys row numbers mean the same records.
         return [shard.key for shard in phases[-1][: len(self.shards)]] == list(self.shards)
 
     def _not_among(self, phases: Phases, here: npt.NDArray[np.bool_]) -> pa.Table:
@@ -122,7 +124,7 @@ def _find_splits(records: pa.Table, known: pa.Table) -> Splits:
     splits = np.full(records.num_rows, _UNASSIGNED, dtype=np.int8)
     known_splits = known["side"].to_numpy()
     for name in ("root", "input_id", "id"):  # the id comes last, as it overrides the others
-        at = compute.index_in(records[name], value_set=known[name])
-        hit = np.asarray(at.is_valid())
-        splits[hit] = known_splits[np.asarray(at.drop_null())]
+        index = compute.index_in(records[name], value_set=known[name])
+        hit = np.asarray(index.is_valid())
+        splits[hit] = known_splits[np.asarray(index.drop_null())]
     return splits

@@ -49,6 +49,7 @@ def _steps(value: Any) -> Any:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError("is a list of steps")
     steps = [*default_steps()] if value == DEFAULT_STEPS else [parse_step(item) for item in value]
+    # After the split held-out records take no further step, so a step for all records cannot follow.
     first = next((index for index, step in enumerate(steps) if step.training_only), len(steps))
     for step in steps[first:]:
         if not step.training_only:

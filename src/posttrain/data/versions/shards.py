@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 
 Result = TypeVar("Result")
 
-_DECODED_BYTES = 1 << 30
+_DECODED_BYTES = 1 << 30  # of shards that are cached
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ class Shard:
 
     def records(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Reads the RECORD table, or some of its columns."""
+        # One thread: shards are read by several processes at once.
         return parquet.read_table(self.folder / RECORDS, columns=columns, use_threads=False)
 
     def sketches(self, step: int) -> pa.Table:
-        """Memory-maps the sketches for the global step at ``index``."""
+        """Memory-maps the sketches for the global step ``step`` of the recipe."""
         with pa.memory_map(str(self.folder / _sketch_file(step))) as source:
             return pyarrow.ipc.open_file(source).read_all()
 
@@ -122,6 +123,7 @@ class ShardTask:
                 "version": VERSION,
                 "source": self._source_key(),
                 "steps": [step.key() for step in self.steps],
+                # The index is part of it, as it names the file of the sketch.
                 "sketches": [[index, step.sketch_key()] for index, step in self.sketchers],
             }
         )
@@ -135,6 +137,7 @@ class ShardTask:
     def _source_key(self) -> list[Any]:
         """JSON values that identify the source."""
         if isinstance(self.source, Piece):
+            # The name of the file counts, because records hold it; its path does not.
             return [self.source.described(), dict(self.columns or {}), list(self.labels)]
         previous = self.source
         rewritten = {str(row): dict(values) for row, values in sorted(previous.rewritten.items())}
@@ -182,6 +185,7 @@ class ShardTask:
         parquet.write_table(concat(facts, FACT), folder / FACTS, compression="zstd")
         for index, sketcher in self.sketchers:
             sketch = sketcher.sketch(table).combine_chunks()
+            # Arrow, not Parquet: sketches are mapped into memory, where all shards together may exceed it.
             with pyarrow.ipc.new_file(str(folder / _sketch_file(index)), sketch.schema) as file:
                 file.write_table(sketch)
         summary = {"key": self.key, "rows": table.num_rows, "funnel": funnel, "shape": shape, "piece": piece}

@@ -19,6 +19,7 @@ from posttrain.store.errors import UserError
 def suite_tables(suites: Iterable[Suite], recipe: Recipe, root: Path, versions: Versions) -> dict[str, pa.Table]:
     """RECORD table of the suites of each file; several suites may read one file, each by its own columns."""
     tables: dict[str, list[pa.Table]] = {}
+    # Two suites of one file with the same columns would count its records twice.
     for suite in {suite.model_dump_json(): suite for suite in suites}.values():
         tables.setdefault(suite.file, []).append(suite_records(suite, recipe, root, versions))
     return {file: concat(parts) for file, parts in tables.items()}
@@ -29,8 +30,8 @@ def suite_records(suite: Suite, recipe: Recipe, root: Path, versions: Versions) 
     if suite.file in versions:
         table = evaluation_side(versions[suite.file], suite.file, ())
     else:
-        at = to_data_path(suite.file) if "://" in suite.file else root / Path(suite.file).expanduser()
-        table = concat(list(read(at, suite.columns or recipe.columns, name=suite.file)))
+        path = to_data_path(suite.file) if "://" in suite.file else root / Path(suite.file).expanduser()
+        table = concat(list(read(path, suite.columns or recipe.columns, name=suite.file)))
     for step in recipe.steps:
         if step.evaluation and isinstance(step, RowStep):
             outcome = step.apply(table)

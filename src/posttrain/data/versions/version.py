@@ -210,9 +210,14 @@ def write_version(folder: Path, build: VersionBuild, meta: Mapping[str, Any]) ->
         The counts, for the artifact's meta.
     """
     sides = np.where(build.alive, build.sides, np.uint8(EXCLUDED)).astype(np.uint8)
-    kept = {name: int((sides == side).sum()) for side, name in enumerate(meta["splits"])}
-    entered = build.funnel["read", "in"]
-    counts = {"records": sum(kept.values()), "read": entered, "rejected": build.num_rejected, "splits": kept}
+    counts_by_split = {name: int((sides == side).sum()) for side, name in enumerate(meta["splits"])}
+    num_read = build.funnel["read", "in"]
+    counts = {
+        "records": sum(counts_by_split.values()),
+        "read": num_read,
+        "rejected": build.num_rejected,
+        "splits": counts_by_split,
+    }
     # The order of the steps, not of the counts, makes the bytes independent of the engine's timing.
     order = ["read", *(step.name for step in build.steps)]
     counted = sorted(
@@ -228,6 +233,7 @@ def write_version(folder: Path, build: VersionBuild, meta: Mapping[str, Any]) ->
         "counts": counts,
         "funnel": [*funnel, {"step": "kept", "reason": "kept", "count": counts["records"]}],
     }
+    # Sorted keys and fixed layout: the id is a hash of these bytes.
     text = json.dumps({**full, "states": states}, ensure_ascii=False, indent=1, sort_keys=True)
     (folder / META_FILE).write_text(text + "\n", encoding="utf-8")
     tables = {
