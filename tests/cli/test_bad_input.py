@@ -186,7 +186,7 @@ MISTAKES: list[tuple[Break, str]] = [
     (labels_not_utf8, "labels.txt:2: holds bytes that are not UTF-8; save as UTF-8"),
     (labels_not_text, "posttrain.yaml: `task.labels`: label 1 is read as True, not as text; put it in quotes"),
     (likelihood_of_free_text, "evaluate.suites.test.scorer: scorer label_likelihood needs a label set"),
-    (margin_of_free_text, "select.strategy: strategy `margin` goes by the two most probable labels"),
+    (margin_of_free_text, "select.strategy: strategy `margin` compares the two most probable labels"),
     (unsure_before_it_is_trained, "posttrain.yaml: `select.cold_start`: strategy `entropy` goes by what"),
     (answers_not_named, "label.file: the oracle needs a file of answers; name it"),
     (empty_file, "pool.csv: the file holds no records"),

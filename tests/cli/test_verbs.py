@@ -225,7 +225,7 @@ def test_select_goes_by_what_the_champion_knows(small: Any, posttrain: Call) -> 
     assert posttrain("run", "-w", root, "--rounds", "0").code == 0
     for strategy in ("entropy", "margin", "uncertain_diverse"):
         ended = posttrain("select", "-w", root, "--strategy", strategy)
-        assert ended.mistake.startswith(f"--strategy: strategy `{strategy}` goes by what the champion is")
+        assert ended.mistake.startswith(f"--strategy: strategy `{strategy}` uses the champion's uncertainty")
         assert ended.mistake.endswith(
             "none has been trained yet; use random, diverse, typiclust, prob_cover, k_center or facility_location"
         )
@@ -253,7 +253,7 @@ def test_select_while_the_model_knows_nothing(small: Any, posttrain: Call) -> No
     first = posttrain("select", "-w", root, "--json").json["records"]
     other = posttrain("select", "-w", root, "--strategy", "random", "--json").json["records"]
     assert [row["id"] for row in first] != [row["id"] for row in other]
-    assert "`margin` goes by what the champion" in posttrain("select", "-w", root, "--strategy", "margin").mistake
+    assert "`margin` uses the champion" in posttrain("select", "-w", root, "--strategy", "margin").mistake
 
 
 def test_eval(root: Path, posttrain: Call) -> None:

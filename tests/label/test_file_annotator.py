@@ -132,9 +132,9 @@ def test_what_spreadsheets_make_of_it(tmp_path: Path, batch: Batch, delimiter: s
         (["{0},x,card", "{1},x,crad"], "a.csv:3: label `crad` is not in the label set; did you mean `card`?"),
         (
             ["{0},x,card", "nobody,x,card", "{1},x,"],
-            "a.csv:3: no record with the id `nobody` was asked for; if",
+            "a.csv:3: no record of the batch has the id `nobody`; if",
         ),
-        (["{0},x,card", "{1},x,", "{0},x,cash"], "a.csv:4: `{0}` stands on line 2 already"),
+        (["{0},x,card", "{1},x,", "{0},x,cash"], "a.csv:4: `{0}` is already on line 2"),
         (["{0},x,card"], "a.csv: 1 of 2 records have no row, the first is `{1}`; put the rows back"),
         (
             ["{0},x,a", "{1},x,b"],

@@ -77,7 +77,7 @@ def test_export_and_import(small: Any, turned: Open, fill: Callable[..., Path], 
         rows = list(csv.DictReader(file))
     assert all(row["suggestion"] in small.labels for row in rows)
     assert not {row["id"] for row in rows} & set(loop.asked(1))
-    with pytest.raises(UserError, match="was asked for"):
+    with pytest.raises(UserError, match="no record of the batch has the id"):
         import_batch(loop.store, config, out)
 
 

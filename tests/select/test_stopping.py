@@ -58,7 +58,7 @@ def test_more_labels_bring_more_and_less_is_known_of_few_rounds() -> None:
 def test_a_refused_round_counts_for_the_curve_and_the_champion_is_behind() -> None:
     """Two rounds were refused: the next candidate is compared with the base model, which has no labels."""
     labels, values = [0, 50, 100], [0.2, 0.5, 0.6]
-    over_base = expected_gain(labels, values, 500, 150, taught=0)
+    over_base = expected_gain(labels, values, 500, 150, start=0)
     over_last = expected_gain(labels, values, 500, 150)
     assert over_base is not None
     assert over_last is not None

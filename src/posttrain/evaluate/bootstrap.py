@@ -11,7 +11,7 @@ import pyarrow as pa
 from posttrain.store.errors import WorkError
 
 _BLOCK_SIZE = 4_000_000  # draws held in memory at a time
-_MAX_DISTINCT = 64
+_MAX_DISTINCT = 64  # differences up to which counts are drawn instead of records
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,9 @@ class Interval:
 def paired_bootstrap(
     candidate: np.ndarray, champion: np.ndarray, *, seed: int, resamples: int = 10_000, level: float = 0.95
 ) -> Interval:
-    """Percentile bootstrap interval of the mean paired difference.
+    """Computes the percentile bootstrap interval of the mean paired difference.
 
-    Records are resampled in pairs, so that what makes a record hard for both models cancels. The percentile
-    interval is taken and not BCa: the mean of bounded differences has next to no bias or skew to correct at
-    the sizes used here, and BCa breaks down where all differences are alike. It is a little short for few
-    pairs (by a factor of about sqrt(1 - 1/n)).
-
-    The mean of a resample depends only on how often each distinct difference was drawn, and those counts are
-    multinomial. Right-or-wrong scores have three distinct differences, so 10,000 resamples cost 30,000
-    numbers.
+    It is a little short for few pairs, by a factor of about sqrt(1 - 1/n).
 
     Args:
         candidate: float [N], one score a record.
@@ -48,23 +41,29 @@ def paired_bootstrap(
     Raises:
         ValueError: if the lengths differ, there are no records or a score is not finite.
     """
+    # In pairs, so that what makes a record hard for both models cancels.
     values = _differences(candidate, champion)
     distinct, counts = np.unique(values, return_counts=True)
     generator = np.random.default_rng(seed)
     n = len(values)
+    # The mean of a resample depends only on how often each distinct difference was drawn, and those counts are
+    # multinomial: right-or-wrong scores have three differences, so 10,000 resamples cost 30,000 numbers.
     if len(distinct) <= _MAX_DISTINCT:
         means = generator.multinomial(n, counts / n, size=resamples) @ distinct / n
     else:
-        ordered = np.sort(values)  # so that the order of the records does not matter
+        # Sorted, so that the order of the records does not change what the seed draws.
+        ordered = np.sort(values)
         width = max(1, _BLOCK_SIZE // n)
         blocks = [min(width, resamples - start) for start in range(0, resamples, width)]
         means = np.concatenate([ordered[generator.integers(0, n, (size, n))].mean(axis=1) for size in blocks])
+    # Percentiles and not BCa: the mean of bounded differences has next to no bias or skew to correct at these sizes,
+    # and BCa breaks down where all differences are alike.
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(values.mean()), float(low), float(high), n)
 
 
 def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of the records that both predictions tables hold, in the order of the candidate's.
+    """Returns the scores of the records that both predictions tables hold, in the order of the candidate's.
 
     Returns:
         Two float64 [N].
@@ -72,6 +71,7 @@ def paired_scores(candidate: pa.Table, champion: pa.Table) -> tuple[np.ndarray, 
     Raises:
         WorkError: if they share no record.
     """
+    # By id and not by row: where one table has more records, rows would pair different ones.
     champion_scores = dict(zip(champion["id"].to_pylist(), champion["score"].to_pylist(), strict=True))
     pairs = [
         (score, champion_scores[id])

@@ -8,7 +8,7 @@ from posttrain.store.section import Section
 
 
 class SuiteConfig(Section):
-    """One suite: a set of records with answers, and how the model's answers are scored."""
+    """One suite: a set of records with answers, and the scorer of the model's answers."""
 
     data: str = Field(default="test", description="The records: `test` for the workspace's test split, or a file.")
     scorer: str | None = Field(
@@ -39,6 +39,7 @@ class SuiteConfig(Section):
 
     @model_validator(mode="after")
     def _scorer_has_what_it_needs(self) -> "SuiteConfig":
+        # An option without its scorer would be ignored in silence.
         for scorer, option in (("regex", "pattern"), ("python", "function")):
             given = getattr(self, option) is not None
             if given != (self.scorer == scorer):
@@ -49,7 +50,7 @@ class SuiteConfig(Section):
 
 
 class LatencyConfig(Section):
-    """How the latency of single requests is measured, candidate and champion side by side."""
+    """Latency of single requests, measured on candidate and champion side by side."""
 
     prompts: int = Field(default=32, ge=0, description="Test prompts that are timed; 0 leaves latency out.")
     repeats: int = Field(
@@ -67,7 +68,7 @@ class BootstrapConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """What every candidate is measured by. The first suite is the main one."""
+    """Suites, latency and intervals of every evaluation. The first suite is the main one."""
 
     suites: dict[str, SuiteConfig] = Field(
         default={"test": SuiteConfig()},
@@ -85,6 +86,7 @@ class EvaluateConfig(Section):
         if not suites:
             raise ValueError("at least one suite is needed")
         for name in suites:
+            # The name stands in a gate's rules, where any other character would be read as an operator.
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                 raise ValueError(f"suite name `{name}`: use lower-case letters, digits and _")
         return suites

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 Model = TypeVar("Model")
 
 PERCENTILES = {"latency_p50": 50, "latency_p90": 90, "latency_p99": 99}
-_TOLERANCE = 0.02
-_FULL_REPEATS = 1
-_STABLE_REPEATS = 4
+_TOLERANCE = 0.02  # relative change of a tail that counts as none
+_FULL_REPEATS = 1  # repeats of all prompts; further ones are of the slowest alone
+_STABLE_REPEATS = 4  # on end without a change, until timing ends
 _SLOWEST = 4  # slowest prompts of each model that are repeated further
 
 
@@ -33,12 +33,11 @@ def generate_answer(lm: LanguageModel, prompt: Turns) -> None:
 
 
 def predict_label(lm: LanguageModel, prompt: Turns) -> None:
-    """Answers a request with the most probable label of the task's closed set.
-
-    Every label is scored, so that the time tells of the model's size and not of how sure it is of this prompt.
-    """
+    """Answers a request with the most probable label of the task's closed set."""
     from posttrain.models.likelihood import label_scores
 
+    # Tolerance 0 scores every label: a pruned walk takes longer for a model that is less sure, and a gate would compare
+    # that instead of the models' speed.
     label_scores(lm, [prompt], lm.task.label_set, tolerance=0)
 
 
@@ -55,24 +54,18 @@ def measure_latency(
     answer: Callable[[Model, Turns], Any],
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
-    """Latency percentiles of single requests.
+    """Measures latency percentiles of single requests.
 
-    Each repeat asks a prompt of the models there and back (A B B A), so that a machine that drifts warmer
-    or busier costs both the same. A prompt's latency is the minimum over its repeats: noise only ever adds
-    time, so the minimum is what the model itself needs, and the percentiles over the prompts are of the
-    work and not of the machine.
-
-    All prompts are asked in the first repeat. The 99th percentile hangs on the few slowest, so these alone
-    are repeated further, until four repeats on end have moved neither any model's 99th percentile nor the
-    ratio of any two by 2%, and at most ``repeats`` times. In simulation, with 10% exponential noise on
-    every request and stalls on one in fifty, equal models come out with a ratio of 1 and a standard
-    deviation of 2%.
+    A prompt's latency is the minimum over its repeats. The first repeat times all prompts; the slowest are repeated
+    until four repeats on end have moved neither any model's 99th percentile nor the ratio of any two by 2%, and at most
+    ``repeats`` times. In simulation, with 10% exponential noise on every request and stalls on one in fifty, equal
+    models come out with a ratio of 1 and a standard deviation of 2%.
 
     Args:
         models: by name, such as ``{"candidate": ..., "champion": ...}``.
         prompts: P conversations.
         repeats: greatest number of A B B A repeats of a prompt.
-        answer: asks one model one prompt, as `answer_function` says.
+        answer: sends a prompt to a model, as `answer_function` returns it.
         clock: seconds, monotonic.
 
     Returns:
@@ -83,15 +76,18 @@ def measure_latency(
         return {}
     best = {name: np.full(len(prompts), np.inf) for name in models}
     for model in models.values():
-        answer(model, prompts[0])  # the first call pays for what later ones find ready
+        # Not timed: the first request pays for lazy initialisation and cold caches.
+        answer(model, prompts[0])
     tails: list[np.ndarray] = []
     with progress_bar("timing answers", repeats * len(prompts), "prompts") as advance:
         for repeat in range(repeats):
+            # The 99th percentile depends on the few slowest prompts, so these alone are worth more repeats.
             rows = range(len(prompts)) if repeat < _FULL_REPEATS else _slowest(best)
             for row in rows:
                 for name in _counterbalanced(list(models), repeat + row):
                     start = clock()
                     answer(models[name], prompts[row])
+                    # The minimum: noise only ever adds time, so it is what the model itself needs.
                     best[name][row] = min(best[name][row], clock() - start)
             advance(len(prompts))
             tails.append(np.array([np.percentile(times, 99) for times in best.values()]))
@@ -106,15 +102,17 @@ def measure_latency(
     }
 
 
-def _counterbalanced(names: list[str], turn: int) -> Iterator[str]:
-    """A B B A, and B A A B on every other turn, so that neither is always first."""
-    order = names if turn % 2 == 0 else names[::-1]
+def _counterbalanced(names: list[str], number: int) -> Iterator[str]:
+    """Yields A B B A, or B A A B for an odd number."""
+    # There and back, so that a machine that grows warmer or busier costs both models the same; and neither is always
+    # the first, which meets colder caches.
+    order = names if number % 2 == 0 else names[::-1]
     yield from order
     yield from order[::-1]
 
 
 def _slowest(best: Mapping[str, np.ndarray]) -> list[int]:
-    """The prompts that decide any model's 99th percentile, in their order."""
+    """Returns the prompts that decide any model's 99th percentile, in their order."""
     return sorted({int(row) for times in best.values() for row in np.argsort(-times, kind="stable")[:_SLOWEST]})
 
 
@@ -122,6 +120,7 @@ def _has_converged(tails: list[np.ndarray]) -> bool:
     """Returns whether the last repeats moved every tail, and every ratio of two tails, by less than 2%."""
     if len(tails) <= _STABLE_REPEATS:
         return False
+    # Across several repeats: a single one without a change may be luck.
     before, after = tails[-1 - _STABLE_REPEATS], tails[-1]
     change = after / np.where(before > 0, before, 1.0)
     ratio_change = change[:, None] / np.where(change > 0, change, 1.0)[None, :]

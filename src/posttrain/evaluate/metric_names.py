@@ -25,7 +25,7 @@ def check_suites(config: EvaluateConfig, has_labels: bool) -> None:
         UserError: a scorer is unknown or needs a label set that the task does not have, or a suite after the first
             has the name of a metric.
     """
-    # A suite's name stands in a gate's rules where a metric's does; which one was meant could not be told.
+    # A suite's name stands in a gate's rules where a metric's does, and a rule could mean either.
     reserved = {*PREFIXES, "gain", *PERCENTILES}
     for scorer in SCORERS.values():
         reserved |= scorer.metrics | scorer.label_metrics
@@ -77,7 +77,7 @@ def paired_gains(
     config: BootstrapConfig,
     seed: int,
 ) -> dict[str, Interval]:
-    """Paired bootstrap intervals of candidate minus champion, by name without ``gain.``."""
+    """Computes paired bootstrap intervals of candidate minus champion, by name without ``gain.``."""
     intervals = {}
     for position, (name, result) in enumerate(candidate.items()):
         if name in champion:
@@ -89,7 +89,7 @@ def paired_gains(
 
 
 def flat_gains(intervals: Mapping[str, Interval]) -> dict[str, float]:
-    """Intervals by their names in a gate."""
+    """Returns intervals by their names in a gate."""
     flat: dict[str, float] = {}
     for name, interval in intervals.items():
         flat |= {

@@ -22,21 +22,22 @@ class ClassMetrics:
 
     @property
     def precision(self) -> float:
-        """Correct among answered."""
+        """The share of right ones among the answers of this class."""
         return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """Correct among expected."""
+        """The share of right answers among the records of this class."""
         return self.correct / self.support if self.support else 0.0
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of precision and recall."""
+        """The harmonic mean of precision and recall."""
+        # As one ratio of counts: it needs no case for a precision or recall without denominator.
         return 2 * self.correct / (self.support + self.predicted) if self.support + self.predicted else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts and ratios, for JSON."""
+        """Returns counts and ratios, for JSON."""
         return {**asdict(self), "precision": self.precision, "recall": self.recall, "f1": self.f1}
 
 
@@ -47,6 +48,7 @@ def per_class(expected: Sequence[str], predicted: Sequence[Label]) -> list[Class
         expected: N labels.
         predicted: N labels; None counts against recall and for no class.
     """
+    # None, an answer outside the label set, is no class: it lowers the recall of the class expected.
     support, answered = Counter(expected), Counter(label for label in predicted if label is not None)
     correct = Counter(want for want, got in zip(expected, predicted, strict=True) if want == got)
     return [
@@ -55,19 +57,20 @@ def per_class(expected: Sequence[str], predicted: Sequence[Label]) -> list[Class
 
 
 def macro_f1(rows: Sequence[ClassMetrics]) -> float:
-    """Mean of the classes' F1, every class alike; 0 without classes."""
+    """Computes the mean of the classes' F1, every class alike; 0 without classes."""
     return sum(row.f1 for row in rows) / len(rows) if rows else 0.0
 
 
 def confusion_pairs(expected: Sequence[str], predicted: Sequence[Label]) -> list[dict[str, Any]]:
-    """Wrong answers as ``{expected, predicted, count}``, most frequent first; predicted may be None."""
+    """Counts wrong answers as ``{expected, predicted, count}``, most frequent first; predicted may be None."""
     pairs = Counter((want, got) for want, got in zip(expected, predicted, strict=True) if want != got)
+    # Ties by name: equal results must give equal bytes.
     ordered = sorted(pairs.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or ""))
     return [{"expected": want, "predicted": got, "count": count} for (want, got), count in ordered]
 
 
 def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    """Mean gap between confidence and accuracy over equal-width bins, weighted by their sizes.
+    """Computes the mean gap between confidence and accuracy over equal-width bins, weighted by their sizes.
 
     Source: C. Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3.
 
@@ -82,17 +85,16 @@ def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins
     if len(confidence) == 0:
         return 0.0
     index = np.clip(np.ceil(np.asarray(confidence, np.float64) * bins).astype(int) - 1, 0, bins - 1)
+    # |sum conf - sum acc| of a bin is its size times |mean conf - mean acc|, so no bin needs a division.
     gaps = np.bincount(index, np.asarray(confidence, np.float64) - np.asarray(correct, np.float64), minlength=bins)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
 def worst_classes(per_class: Sequence[Mapping[str, Any]], n: int = 10, strength: float = 5.0) -> list[str]:
-    """Names of the classes with the lowest F1, worst first; only classes below the average.
+    """Returns the classes with the lowest F1, worst first; only classes below the average.
 
-    F1 is 2 * correct / (support + predicted), a ratio of counts, so it can be shrunk like a proportion:
-    every class gets ``strength`` expected and ``strength`` answered pseudo-records with the overall F1. A
-    class of two records is then not the worst for one unlucky answer (B. Efron and C. Morris, Data analysis
-    using Stein's estimator, 1975, for the idea).
+    Every class gets ``strength`` expected and ``strength`` answered pseudo-records with the overall F1 (B. Efron and
+    C. Morris, Data analysis using Stein's estimator, 1975, for the idea).
 
     Args:
         per_class: rows of a suite's ``per_class``.
@@ -105,6 +107,8 @@ def worst_classes(per_class: Sequence[Mapping[str, Any]], n: int = 10, strength:
     overall = 2 * sum(row["correct"] for row in per_class) / below
 
     def shrunk(row: Mapping[str, Any]) -> float:
+        # F1 is a ratio of counts, so it can be shrunk like a proportion: a class of two records is then not the worst
+        # for one unlucky answer.
         weight = row["support"] + row["predicted"]
         return float((2 * row["correct"] + 2 * strength * overall) / (weight + 2 * strength))
 

@@ -52,7 +52,7 @@ class SuiteResult:
         metrics: by name.
         counts: the sums and counts behind them; ``records`` is N and ``offered`` what the sample was drawn
             from.
-        per_class: rows of ``ClassRow.as_dict``; empty without a label set.
+        per_class: rows of ``ClassMetrics.as_dict``; empty without a label set.
         confusion: rows of ``confusion_pairs``; empty without a label set.
         predictions: table by ``PREDICTIONS``, in the order of the records.
     """
@@ -71,7 +71,7 @@ class SuiteResult:
 def run_suite(
     lm: LanguageModel, records: pa.Table, suite: SuiteConfig, name: str, *, full: bool = False
 ) -> SuiteResult:
-    """Score a model on a suite's records; the same model and records give the same result.
+    """Scores a model on a suite's records; the same model and records give the same result.
 
     Args:
         lm: the model, with its task.
@@ -88,6 +88,7 @@ def run_suite(
     examples = read_examples(records if full else sample_records(records, suite.sample), where)
     kind = scorer_name(suite, bool(lm.task.label_set))
     scorer = SCORERS[kind]
+    # Before the model answers anything: the error names the record at once, not after minutes of generation.
     if not scorer.plain_text:
         examples.check_prompts(where)
     scored = scorer.score(lm, examples, suite, where)
@@ -128,7 +129,7 @@ def _metrics(scorer: Scorer, scored: ScorerOutput, counts: dict[str, float]) -> 
         values["log_likelihood"] = counts["log_likelihood_sum"] / n
     if "perplexity" in names:
         counts["tokens"] = values["tokens"] = int(scored.tokens.sum())
-        # exp(709) is the largest power that a float64 holds.
+        # exp(709) is the largest power that a float64 holds, and JSON has no infinity.
         values["perplexity"] = math.exp(min(709.0, -counts["log_likelihood_sum"] / max(1.0, counts["tokens"])))
     if "ece" in names:
         values["ece"] = metrics.expected_calibration_error(scored.confidence, scored.score)
@@ -138,14 +139,15 @@ def _metrics(scorer: Scorer, scored: ScorerOutput, counts: dict[str, float]) -> 
 def _labels(
     lm: LanguageModel, examples: Examples, scored: ScorerOutput, where: str
 ) -> tuple[list[str], list[metrics.Label]]:
-    """Expected and answered labels as the label set spells them; None for an answer outside it."""
+    """Returns expected and answered labels as the label set spells them; None for an answer outside it."""
+    # Compared as the scorers compare them, or a right answer would be no class in the confusion.
     spelled = {normalise(label): label for label in lm.task.label_set}
     expected = [spelled.get(normalise(answer), answer) for answer in examples.answers(where)]
     return expected, [spelled.get(normalise(answer)) for answer in scored.predicted]
 
 
 def _exact_sum(values: np.ndarray) -> float:
-    """Exactly rounded sum, the same in any order."""
+    """Returns the exactly rounded sum, which is the same in any order."""
     return math.fsum(values.tolist())
 
 
@@ -157,6 +159,7 @@ def _predictions_table(examples: Examples, scored: ScorerOutput) -> pa.Table:
             "predicted": list(scored.predicted),
             "score": scored.score,
             "valid": scored.valid,
+            # `from_pandas` turns NaN, an unknown value, into null.
             "confidence": pa.array(scored.confidence, pa.float64(), from_pandas=True),
             "log_likelihood": pa.array(scored.log_likelihood, pa.float64(), from_pandas=True),
             "labels": [None] * len(examples) if scored.labels is None else list(scored.labels),
@@ -166,7 +169,7 @@ def _predictions_table(examples: Examples, scored: ScorerOutput) -> pa.Table:
 
 
 def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
-    """Write ``evaluation.json`` and ``predictions-SUITE.parquet``; equal results give equal bytes.
+    """Writes ``evaluation.json`` and ``predictions-SUITE.parquet``; equal results give equal bytes.
 
     Args:
         folder: exists.
@@ -175,6 +178,7 @@ def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
     suites = [
         {"name": name, **{field: getattr(result, field) for field in _FIELDS}} for name, result in results.items()
     ]
+    # NaN is refused: it is no JSON, and a rule of the gate could not compare it.
     text = json.dumps({"suites": suites}, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / _METRICS_FILE).write_text(text + "\n", encoding="utf-8")
     for name, result in results.items():
@@ -182,7 +186,7 @@ def write_evaluation(folder: Path, results: Mapping[str, SuiteResult]) -> None:
 
 
 def read_evaluation(folder: Path) -> dict[str, SuiteResult]:
-    """Read what ``write_evaluation`` wrote.
+    """Reads what ``write_evaluation`` wrote.
 
     Raises:
         WorkError: if the folder holds no evaluation or it cannot be read.

@@ -1,1 +1,1 @@
-"""Obtains answers to selected records: from people, or from a file of known answers."""
+"""Annotators, who answer selected records: people by a CSV file, or a file of known answers."""

@@ -19,9 +19,9 @@ class AnnotationRequest:
     """The context of a batch that is sent out for labelling.
 
     Attributes:
-        round: the round that asks, from 1.
+        round: number of the round, from 1.
         seed: fixes every choice of the annotator.
-        folder: the workspace's root; what people are to fill in lies below it.
+        folder: the workspace's root, below which files for people are written.
         labels: the closed label set; None for open-ended answers.
         suggestions: the model's answer to every record of the batch; None for none.
     """
@@ -40,14 +40,14 @@ class Annotator(ABC):
 
     @abstractmethod
     def annotate(self, batch: pa.Table, request: AnnotationRequest) -> pa.Table:
-        """The records of ``batch``, in its order, with ``completion`` filled.
+        """Returns the records of ``batch``, in its order, with ``completion`` filled.
 
-        ``id`` stays the pool record's, so that a label leads back to what was asked; the dataset that takes
-        the labels in computes the labelled records' own. ``meta`` gains ``labelled_by``: the annotator, the
-        round and the seconds spent on the record (null where unknown).
+        ``id`` stays the pool record's; the dataset that takes the labels in computes the labelled records' own.
+        ``meta`` gains ``labelled_by``: the annotator, the round and the seconds spent on the record (null where
+        unknown).
 
         Raises:
-            Waiting: answers are still missing; ask again with the same arguments later.
+            Waiting: answers are still missing; call again with the same arguments later.
             UserError: the answers that are there cannot be used.
         """
 
@@ -62,14 +62,16 @@ def with_answers(
     """Returns ``batch`` with the answers and their provenance."""
     spent = seconds if seconds is not None else [None] * batch.num_rows
     meta = [
-        _with_provenance(given, {"annotator": annotator, "round": round, "seconds": time})
-        for given, time in zip(batch["meta"].to_pylist(), spent, strict=True)
+        _with_provenance(before, {"annotator": annotator, "round": round, "seconds": time})
+        for before, time in zip(batch["meta"].to_pylist(), spent, strict=True)
     ]
+    # `id` and `input_id` stay those of the pool, so that a label can be traced to the record that was sent out.
     filled = _replace_column(batch, "completion", list(answers))
     return _replace_column(filled, "meta", meta)
 
 
 def _with_provenance(meta: str | None, provenance: Mapping[str, Any]) -> str:
+    # Sorted keys: the same labels must give the same bytes, and so the same artifact.
     return json.dumps({**json.loads(meta or "{}"), "labelled_by": provenance}, ensure_ascii=False, sort_keys=True)
 
 
@@ -82,15 +84,16 @@ def label_summary(labelled: pa.Table, suggestions: Sequence[str | None] | None =
 
     Args:
         labelled: RECORD table as an annotator returns it.
-        suggestions: what the model, or an earlier annotator, answered to the same records.
+        suggestions: answers of the model, or of an earlier annotator, to the same records.
 
     Returns:
-        ``labels``: how many; ``classes``: how many of each, most frequent first; ``annotators``: how many
-        by whom; ``seconds``: the time spent (None where unknown); ``compared`` and ``agreement``: how many
-        have a suggestion, and the share of them that equals it (None where none has).
+        ``labels``: their number; ``classes``: labels by class, most frequent first; ``annotators``: labels by
+        annotator; ``seconds``: the time spent (None where unknown); ``compared`` and ``agreement``: records that have a
+        suggestion, and the share of them whose label equals it (None where none has).
     """
     answers = labelled["completion"].to_pylist()
     sources = [json.loads(meta or "{}").get("labelled_by", {}) for meta in labelled["meta"].to_pylist()]
+    # Labels from files carry no provenance, so every key may be missing.
     times = [source["seconds"] for source in sources if source.get("seconds") is not None]
     pairs = [
         (answer, suggestion)

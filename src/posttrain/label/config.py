@@ -14,17 +14,17 @@ from posttrain.store.section import Section
 
 
 class LabelConfig(Section):
-    """Who labels, how many records a round, and what becomes of labels whose model was refused."""
+    """The annotator, the labels of a round, and the use of labels whose model was refused."""
 
     annotator: Literal["oracle", "file"] = Field(
         default="file",
-        description="who answers: a file of known answers (oracle) or people by an exported CSV (file)",
+        description="oracle: a file of known answers; file: people, by an exported CSV",
     )
     file: str | None = Field(default=None, description="oracle: the file of answers, relative to the workspace")
     columns: dict[str, str] | None = Field(
-        default=None, description="oracle: which column of the file holds what; null: as in `data.columns`"
+        default=None, description="oracle: columns of the file, by our name for each; null: as in `data.columns`"
     )
-    per_round: int = Field(default=100, ge=1, description="labels asked for in a round")
+    per_round: int = Field(default=100, ge=1, description="labels requested in a round")
     budget: int | None = Field(
         default=None, ge=1, description="labels taken in all rounds together; null: as many as the rounds take"
     )
@@ -36,6 +36,7 @@ class LabelConfig(Section):
     )
 
 
+# The reader is an argument: `label` and `data` are on one floor and do not import each other.
 AnnotatorFactory = Callable[[LabelConfig, Path, RecordReader, Mapping[str, str] | None], Annotator]
 
 
@@ -46,7 +47,7 @@ def build_annotator(
 
     Args:
         root: the workspace's root, where relative files start.
-        read: reads a file of records; ``label`` and ``data`` do not know each other.
+        read: reads a file of records.
         columns: the column mapping used where ``config`` has none.
 
     Raises:
@@ -58,6 +59,7 @@ def build_annotator(
 def _build_oracle(config: LabelConfig, root: Path, read: RecordReader, columns: Mapping[str, str] | None) -> Annotator:
     if config.file is None:
         raise UserError("the oracle needs a file of answers", where="label.file", fix="name it")
+    # An empty mapping is a choice, too: the file's own names.
     mapping = config.columns if config.columns is not None else columns
     return Oracle(root / Path(config.file).expanduser(), mapping, read, config.error_rate, config.file)
 

@@ -25,6 +25,7 @@ class FileAnnotator(Annotator):
         path = request.folder / name
         if not batch.num_rows:
             return batch
+        # Never written over: people may have filled in half of it.
         if not path.exists():
             with disk_errors(path):
                 path.parent.mkdir(exist_ok=True)
@@ -34,19 +35,17 @@ class FileAnnotator(Annotator):
                 f"({batch.num_rows} records), then run again"
             )
         answers = import_labels(path, batch, request.labels, name=name)
-        given = [answer for answer in answers if answer is not None]
-        if len(given) < len(answers):
+        filled = [answer for answer in answers if answer is not None]
+        if len(filled) < len(answers):
             raise Waiting(
-                f"labels for round {request.round}: {len(given)} of {len(answers)} are filled in {name}; "
+                f"labels for round {request.round}: {len(filled)} of {len(answers)} are filled in {name}; "
                 "fill the rest, then run again"
             )
-        return with_answers(batch, given, self.name, request.round)
+        return with_answers(batch, filled, self.name, request.round)
 
 
 def export_labels(batch: pa.Table, suggestions: Sequence[str] | None = None) -> str:
-    """The batch as CSV text with the columns ``id, prompt, [suggestion,] label``, the labels empty.
-
-    A text that a spreadsheet would run as a formula gets an apostrophe in front; it is never read back.
+    """Writes the batch as CSV text with the columns ``id, prompt, [suggestion,] label``, the labels empty.
 
     Args:
         batch: RECORD table of pool records.
@@ -66,17 +65,16 @@ def export_labels(batch: pa.Table, suggestions: Sequence[str] | None = None) -> 
 def import_labels(
     path: Path, batch: pa.Table, labels: Sequence[str] | None = None, *, name: str | None = None
 ) -> list[str | None]:
-    """The answers to ``batch``, in its order; None where the label is still empty.
+    """Reads the answers to ``batch``, in its order; None where the label is still empty.
 
-    Rows may stand in any order and columns may have been added; the delimiter may have become a semicolon or
-    a tab, as spreadsheets write it.
+    Rows may be in any order, columns may have been added, and the delimiter may be a semicolon or a tab.
 
     Raises:
-        UserError: no ``id`` or ``label`` column, an id that was not asked for or stands there twice, a label
-            outside ``labels``, or a record whose row is gone; with file and line, and how many more.
+        UserError: no ``id`` or ``label`` column, an id that is not in the batch or occurs twice, a label outside
+            ``labels``, or a record without a row; with file and line, and the number of further problems.
     """
     source = name or str(path)
-    asked = {identity: row for row, identity in enumerate(batch["id"].to_pylist())}
+    row_of = {identity: row for row, identity in enumerate(batch["id"].to_pylist())}
     answers: list[str | None] = [None] * batch.num_rows
     seen: dict[str, int] = {}
     problems: list[UserError] = []
@@ -84,20 +82,21 @@ def import_labels(
         fix: str | None
         where = f"{source}:{line}"
         identity, label = values["id"].strip(), values["label"].strip()
-        if identity not in asked:
+        if identity not in row_of:
             fix = f"if the round's batch has changed, move {source} away and run again"
-            problems.append(UserError(f"no record with the id `{identity}` was asked for", where=where, fix=fix))
+            problems.append(UserError(f"no record of the batch has the id `{identity}`", where=where, fix=fix))
         elif identity in seen:
-            problems.append(UserError(f"`{identity}` stands on line {seen[identity]} already", where=where))
+            problems.append(UserError(f"`{identity}` is already on line {seen[identity]}", where=where))
         elif label and labels is not None and label not in labels:
             fix = suggest(label, labels)
             problems.append(UserError(f"label `{label}` is not in the label set", where=where, fix=fix))
         else:
-            answers[asked[identity]] = label or None
+            answers[row_of[identity]] = label or None
         seen.setdefault(identity, line)
-    missing = [identity for identity in asked if identity not in seen]
+    missing = [identity for identity in row_of if identity not in seen]
+    # Reported only by itself: a mistyped id is its own problem, and would count here a second time.
     if missing and not problems:
-        message = f"{len(missing)} of {len(asked)} records have no row, the first is `{missing[0]}`"
+        message = f"{len(missing)} of {len(row_of)} records have no row, the first is `{missing[0]}`"
         problems.append(UserError(message, where=source, fix="put the rows back; a label may stay empty"))
     if problems:
         first = problems[0]
@@ -107,18 +106,20 @@ def import_labels(
 
 
 def _prompt_text(prompt: Sequence[Mapping[str, str]]) -> str:
-    """A prompt as people read it: the bare text of a single user turn, else one paragraph a turn."""
+    """Returns a prompt as people read it: the bare text of a single user turn, else one paragraph a turn."""
     if len(prompt) == 1 and prompt[0]["role"] == "user":
         return prompt[0]["content"]
     return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
 
 
 def _escape_formula(text: str) -> str:
+    # A spreadsheet would run such a text as a formula. The column is never read back, so the apostrophe does no harm.
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
     text = read_text(path, source)
+    # Spreadsheets save with a semicolon or a tab in many locales; the header has no text that could hold one by chance.
     header_line = text.split("\n", 1)[0]
     delimiter = max(_DELIMITERS, key=header_line.count)
     rows: list[tuple[int, dict[str, str]]] = []
@@ -139,7 +140,7 @@ def _rows(path: Path, source: str) -> list[tuple[int, dict[str, str]]]:
 def _check_header(header: Sequence[str], source: str) -> None:
     for column in ("id", "label"):
         if header.count(column) != 1:
-            how = "no" if column not in header else "more than one"
+            number = "no" if column not in header else "more than one"
             raise UserError(
-                f"there is {how} column `{column}`; the columns are {', '.join(header)}", where=f"{source}:1"
+                f"there is {number} column `{column}`; the columns are {', '.join(header)}", where=f"{source}:1"
             )

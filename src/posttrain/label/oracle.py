@@ -1,4 +1,4 @@
-"""An annotator that knows the answers, and can be told to be careless."""
+"""An annotator that knows the answers, with an optional rate of wrong ones."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +13,12 @@ from posttrain.store.errors import UserError, suggest
 class Oracle(Annotator):
     """Looks answers up in a file of labelled records by their input.
 
-    Where the file answers one input twice, the first answer counts.
-
     Args:
         file: the file of answers.
         columns: its column mapping.
-        read: reads it.
+        read: reads the file.
         error_rate: share of wrong answers by round; rounds that are not named have none.
-        name: what errors call the file.
+        name: the file's name in errors.
     """
 
     name = "oracle"
@@ -41,6 +39,7 @@ class Oracle(Annotator):
         known = self._answers()
         answers = []
         columns = (batch[column].to_pylist() for column in ("input_id", "source", "line"))
+        # By the input's id, not the record's: the file of answers may give the same text another id.
         for identity, source, line in zip(*columns, strict=True):
             if identity not in known:
                 message = f"the oracle's file {self.source} has no answer for this record"
@@ -58,21 +57,19 @@ class Oracle(Annotator):
         return with_answers(batch, answers, self.name, request.round)
 
     def _answers(self) -> dict[str, tuple[str, str]]:
-        """(answer, file:line) by input."""
+        """Reads (answer, file:line) by input."""
         known: dict[str, tuple[str, str]] = {}
         for table in self.read(self.file, self.columns):
             columns = (table[name].to_pylist() for name in ("input_id", "completion", "line"))
             for identity, answer, line in zip(*columns, strict=True):
                 if answer is not None:
+                    # Where the file answers one input twice, the first answer counts.
                     known.setdefault(identity, (answer, f"{self.source}:{line}"))
         return known
 
 
 def _corrupt_labels(answers: list[str], inputs: Sequence[str], rate: float, request: AnnotationRequest) -> list[str]:
-    """``answers`` with a share of ``scheduled_lr``, rounded to whole records, turned into other labels of the set.
-
-    The draw goes by input, so it does not depend on the order of the batch.
-    """
+    """Replaces a share ``rate`` of the answers, rounded to whole records, by other labels of the set."""
     wrong = int(rate * len(answers) + 0.5)
     if not wrong:
         return answers
@@ -80,10 +77,11 @@ def _corrupt_labels(answers: list[str], inputs: Sequence[str], rate: float, requ
         fix = "list the labels in `task.labels`"
         raise UserError("wrong labels need a set of at least two labels", where="label.error_rate", fix=fix)
     draws = np.random.default_rng([request.seed, request.round])
+    # By input, so that the order of the batch does not change which answers are wrong.
     order = sorted(range(len(answers)), key=lambda row: (inputs[row], row))
-    spoiled = list(answers)
+    corrupted = list(answers)
     for position in draws.choice(len(order), size=wrong, replace=False).tolist():
         row = order[position]
         others = [label for label in request.labels if label != answers[row]]
-        spoiled[row] = others[int(draws.integers(len(others)))]
-    return spoiled
+        corrupted[row] = others[int(draws.integers(len(others)))]
+    return corrupted

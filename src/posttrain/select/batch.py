@@ -52,12 +52,11 @@ def choose_batch(
 ) -> pa.Table:
     """Chooses the next records to label.
 
-    Of a pool that a trained champion has scored, ``config.explore`` of the batch is drawn uniformly (so that a model
-    that is confidently wrong is still corrected, and the drawn part is an unbiased sample of the pool). In a cold
-    start, all the rest covers the pool by ``config.cold_start``. Otherwise, ``config.focus`` is chosen by the strategy
-    among records near the champion's weak points, and the rest by the strategy among all others. The strategy fills
-    what one part cannot. Budgets and quotas are of the whole batch; drawn records count, and are not refused. Near
-    duplicates come last, except drawn ones, which stay: the sample would be biased without them.
+    Of a pool that a trained champion has scored, ``config.explore`` of the batch is drawn uniformly. In a cold start,
+    all the rest covers the pool by ``config.cold_start``. Otherwise, ``config.focus`` is chosen by the strategy among
+    records near the champion's weak points, and the rest by the strategy among all others. The strategy fills what one
+    part cannot. Budgets and quotas are of the whole batch; drawn records count, and are not refused. Near duplicates
+    come last, except drawn ones.
 
     Args:
         config: the config section ``select``, with the strategy of one round (see ``SelectConfig.of_round``).
@@ -75,6 +74,7 @@ def choose_batch(
     Returns:
         Table with the schema ``BATCH_SCHEMA``, best first within each reason: focus, strategy, explore.
     """
+    # By id: the caller's order of rows must not decide ties.
     table = (scores if unscored is None else pa.concat_tables([scores, unscored])).sort_by("id")
     columns = score_columns(table)
     count = table.num_rows
@@ -92,8 +92,9 @@ def choose_batch(
     explored = min(config.explore * wanted, int(is_scored.sum()))
     _warn_of_quotas(config.options, columns)
     if is_scored.any():
-        # Exploration is drawn first, from everything, or it would only sample what the others left. Scored records are
-        # a uniform sample of the pool themselves, and their answers are known.
+        # Uniformly, so that a model that is confidently wrong is still corrected, and the drawn part is an unbiased
+        # sample of the pool. First, from everything, or it would only sample what the others left. Scored records are a
+        # uniform sample of the pool themselves, and their answers are known.
         builder.draw(_round_at_random(explored, seed), is_scored)
     if cold:
         builder.take("cold_start", config.cold_start, wanted - builder.chosen)
@@ -125,7 +126,7 @@ def choose_batch(
 
 
 def with_predictions(batch: pa.Table, scores: pa.Table) -> pa.Table:
-    """Fills in uncertainty and prediction of records that were scored after they were chosen.
+    """Returns the batch with uncertainty and prediction of records that were scored after they were chosen.
 
     Args:
         batch: from `choose_batch`.
@@ -139,12 +140,10 @@ def with_predictions(batch: pa.Table, scores: pa.Table) -> pa.Table:
 def near_duplicates(points: Floats, rows: Rows, beside: Rows, cosine: float) -> Mask:
     """Marks rows that are at least as similar as ``cosine`` to one of ``beside``, or to an earlier unmarked row.
 
-    A near duplicate teaches little and costs a label all the same.
-
     Args:
         points: float32 [N, d], rows of length 1 (see `whiten`).
         rows: int64 [M], best first.
-        beside: int64 [B], rows that are taken already.
+        beside: int64 [B], rows that are already taken.
         cosine: from 0 to 1. Of Banking77 and of the demo's messages, four in five pairs above 0.9 share most of their
             words in order, and the others put the same question in other words.
 
@@ -155,6 +154,7 @@ def near_duplicates(points: Floats, rows: Rows, beside: Rows, cosine: float) -> 
     if len(beside):
         repeats = (points[rows] @ points[beside].T).max(axis=1) >= cosine
     similar = points[rows] @ points[rows].T >= cosine
+    # One after the other: a row that repeats a marked row only is no repeat of the batch.
     for index in range(len(rows)):
         repeats[index] |= bool((similar[index, :index] & ~repeats[:index]).any())
     return repeats
@@ -162,6 +162,7 @@ def near_duplicates(points: Floats, rows: Rows, beside: Rows, cosine: float) -> 
 
 def _round_at_random(expected: float, seed: int) -> int:
     """Rounds to a whole number whose mean is ``expected``, so that small batches explore now and then too."""
+    # 1e-9: 0.29 * 100 is 28.999999999999996 in floating point, and must give 29 every time.
     whole = math.floor(expected + 1e-9)
     return whole + int(np.random.default_rng(seed).random() < expected - whole - 1e-9)
 
@@ -187,6 +188,7 @@ class BatchBuilder:
     parts: dict[str, Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Rows below the score table are labelled records: taken from the start, so that what they cover counts.
         self._taken = np.arange(len(self.columns["embeddings"])) >= self.count
 
     @property
@@ -208,7 +210,8 @@ class BatchBuilder:
         options = _cold_options(self.config) if reason == "cold_start" else self.config.options
         self._add(reason, np.empty(0, np.int64))
         left = among.copy()
-        # The strategy is asked again for the places of near duplicates: it must see what is covered by now.
+        # A near duplicate teaches little and costs a label all the same. The strategy chooses again in its stead, as it
+        # must see what is covered by now.
         for _ in range(_MAX_ATTEMPTS if self.config.near_duplicate else 0):
             rows = self._select(strategy, count - len(self.parts[reason]), left, options)
             repeats = self._repeats(rows)
@@ -216,12 +219,14 @@ class BatchBuilder:
             left[rows] = False
             if not repeats.any():
                 break
+        # Near duplicates after all, where nothing else is left: a batch is not smaller for them.
         self._add(reason, self._select(strategy, count - len(self.parts[reason]), among & ~self._taken, options))
 
     def _repeats(self, rows: Rows) -> Mask:
         return near_duplicates(self.points, rows, np.flatnonzero(self._taken), self.config.near_duplicate or 1.0)
 
     def _select(self, strategy: str, count: int, free: Mask, options: dict[str, Any]) -> Rows:
+        # Rows outside of this part are left out, not marked as labelled: they cover nothing yet.
         rows = np.flatnonzero(self._taken | free)
         columns = {name: values[rows] for name, values in self.columns.items()}
         if isinstance(quotas := options.get("quotas"), dict):
@@ -238,7 +243,8 @@ class BatchBuilder:
 
 
 def _cold_options(config: SelectConfig) -> dict[str, Any]:
-    """A strategy's options for a cold start: all but its measure of uncertainty, which nothing has computed yet."""
+    """Returns a strategy's options for a cold start."""
+    # Without its measure of uncertainty, which nothing has computed yet.
     same = config.cold_start == config.strategy
     return {name: value for name, value in config.options.items() if name != "by"} if same else {}
 

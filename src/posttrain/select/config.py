@@ -35,22 +35,21 @@ _FIT_FOR_COLD_START = ", ".join(COLD_START_SELECTORS[:-1]) + f" or {COLD_START_S
 
 
 def cold_start_error(strategy: str) -> str:
-    """Why a strategy cannot be used before a model is trained."""
+    """Returns why a strategy cannot be used before a model is trained."""
     return (
-        f"strategy `{strategy}` goes by what the champion is unsure of, and none has been trained yet; "
+        f"strategy `{strategy}` uses the champion's uncertainty, and none has been trained yet; "
         f"use {_FIT_FOR_COLD_START}"
     )
 
 
 class SelectConfig(Section):
-    """Which pool records are worth a label."""
+    """The choice of pool records to label."""
 
     strategy: str | list[str] = Field(
         default=AUTO,
         description="How records are chosen: " + ", ".join(sorted(SELECTORS)) + "; a list names one a round, the last "
-        f"for all that follow; {AUTO}: cold_start until what the champion is unsure of says where it errs, then "
-        f"{WARM_STRATEGY}, covering what it is unsure of, or {UNCERTAINTY_STRATEGY} where neighbours do not share "
-        "labels.",
+        f"for all that follow; {AUTO}: cold_start until the champion's uncertainty predicts its errors, then "
+        f"{WARM_STRATEGY} weighted by it, or {UNCERTAINTY_STRATEGY} where neighbours do not share labels.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -67,19 +66,19 @@ class SelectConfig(Section):
     pool_sample: int = Field(
         default=2000,
         ge=1,
-        description="The champion is asked about at most so many pool records, drawn by seed, and the batch.",
+        description="The champion scores at most so many pool records, drawn by seed, and the batch.",
     )
     pool_embedded: int = Field(
         default=10_000,
         ge=0,
         description="Strategies that cover the pool ("
         + ", ".join(COVERAGE_SELECTORS)
-        + ") choose from at most so many, which are embedded; of those that the champion was not asked about, the "
-        "nearest asked ones tell the doubt. 0: no more than are asked.",
+        + ") choose from at most so many, which are embedded; the scores of those that the champion has not scored are "
+        "imputed from their nearest neighbours. 0: no more than are scored.",
     )
     cost: str | None = Field(
         default=None,
-        description="Column of the data with what labelling a record costs, in any unit, which cost_aware goes by; "
+        description="Column of the data with the cost of labelling a record, in any unit, for cost_aware; "
         "null: the letters of its input.",
     )
     explore: float = Field(
@@ -90,7 +89,7 @@ class SelectConfig(Section):
         gt=0,
         le=1,
         description="Records as near as this (cosine of whitened embeddings) to one of the batch, or to one with a "
-        "label, are chosen last; null: no matter.",
+        "label, are chosen last; null: never.",
     )
     stop: StopConfig = Field(default=StopConfig(), description="When labelling more has stopped to pay.")
     focus: float = Field(
@@ -105,9 +104,9 @@ class SelectConfig(Section):
 
     scores: list[str] = Field(
         default_factory=list,
-        description="Scores to compute besides those that the strategy goes by: " + ", ".join(SCORES) + ".",
+        description="Scores to compute besides those that the strategy uses: " + ", ".join(SCORES) + ".",
     )
-    scoring: ScoringConfig = Field(default=ScoringConfig(), description="How those are computed.")
+    scoring: ScoringConfig = Field(default=ScoringConfig(), description="Settings of the scores.")
 
     @field_validator("strategy", "cold_start")
     @classmethod
@@ -123,7 +122,7 @@ class SelectConfig(Section):
 
     @field_validator("cold_start")
     @classmethod
-    def _cold_start_asks_no_model(cls, name: str) -> str:
+    def _cold_start_needs_no_model(cls, name: str) -> str:
         if name not in (*COLD_START_SELECTORS, AUTO):
             raise ValueError(cold_start_error(name))
         return name
@@ -163,12 +162,12 @@ class SelectConfig(Section):
         return isinstance(self.strategy, list) or self.strategy == AUTO
 
     def of_round(self, number: int, has_labels: bool = True, shared: bool = True) -> Self:
-        """The section with the one strategy of a round, counted from 1, that of its cold start, and its options.
+        """Returns the section with the strategy of one round, that of its cold start, and its options.
 
         Args:
-            number: of the round.
+            number: of the round, from 1.
             has_labels: whether the task has a closed label set.
-            shared: whether records that lie near each other share labels, which ``auto`` goes by.
+            shared: whether records that lie near each other share labels, which decides what ``auto`` is.
         """
         start = cold_start_strategy(shared) if self.cold_start == AUTO else self.cold_start
         if isinstance(self.strategy, str):
@@ -182,24 +181,26 @@ class SelectConfig(Section):
         return self.model_copy(update={"strategy": name, "options": options, "cold_start": start})
 
     def embedded_in(self, number: int, cold: bool, shared: bool = True) -> int:
-        """At most how many pool records a round embeds: more than it asks only where the strategy covers the pool."""
+        """Returns the most pool records that a round embeds: more than it scores where the strategy covers the pool."""
         used = {self._used_in(number, cold, shared)}
-        if self.strategy == AUTO:  # what the champion is unsure of may say nothing yet
+        # With `auto` a trained champion's uncertainty may still predict nothing, and the round covers the pool then.
+        if self.strategy == AUTO:
             used.add(self._used_in(number, True, shared))
         covers = not used.isdisjoint(COVERAGE_SELECTORS)
         return max(self.pool_sample, self.pool_embedded) if covers else self.pool_sample
 
     def goes_by_neighbours(self, number: int, cold: bool) -> bool:
-        """Whether a round's strategy hangs on whether neighbours share labels."""
+        """Returns whether a round's strategy depends on whether neighbours share labels."""
         return self._used_in(number, cold, shared=True) != self._used_in(number, cold, shared=False)
 
     def _used_in(self, number: int, cold: bool, shared: bool) -> str:
-        one = self.of_round(number, shared=shared)
-        return one.cold_start if cold else str(one.strategy)
+        section = self.of_round(number, shared=shared)
+        return section.cold_start if cold else str(section.strategy)
 
     def wanted_scores(self) -> list[str]:
-        """The scores that are computed: those of the config, and what the strategies' options go by."""
-        names = [name for one in self._of_all_rounds(True) for name in requested_scores(self.scores, one.options)]
+        """Returns the scores that are computed: those of the config, and those that the strategies' options use."""
+        sections = self._of_all_rounds(True)
+        names = [name for section in sections for name in requested_scores(self.scores, section.options)]
         return list(dict.fromkeys(names))
 
     def _of_all_rounds(self, has_labels: bool) -> list[Self]:
@@ -208,25 +209,26 @@ class SelectConfig(Section):
         return [self.of_round(number + 1, has_labels, shared) for number in range(count) for shared in either]
 
     def check(self, has_labels: bool, where: str = "select.strategy") -> None:
-        """Raise a UserError if the strategy cannot work on this task, or with its options.
+        """Raises a UserError if the strategy cannot work on this task, or with its options.
 
         Args:
             has_labels: whether the task has a closed label set.
-            where: what the error names.
+            where: the config key that the error names.
         """
         if self.several:
-            for one in self._of_all_rounds(has_labels):
-                one.check(has_labels, where)
+            for section in self._of_all_rounds(has_labels):
+                section.check(has_labels, where)
             return
         if not has_labels and "margin" in (self.strategy, self.options.get("by")):
             raise UserError(
-                "strategy `margin` goes by the two most probable labels, and free text has none",
+                "strategy `margin` compares the two most probable labels, and free text has none",
                 where=where,
                 fix="use entropy or least_confidence, or set `task.labels`",
             )
         if self.strategy == "top" and "by" not in self.options:
             raise UserError("strategy `top` takes the greatest of a score, and none is named", where=where, fix=_TOP)
         check_scores_fit_task(self.wanted_scores(), has_labels, self.options)
+        # On a few made-up rows: whatever a selector refuses, a mistake in its options shows before any work.
         try:
             select(str(self.strategy), self._example(has_labels), 2, **self.options)
         except UserError as error:
@@ -237,16 +239,16 @@ class SelectConfig(Section):
             ) from None
 
     def check_models(self, root: Path) -> None:
-        """Raise a UserError if a model that the scores ask besides the champion is not there."""
+        """Raises a UserError if a model that the scores use besides the champion is missing."""
         self.scoring.check_models(self.wanted_scores(), root)
 
     def _example(self, has_labels: bool) -> dict[str, Column]:
-        """A score table of a few rows, with the columns that the loop's has."""
+        """Returns a score table of a few rows, with the columns of the loop's."""
         rows = 8
         quotas = self.options.get("quotas")
         sources = list(quotas) if isinstance(quotas, dict) and quotas else ["a file"]
         scores = [name for name in self.wanted_scores() if name in UNCERTAINTY_SIGN]
         numbers = {name: np.linspace(0.1, 0.9, rows) for name in (*BASE_MEASURES, *scores)}
-        words = {"source": np.resize(np.array(sources, dtype=object), rows), "predicted": np.resize(["a", "b"], rows)}
+        texts = {"source": np.resize(np.array(sources, dtype=object), rows), "predicted": np.resize(["a", "b"], rows)}
         probabilities = {"probabilities": np.eye(rows)[:, :4] * 0.8 + 0.05} if has_labels else {}
-        return {**numbers, **words, **probabilities, "cost": np.arange(1.0, rows + 1), "embeddings": np.eye(rows)}
+        return {**numbers, **texts, **probabilities, "cost": np.arange(1.0, rows + 1), "embeddings": np.eye(rows)}

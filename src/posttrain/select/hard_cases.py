@@ -14,7 +14,7 @@ import pyarrow as pa
 from posttrain.select.selectors.similarity import DIMENSIONS, whiten
 
 MAX_HARD_CASES = 50  # of a kind
-NEIGHBOURS = 10  # pool records that one hard case points at
+NEIGHBOURS = 10  # pool records that one hard case marks
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def disagreement(predictions: pa.Table, other: pa.Table, n: int = MAX_HARD_CASES
     rows = _rows_in(other, predictions)
     answers, other_answers = predictions["predicted"].to_pylist(), other["predicted"].to_pylist()
     other_loss = losses(other)
+    # By words: answers that differ in white space alone are the same.
     differ = np.array(
         [
             row is not None and _answer_words(other_answers[row]) != _answer_words(answer)
@@ -147,6 +148,7 @@ HARD_CASE_KINDS: dict[str, Callable[[Evaluations], list[str]]] = {
 
 def hard_cases(kinds: Sequence[str], evaluations: Evaluations) -> list[HardCase]:
     """Returns the records that belong to any of the kinds, by the champion's loss, highest first; ties by id."""
+    # By id: the kinds overlap, and a record that is of several counts once.
     named: dict[str, list[str]] = {}
     for kind in kinds:
         for id in HARD_CASE_KINDS[kind](evaluations):
@@ -188,6 +190,7 @@ def in_weak_classes(predicted: np.ndarray, runner_up: np.ndarray, worst_classes:
     """
     worst = list(worst_classes)
     # The runner-up counts too: a class with poor recall is seldom predicted, so its records mostly show up there.
+    # As texts: a missing prediction is None, which `isin` cannot sort among strings.
     return np.isin(predicted.astype(str), worst) | np.isin(runner_up.astype(str), worst)
 
 
@@ -199,7 +202,7 @@ def nearest_hard_case(
 ) -> npt.NDArray[np.int64]:
     """Returns the hard case that each record is a near neighbour of.
 
-    Both sets are whitened together (see ``whiten``) and compared by cosine.
+    They are compared by cosine, whitened (see ``whiten``).
 
     Args:
         embeddings: float [N, D] of the pool.
@@ -214,6 +217,7 @@ def nearest_hard_case(
     nearest = np.full(len(embeddings), -1, np.int64)
     if len(embeddings) == 0 or len(hard_cases) == 0:
         return nearest
+    # Whitened together: apart, the two sets would have other principal components and could not be compared.
     points = whiten(np.concatenate([embeddings, hard_cases]), dimensions)
     best = np.full(len(embeddings), -np.inf)
     for case, point in enumerate(points[len(embeddings) :]):

@@ -48,12 +48,12 @@ class CurveTask:
 
 @dataclass(frozen=True)
 class CurvePlan:
-    """How a strategy is tried.
+    """The labels at which a strategy is measured, and its settings.
 
     Attributes:
         strategy: a name in ``SELECTORS``, or ``auto``.
-        counts: labels at which the head is measured, ascending; the strategy asks for what lies between.
-        cold_start: the strategy for the first labels where ``strategy`` goes by what a model predicts, or ``auto``.
+        counts: labels at which the head is measured, ascending; the strategy chooses the labels in between.
+        cold_start: the strategy for the first labels where ``strategy`` uses a model's predictions, or ``auto``.
         options: the strategy's own; of ``auto`` those of coverage.
         cold_options: those of ``cold_start``; of ``auto`` those of coverage.
     """
@@ -66,12 +66,12 @@ class CurvePlan:
 
     @property
     def needs_model(self) -> bool:
-        """Whether the strategy goes by what a model predicts."""
+        """Whether the strategy uses a model's predictions."""
         return self.strategy not in COLD_START_SELECTORS or "by" in self.options
 
 
 def hold_out(features: Floats, labels: Sequence[str], seed: int, held_out: float = 0.3) -> CurveTask:
-    """Hold out records drawn from each class by the seed.
+    """Holds out records drawn from each class by the seed.
 
     Args:
         features: float [N, D].
@@ -84,27 +84,30 @@ def hold_out(features: Floats, labels: Sequence[str], seed: int, held_out: float
     names, numbers = np.unique(np.asarray(labels), return_inverse=True)
     generator = np.random.default_rng([seed, 1])
     test = np.zeros(len(numbers), bool)
-    for one in range(len(names)):
-        rows = generator.permutation(np.flatnonzero(numbers == one))
+    for label in range(len(names)):
+        rows = generator.permutation(np.flatnonzero(numbers == label))
+        # Of two records or more at least one on each side, or a class would never be learned or never measured.
         test[rows[: max(int(held_out * len(rows)), min(1, len(rows) - 1))]] = True
     if len(np.unique(numbers[test])) < 2:
         raise UserError("strategies are compared on two classes or more, with two records each")
+    # Length 1: the head's penalty was chosen for such rows, and a long message must not weigh more.
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     unit = (features / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return CurveTask(unit[~test], numbers[~test], unit[test], numbers[test], len(names))
 
 
 def learning_curve(task: CurveTask, plan: CurvePlan, seed: int) -> npt.NDArray[np.float64]:
-    """Accuracy on the held-out records after each count of labels, float64 [counts].
+    """Computes the accuracy on the held-out records after each count of labels, float64 [counts].
 
-    The first labels are chosen by ``plan.cold_start`` unless the strategy needs no model. What ``auto`` has to know it
-    is told by the held-out records, as the loop is by its test records.
+    The first labels are chosen by ``plan.cold_start`` unless the strategy needs no model.
     """
     auto, plan = plan.strategy == AUTO, _resolve_auto(plan, task)
     labelled = np.zeros(len(task.labels), bool)
     head: LinearHead | None = None
     accuracies = []
-    for place, count in enumerate(plan.counts):
+    for step, count in enumerate(plan.counts):
+        # `auto` learns from the held-out records whether confidence predicts errors, as the loop does from its test
+        # records.
         covers = plan.needs_model and (
             head is None or (auto and not confidence_predicts_errors(head.confidence, head.right))
         )
@@ -112,7 +115,7 @@ def learning_curve(task: CurveTask, plan: CurvePlan, seed: int) -> npt.NDArray[n
         scores = {"embeddings": task.features}
         if head is not None:
             scores["probabilities"] = head.probabilities
-        draw = int(np.random.default_rng([seed, place]).integers(2**31))
+        draw = int(np.random.default_rng([seed, step]).integers(2**31))
         labelled[select(strategy, scores, count - int(labelled.sum()), draw, labelled, **options)] = True
         head = fit_linear_head(task, labelled)
         accuracies.append(head.accuracy)
@@ -120,12 +123,12 @@ def learning_curve(task: CurveTask, plan: CurvePlan, seed: int) -> npt.NDArray[n
 
 
 def full_accuracy(task: CurveTask) -> float:
-    """Accuracy of a head that has learned from every label."""
+    """Computes the accuracy of a head that is fitted to every label."""
     return fit_linear_head(task, np.ones(len(task.labels), bool)).accuracy
 
 
 def _resolve_auto(plan: CurvePlan, task: CurveTask) -> CurvePlan:
-    """The plan with strategies for what ``auto`` stands for."""
+    """Returns the plan with the strategies that ``auto`` stands for."""
     if AUTO not in (plan.strategy, plan.cold_start):
         return plan
     rows = np.random.default_rng(0).permutation(len(task.test_labels))[:MAX_AGREEMENT_RECORDS]
@@ -139,7 +142,7 @@ def _resolve_auto(plan: CurvePlan, task: CurveTask) -> CurvePlan:
 
 
 class LinearHead(NamedTuple):
-    """What a logistic regression has learned.
+    """The predictions of a fitted logistic regression.
 
     Attributes:
         probabilities: float32 [N, K].
@@ -153,21 +156,24 @@ class LinearHead(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """Share of the held-out records that it gets right."""
+        """The share of the held-out records that are predicted right."""
         return float(self.right.mean())
 
 
 def fit_linear_head(task: CurveTask, labelled: npt.NDArray[np.bool_]) -> LinearHead:
-    """A logistic regression on the labelled rows."""
+    """Fits a logistic regression to the labelled rows."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
     known = np.unique(task.labels[labelled])
+    # Not 0 for a class without a label yet: entropies take its logarithm.
     probabilities = np.full((len(task.labels), task.classes), _MIN_PROBABILITY, np.float32)
+    # scikit-learn refuses to fit one class.
     if len(known) == 1:
         probabilities[:, known] = 1
         return LinearHead(probabilities, np.ones(len(task.test_labels)), task.test_labels == known[0])
+    # One thread: the curves run in a process a core, and the same bits come out on any number of them.
     with warnings.catch_warnings(), threadpool_limits(limits=1):
         warnings.simplefilter("ignore", ConvergenceWarning)  # 200 steps are near enough for a comparison
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)  # few labels of many classes

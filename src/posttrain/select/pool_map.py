@@ -1,4 +1,4 @@
-"""A map of the pool: each record as a point, where near points are records that say alike."""
+"""A map of the pool: each record as a point of the plane, near those with similar embeddings."""
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,13 @@ MAP_SCHEMA = pa.schema(
 )
 
 _MAX_POOL, _MAX_LABELLED = 2000, 1000
+# Half of scikit-learn's: 2,000 points take 3 s on one core, and lie as they do after 1,000 steps.
 _TSNE_STEPS = 500
-"""Steps of the descent, half of sklearn's: 2,000 points take 3 s on one core, and lie as they do after 1,000."""
 _PERPLEXITY = 30.0
 
 
 def pool_map(scores: pa.Table, chosen: pa.Table, labelled: np.ndarray | None, seed: int) -> pa.Table:
-    """Where the records of a round lie, in two dimensions.
+    """Computes a point in two dimensions for each record of a round.
 
     All chosen records are on it, with at most 2,000 of the pool (or more, where more are chosen) and 1,000 labelled
     ones, drawn by seed.
@@ -36,8 +36,8 @@ def pool_map(scores: pa.Table, chosen: pa.Table, labelled: np.ndarray | None, se
         seed: of the draws.
 
     Returns:
-        Table with the schema ``MAP``: the pool's records by id, then the labelled ones. The same call gives the same
-        bytes on the same machine, whatever the number of threads.
+        Table with the schema ``MAP_SCHEMA``: the pool's records by id, then the labelled ones. The same call gives the
+        same bytes on the same machine, whatever the number of threads.
     """
     table = scores.select(["id", "embedding"]).sort_by("id")
     is_chosen = compute.is_in(table["id"], value_set=chosen["id"].combine_chunks())
@@ -46,20 +46,20 @@ def pool_map(scores: pa.Table, chosen: pa.Table, labelled: np.ndarray | None, se
     width = table.schema.field("embedding").type.list_size
     rows = shown["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, width)
     known = np.zeros((0, width), np.float32) if labelled is None else _sample_labelled(labelled, seed)
+    # Together: each set by itself would get axes of its own, and the distances between them would mean nothing.
     points = tsne_plane(np.concatenate([rows, known.astype(rows.dtype)]))
     is_chosen = compute.is_in(shown["id"], value_set=chosen["id"].combine_chunks()).to_pylist()
-    kinds = ["chosen" if one else "pool" for one in is_chosen] + ["labelled"] * len(known)
+    kinds = ["chosen" if flag else "pool" for flag in is_chosen] + ["labelled"] * len(known)
     ids = shown["id"].to_pylist() + [None] * len(known)
     return pa.table({"id": ids, "x": points[:, 0], "y": points[:, 1], "kind": kinds}, schema=MAP_SCHEMA)
 
 
 def tsne_plane(embeddings: npt.NDArray[np.floating]) -> Floats:
-    """Points of a plane that keep who is near to whom: t-SNE of the whitened embeddings (see ``whiten``).
+    """Computes t-SNE of the whitened embeddings (see ``whiten``), which keeps neighbours near each other.
 
-    L. van der Maaten and G. Hinton, Visualizing Data using t-SNE, JMLR 9 (2008). The descent starts from the first
-    two principal components (D. Kobak and P. Berens, The art of using t-SNE for single-cell transcriptomics, Nature
-    Communications 10 (2019), 5416), so that nothing in it is drawn, and runs in one thread, so that no sum is taken in
-    another order. Fewer than four points, or points that are all one, are left as those components have them.
+    L. van der Maaten and G. Hinton, Visualizing Data using t-SNE, JMLR 9 (2008), from the first two principal
+    components (D. Kobak and P. Berens, The art of using t-SNE for single-cell transcriptomics, Nature Communications 10
+    (2019), 5416). Fewer than four points, or equal points, are those components alone.
 
     Args:
         embeddings: float [N, D].
@@ -76,8 +76,10 @@ def tsne_plane(embeddings: npt.NDArray[np.floating]) -> Floats:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
+    # One thread: a sum in another order would move points between machines.
     with threadpool_limits(limits=1):
         coordinates: Floats = TSNE(
+            # Not drawn, so that equal pools give equal maps; 1e-4 is the spread that Kobak and Berens advise.
             init=start / spread * 1e-4,
             perplexity=min(_PERPLEXITY, (len(points) - 1) / 3),
             max_iter=_TSNE_STEPS,
@@ -88,7 +90,7 @@ def tsne_plane(embeddings: npt.NDArray[np.floating]) -> Floats:
 
 
 def _sample_labelled(labelled: np.ndarray, seed: int) -> np.ndarray:
-    """At most 1,000 of the rows, in their order."""
+    """Draws at most 1,000 of the rows, in their order."""
     if len(labelled) <= _MAX_LABELLED:
         return labelled
     return labelled[np.sort(np.random.default_rng(seed).choice(len(labelled), _MAX_LABELLED, replace=False))]

@@ -11,27 +11,26 @@ _Z_TWO_SIDED = 1.959964  # 95% of a normal distribution lie within so many stand
 
 
 def sample_pool(pool: pa.Table, n: int, seed: int, *, after: int = 0) -> pa.Table:
-    """At most ``n`` records, those with the smallest hash of seed and id; sorted by id.
-
-    Whether a record is drawn depends on the ids alone, not on the order of the rows.
+    """Draws at most ``n`` records, those with the smallest hash of seed and id; sorted by id.
 
     Args:
-        after: leave out as many that would be drawn first.
+        after: records that are drawn first and left out.
     """
     ids = pool["id"].to_pylist()
     if after or len(ids) > n:
+        # By hash: whether a record is drawn depends on the ids alone, not on the order of the rows.
         ids = sorted(ids, key=lambda id: hashlib.sha256(f"{seed}:{id}".encode()).digest())[after : after + n]
     drawn = set(ids)
     return pool.filter(pa.array([id in drawn for id in pool["id"].to_pylist()], pa.bool_())).sort_by("id")
 
 
 def with_sample_sizes(scores: pa.Table, pool: pa.Table) -> pa.Table:
-    """A score table that tells in its metadata how many records it has, and how many the pool."""
+    """Returns the score table with the numbers of its records and of the pool's in its metadata."""
     return scores.replace_schema_metadata({"sampled": str(scores.num_rows), "pool": str(pool.num_rows)})
 
 
 def sample_sizes(scores: pa.Table) -> dict[str, int]:
-    """What `with_sample_sizes` noted: ``{"sampled": n, "pool": N}``."""
+    """Reads what `with_sample_sizes` wrote: ``{"sampled": n, "pool": N}``."""
     return {name.decode(): int(count) for name, count in (scores.schema.metadata or {}).items()}
 
 
@@ -46,15 +45,14 @@ class PoolShare:
 
 
 def estimate_pool_share(true: npt.NDArray[np.bool_], inclusion: npt.NDArray[np.floating]) -> PoolShare | None:
-    """The share of the pool's records of which something is true.
+    """Estimates the share of the pool's records for which a statement is true.
 
     Each drawn record stands for 1 / inclusion of them (J. Hajek, Comment on an essay by D. Basu, 1971): the estimate
-    is the weighted mean. The interval is E. B. Wilson's (JASA 22, 1927), with L. Kish's effective number of records,
-    (sum w)^2 / sum w^2, which is their number where all were as likely to be drawn.
+    is the weighted mean. The interval is E. B. Wilson's (JASA 22, 1927).
 
     Args:
         true: bool [M], of the records that were drawn.
-        inclusion: float [M], with which probability each was.
+        inclusion: float [M], the probability with which each was drawn.
 
     Returns:
         None where nothing was drawn.
@@ -69,6 +67,7 @@ def estimate_pool_share(true: npt.NDArray[np.bool_], inclusion: npt.NDArray[np.f
         raise ValueError("a drawn record's inclusion probability is above 0 and at most 1")
     weights = 1 / probabilities
     value = float((weights * true).sum() / weights.sum())
+    # L. Kish's effective number of records, (sum w)^2 / sum w^2: their number where all were as likely to be drawn.
     count = float(weights.sum() ** 2 / (weights**2).sum())
     spread = _Z_TWO_SIDED**2 / count
     centre = (value + spread / 2) / (1 + spread)

@@ -54,6 +54,7 @@ def batch_reasons(choice: Choice, config: SelectConfig, targets: FocusTargets, b
         because: why records were drawn at random where they were.
     """
     columns, count = choice.columns, choice.count
+    # The measure that the strategy used; entropy for one that used none.
     by = next(str(name) for name in (config.options.get("by"), config.strategy, "entropy") if name in UNCERTAINTY_SIGN)
     known = columns[by][:count] if by in columns else np.full(count, np.nan)
     uncertainties = uncertainty_reasons(by, known, choice.rows, choice.is_scored)
@@ -62,6 +63,7 @@ def batch_reasons(choice: Choice, config: SelectConfig, targets: FocusTargets, b
     classes = frozenset(targets.classes)
     lines = []
     for row, part, uncertainty, cover in zip(choice.rows.tolist(), choice.reasons, uncertainties, covers, strict=True):
+        # Chance had no other reason, whatever the record's scores are.
         if part == "explore":
             lines.append("drawn at random from the whole pool")
             continue
@@ -87,7 +89,7 @@ def uncertainty_reasons(
         is_scored: bool [N], False where the score is imputed from neighbours.
 
     Returns:
-        [M] sentences; None where the score is not known.
+        M sentences; None where the score is not known.
     """
     signed = np.asarray(values, np.float64) * UNCERTAINTY_SIGN[name]
     known = np.sort(signed[np.isfinite(signed)])
@@ -96,6 +98,7 @@ def uncertainty_reasons(
     for row in rows:
         if np.isfinite(signed[row]):
             at_least = len(known) - np.searchsorted(known, signed[row])
+            # Rounded up: "in the top 0%" would be no reason.
             share = math.ceil(100 * at_least / len(known))
             about = "" if is_scored[row] else "about "
             sentences.append(f"{name} {about}{values[row]:.2f}, in the {side} {share}% of the pool")
@@ -112,8 +115,10 @@ def coverage_reasons(points: Floats, rows: Rows, count: int) -> list[str]:
         rows: int64 [M], the batch.
         count: the first N points are the pool.
     """
+    # In blocks: similarities of a million records to a batch would not fit into memory.
     nearest = np.concatenate([(points[:count][part] @ points[rows].T).argmax(axis=1) for part in blocks(count)])
-    nearest[rows] = np.arange(len(rows))  # each covers itself, even where an equal row comes first
+    # Each covers itself, even where an equal row comes first.
+    nearest[rows] = np.arange(len(rows))
     others = np.bincount(nearest, minlength=len(rows)) - 1
     return [_coverage_reason(number) for number in others.tolist()]
 
@@ -129,8 +134,8 @@ def weak_class_reason(
 ) -> str | None:
     """Names the weak class that a record may belong to, by the champion's answer or its neighbours'."""
     named = [name for name in (predicted, runner_up) if name in worst_classes]
-    who = "may" if is_scored else "like its neighbours may"
-    return f"{who} be `{named[0]}`, a class with poor results" if named else None
+    verb = "may" if is_scored else "like its neighbours may"
+    return f"{verb} be `{named[0]}`, a class with poor results" if named else None
 
 
 def join_reasons(*facts: str | None) -> str:

@@ -18,6 +18,7 @@ KNN_NEIGHBOURS = 5
 
 _PAIRS_PER_BLOCK = 1 << 22  # pairs of records that are compared at a time
 
+# Read or embedded, not predicted: there is nothing to impute.
 _ALWAYS_KNOWN = ("embeddings", "source", "cost")
 
 

@@ -11,31 +11,29 @@ import numpy.typing as npt
 from posttrain.select.selectors.similarity import Floats, whiten
 
 AUTO = "auto"
-"""Coverage until what the champion is unsure of says where it errs, then coverage of what it is unsure of.
+"""Coverage until the champion's uncertainty predicts its errors, then coverage weighted by its uncertainty.
 
-Where records that lie near each other do not share labels (see `posttrain.select.strategy`), there is nothing to
-cover: records are drawn at random until then, and chosen by doubt alone from then on."""
+Where records that lie near each other do not share labels, there is nothing to cover: records are drawn at random until
+then, and chosen by uncertainty alone from then on."""
 
 WARM_STRATEGY = "facility_location"
 """The best of all strategies on Banking77, by MiniLM's embeddings and by SmolLM2's own; see BENCHMARKS.md."""
 
 UNCERTAINTY_STRATEGY = "margin"
-"""The best of all on GSM8K's classes, of which MiniLM's embeddings tell next to nothing; see BENCHMARKS.md."""
+"""The best of all on GSM8K's classes, which MiniLM's embeddings hardly predict; see BENCHMARKS.md."""
 
 _Z_ONE_SIDED = 1.645  # 95% of a normal distribution lie above -1.645
 
 MAX_AGREEMENT_RECORDS = 500
-"""Labelled records that are looked at: no more are needed, and each has to be embedded."""
+"""Labelled records that agreement is computed from: no more are needed, and each has to be embedded."""
 
-_MIN_RECORDS = 150  # of fewer, the nearest is too far away to say anything where a label has several topics
+_MIN_RECORDS = 150  # of fewer, the nearest is too far away to share a label that has several topics
 
 _SLIGHT_KAPPA = 0.2  # up to here agreement is "slight": J. R. Landis and G. G. Koch, Biometrics 33, 1977
 
-_Z_WILSON = 1.645  # 95% of a normal distribution lie below
-
 
 def warm_strategy(shared: bool = True) -> str:
-    """The strategy once doubts tell errors.
+    """Returns the strategy once the champion's uncertainty predicts its errors.
 
     Args:
         shared: whether neighbours share labels.
@@ -44,7 +42,7 @@ def warm_strategy(shared: bool = True) -> str:
 
 
 def cold_start_strategy(shared: bool = True) -> str:
-    """The strategy before that: the same coverage without doubts, or none.
+    """Returns the strategy before that: the same coverage without uncertainty, or none.
 
     Args:
         shared: whether neighbours share labels.
@@ -53,12 +51,13 @@ def cold_start_strategy(shared: bool = True) -> str:
 
 
 def warm_options(has_labels: bool) -> dict[str, Any]:
-    """What coverage goes by: of written answers a token's doubt, as a long one is hardly probable as a whole."""
+    """Returns the options of `WARM_STRATEGY`: the uncertainty that it weighs records by."""
+    # Of a written answer the entropy of a token: a long answer is hardly probable as a whole, however sure it is.
     return {"by": "least_confidence" if has_labels else "entropy"}
 
 
 def confidence_above_chance(confidence: Floats, right: npt.NDArray[np.bool_]) -> bool | None:
-    """Whether a model is surer of its right answers than of its wrong ones, beyond chance.
+    """Returns whether a model is surer of its right answers than of its wrong ones, beyond chance.
 
     The area under the ROC curve of confidence against being right must exceed a half by 1.645 of its standard errors
     (J. A. Hanley and B. J. McNeil, Radiology 143, 1982).
@@ -75,20 +74,20 @@ def confidence_above_chance(confidence: Floats, right: npt.NDArray[np.bool_]) ->
 
 
 def confidence_predicts_errors(confidence: Floats, right: npt.NDArray[np.bool_]) -> bool:
-    """Whether doubts may be chosen by: they are not known to be no guide to errors, and more than one answer is right.
+    """Returns whether to choose by uncertainty: it is not known to be useless, and more than one answer is right.
 
     Args:
         confidence: float [N], NaN where it is not known.
         right: bool [N].
     """
+    # Too few answers to tell (None) count in favour: a champion without errors would otherwise stay cold for ever.
     return confidence_above_chance(confidence, right) is not False and int(np.sum(right)) >= 2
 
 
 def roc_auc(confidence: Floats, right: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Probability that a right answer has more confidence than a wrong one, and its standard error.
+    """Computes the probability that a right answer has more confidence than a wrong one, and its standard error.
 
-    Ties count half. The error is Hanley and McNeil's, of exponentially distributed scores. Both are NaN with fewer than
-    two answers of either kind.
+    Ties count half. Both are NaN with fewer than two answers of either kind.
     """
     from scipy.stats import rankdata
 
@@ -97,20 +96,23 @@ def roc_auc(confidence: Floats, right: npt.NDArray[np.bool_]) -> tuple[float, fl
     good, bad = int(right.sum()), int((~right).sum())
     if min(good, bad) < 2:
         return float("nan"), float("nan")
+    # Mann and Whitney's U by ranks: pairs one by one would be quadratic.
     area = (rankdata(values)[right].sum() - good * (good + 1) / 2) / (good * bad)
-    ours, theirs = area / (2 - area), 2 * area**2 / (1 + area)
-    variance = area * (1 - area) + (good - 1) * (ours - area**2) + (bad - 1) * (theirs - area**2)
+    # Hanley and McNeil's error, of exponentially distributed scores: q1 and q2 are the probabilities that two right
+    # answers both rank above one wrong, and that one right ranks above two wrong.
+    q1, q2 = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + (good - 1) * (q1 - area**2) + (bad - 1) * (q2 - area**2)
     return float(area), float(np.sqrt(max(variance, 0.0) / (good * bad)))
 
 
 @dataclass(frozen=True)
 class NeighbourAgreement:
-    """Of labelled records with the nearest record's label.
+    """Agreement of records' labels with those of their nearest records.
 
     Attributes:
         kappa: Cohen's, 1 where all agree, 0 where they do as by chance; NaN without records.
-        highest: that kappa may be, at 95%.
-        records: that were looked at; none where fewer than two labels are of two records.
+        highest: upper bound of kappa at 95%.
+        records: their number; 0 where fewer than two labels are of two records.
     """
 
     kappa: float
@@ -119,11 +121,9 @@ class NeighbourAgreement:
 
     @property
     def shared(self) -> bool:
-        """Whether neighbours may share labels: with 150 records or more, kappa may be 0.2.
-
-        The bar is the literature's. On Banking77 with noise on embeddings or labels, covering gained much above it, and
-        below little; on GSM8K's classes, far below it, covering did harm (see BENCHMARKS.md).
-        """
+        """Whether neighbours may share labels: kappa may be 0.2 or more, or there are fewer than 150 records."""
+        # The bar is the literature's. On Banking77 with noise on embeddings or labels, covering gained much above it
+        # and little below; on GSM8K's classes, far below it, covering did harm (see BENCHMARKS.md).
         return self.records < _MIN_RECORDS or self.highest >= _SLIGHT_KAPPA
 
 
@@ -132,36 +132,37 @@ def neighbour_agreement(
     labels: Sequence[str] | npt.NDArray[np.generic],
     pool: npt.NDArray[np.floating],
 ) -> NeighbourAgreement:
-    """Cohen's kappa of each record's label with that of the nearest other record.
+    """Computes Cohen's kappa of each record's label with that of the nearest other record.
 
-    Records whose label no other has are left out: nothing could agree with them. How high kappa may be is taken from
-    Wilson's interval of the share that agrees (E. B. Wilson, JASA 22, 1927), chance agreement as it was found.
+    Records whose label no other has are left out. The upper bound of kappa follows from Wilson's interval of the share
+    that agrees (E. B. Wilson, JASA 22, 1927), with chance agreement fixed.
 
     Args:
         embeddings: float [N, D].
         labels: [N].
-        pool: float [M, D], what strategies choose from: whitened together with it, the records are near each other
-            where they are for the strategies.
+        pool: float [M, D], the embeddings that strategies choose from.
     """
     _, numbers, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
-    kept = counts[numbers] > 1
-    numbers = numbers[kept]
+    # Nothing could agree with a record whose label no other has.
+    shared = counts[numbers] > 1
+    numbers = numbers[shared]
     count = len(numbers)
     if len(np.unique(numbers)) < 2:
         return NeighbourAgreement(float("nan"), float("nan"), 0)
-    points = whiten(np.concatenate([embeddings, pool]))[: len(embeddings)][kept]
+    # Whitened together with the pool, the records are near each other where they are for the strategies.
+    points = whiten(np.concatenate([embeddings, pool]))[: len(embeddings)][shared]
     cosines = points @ points.T
     np.fill_diagonal(cosines, -np.inf)
-    theirs = numbers[cosines.argmax(axis=1)]
-    agreed = float((numbers == theirs).mean())
-    shares = [np.bincount(one, minlength=len(counts)) / count for one in (numbers, theirs)]
+    nearest = numbers[cosines.argmax(axis=1)]
+    agreed = float((numbers == nearest).mean())
+    shares = [np.bincount(labels, minlength=len(counts)) / count for labels in (numbers, nearest)]
     chance = float(shares[0] @ shares[1])
     kappa, highest = ((share - chance) / (1 - chance) for share in (agreed, _wilson_upper_bound(agreed, count)))
     return NeighbourAgreement(kappa, highest, count)
 
 
 def _wilson_upper_bound(share: float, count: int) -> float:
-    """The upper end of Wilson's interval."""
-    weight = _Z_WILSON**2 / count
-    spread = _Z_WILSON * math.sqrt(share * (1 - share) / count + weight / (4 * count))
+    """Returns the upper end of Wilson's interval."""
+    weight = _Z_ONE_SIDED**2 / count
+    spread = _Z_ONE_SIDED * math.sqrt(share * (1 - share) / count + weight / (4 * count))
     return (share + weight / 2 + spread) / (1 + weight)

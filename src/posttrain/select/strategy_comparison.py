@@ -11,35 +11,32 @@ import numpy.typing as npt
 
 from posttrain.jobs.engines import available_cores, open_engine
 from posttrain.select.learning_curve import CurvePlan, full_accuracy, hold_out, learning_curve
-from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS
+from posttrain.select.selectors.registry import COLD_START_SELECTORS, SELECTORS, select
 from posttrain.select.strategy import AUTO, warm_strategy
 from posttrain.store.errors import UserError, suggest
 from posttrain.store.progress import progress_bar as progress
 
 BASELINE = "random"
-
-TARGET = 0.8
+TARGET = 0.8  # of the accuracy with all labels
 
 Curves = npt.NDArray[np.float64]
 
-_MAX_EXACT_PAIRS = 12
-
+_MAX_EXACT_PAIRS = 12  # 2^12 signs are fewer than the draws beyond
 _DRAWS = 10_000
-
 _SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True)
 class StrategySummary:
-    """One strategy's curves.
+    """Mean results of a strategy's curves.
 
     Attributes:
         strategy: its name.
         accuracy: mean over seeds after each count of labels.
         area: mean accuracy under the curve, over counts and seeds, from 0 to 1.
         labels: mean over seeds of the labels after which the target is reached; None if one seed does not reach it.
-        gain: of the area over the baseline's, the mean over seeds.
-        p_value: of no gain, two-sided, by a sign-flip test over seeds; None of the baseline.
+        gain: mean over seeds of the area minus the baseline's.
+        p_value: two-sided, of no gain, by a sign-flip test over seeds; None for the baseline.
     """
 
     strategy: str
@@ -52,13 +49,13 @@ class StrategySummary:
 
 @dataclass(frozen=True)
 class StrategyComparison:
-    """What came out.
+    """The results of all strategies on the same records.
 
     Attributes:
         counts: labels at which accuracy was measured.
         summaries: by area, the best strategy first.
-        full_accuracy: of a head that has learned from every record that is not held out, the mean over seeds.
-        target: the share of it that ``StrategySummary.labels`` reaches.
+        full_accuracy: mean over seeds of the accuracy of a head fitted to every record that is not held out.
+        target: the share of it that ``StrategySummary.labels`` is about.
     """
 
     counts: list[int]
@@ -79,9 +76,9 @@ def compare_strategies(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     workers: int | None = None,
 ) -> StrategyComparison:
-    """Learning curves of the strategies and of drawing at random, with a logistic regression on the features.
+    """Computes learning curves of the strategies and of random draws, with a logistic regression on the features.
 
-    For each seed 30% of each class are held out to measure on; of the rest each strategy asks for ``batch`` labels at
+    For each seed 30% of each class are held out to measure on; of the rest each strategy chooses ``batch`` records at
     a time. The paired test is over seeds.
 
     Args:
@@ -89,9 +86,9 @@ def compare_strategies(
         labels: [N].
         strategies: names in ``SELECTORS``, or ``auto``.
         seeds: curves of each strategy, seeds 0, 1 and so on.
-        batch: labels asked for at a time.
+        batch: records chosen at a time.
         most: labels in the end, or all that are not held out where these are fewer.
-        cold_start: for the first batch of strategies that go by what a model predicts; random starts at random.
+        cold_start: the strategy for the first batch of strategies that use a model's predictions.
         options: by strategy; of ``auto`` those of coverage.
         workers: processes; as many as there are cores when None.
 
@@ -104,7 +101,7 @@ def compare_strategies(
         raise UserError(f"{len(features):,} embeddings are not of {len(labels):,} labels")
     names = list(dict.fromkeys([BASELINE, *strategies]))
     tasks = [hold_out(features, labels, seed) for seed in range(seeds)]
-    most = min(most, min(len(one.labels) for one in tasks))
+    most = min(most, min(len(task.labels) for task in tasks))
     counts = tuple(range(batch, most + 1, batch))
     if not counts:
         raise UserError(f"{most:,} records to choose from make no batch of {batch}", fix="give a smaller --batch")
@@ -120,21 +117,21 @@ def compare_strategies(
         for (name, *_), curve in zip(work, engine.map(partial(_curve, features, labels), work), strict=True):
             curve_rows[name].append(curve)
             advance(1)
-    full = [full_accuracy(one) for one in tasks]
+    full = [full_accuracy(task) for task in tasks]
     curves = {name: np.stack(rows) for name, rows in curve_rows.items()}
-    summaries = summarise(counts, curves, [TARGET * one for one in full], BASELINE)
+    summaries = summarise(counts, curves, [TARGET * accuracy for accuracy in full], BASELINE)
     return StrategyComparison(list(counts), summaries, float(np.mean(full)))
 
 
 def check_strategies(names: Sequence[str]) -> None:
-    """Raise a UserError if one is no strategy."""
+    """Raises a UserError for an unknown strategy."""
     for name in names:
         if name not in (*SELECTORS, AUTO):
             raise UserError(f"no strategy `{name}`", where="--strategies", fix=suggest(name, [*SELECTORS, AUTO]))
 
 
 def check_cold_start(name: str) -> None:
-    """Raise a UserError if a strategy is none for a cold start."""
+    """Raises a UserError if a strategy cannot be used for a cold start."""
     if name not in (*COLD_START_SELECTORS, AUTO):
         fix = suggest(name, [*COLD_START_SELECTORS, AUTO])
         raise UserError(f"no strategy for a cold start: `{name}`", where="--cold-start", fix=fix)
@@ -143,14 +140,13 @@ def check_cold_start(name: str) -> None:
 def _curve(
     features: npt.NDArray[np.floating], labels: Sequence[str], work: tuple[str, CurvePlan, int]
 ) -> npt.NDArray[np.float64]:
+    # Split again by the seed, as sending the task to the process would copy the features for each curve.
     _, plan, seed = work
     return learning_curve(hold_out(features, labels, seed), plan, seed)
 
 
 def _dry_run(plans: Mapping[str, CurvePlan], features: npt.NDArray[np.float32]) -> None:
-    """Let each strategy choose one of a few rows, so that what cannot work is known before any work."""
-    from posttrain.select.selectors.registry import select
-
+    """Lets each strategy choose one of a few rows, so that a wrong option is reported before any work."""
     few = features[:8]
     scores = {"embeddings": few, "probabilities": np.full((len(few), 2), 0.5)}
     for plan in plans.values():
@@ -160,7 +156,7 @@ def _dry_run(plans: Mapping[str, CurvePlan], features: npt.NDArray[np.float32]) 
 def summarise(
     counts: Sequence[int], curves: Mapping[str, Curves], targets: Sequence[float], baseline: str
 ) -> list[StrategySummary]:
-    """Each strategy's summary, the largest area first.
+    """Summarises each strategy, the largest area first.
 
     Args:
         counts: labels, ascending.
@@ -188,14 +184,14 @@ def summarise(
 
 
 def area_under_curve(counts: Sequence[int], curves: Curves) -> npt.NDArray[np.float64]:
-    """Mean accuracy between the first count and the last, by trapezoids, float64 [seeds]."""
+    """Computes the mean accuracy between the first count and the last, by trapezoids: float64 [seeds]."""
     if len(counts) == 1:
         return curves[:, 0]
     return np.asarray(np.trapezoid(curves, counts, axis=1)) / (counts[-1] - counts[0])
 
 
 def labels_to_target(counts: Sequence[int], curve: npt.NDArray[np.float64], target: float) -> float | None:
-    """Labels after which a curve first reaches the target, along straight lines; None if it never does."""
+    """Returns the labels after which a curve first reaches the target, along straight lines; None if it never does."""
     above = np.flatnonzero(curve >= target)
     if not len(above):
         return None
@@ -207,31 +203,33 @@ def labels_to_target(counts: Sequence[int], curve: npt.NDArray[np.float64], targ
 
 
 def sign_flip_test(differences: npt.NDArray[np.float64]) -> float:
-    """Two-sided p-value of paired differences whose signs, were there nothing to them, would be chance.
+    """Computes the two-sided p-value of paired differences whose signs are random under the null hypothesis.
 
     R. Fisher, The Design of Experiments (1935), section 21: exact over all signs for up to 12 pairs, by 10,000 draws
-    beyond, of which the found signs count as one.
+    beyond, to which the observed signs are added.
     """
     observed = abs(differences.sum())
     if len(differences) <= _MAX_EXACT_PAIRS:
         signs = np.array(list(product((1, -1), repeat=len(differences))))
+        # 1 - 1e-12: sums in another order differ in the last digit, and the observed signs must count themselves.
         return float((np.abs(signs @ differences) >= observed * (1 - 1e-12)).mean())
+    # The observed signs count as one draw, so that p is never 0.
     signs = np.random.default_rng(0).choice((1, -1), (_DRAWS, len(differences)))
     return float((1 + (np.abs(signs @ differences) >= observed * (1 - 1e-12)).sum()) / (1 + _DRAWS))
 
 
 def recommendation(summaries: Sequence[StrategySummary], baseline: str) -> str:
-    """One line: which strategy to use."""
+    """Returns one line of advice: the strategy to use."""
     best = summaries[0]
     if best.strategy == baseline or best.p_value is None:
-        return f"no strategy beats {baseline} here: keep to it, or try more seeds"
+        return f"no strategy beats {baseline} here: keep it, or try more seeds"
     if best.p_value > _SIGNIFICANCE:
         return (
             f"use {best.strategy}: {best.gain:+.3f} of area over {baseline}, which may be chance "
             f"(p = {best.p_value:.2f}): try more seeds"
         )
-    base = next(one for one in summaries if one.strategy == baseline)
-    spared = ""
+    base = next(summary for summary in summaries if summary.strategy == baseline)
+    saving = ""
     if best.labels is not None and base.labels is not None:
-        spared = f", and {best.labels / base.labels:.0%} of its labels to the target"
-    return f"use {best.strategy}: {best.gain:+.3f} of area over {baseline} (p = {best.p_value:.3f}){spared}"
+        saving = f", and {best.labels / base.labels:.0%} of its labels to the target"
+    return f"use {best.strategy}: {best.gain:+.3f} of area over {baseline} (p = {best.p_value:.3f}){saving}"

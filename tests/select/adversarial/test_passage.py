@@ -35,7 +35,7 @@ def test_only_the_last_of_the_users_turns_is_taken(labeller: LanguageModel) -> N
     ]
     passage = find_passage(labeller, turns)
     assert passage is not None
-    assert passage.place == 2
+    assert passage.position == 2
     assert passage.prompt("my cash") == [*turns[:2], {"role": "user", "content": "my cash"}]
     assert find_passage(labeller, [{"role": "system", "content": "nothing asked"}]) is None
 

@@ -27,13 +27,13 @@ class ScorerOutput:
     """Answers and scores of N records.
 
     Args:
-        predicted: what the model answered.
+        predicted: the model's answers.
         score: float64 [N]; its mean is the suite's paired metric, so higher is better.
         valid: bool [N]; False where the answer is outside the allowed set or was cut off.
         confidence: float64 [N], probability of the answer; NaN where it is not known.
         log_likelihood: float64 [N], ln P(expected | prompt) in nats; NaN where it is not known.
         tokens: int64 [N], tokens of the expected answer; zeros where they are not counted.
-        labels: float32 [N, K], ln P(label | prompt) of the label set, normalised over it; None where not asked for.
+        labels: float32 [N, K], ln P(label | prompt) of the label set, normalised over it; None where not computed.
     """
 
     predicted: Sequence[str]
@@ -54,7 +54,7 @@ class Examples:
         prompts: turns before the answer; empty for a plain text.
         expected: the right answer; None where the record has none.
         meta: the record's other columns, as JSON text.
-        places: ``file:line`` of each record, for messages.
+        locations: ``file:line`` of each record, for messages.
     """
 
     ids: list[str]
@@ -67,16 +67,16 @@ class Examples:
         return len(self.ids)
 
     def check_prompts(self, where: str) -> None:
-        """Raise a UserError that names the first record without a prompt."""
+        """Raises a UserError that names the first record without a prompt."""
         for prompt, location in zip(self.prompts, self.locations, strict=True):
             if not prompt:
                 raise UserError(f"{location} has no prompt to answer", where=where)
 
     def answers(self, where: str) -> list[str]:
-        """The expected answers.
+        """Returns the expected answers.
 
         Raises:
-            UserError: naming the first record without one.
+            UserError: a record has none; names the first.
         """
         answers: list[str] = []
         for answer, location in zip(self.expected, self.locations, strict=True):
@@ -88,14 +88,14 @@ class Examples:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A way to score answers.
+    """A scorer of answers, with the names of its metrics.
 
     Args:
-        score: ``score(lm, examples, suite, where) -> Scored``.
+        score: ``score(lm, examples, suite, where) -> ScorerOutput``.
         main: the metric that stands for the suite.
         paired: the metric that is the mean of the records' scores, for which intervals are computed.
         metrics: names of all metrics without a label set.
-        label_metrics: names of those that come on top with a label set.
+        label_metrics: names of further metrics with a label set.
         plain_text: whether records without a prompt can be scored.
         needs_labels: whether the task must have a closed label set.
     """
@@ -110,12 +110,12 @@ class Scorer:
 
 
 def normalise(text: str) -> str:
-    """NFC, without outer whitespace, inner runs of whitespace as one space: as record ids see it."""
+    """Normalises to NFC, without outer whitespace and with inner runs of whitespace as one space, as record ids do."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def from_generations(answers: Sequence[Generation], score: Sequence[float], valid: Sequence[bool]) -> ScorerOutput:
-    """Scores of written answers, whose probabilities are not known."""
+    """Returns the scores of written answers, whose probabilities are not known."""
     unknown = np.full(len(answers), np.nan)
     return ScorerOutput(
         predicted=[answer.text for answer in answers],
@@ -128,7 +128,7 @@ def from_generations(answers: Sequence[Generation], score: Sequence[float], vali
 
 
 def read_examples(records: pa.Table, where: str) -> Examples:
-    """Read the records of a suite.
+    """Reads the records of a suite.
 
     A plain text is scored as a whole: it has no prompt and is itself the expected answer.
 
@@ -153,12 +153,10 @@ def read_examples(records: pa.Table, where: str) -> Examples:
 
 
 def sample_records(records: pa.Table, n: int | None) -> pa.Table:
-    """A fixed sample: the ``n`` records with the smallest hash of their id, in input order.
-
-    The same records are drawn in every round, whatever the order or the seed, so that rounds can be compared.
-    """
+    """Draws a fixed sample: the ``n`` records with the smallest hash of their id, in input order."""
     if n is None or records.num_rows <= n:
         return records
+    # By hash and not by seed: every round draws the same records, whatever their order, so that rounds can be compared.
     digests = [hashlib.sha256(id.encode()).digest() for id in records["id"].to_pylist()]
     drawn = sorted(sorted(range(len(digests)), key=lambda row: (digests[row], row))[:n])
     return records.take(pa.array(drawn))

@@ -22,7 +22,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def score_exact_match(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
-    """1 for an equal answer, else 0. Invalid: cut off, or outside the label set where there is one."""
+    """Scores an equal answer 1, any other 0. Invalid: cut off, or outside the label set where there is one."""
     from posttrain.models.generate import generate
 
     expected = examples.answers(where)
@@ -46,9 +46,9 @@ EXACT_MATCH = Scorer(
 
 
 def score_regex(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
-    """Without a group: 1 where the pattern occurs in the answer, and an answer is invalid if it was cut off.
+    """Scores an answer 1 where the pattern occurs in it, and invalid if it was cut off.
 
-    With a group (``#### (-?\\d+)``): the last match's first group is compared with that of the expected
+    With a group (``#### (-?\\d+)``), the last match's first group is compared with that of the expected
     answer, or with the whole expected answer where the pattern does not occur in it; an answer without a
     match is invalid.
     """
@@ -57,6 +57,7 @@ def score_regex(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where
     if suite.pattern is None:
         raise UserError("scorer regex needs a pattern", where=where, fix="set `pattern`")
     pattern = re.compile(suite.pattern)
+    # Without a group no answer is compared, so records need none.
     expected = examples.answers(where) if pattern.groups else []
     answers = generate(lm, examples.prompts)
     if not pattern.groups:
@@ -72,6 +73,7 @@ def score_regex(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where
 
 
 def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
+    # The last: a chain of reasoning may state intermediate results in the same form.
     matches = [match.group(1) for match in pattern.finditer(text)]
     return matches[-1] if matches else None
 
@@ -80,7 +82,7 @@ REGEX = Scorer(score_regex, main="accuracy", paired="accuracy", metrics=frozense
 
 
 def score_token_f1(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
-    """F1 of the answers' words; an answer that was cut off is invalid."""
+    """Scores answers by the F1 of their words; an answer that was cut off is invalid."""
     from posttrain.models.generate import generate
 
     expected = examples.answers(where)
@@ -112,17 +114,18 @@ TOKEN_F1 = Scorer(score_token_f1, main="token_f1", paired="token_f1", metrics=fr
 
 
 def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
-    """Call ``function(answer, expected, prompt)`` for every record; an answer that was cut off is invalid.
+    """Calls ``function(answer, expected, prompt)`` for every record; an answer that was cut off is invalid.
 
     ``answer`` is the text that the model wrote, ``expected`` the record's answer or None, ``prompt`` the
     turns. It returns a number or a bool; higher is better.
 
     Raises:
-        UserError: if the function cannot be imported (before the model answers anything).
+        UserError: if the function cannot be imported.
         WorkError: if it fails on a record or returns no finite number, naming the record.
     """
     from posttrain.models.generate import generate
 
+    # Before the model answers anything: a mistake in the path shows at once.
     function = load_function(suite.function or "", where)
     answers = generate(lm, examples.prompts)
     values = []
@@ -133,6 +136,7 @@ def score_python(lm: LanguageModel, examples: Examples, suite: SuiteConfig, wher
             value = float(function(answer.text, reference, prompt))
         except Exception as error:  # the user's code may raise anything
             raise WorkError(f"{suite.function} failed on {location}: {type(error).__name__}: {error}") from error
+        # One NaN would make the mean, the interval and so every rule on them NaN.
         if not math.isfinite(value):
             raise WorkError(f"{suite.function} returned {value} for {location}; a finite number is needed")
         values.append(value)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
-    """1 where the expected label has the greatest probability, else 0; every answer is valid.
+    """Scores a record 1 where its expected label is the most probable, else 0; every answer is valid.
 
     Raises:
         UserError: if the task has no label set, or a record's answer is outside it.
@@ -30,7 +30,9 @@ def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteCo
     for answer, location in zip(answers, examples.locations, strict=True):
         if normalise(answer) not in position:
             raise UserError(f"{location}: label `{answer}` is not in task.labels", where=where)
+    # Before the model is asked: a label that is misspelt in one record costs no pass over all others.
     truth = np.array([position[normalise(answer)] for answer in answers])
+    # `exact` has the true label scored without pruning: its log-likelihood is a metric.
     scores = label_scores(lm, examples.prompts, labels, exact=truth.tolist()).log_probabilities
     log_probabilities = scores.astype(np.float64)
     best = log_probabilities.argmax(axis=1)
@@ -39,6 +41,7 @@ def score_label_likelihood(lm: LanguageModel, examples: Examples, suite: SuiteCo
         predicted=[labels[index] for index in best],
         score=(best == truth).astype(np.float64),
         valid=np.ones(len(truth), bool),
+        # Float32 log-probabilities of a sure model can be rounded to a little above 0.
         confidence=np.minimum(np.exp(log_probabilities[rows, best]), 1.0),
         log_likelihood=log_probabilities[rows, truth],
         tokens=np.zeros(len(truth), np.int64),
@@ -56,7 +59,7 @@ LABEL_LIKELIHOOD = Scorer(
 
 
 def score_perplexity(lm: LanguageModel, examples: Examples, suite: SuiteConfig, where: str) -> ScorerOutput:
-    """The log-likelihood in nats of each expected answer, stop token included, or of each plain text."""
+    """Scores each expected answer, stop token included, or each plain text, by its log-likelihood in nats."""
     from posttrain.models.likelihood import answer_log_likelihoods, text_log_likelihoods
 
     answers = examples.answers(where)
@@ -69,9 +72,10 @@ def score_perplexity(lm: LanguageModel, examples: Examples, suite: SuiteConfig, 
     if texts:
         sums[texts], counts[texts] = text_log_likelihoods(lm, [answers[row] for row in texts])
     return ScorerOutput(
-        predicted=[""] * len(answers),
+        predicted=[""] * len(answers),  # nothing is generated
         score=sums,
         valid=np.ones(len(answers), bool),
+        # Per token: the probability of a whole text is next to 0 for any model.
         confidence=np.exp(sums / np.maximum(counts, 1)),
         log_likelihood=sums,
         tokens=counts,

@@ -1,1 +1,1 @@
-"""Prompts a few tokens away from one that a model answers rightly, which it answers otherwise."""
+"""Adversarial prompts: a few tokens of a rightly answered prompt are swapped until the answer changes."""

@@ -18,23 +18,23 @@ class LabelledPrompt:
 
 @dataclass(frozen=True)
 class JudgedAnswers:
-    """How a model answers N prompts, and whether each answer is right."""
+    """A model's answers to N prompts, and whether each is right."""
 
     answers: list[str]
     right: list[bool]
 
 
 Judge = Callable[[Sequence[LabelledPrompt], Sequence[Turns]], JudgedAnswers]
-"""Has the model answer a prompt in place of each record's own, the way that it is evaluated."""
+"""Lets the model answer a prompt in place of each record's own, in the way that it is evaluated."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How far a search goes.
+    """The method of a search, and its bounds.
 
     Attributes:
-        n: examples wanted.
-        method: one of `METHODS`.
+        n: number of examples wanted.
+        method: one of `posttrain.select.adversarial.search.ATTACKS`.
         similarity: cosine of the sentence embeddings of old and new words, at least.
         swaps: tokens that may differ.
         budget: sequences that the model reads at most, in all, but for the closing check.
@@ -51,12 +51,12 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class AdversarialExample:
-    """A prompt that the model answers otherwise than the one that it was made of.
+    """A prompt that the model answers differently from the record that it rewrites.
 
     Attributes:
-        original: the record that it was made of.
+        original: id of that record.
         prompt: the turns, with other words in the last of the user's.
-        text_before, text: those words, before and now.
+        text_before, text: those words, of the record and of this prompt.
         answer_before, answer: of the model; the first is right.
         similarity: cosine of the words' sentence embeddings.
         swaps: tokens that differ.
@@ -78,12 +78,12 @@ class AdversarialExample:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search found.
+    """The examples of a search, and its counts.
 
     Attributes:
         examples: in the order in which their records were tried.
-        counts: ``records`` looked at; of these ``wrong`` (the model does not answer them rightly to begin with),
-            ``no_words`` (no user's words that could be told from the template), and ``tried``; of these ``unchanged``
+        counts: ``records`` judged; of these ``wrong`` (the model does not answer them rightly to begin with),
+            ``no_words`` (the user's words cannot be separated from the template), and ``tried``; of these ``unchanged``
             (every rewriting kept its answer), ``out_of_budget``, ``unconfirmed`` (only the first check saw another
             answer) and ``kept``.
         passes: sequences that the model has read.
@@ -95,12 +95,12 @@ class SearchOutcome:
 
 
 def to_json_row(example: AdversarialExample, method: str, columns: Mapping[str, str]) -> dict[str, Any]:
-    """An example as a line of JSON, which `posttrain data add` reads: what is no prompt and answer becomes its meta.
+    """Returns an example as a line of JSON, which `posttrain data add` reads; other columns become its meta.
 
     Args:
-        columns: the names of the file's columns, by what they hold, where they are others than ``prompt`` and
-            ``completion``.
+        columns: names of the file's columns in place of ``prompt`` and ``completion``.
     """
+    # A single turn as a plain string, which every format of records takes; a conversation stays a list of turns.
     alone = len(example.prompt) == 1
     return {
         columns.get("prompt", "prompt"): example.text if alone else example.prompt,

@@ -16,7 +16,7 @@ from posttrain.models.task import Turns
 from posttrain.select.adversarial.rewriting import Passage, Vocabulary
 
 TextSimilarity = Callable[[str, Sequence[str]], npt.NDArray[np.float64]]
-"""A text and N others to their likeness in meaning, float64 [N], 1 for equal ones."""
+"""Returns the similarity in meaning of a text and N others, float64 [N], 1 for equal ones."""
 
 
 @dataclass
@@ -28,7 +28,9 @@ class QueryBudget:
     refused: bool = False
 
     def take(self, count: int) -> bool:
-        """Count so many sequences; False, and nothing is counted any more, where fewer are left."""
+        """Counts sequences; returns False, and counts nothing any more, if fewer are left."""
+        # Once refused, always refused: otherwise a small request would still pass, and what a search tries last would
+        # depend on the sizes of its requests.
         self.refused = self.refused or self.spent + count > self.limit
         if not self.refused:
             self.spent += count
@@ -37,7 +39,7 @@ class QueryBudget:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Other words for a record.
+    """A rewriting of a record's words.
 
     Attributes:
         own: their token ids, as many as the original's.
@@ -53,11 +55,10 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class AnswerLoss:
-    """-ln of the right answer's probability, in nats; with rivals, of its share among all choices.
+    """Computes -ln of the right answer's probability, in nats; with rivals, of its share among all choices.
 
     P(choice | prompt) is the product of its tokens' probabilities, stop token included, and the share is
-    P(right) / sum of P(choice). A share moves only where the answer does, as it is told from the others; without
-    rivals the loss would rise as well where all answers become less probable.
+    P(right) / sum of P(choice).
 
     Attributes:
         choices: the right answer, and then its rivals; all different.
@@ -67,16 +68,18 @@ class AnswerLoss:
     choices: list[str]
 
     def losses(self, prompts: Sequence[Turns]) -> npt.NDArray[np.float64]:
-        """float64 [B], each prompt's loss, as the model is scored and served."""
+        """Computes each prompt's loss, float64 [B], as the model is scored and served."""
         if len(self.choices) == 1:
             sums, _ = answer_log_likelihoods(self.lm, prompts, self.choices * len(prompts))
             loss: npt.NDArray[np.float64] = -sums
             return loss
+        # A share moves only where the answer does; without rivals the loss would also rise where all answers become
+        # less probable.
         scores = label_scores(self.lm, prompts, self.choices, tolerance=0)
         return -scores.log_probabilities[:, 0].astype(np.float64)
 
     def gradient(self, prompt: Sequence[int]) -> tuple[float, Tensor]:
-        """The loss of a prompt's tokens, and its gradient at their embeddings: float32 [T, D]."""
+        """Computes the loss of a prompt's tokens, and its gradient at their embeddings: float32 [T, D]."""
         with torch.no_grad():
             embedded = self.lm.model.get_input_embeddings()(torch.tensor([list(prompt)], device=self.lm.device))
         embedded.requires_grad_()
@@ -85,17 +88,17 @@ class AnswerLoss:
         return float(loss.detach()), gradient[0].float()
 
     def of_embedded(self, prompt: Tensor) -> Tensor:
-        """The loss, a float32 scalar, of embedded prompt tokens [1, T, D]."""
+        """Computes the loss, a float32 scalar, of embedded prompt tokens [1, T, D]."""
         answers = [self.lm.answer_ids(choice) for choice in self.choices]
-        width, asked = max(map(len, answers)), prompt.shape[1]
+        width, length = max(map(len, answers)), prompt.shape[1]
         # What a causal model reads behind an answer does not reach back into it, so no mask is needed.
         filler = self.lm.tokenizer.pad_token_id or 0
-        ids = torch.tensor([one + [filler] * (width - len(one)) for one in answers], device=self.lm.device)
-        counts = torch.tensor([[at < len(one) for at in range(width)] for one in answers], device=self.lm.device)
+        ids = torch.tensor([answer + [filler] * (width - len(answer)) for answer in answers], device=self.lm.device)
+        counts = torch.tensor([[at < len(answer) for at in range(width)] for answer in answers], device=self.lm.device)
         behind = self.lm.model.get_input_embeddings()(ids)
         rows = torch.cat([prompt.expand(len(answers), -1, -1), behind.to(prompt.dtype)], dim=1)
         hidden = self.lm.decoder(inputs_embeds=rows, use_cache=False).last_hidden_state
-        logits = self.lm.logits(hidden[:, asked - 1 : asked - 1 + width])
+        logits = self.lm.logits(hidden[:, length - 1 : length - 1 + width])
         chosen = logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
         sums = (chosen * counts).sum(1)
         return -sums[0] if len(answers) == 1 else -sums.log_softmax(0)[0]
@@ -103,13 +106,13 @@ class AnswerLoss:
 
 @dataclass(frozen=True)
 class AttackProblem:
-    """One record under search.
+    """A record to rewrite, and the bounds of its rewritings.
 
     Attributes:
         similarity: compares texts.
-        least_similarity: to the original, of what is allowed.
-        most_swaps: tokens that may differ from the original's.
-        generator: of this record alone.
+        min_similarity: to the original, of an allowed rewriting.
+        max_swaps: tokens that may differ from the original's.
+        generator: of this record alone, so that its draws do not depend on the records tried before.
     """
 
     lm: LanguageModel = field(repr=False)
@@ -128,7 +131,7 @@ class AttackProblem:
         return tuple(self.passage.own)
 
     def gradient(self, own: Sequence[int]) -> Tensor | None:
-        """The loss's gradient at the own tokens' embeddings, float32 [T, D]; None where the budget is spent."""
+        """Computes the loss's gradient at the own tokens' embeddings, float32 [T, D]; None if the budget is spent."""
         if not self.budget.take(len(self.objective.choices)):
             return None
         passage = self.passage
@@ -136,9 +139,9 @@ class AttackProblem:
         return gradient[len(passage.before) : len(passage.before) + len(own)]
 
     def gains(self, own: Sequence[int]) -> Tensor | None:
-        """What every swap of one token would add to the loss, to first order; None where the budget is spent.
+        """Computes what every swap of one token adds to the loss, to first order; None if the budget is spent.
 
-        The gain of v in the place of w is (e_v - e_w) . g, with g the loss's gradient at that place (J. Ebrahimi et
+        The gain of v in place of w is (e_v - e_w) . g, with g the loss's gradient at that position (J. Ebrahimi et
         al., HotFlip, ACL 2018, arXiv:1712.06751, equation 10, over embeddings in place of one-hot vectors).
 
         Returns:
@@ -150,19 +153,19 @@ class AttackProblem:
         return first_order_gains(gradient, torch.tensor(own, device=gradient.device), self.vocabulary)
 
     def start_loss(self) -> float | None:
-        """The original's loss; None where the budget is spent."""
+        """Computes the original's loss; None if the budget is spent."""
         if not self.budget.take(1):
             return None
         return float(self.objective.losses([self.passage.prompt(self.passage.text)])[0])
 
     def losses(self, candidates: Sequence[Rewriting]) -> npt.NDArray[np.float64] | None:
-        """Exact losses, float64 [B]; None where the budget is spent."""
+        """Computes exact losses, float64 [B]; None if the budget is spent."""
         if not self.budget.take(len(candidates)):
             return None
-        return self.objective.losses([self.passage.prompt(one.text) for one in candidates])
+        return self.objective.losses([self.passage.prompt(candidate.text) for candidate in candidates])
 
     def allowed(self, proposals: Sequence[Sequence[int]]) -> list[Rewriting]:
-        """The proposals that are text, differ in few tokens and mean the same, in their order, each once."""
+        """Returns the proposals that are text, differ in few tokens and mean the same, in their order, each once."""
         spelled: dict[tuple[int, ...], str] = {}
         for own in map(tuple, proposals):
             if own in spelled or not 0 < self.swaps(own) <= self.max_swaps:
@@ -172,20 +175,20 @@ class AttackProblem:
                 spelled[own] = text
         if not spelled:
             return []
-        likeness = self.similarity(self.passage.text, list(spelled.values())).tolist()
+        similarities = self.similarity(self.passage.text, list(spelled.values())).tolist()
         return [
-            Rewriting(own, text, alike, self.swaps(own))
-            for (own, text), alike in zip(spelled.items(), likeness, strict=True)
-            if alike >= self.min_similarity
+            Rewriting(own, text, similarity, self.swaps(own))
+            for (own, text), similarity in zip(spelled.items(), similarities, strict=True)
+            if similarity >= self.min_similarity
         ]
 
     def swaps(self, own: Sequence[int]) -> int:
-        """Tokens that differ from the original's."""
-        return sum(one != other for one, other in zip(own, self.passage.own, strict=True))
+        """Counts the tokens that differ from the original's."""
+        return sum(token != original for token, original in zip(own, self.passage.own, strict=True))
 
 
 def first_order_gains(gradient: Tensor, own: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """(e_v - e_w) . g for every token v in the place of each w of ``own``, -inf where that is not allowed.
+    """Computes (e_v - e_w) . g for every token v in place of each w of ``own``, -inf where that is not allowed.
 
     Args:
         gradient: float32 [T, D].
@@ -200,8 +203,9 @@ def first_order_gains(gradient: Tensor, own: Tensor, vocabulary: Vocabulary) -> 
 
 
 def cosine_similarity(embedder: Embedder) -> TextSimilarity:
-    """The cosine of texts' embeddings by this model."""
+    """Returns a function that compares texts by the cosine of their embeddings."""
 
+    # The original is compared again in every step of its attack.
     @lru_cache(maxsize=16)
     def embedded(text: str) -> npt.NDArray[np.float32]:
         embedding: npt.NDArray[np.float32] = embedder.embed([text])[0]

@@ -18,14 +18,14 @@ class Passage:
 
     Attributes:
         turns: the record's prompt.
-        place: which of them is the last user turn.
+        position: index of the last user turn.
         text: its words.
         before, own, after: token ids of the whole prompt, in their order; ``own`` are those of the words.
         lead, tail: what the own tokens hold beside the words, such as a space before them.
     """
 
     turns: Turns
-    place: int
+    position: int
     text: str
     before: list[int]
     own: list[int]
@@ -34,47 +34,43 @@ class Passage:
     tail: str
 
     def prompt(self, text: str) -> Turns:
-        """The record's prompt with other words."""
-        return [{**turn, "content": text} if at == self.place else turn for at, turn in enumerate(self.turns)]
+        """Returns the record's prompt with other words."""
+        return [{**turn, "content": text} if at == self.position else turn for at, turn in enumerate(self.turns)]
 
     def rewritten(self, lm: LanguageModel, own: Sequence[int]) -> str | None:
-        """The words that other tokens spell; None where the model would read those words as other tokens.
-
-        What passes is text that a user can send: rendered by the template and split into tokens, it gives exactly
-        ``before``, ``own`` and ``after``.
-        """
+        """Returns the words that other tokens spell; None where the model would read those words as other tokens."""
         spelled = _decode(lm, own)
         if not spelled.startswith(self.lead) or not spelled.endswith(self.tail):
             return None
         text = spelled[len(self.lead) : len(spelled) - len(self.tail)]
         if not text or unicodedata.normalize("NFC", text) != text.strip():  # as it would be stored
             return None
+        # Only text that a user can send: rendered by the template and split into tokens, it gives exactly these ids.
         return text if lm.prompt_ids(self.prompt(text)) == [*self.before, *own, *self.after] else None
 
 
 def find_passage(lm: LanguageModel, prompt: Turns) -> Passage | None:
-    """The passage of a record's prompt; None where it has no user turn, or its words cannot be told from the template.
-
-    Tokens are the template's where the prompt with other words has them too.
-    """
-    places = [at for at, turn in enumerate(prompt) if turn["role"] == "user" and turn["content"].strip()]
-    if not places:
+    """Returns the passage of a record's prompt; None without a user turn, or if its words cannot be separated."""
+    positions = [at for at, turn in enumerate(prompt) if turn["role"] == "user" and turn["content"].strip()]
+    if not positions:
         return None
-    place = places[-1]
-    text = prompt[place]["content"].strip()
+    position = positions[-1]
+    text = prompt[position]["content"].strip()
+    # Tokens are the template's where the prompt with other words has them, too: no text begins or ends like x and y.
     ids, *others = (
-        lm.prompt_ids([{**turn, "content": words} if at == place else turn for at, turn in enumerate(prompt)])
-        for words in (text, "x", "y")  # no text begins or ends with both
+        lm.prompt_ids([{**turn, "content": words} if at == position else turn for at, turn in enumerate(prompt)])
+        for words in (text, "x", "y")
     )
     begin = min(_common_prefix(ids, other) for other in others)
     shortest = min(map(len, (ids, *others)))
     end = min(_common_prefix(ids[::-1], other[::-1]) for other in others)
+    # Prefix and suffix must not overlap in the shortest prompt, where they would count a token twice.
     end = min(end, shortest - begin)
     own = ids[begin : len(ids) - end]
     lead, separator, tail = _decode(lm, own).partition(text)
     if not separator:
         return None
-    passage = Passage(prompt, place, text, ids[:begin], own, ids[len(ids) - end :], lead, tail)
+    passage = Passage(prompt, position, text, ids[:begin], own, ids[len(ids) - end :], lead, tail)
     return passage if passage.rewritten(lm, own) == text else None
 
 
@@ -82,10 +78,10 @@ def _decode(lm: LanguageModel, ids: Sequence[int]) -> str:
     return str(lm.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Counts the tokens that both begin with."""
     same = 0
-    while same < min(len(one), len(other)) and one[same] == other[same]:
+    while same < min(len(left), len(right)) and left[same] == right[same]:
         same += 1
     return same
 
@@ -95,10 +91,9 @@ class Vocabulary:
     """The V tokens of a model's embedding layer.
 
     Attributes:
-        embeddings: float32 [V, D], what the layer gives for each.
+        embeddings: float32 [V, D], the layer's output for each.
         allowed: bool [V]: printable text, no special token.
-        form: int64 [V]: whether the token begins with a space (2), and whether its text begins with a letter or digit
-            (1), added up. A token only takes the place of one of its form, or words would fuse and fall apart.
+        form: int64 [V]: 2 if the token begins with a space, plus 1 if its text begins with a letter or digit.
     """
 
     embeddings: Tensor = field(repr=False)
@@ -108,9 +103,9 @@ class Vocabulary:
     @classmethod
     @torch.no_grad()
     def of(cls, lm: LanguageModel) -> Self:
-        """The vocabulary of a model."""
+        """Reads the vocabulary of a model."""
         layer = lm.model.get_input_embeddings()
-        # Some layers scale what they look up, so they are asked instead of their weights.
+        # The layer's output and not its weights: some layers scale what they look up.
         embeddings = layer(torch.arange(layer.weight.shape[0], device=lm.device)).float()
         size = min(len(lm.tokenizer), len(embeddings))
         special = {*lm.tokenizer.all_special_ids, *lm.tokenizer.added_tokens_decoder}
@@ -128,7 +123,8 @@ class Vocabulary:
         return cls(embeddings, allowed.to(lm.device), form.to(lm.device))
 
     def fits(self, own: Tensor) -> Tensor:
-        """bool [T, V]: whether a token may take the place of each of ``own``, int64 [T]; none takes its own."""
+        """Marks, bool [T, V], the tokens that may replace each of ``own``, int64 [T]; never the token itself."""
+        # Only a token of the same form, or words would fuse and fall apart.
         fit = self.allowed[None] & (self.form[None] == self.form[own][:, None])
         # Tokens that are no readable text, such as half of a character or a line's end, stay.
         fit = fit & self.allowed[own][:, None]

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from posttrain.models.language_model import LanguageModel
 from posttrain.models.likelihood import answer_log_likelihoods, label_scores
 from posttrain.models.task import Turns
-from posttrain.select.adversarial.attacks import fgsm, gcg, hotflip
 from posttrain.select.adversarial.examples import (
     AdversarialExample,
     Judge,
@@ -21,16 +20,17 @@ from posttrain.select.adversarial.examples import (
 from posttrain.select.adversarial.problem import AnswerLoss, AttackProblem, QueryBudget, Rewriting, TextSimilarity
 from posttrain.select.adversarial.rewriting import Vocabulary, find_passage
 from posttrain.store.errors import UserError, suggest
+from posttrain.store.extensions import Registry
 from posttrain.store.progress import progress_bar
 
-ATTACKS: dict[str, Callable[[AttackProblem], Iterator[list[Rewriting]]]] = {
-    "gcg": gcg,
-    "hotflip": hotflip,
-    "fgsm": fgsm,
-}
-"""Each yields what it comes upon, step by step; the candidates of one step are alternatives."""
+_HERE = "posttrain.select.adversarial.attacks"
 
-_MAX_RIVALS = 3  # labels that the right one is told from while searching
+ATTACKS: Mapping[str, Callable[[AttackProblem], Iterator[list[Rewriting]]]] = Registry(
+    "attack", "posttrain.attacks", {name: f"{_HERE}:{name}" for name in ("gcg", "hotflip", "fgsm")}
+)
+"""Each yields the candidates of one step after the other; those of one step are alternatives."""
+
+_MAX_RIVALS = 3  # labels that the right one is compared with while searching
 _JUDGE_BATCH = 16  # records that are answered at a time
 
 
@@ -44,7 +44,7 @@ class _Unconfirmed:
 
 
 def check_attack(name: str) -> None:
-    """Raise a UserError for an unknown method."""
+    """Raises a UserError for an unknown method."""
     if name not in ATTACKS:
         raise UserError(f"no method `{name}`", where="--method", fix=suggest(name, ATTACKS))
 
@@ -56,18 +56,17 @@ def search(
     similarity: TextSimilarity,
     settings: SearchSettings,
 ) -> SearchOutcome:
-    """Rewrite records that the model answers rightly, a few tokens each, until it answers them otherwise.
+    """Rewrites records that the model answers rightly, a few tokens each, until its answer changes.
 
-    Records are tried in an order drawn by the seed, until enough examples are found, all records are tried or the
-    budget is spent. Every rewriting is judged as the model is evaluated, and what was found is judged once more, all
-    together, in the end.
+    Records are tried in an order drawn by the seed, until there are enough examples, all records are tried or the
+    budget is spent. Every rewriting is judged in the way that the model is evaluated.
 
     Args:
         lm: the model.
         records: labelled, with different ids.
         judge: see `Judge`.
         similarity: of texts, see `TextSimilarity`.
-        settings: how far to go.
+        settings: the method, and the bounds of the search.
 
     Raises:
         UserError: the method is unknown, or the model answers none of the records rightly.
@@ -79,11 +78,11 @@ def search(
     fooled: list[_Unconfirmed] = []
     with progress_bar("looking for adversarial prompts", len(drawn), "records") as advance:
         for start in range(0, len(drawn), _JUDGE_BATCH):
-            some = drawn[start : start + _JUDGE_BATCH]
-            if len(fooled) >= settings.n or not budget.take(len(some)):
+            batch = drawn[start : start + _JUDGE_BATCH]
+            if len(fooled) >= settings.n or not budget.take(len(batch)):
                 break
-            judged = judge(some, [record.prompt for record in some])
-            for record, answer, right in zip(some, judged.answers, judged.right, strict=True):
+            judged = judge(batch, [record.prompt for record in batch])
+            for record, answer, right in zip(batch, judged.answers, judged.right, strict=True):
                 if len(fooled) >= settings.n:
                     break
                 advance(1, f"{len(fooled)} found")
@@ -96,16 +95,16 @@ def search(
                     counts["no_words"] += 1
                     continue
                 counts["tried"] += 1
-                candidate, whole = _attack(problem, record, answer, judge, settings.method)
+                candidate, within_budget = _attack(problem, record, answer, judge, settings.method)
                 if candidate is not None:
                     prompt = problem.passage.prompt(candidate.text)
                     fooled.append(_Unconfirmed(record, problem.passage.text, answer, candidate, prompt))
                 else:
-                    counts["unchanged" if whole else "out_of_budget"] += 1
+                    counts["unchanged" if within_budget else "out_of_budget"] += 1
     if counts["records"] and counts["records"] == counts["wrong"]:
         raise UserError(
             f"the champion answers none of {counts['records']} records rightly",
-            fix="name other --records, or turn the loop first: posttrain run",
+            fix="name other --records, or run the loop first: posttrain run",
         )
     examples = _confirmed(lm, fooled, judge)
     counts["unconfirmed"], counts["kept"] = len(fooled) - len(examples), len(examples)
@@ -147,67 +146,68 @@ def _attack_problem(
 def _attack(
     problem: AttackProblem, record: LabelledPrompt, before: str, judge: Judge, method: str
 ) -> tuple[Rewriting | None, bool]:
-    """The most similar candidate of the first step that fools the model; and whether the budget lasted."""
+    """Returns the most similar candidate of the first step that fools the model, and whether the budget lasted."""
     for candidates in ATTACKS[method](problem):
         if not problem.budget.take(len(candidates)):
             return None, False
-        prompts = [problem.passage.prompt(one.text) for one in candidates]
+        prompts = [problem.passage.prompt(candidate.text) for candidate in candidates]
         judged = judge([record] * len(prompts), prompts)
         examples = [
-            one
-            for one, answer, right in zip(candidates, judged.answers, judged.right, strict=True)
+            candidate
+            for candidate, answer, right in zip(candidates, judged.answers, judged.right, strict=True)
             if not right and _differ(answer, before)
         ]
         if examples:
-            return max(examples, key=lambda one: one.similarity), True
+            return max(examples, key=lambda candidate: candidate.similarity), True
     return None, not problem.budget.refused
 
 
 def _confirmed(lm: LanguageModel, fooled: Sequence[_Unconfirmed], judge: Judge) -> list[AdversarialExample]:
-    """What fools the model in another company of prompts too: in low precision a close call may go either way."""
+    """Returns the examples that also fool the model when all are judged together."""
     if not fooled:
         return []
-    records, prompts = [one.record for one in fooled], [one.prompt for one in fooled]
+    # Judged in another batch: in low precision a close call may go either way, and such an example is worth nothing.
+    records, prompts = [example.record for example in fooled], [example.prompt for example in fooled]
     judged = judge(records, prompts)
-    rights = [one.answer_before for one in fooled]
+    rights = [example.answer_before for example in fooled]
     before = _losses(lm, [record.prompt for record in records], rights)
     after = _losses(lm, prompts, rights)
     return [
         AdversarialExample(
-            original=one.record.id,
-            prompt=one.prompt,
-            completion=one.record.completion,
-            text_before=one.text_before,
-            text=one.candidate.text,
-            answer_before=one.answer_before,
+            original=example.record.id,
+            prompt=example.prompt,
+            completion=example.record.completion,
+            text_before=example.text_before,
+            text=example.candidate.text,
+            answer_before=example.answer_before,
             answer=judged.answers[row],
-            similarity=one.candidate.similarity,
-            swaps=one.candidate.swaps,
+            similarity=example.candidate.similarity,
+            swaps=example.candidate.swaps,
             loss_before=before[row],
             loss=after[row],
         )
-        for row, one in enumerate(fooled)
-        if not judged.right[row] and _differ(judged.answers[row], one.answer_before)
+        for row, example in enumerate(fooled)
+        if not judged.right[row] and _differ(judged.answers[row], example.answer_before)
     ]
 
 
 def _losses(lm: LanguageModel, prompts: Sequence[Turns], answers: Sequence[str]) -> list[float]:
-    """-ln P(answer | prompt) in nats, among the labels where there are some."""
+    """Computes -ln P(answer | prompt) in nats, among the labels where there are some."""
     labels = lm.task.label_set
     if not labels:
         return [-value for value in answer_log_likelihoods(lm, prompts, answers)[0].tolist()]
-    place = [labels.index(_label(answer, labels)) for answer in answers]
+    columns = [labels.index(_label(answer, labels)) for answer in answers]
     scores = label_scores(lm, prompts, labels, tolerance=0).log_probabilities
-    return [-float(scores[row, label]) for row, label in enumerate(place)]
+    return [-float(scores[row, label]) for row, label in enumerate(columns)]
 
 
 def _label(answer: str, labels: Sequence[str]) -> str:
-    """The label as the label set spells it; it has passed as right, so it is one of them."""
+    """Returns the label as the label set spells it; it was judged right, so it is one of them."""
     return next(label for label in labels if not _differ(label, answer))
 
 
-def _differ(one: str, other: str) -> bool:
-    return one.split() != other.split()
+def _differ(left: str, right: str) -> bool:
+    return left.split() != right.split()
 
 
 def _draw(seed: int, id: str) -> bytes:

@@ -1,1 +1,1 @@
-"""The columns of a score table: what each means, how a model computes it, and where it is kept meanwhile."""
+"""The columns of a score table: their definitions, how models compute them, and their cache."""

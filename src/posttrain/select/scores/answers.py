@@ -28,7 +28,7 @@ _PERPLEXITY_CHUNK = 256
 _BATCH_SIZE = 8  # sequences of a forward pass
 _LOGITS_BLOCK = 256  # tokens, each with logits of the whole vocabulary
 
-_MAX_REPLY_TOKENS = 8
+_MAX_REPLY_TOKENS = 8  # a number and a percent sign; a model that goes on gives no number
 _CONFIDENCE_PROMPT = (
     "How likely is it that your answer is right? Reply with one whole number from 0 (surely wrong) to 100 (surely "
     "right), and nothing else."
@@ -101,6 +101,7 @@ def likelihood_group() -> ScoreGroup:
 def surprisal(table: pa.Table) -> npt.NDArray[np.float64]:
     """Returns nats a token, float64 [N] >= 0, from a table with ``log_probability`` and ``tokens``."""
     sums, counts = table["log_probability"].to_numpy(), table["tokens"].to_numpy()
+    # Not a negation, which would give an answer that is certain -0.0.
     nats: npt.NDArray[np.float64] = np.abs(sums / np.maximum(counts, 1))
     return nats
 
@@ -131,6 +132,7 @@ def mean_token_entropies(lm: LanguageModel, sequences: Sequence[TokenizedExample
     for one sequence.
     """
     entropies = np.zeros(len(sequences))
+    # By length, so that little of a batch is padding.
     order = sorted(range(len(sequences)), key=lambda row: (len(sequences[row].ids), row))
     for start in range(0, len(order), _BATCH_SIZE):
         rows = order[start : start + _BATCH_SIZE]
@@ -181,6 +183,7 @@ def verbalised_group() -> ScoreGroup:
 def stated_confidence(reply: str) -> float:
     """Parses a reply of one number over 100: ``80``, ``80%`` or ``80.``; NaN for a reply with anything else in it."""
     match = _CONFIDENCE_REPLY.fullmatch(reply.strip())
+    # A reply with more in it is not parsed: the number in "1 of 10" is no percentage.
     number = int(match[1]) if match else 101
     return number / 100 if number <= 100 else math.nan
 
@@ -193,6 +196,7 @@ def perplexity_group() -> ScoreGroup:
 
         texts = ["\n".join(turn["content"] for turn in record.prompt) for record in records]
         sums, counts = text_log_likelihoods(lm, texts)
+        # NaN and not 1: one token has no context that it could be predicted from.
         perplexities = np.full(len(texts), np.nan)
         known = counts > 0
         perplexities[known] = np.exp(-sums[known] / counts[known])

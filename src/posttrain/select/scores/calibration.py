@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.bool_]
 
 CalibrationError = Callable[[Floats, Floats], float]
-"""Expected calibration error of confidences [N] and whether each answer is right [N]."""
+"""Returns the expected calibration error of confidences [N], with 1 or 0 for right and wrong answers [N]."""
 
 MIN_CALIBRATION_RECORDS = 30
 
@@ -29,7 +29,7 @@ _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0  # of temperatures: answers that
 
 _MIN_ANSWER_TEMPERATURE = 1e-3  # long answers are wrong though each of their tokens is all but sure
 
-_MIN_SURPRISAL = 1e-9
+_MIN_SURPRISAL = 1e-9  # of a certain answer, whose loss at any temperature would be infinite if it is wrong
 
 _FOLDS = 5
 
@@ -38,14 +38,13 @@ log = logging.getLogger("posttrain")
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibration found.
+    """A fitted temperature, and the calibration error with and without it.
 
     Attributes:
-        temperature: by which log-probabilities are divided, of labels or of an answer per token; 1 where the error
-            would not fall.
+        temperature: divides log-probabilities, of labels or of an answer per token; 1 where the error would not fall.
         ece_before: expected calibration error of the model as it is, 15 equal-width bins.
         ece_after: of the calibrated model, each record with a temperature that was fitted to others.
-        records: it was fitted to so many.
+        records: number that it was fitted to.
     """
 
     temperature: float
@@ -55,8 +54,9 @@ class Calibration:
 
 
 def at_temperature(log_probabilities: npt.ArrayLike, temperature: float) -> Floats:
-    """Log-probabilities [N, K] divided by a temperature and normalised again: float64 [N, K]."""
+    """Divides log-probabilities [N, K] by a temperature and normalises them again: float64 [N, K]."""
     logs = np.asarray(log_probabilities, np.float64)
+    # Unchanged to the last digit: without calibration the scores must be the model's own.
     if temperature == 1.0:
         return logs
     scaled: Floats = log_softmax(logs / temperature, axis=1)
@@ -64,10 +64,9 @@ def at_temperature(log_probabilities: npt.ArrayLike, temperature: float) -> Floa
 
 
 def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> float:
-    """The temperature with the least negative log-likelihood, between 0.05 and 20.
+    """Returns the temperature with the least negative log-likelihood, between 0.05 and 20.
 
-    C. Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (arXiv:1706.04599), section 4.2. The likelihood
-    is convex in the inverse of the temperature, so that its minimum is the only one.
+    C. Guo et al., On Calibration of Modern Neural Networks, ICML 2017 (arXiv:1706.04599), section 4.2.
 
     Args:
         log_probabilities: float [N, K], N >= 1, of records that the model was not trained on.
@@ -76,6 +75,7 @@ def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> f
     logs, right = np.asarray(log_probabilities, np.float64), np.asarray(truth, np.int64)
     rows = np.arange(len(right))
 
+    # By the inverse of the temperature, in which the loss is convex: a bounded search finds its only minimum.
     def loss(inverse: float) -> float:
         return float(-log_softmax(logs * inverse, axis=1)[rows, right].sum())
 
@@ -88,7 +88,7 @@ def fit_temperature(log_probabilities: npt.ArrayLike, truth: npt.ArrayLike) -> f
 def calibrate_labels(
     log_probabilities: npt.ArrayLike, truth: npt.ArrayLike, error: CalibrationError
 ) -> Calibration | None:
-    """Fit a temperature, and say what it is worth.
+    """Fits a temperature to label probabilities, and measures the calibration error with and without it.
 
     Args:
         log_probabilities: float [N, K] of held-out records.
@@ -96,7 +96,7 @@ def calibrate_labels(
         error: the expected calibration error with 15 bins.
 
     Returns:
-        None for fewer than 30 records, which say too little.
+        None for fewer than 30 records.
     """
     logs, right = np.asarray(log_probabilities, np.float64), np.asarray(truth, np.int64)
     if len(right) < MIN_CALIBRATION_RECORDS:
@@ -110,7 +110,7 @@ def calibrate_labels(
 
 
 def answer_confidence(surprisal: npt.ArrayLike, temperature: float) -> Floats:
-    """exp(-surprisal / temperature) of written answers: float64 [N] in [0, 1].
+    """Computes exp(-surprisal / temperature) of written answers: float64 [N] in [0, 1].
 
     Args:
         surprisal: float [N] >= 0, nats a token.
@@ -121,10 +121,10 @@ def answer_confidence(surprisal: npt.ArrayLike, temperature: float) -> Floats:
 
 
 def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> float:
-    """The temperature at which `answer_confidence` foretells best which answers are right, between 0.001 and 20.
+    """Returns the temperature at which `answer_confidence` predicts best which answers are right, from 0.001 to 20.
 
-    What is least is the cross-entropy of the answers' scores, -s ln c - (1 - s) ln(1 - c), which is convex in the
-    inverse of the temperature.
+    It minimises the cross-entropy of the answers' scores, -s ln c - (1 - s) ln(1 - c), which is convex in the inverse
+    of the temperature.
 
     Args:
         surprisal: float [N], N >= 1, of answers to records that the model was not trained on.
@@ -134,16 +134,18 @@ def fit_answer_temperature(surprisal: npt.ArrayLike, score: npt.ArrayLike) -> fl
     right = np.asarray(score, np.float64)
 
     def loss(log_inverse: float) -> float:
+        # ln(1 - exp(-x)) by expm1: near x = 0 the difference would lose all its digits.
         scaled = nats * np.exp(log_inverse)
         return float((right * scaled - (1 - right) * np.log(-np.expm1(-scaled))).sum())
 
+    # Over the logarithm: the bounds are four orders of magnitude apart.
     bounds = (-np.log(_MAX_TEMPERATURE), -np.log(_MIN_ANSWER_TEMPERATURE))
     minimum = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return float(np.exp(-minimum.x))
 
 
 def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: CalibrationError) -> Calibration | None:
-    """The same as `calibrate_labels` for written answers.
+    """Fits a temperature to the surprisal of written answers, as `calibrate_labels` does.
 
     Args:
         surprisal: float [N] >= 0, nats a token, of answers to held-out records.
@@ -151,7 +153,7 @@ def calibrate_answers(surprisal: npt.ArrayLike, score: npt.ArrayLike, error: Cal
         error: the expected calibration error with 15 bins.
 
     Returns:
-        None for fewer than 30 records, which say too little.
+        None for fewer than 30 records.
     """
     nats, right = np.asarray(surprisal, np.float64), np.asarray(score, np.float64)
     if len(right) < MIN_CALIBRATION_RECORDS:
@@ -170,7 +172,8 @@ def _cross_fit(
     right: Floats,
     error: CalibrationError,
 ) -> Calibration:
-    """A temperature, and the errors before and after, each record's by a temperature that was fitted to others."""
+    """Fits a temperature, and measures the errors before and after, each record's by one that was fitted to others."""
+    # Crossed, or the error after would be that of the records that the temperature was fitted to.
     fold = np.arange(len(right)) % _FOLDS
     after = np.empty(len(right))
     for number in range(_FOLDS):
@@ -190,17 +193,17 @@ def _confidence(log_probabilities: Floats) -> Floats:
 def calibrate_champion(
     scoring: ScoringContext, records: pa.Table, predictions: pa.Table, error: CalibrationError
 ) -> Calibration | None:
-    """The temperature at which the champion is as sure of labels, or of its written answers, as it is right.
+    """Fits the temperature at which the champion's confidence in labels, or in its written answers, is its accuracy.
 
     Args:
-        scoring: the champion, the labels and how many records are taken.
+        scoring: the champion, the labels and the number of records (``scoring.config.calibration``).
         records: RECORD table of records that the champion was not trained on.
-        predictions: what it answered, by ``id``; for a closed label set ``expected`` and ``labels``, the labels'
+        predictions: its answers, by ``id``; for a closed label set ``expected`` and ``labels``, the labels'
             log-probabilities; for free text ``predicted`` and ``score``.
         error: the expected calibration error, with 15 equal-width bins.
 
     Returns:
-        None where there are too few records, the predictions do not say enough, or calibration is off.
+        None where there are too few records, the predictions lack probabilities, or calibration is off.
     """
     most = scoring.config.calibration
     if not most:
@@ -208,13 +211,13 @@ def calibrate_champion(
     judged = (_judged_labels if scoring.labels else _judged_answers)(scoring, predictions, records)
     drawn = sample_pool(judged, most, scoring.seed)
     if scoring.labels:
-        place = {label: index for index, label in enumerate(scoring.labels)}
-        truth = [place[answer] for answer in drawn["expected"].to_pylist()]
-        logs = np.array(drawn["labels"].to_pylist(), np.float64).reshape(len(truth), len(place))
+        index_of = {label: index for index, label in enumerate(scoring.labels)}
+        truth = [index_of[answer] for answer in drawn["expected"].to_pylist()]
+        logs = np.array(drawn["labels"].to_pylist(), np.float64).reshape(len(truth), len(index_of))
         calibration = calibrate_labels(logs, truth, error)
     else:
-        asked_of = records.take(compute.index_in(drawn["id"], value_set=records["id"].combine_chunks()))
-        answers = zip(prompts_of(asked_of), drawn["predicted"].to_pylist(), strict=True)
+        drawn_records = records.take(compute.index_in(drawn["id"], value_set=records["id"].combine_chunks()))
+        answers = zip(prompts_of(drawn_records), drawn["predicted"].to_pylist(), strict=True)
         nats = surprisal(
             scoring.run(likelihood_group(), [ScoringInput(prompt, (answer,)) for prompt, answer in answers])
         )
@@ -223,13 +226,14 @@ def calibrate_champion(
 
 
 def _judged_labels(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
-    """The predictions that say how probable each label is, where the right one is among them."""
+    """Returns the predictions that have label probabilities and whose right label is in the label set."""
     known = compute.is_in(predictions["expected"], value_set=pa.array(scoring.labels, pa.string()))
     return predictions.filter(compute.and_(known, compute.is_valid(predictions["labels"])))
 
 
 def _judged_answers(scoring: ScoringContext, predictions: pa.Table, records: pa.Table) -> pa.Table:
-    """The predictions of the records that are there; none where a score is no share of rightness."""
+    """Returns the predictions of the given records; none where a score is not from 0 to 1."""
+    # A log-likelihood, such as perplexity's score, is no share of rightness to compare confidence with.
     scores = predictions["score"]
     shares = compute.and_(compute.greater_equal(scores, 0.0), compute.less_equal(scores, 1.0))
     if not compute.all(shares, min_count=0).as_py():

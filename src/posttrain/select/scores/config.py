@@ -12,12 +12,12 @@ CHAMPION = "champion"
 
 
 class ScoringConfig(Section):
-    """How scores are computed, and where records lie."""
+    """Settings of the scores, and the model that embeds records."""
 
     embeddings: str = Field(
         default=CHAMPION,
-        description="Which records are alike: by the champion's hidden states, or by a sentence model, as a folder, a "
-        "Hub id or `minilm`.",
+        description="Embeddings of the records: the champion's hidden states, or a sentence model, as a folder, a Hub "
+        "id or `minilm`.",
     )
 
     passes: int = Field(default=8, ge=2, description="bald: passes with dropout, each over all records.")
@@ -32,7 +32,7 @@ class ScoringConfig(Section):
         default=0.8, gt=-1, le=1, description="semantic_entropy: cosine from which two answers mean the same."
     )
     judge: str | None = Field(
-        default=None, description="entailment_entropy: folder of the model that is asked; the champion by default."
+        default=None, description="entailment_entropy: folder of the model that judges; the champion by default."
     )
     calibration: int = Field(
         default=500,
@@ -41,23 +41,23 @@ class ScoringConfig(Section):
     )
 
     def check_models(self, names: Collection[str], root: Path) -> None:
-        """Find out whether the models that scores ask besides the champion are there, without loading one.
+        """Checks that the models that scores use besides the champion exist, without loading one.
 
         Args:
             names: of the scores that are computed.
             root: the workspace's folder.
 
         Raises:
-            UserError: one is not there.
+            UserError: one is missing.
         """
-        asked = {"embeddings": self.embeddings} if self.embeddings != CHAMPION else {}
-        asked |= {"embedder": self.embedder} if any(name.startswith("semantic_entropy") for name in names) else {}
-        if asked:
+        embedders = {"embeddings": self.embeddings} if self.embeddings != CHAMPION else {}
+        embedders |= {"embedder": self.embedder} if any(name.startswith("semantic_entropy") for name in names) else {}
+        if embedders:
             from posttrain.models.embedder import find_embedder
 
-            for key, one in asked.items():
+            for key, name in embedders.items():
                 try:
-                    find_embedder(one)
+                    find_embedder(name)
                 except UserError as error:
                     raise UserError(str(error), where=f"select.scoring.{key}") from None
         if self.judge is not None and any(name.startswith("entailment_entropy") for name in names):
@@ -66,5 +66,5 @@ class ScoringConfig(Section):
             check_model_folder(self.judge_folder(root))
 
     def judge_folder(self, root: Path) -> Path:
-        """Where the judge lies, seen from the workspace's folder."""
+        """Returns the judge's folder; a relative one is below the workspace's."""
         return root / Path(self.judge or "").expanduser()

@@ -29,7 +29,7 @@ class ScoringContext:
         cache: of scores.
         seed: of masks and sampled answers; the same in every round.
         committee: earlier champions, oldest first, the champion not among them.
-        line: the models of the rounds so far, oldest first.
+        line: the champions of the rounds so far, oldest first.
         judge: the model that judges entailment; None for the champion.
         sentences: a sentence model that embeds the records; None for the champion.
         temperature: divides the champion's log-probabilities, of labels or of its answer per token.

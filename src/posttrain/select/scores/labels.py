@@ -108,6 +108,7 @@ def dropout_group(labels: Sequence[str], passes: int, share: float, seed: int) -
         return pa.table({"log_probabilities": to_list_column(np.concatenate(logs, axis=1))})
 
     settings = {"labels": list(labels), "passes": passes, "share": share, "seed": seed}
+    # Smaller chunks for more passes, so that a killed run loses about as much work as any other.
     return ScoreGroup("dropout", 1, settings, score, max(16, _CHUNK // passes))
 
 

@@ -181,6 +181,7 @@ def cached_scores(
         }
     )
     partition = cache.partition(model.id, f"{group.name}-{key[:16]}")
+    # By content: records that say the same are scored once, and a record keeps its scores when the pool grows.
     wanted = {record.key: record for record in records}
     # Only the wanted rows of a cached chunk stay in memory: the cache may hold a pool of millions.
     tables = [_wanted_rows(chunk, wanted) for chunk in partition.read()]
@@ -195,9 +196,11 @@ def cached_scores(
             chunk = missing[start : start + group.chunk_size]
             keys = pa.array([record.key for record in chunk], pa.string())
             table = group.score(model.lm, chunk).append_column(KEY, keys)
+            # Written before the next chunk is scored: a kill loses one chunk at most.
             partition.write(table)
             tables.append(table)
             advance(len(chunk))
+    # Without records the group still gives its columns, which callers concatenate.
     if not wanted:
         return group.score(model.lm, [])
     whole = pa.concat_tables(tables)
@@ -233,6 +236,7 @@ def to_list_column(rows: npt.NDArray[Any]) -> pa.FixedSizeListArray:
 def to_matrix(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
     """Turns a column of `to_list_column` back into a matrix, float32 [N, D]."""
     width = table.schema.field(name).type.list_size
+    # `concat_arrays` refuses an empty list of chunks.
     column = pa.concat_arrays(table[name].chunks) if table.num_rows else pa.array([], table.schema.field(name).type)
     values: npt.NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     return values

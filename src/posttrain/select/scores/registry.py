@@ -1,4 +1,4 @@
-"""Registry of scores: the tasks each is for, whether a high value means uncertain, and the function that computes it.
+"""Registry of scores: each with its tasks, the direction that means uncertain, and the function that computes it.
 
 Other packages add a score with a `ScoreSpec` as an entry point of the group ``posttrain.scores``.
 """
@@ -23,10 +23,10 @@ Scorer = Callable[["ScoredRecords"], "npt.ArrayLike"]
 
 @dataclass(frozen=True)
 class ScoreSpec:
-    """One score.
+    """A score of records, which becomes a column of the score table.
 
     Attributes:
-        of: the tasks that it is for: with a closed label set, with free text, or any; or labelled records only.
+        of: its tasks: those with a closed label set, those with free text, or any; or labelled records only.
         sign: 1 where a high value means that the model is uncertain, -1 where a low one does.
         meaning: in a few words.
         scorer: the function that computes it, or its dotted path.
@@ -129,6 +129,7 @@ _BUILTIN = {
 }
 
 
+# The built-in ones are in no `Registry`: the config reads their tasks and signs, and importing them would load torch.
 class _Scores(Mapping[str, ScoreSpec]):
     """The built-in scores, then those that other packages publish."""
 
@@ -162,6 +163,7 @@ class _Signs(Mapping[str, int]):
     def __getitem__(self, name: str) -> int:
         if name in BASE_MEASURES:
             return BASE_MEASURES[name]
+        # Scores of labelled records are no columns of the pool's table.
         if name not in SCORES or SCORES[name].of == "labelled":
             raise KeyError(name)
         return SCORES[name].sign

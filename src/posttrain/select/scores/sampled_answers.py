@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from posttrain.models.language_model import LanguageModel
 
 _CHUNK = 16
-_BATCH_TOKENS = 4096
+_BATCH_TOKENS = 4096  # of a batch's prompts and answers, padding included, as the key-value cache grows with them
 
 SAMPLES_SCHEMA = pa.schema(
     [
@@ -92,8 +92,6 @@ def sample_answers(
 ) -> list[list[list[int]]]:
     """Samples token ids of ``samples`` answers to each record, up to and with the stop token.
 
-    All answers to a prompt are sampled in one batch.
-
     Args:
         lm: the model.
         records: prompts.
@@ -110,6 +108,7 @@ def sample_answers(
     filler = lm.tokenizer.pad_token_id or 0
     while order:
         taken = 1
+        # All samples of a prompt in one batch, and prompts of like length together, up to the batch's tokens.
         while taken < len(order) and (taken + 1) * samples * (len(ids[order[taken]]) + limit) <= _BATCH_TOKENS:
             taken += 1
         rows, order = order[:taken], order[taken:]
@@ -152,6 +151,7 @@ class _GumbelSampler:
         self._generators = [torch.Generator().manual_seed(seed) for seed in self.seeds]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        # Drawn on the CPU: its generators give the same numbers on every machine, those of a GPU do not.
         noise = torch.empty(scores.shape, dtype=torch.float32)
         for row, generator in zip(noise, self._generators, strict=True):
             row.exponential_(generator=generator)
@@ -165,6 +165,7 @@ def _truncate_at_stop(lm: LanguageModel, ids: list[int]) -> list[int]:
 
 
 def _decode_answer(lm: LanguageModel, ids: list[int]) -> str:
+    # The stop token counts in the answer's probability, but is no part of its text.
     tokens = ids[:-1] if ids[-1] in lm.chat.stop_ids else ids
     return str(lm.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 

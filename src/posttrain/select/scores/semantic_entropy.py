@@ -118,7 +118,7 @@ def semantic_entropy(clusters: Sequence[int], log_probabilities: npt.ArrayLike) 
     members, values = np.asarray(clusters), np.asarray(log_probabilities, np.float64)
     sums = np.array([logsumexp(values[members == cluster]) for cluster in np.unique(members)])
     logs = sums - logsumexp(sums)
-    return float(abs((np.exp(logs) * logs).sum()))
+    return float(abs((np.exp(logs) * logs).sum()))  # a negation would give one cluster -0.0
 
 
 def discrete_semantic_entropy(clusters: Sequence[int]) -> float:
@@ -140,6 +140,7 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
     """
     from posttrain.models.embedder import Embedder, embedder_key
 
+    # Loaded on the first call: where all clusters are cached, no sentence model is.
     @cache
     def load() -> Embedder:
         return Embedder.load(embedder)
@@ -167,10 +168,10 @@ def embedding_cluster_group(embedder: str, similarity: float) -> ScoreGroup:
 def entailment_cluster_group(judge: ScoringModel | None = None) -> ScoreGroup:
     """``groups``: the clusters of each record's answers; an answer and the first of its cluster entail each other.
 
-    A model is asked for both directions as a choice of three words, as in S. Farquhar et al. (Nature 630, 2024).
+    A model chooses one of three words for each direction, as in S. Farquhar et al. (Nature 630, 2024).
 
     Args:
-        judge: the model that is asked; the one that answered by default.
+        judge: the model that chooses; the one that answered by default.
     """
 
     def score(lm: LanguageModel, records: Sequence[ScoringInput]) -> pa.Table:
@@ -178,8 +179,10 @@ def entailment_cluster_group(judge: ScoringModel | None = None) -> ScoreGroup:
         from posttrain.models.likelihood import label_scores
 
         model = lm if judge is None else judge.lm
+        # Without the task's system message and template, which belong to the question itself.
         plain = LanguageModel(model.model, model.tokenizer, TaskConfig())
         texts = [[normalise_answer(answer) for answer in record.answers] for record in records]
+        # Of distinct answers only: equal ones entail each other without a query.
         pairs = [(row, *pair) for row, answers in enumerate(texts) for pair in permutations(sorted(set(answers)), 2)]
         prompts = [_entailment_prompt(records[row].prompt, first, second) for row, first, second in pairs]
         verdicts = label_scores(plain, prompts, _VERDICTS).log_probabilities.argmax(axis=1) if pairs else []

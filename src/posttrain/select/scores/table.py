@@ -38,7 +38,7 @@ def score_schema(width: int, labels: int = 0, extra: Sequence[str] = ()) -> pa.S
         [
             pa.field("id", pa.string()),
             pa.field("source", pa.string()),  # file that the record comes from
-            pa.field("cost", pa.float64()),  # letters of the input, which somebody has to read, or the data's own unit
+            pa.field("cost", pa.float64()),  # letters of the input, which an annotator reads, or the data's own unit
             pa.field("entropy", pa.float64()),  # nats
             pa.field("least_confidence", pa.float64()),
             pa.field("margin", pa.float64()),  # NaN for free text
@@ -100,6 +100,7 @@ def score_records(scoring: ScoringContext, records: pa.Table, names: Sequence[st
 def unscored_table(scoring: ScoringContext, records: pa.Table, names: Sequence[str] = ()) -> pa.Table:
     """Embeds records without scoring them: as `score_records`, with measures NaN and answers null."""
     prompts, names = prompts_of(records), _pool_scores(names)
+    # NaN, not 0: `score_columns` imputes what is not known from the nearest scored records.
     unknown = np.full(len(prompts), np.nan)
     columns: Columns = dict.fromkeys((*BASE_MEASURES, *names), unknown)
     columns |= dict.fromkeys(("predicted", "runner_up"), [None] * len(prompts))
@@ -148,11 +149,12 @@ def _inputs(prompts: Sequence[Turns]) -> list[ScoringInput]:
 
 
 def _measure_labels(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings, pa.Table]:
-    """Base columns, embeddings and base table from the probabilities of a closed label set."""
+    """Computes base columns, embeddings and base table from the probabilities of a closed label set."""
     labels = scoring.labels
     table = scoring.run(label_group(labels), _inputs(prompts))
     logs = at_temperature(to_matrix(table, "log_probabilities"), scoring.temperature)
     probabilities = np.exp(logs)
+    # Stable: of equally probable labels the first in the label set wins, on every machine.
     best = np.argsort(-probabilities, axis=1, kind="stable")
     names = np.array(labels, dtype=object)
     columns: Columns = {
@@ -169,7 +171,7 @@ def _measure_labels(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Colu
 
 
 def _measure_answers(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Columns, Embeddings, pa.Table]:
-    """Base columns, embeddings and base table from greedy answers in free text."""
+    """Computes base columns, embeddings and base table from greedy answers in free text."""
     table = scoring.run(answer_group(), _inputs(prompts))
     nats = surprisal(table)
     columns: Columns = {
@@ -185,7 +187,7 @@ def _measure_answers(scoring: ScoringContext, prompts: list[Turns]) -> tuple[Col
 
 
 def _embeddings(scoring: ScoringContext, prompts: list[Turns], table: pa.Table) -> Embeddings:
-    """Embeddings of the pass that scored the records, or of the sentence model in its own pass."""
+    """Returns the embeddings of the pass that scored the records, or of the sentence model in its own pass."""
     return to_matrix(table, "embedding") if scoring.sentences is None else _embed(scoring, prompts)
 
 
@@ -200,6 +202,7 @@ def _score_table(
     columns = {
         "id": records["id"].combine_chunks(),
         "source": records["source"].combine_chunks(),
+        # At least 1: cost_aware divides by it.
         "cost": [float(max(1, sum(len(turn["content"]) for turn in prompt))) for prompt in prompts],
         **columns,
         "embedding": to_list_column(embeddings),

@@ -10,7 +10,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
-    """Entropy H = -sum_k p_k ln p_k, in nats; 0 ln 0 counts as 0.
+    """Computes the entropy H = -sum_k p_k ln p_k, in nats; 0 ln 0 counts as 0.
 
     Args:
         probabilities: float [N, K], every row sums to 1.
@@ -25,7 +25,7 @@ def entropy(probabilities: np.ndarray) -> np.ndarray:
 
 
 def least_confidence(probabilities: np.ndarray) -> np.ndarray:
-    """One minus the greatest probability.
+    """Computes one minus the greatest probability.
 
     Args:
         probabilities: float [N, K], every row sums to 1.
@@ -38,7 +38,7 @@ def least_confidence(probabilities: np.ndarray) -> np.ndarray:
 
 
 def margin(probabilities: np.ndarray) -> np.ndarray:
-    """Greatest probability minus the second greatest: small where two labels compete.
+    """Computes the greatest probability minus the second greatest: small where two labels compete.
 
     Args:
         probabilities: float [N, K], every row sums to 1.
@@ -49,6 +49,7 @@ def margin(probabilities: np.ndarray) -> np.ndarray:
     p = _check_probabilities(probabilities)
     if p.shape[1] == 1:
         return p[:, 0].copy()
+    # A partition, not a sort: only the two greatest of possibly thousands of labels are needed.
     top = np.partition(p, p.shape[1] - 2, axis=1)
     return top[:, -1] - top[:, -2]
 
@@ -61,7 +62,7 @@ def _check_probabilities(probabilities: np.ndarray) -> np.ndarray:
 
 
 def bald(probabilities: npt.ArrayLike) -> Floats:
-    """Mutual information between the label and the model, in nats: H(mean_t p_t) - mean_t H(p_t).
+    """Computes the mutual information between label and model, in nats: H(mean_t p_t) - mean_t H(p_t).
 
     N. Houlsby et al., Bayesian Active Learning for Classification and Preference Learning, 2011 (arXiv:1112.5745),
     equation 2, with samples of the posterior from dropout (Y. Gal, R. Islam, Z. Ghahramani, ICML 2017).
@@ -73,13 +74,14 @@ def bald(probabilities: npt.ArrayLike) -> Floats:
         float64 [N] between 0, where all agree, and ln min(T, K).
     """
     p = _check_committee(probabilities)
-    single = np.stack([entropy(one) for one in p]).mean(axis=0)
+    single = np.stack([entropy(member) for member in p]).mean(axis=0)
+    # By Jensen's inequality it is at least 0; rounding can put it a little below.
     information: Floats = np.maximum(0.0, entropy(p.mean(axis=0)) - single)
     return information
 
 
 def vote_entropy(probabilities: npt.ArrayLike) -> Floats:
-    """Entropy of the members' votes, in nats; each votes for its most probable label, the first of equals.
+    """Computes the entropy of the members' votes, in nats; each votes for its most probable label, the first of equals.
 
     S. Engelson and I. Dagan, JAIR 11, 1999, equation 6, without its division by the logarithm of the number of members
     or labels, which changes no order.
@@ -97,10 +99,10 @@ def vote_entropy(probabilities: npt.ArrayLike) -> Floats:
 
 
 def consensus_kl(probabilities: npt.ArrayLike) -> Floats:
-    """Mean Kullback-Leibler divergence of the members from their mean, in nats: mean_t KL(p_t || mean_s p_s).
+    """Computes the members' mean Kullback-Leibler divergence from their mean, in nats: mean_t KL(p_t || mean_s p_s).
 
-    A. McCallum and K. Nigam, Employing EM and Pool-Based Active Learning for Text Classification, ICML 1998. It is
-    what `bald` is of the same probabilities, computed term by term.
+    A. McCallum and K. Nigam, Employing EM and Pool-Based Active Learning for Text Classification, ICML 1998. It equals
+    `bald` of the same probabilities, computed term by term.
 
     Args:
         probabilities: float [T, N, K] of T members; each row sums to 1.

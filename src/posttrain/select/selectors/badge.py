@@ -8,22 +8,22 @@ import numpy as np
 from posttrain.select.selectors.pool import Pool
 from posttrain.select.selectors.similarity import OuterProducts, Rows, Similarity, Weights, max_similarity
 
-_PROPOSALS = 64
-
-_MIN_ACCEPTANCE = 1 / 4
+_PROPOSALS = 64  # drawn and measured at a time, in one matrix product
+_MIN_ACCEPTANCE = 1 / 4  # share of accepted proposals below which distances are computed anew
 
 
 def badge(pool: Pool, n: int, seed: int, dimensions: int | None = None) -> Rows:
-    """Rows drawn by k-means++ on the gradients of the last layer: J. Ash et al., ICLR 2020.
+    """Draws rows by k-means++ on the gradients of the last layer: J. Ash et al., ICLR 2020.
 
-    The gradient of a row's loss, if its most probable label were right, is ``(probabilities - label) ⊗ embedding``. It
-    is never formed. The first row is drawn by its gradient's squared length.
+    The gradient of a row's loss, if its most probable label were right, is ``(probabilities - label) ⊗ embedding``.
+    The first row is drawn by its gradient's squared length.
 
     Args:
         dimensions: principal components of the embeddings that are kept; None for the embeddings as they are.
     """
     probabilities = np.array(pool.column("probabilities", "badge"), np.float32)
     probabilities[np.arange(len(pool)), probabilities.argmax(axis=1)] -= 1
+    # K times D numbers a row are never formed: their inner products follow from those of the two factors.
     gradients = OuterProducts.from_rows(probabilities, pool.points("badge", dimensions))
     weights = np.where(pool.labelled, 0.0, 1.0)
     lengths = weights * gradients.halves.astype(np.float64)
@@ -50,8 +50,10 @@ def draw_by_squared_distance(
     distances = np.full(len(weights), np.inf)
     known = 0
     while len(drawn) < n:
+        # One pass over all rows, for the rows drawn since the last one together.
         nearest = max_similarity(similarity, np.arange(len(weights)), np.array(drawn[known:]))
         distances = np.minimum(distances, -2.0 * nearest.astype(np.float64))
+        # Exactly 0: rounding leaves a row a little away from itself, and it could be drawn again.
         distances[drawn] = 0
         known = len(drawn)
         if not (weights * distances).any():
@@ -68,18 +70,21 @@ def draw_by_squared_distance(
 def _draw_proposals(
     similarity: Similarity, most: int, generator: np.random.Generator, weights: Weights, distances: Weights
 ) -> list[int]:
-    """Rows drawn until most proposals are in vain, as ``distances`` no longer say how far rows are from those drawn."""
+    """Draws rows by old distances with rejection, until too few proposals are accepted."""
     odds = np.cumsum(weights * distances)
     drawn: list[int] = []
     tried = 0
+    # At least one round, whatever the acceptance: the first proposal is always accepted.
     while len(drawn) < most and (len(drawn) >= tried * _MIN_ACCEPTANCE or tried < _PROPOSALS):
         rows = np.minimum(np.searchsorted(odds, generator.random(_PROPOSALS) * odds[-1], side="right"), len(odds) - 1)
         luck = generator.random(_PROPOSALS)
         left = distances[rows]
         if drawn:
             left = np.minimum(left, -2.0 * max_similarity(similarity, rows, np.array(drawn)))
+        # Proposals of one round also shrink each other's distances.
         among = -2.0 * similarity.between(rows, rows).astype(np.float64)
         for index, row in enumerate(rows.tolist()):
+            # Accepted with the share of its old distance that is left: the draw is exact.
             if luck[index] * distances[row] < left[index] and row not in drawn and len(drawn) < most:
                 drawn.append(row)
                 left = np.minimum(left, among[index])
@@ -90,4 +95,5 @@ def _draw_proposals(
 def _draw_one(weights: Weights, generator: np.random.Generator) -> int:
     odds = np.cumsum(weights)
     index = int(np.searchsorted(odds, generator.random() * odds[-1], side="right"))
+    # Rounding can put the draw behind the last row with a weight.
     return min(index, int(np.flatnonzero(weights)[-1]))

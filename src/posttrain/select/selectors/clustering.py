@@ -7,21 +7,20 @@ from posttrain.select.selectors.k_means import k_means
 from posttrain.select.selectors.pool import Pool, sample_rows
 from posttrain.select.selectors.similarity import DIMENSIONS, Euclidean, Floats, Rows, Weights, blocks
 
+# TypiClust's own: most clusters, neighbours of the typicality, and rows below which a cluster is an outlier.
 _MAX_CLUSTERS = 500
-
 _NEIGHBOURS = 20
-
 _MIN_CLUSTER_SIZE = 5
 
-_MAX_REFERENCE = 4096
+_MAX_REFERENCE = 4096  # rows that neighbours are sought among: distances in a cluster are quadratic
 
 
 def diverse(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS, mini_batch: int | None = None) -> Rows:
-    """Rows that cover the pool, whatever the model predicts of them: those nearest to the centres of ``n`` clusters.
+    """Chooses the rows nearest to the centres of ``n`` clusters of the pool, whatever the model predicts of them.
 
     Args:
         dimensions: principal components that are kept; None for the embeddings as they are.
-        mini_batch: rows that k-means looks at in a step, such as 8,192, for a large pool in less time; None for all.
+        mini_batch: rows of a k-means step, such as 8,192, for a large pool in less time; None for all.
     """
     return nearest_to_centres(pool.points("diverse", dimensions), n, seed, pool.free, mini_batch=mini_batch)
 
@@ -29,27 +28,29 @@ def diverse(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS, 
 def uncertain_diverse(
     pool: Pool, n: int, seed: int, pool_factor: int = 6, by: str = "entropy", dimensions: int | None = DIMENSIONS
 ) -> Rows:
-    """Rows that cover the uncertain part of the pool.
+    """Chooses rows that cover the uncertain part of the pool.
 
     The ``pool_factor * n`` most uncertain rows are clustered with their uncertainty as weight, and the row nearest to
-    each centre is taken (F. Zhdanov, Diverse mini-batch Active Learning, arXiv:1901.05954, 2019). Uncertainty alone
-    fills a batch with near-duplicates of one hard question; diversity alone asks what the model knows already. The
-    factor was the best of a few in one run on Banking77 (a linear model, 60 to 64%): a choice, not a finding.
+    each centre is taken (F. Zhdanov, Diverse mini-batch Active Learning, arXiv:1901.05954, 2019).
 
     Args:
-        pool_factor: how many times more rows than wanted are clustered.
+        pool_factor: clustered rows for each row wanted. 6 was the best of a few in one run on Banking77 (a linear
+            model, 60 to 64%): a choice, not a finding.
         by: ``entropy``, ``least_confidence`` or ``margin``.
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     points = pool.points("uncertain_diverse", dimensions)
     uncertainty = pool.uncertainty(by)
+    # Uncertainty alone fills a batch with near-duplicates of one hard question; diversity alone takes what the model
+    # knows already.
     candidates = pool.greatest(uncertainty, max(1, pool_factor) * n)
+    # A margin is negated, from -1 to 0; weights must not be negative.
     pull = np.nan_to_num(np.maximum(uncertainty[candidates] + (1.0 if by == "margin" else 0.0), 0.0))
     return nearest_to_centres(points, n, seed, candidates, pull)
 
 
 def typiclust(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS) -> Rows:
-    """Typical rows of the largest clusters with the fewest labels: G. Hacohen, A. Dekel and D. Weinshall, ICML 2022.
+    """Chooses typical rows of the largest clusters with the fewest labels: G. Hacohen et al., ICML 2022.
 
     There are as many clusters as rows will have a label, at most 500. A row is typical if its 20 nearest neighbours in
     the cluster are near. Clusters of fewer than five rows come last.
@@ -67,17 +68,18 @@ def typiclust(pool: Pool, n: int, seed: int, dimensions: int | None = DIMENSIONS
     free = pool.free
     order = free[np.lexsort((free, -typical[free], cluster[free]))]
     starts = np.searchsorted(cluster[order], np.arange(count))
-    turn = np.arange(len(order)) - starts[cluster[order]] + labels[cluster[order]]
+    # A row's rank in its cluster counts the cluster's labels: clusters with fewer labels come first.
+    rank = np.arange(len(order)) - starts[cluster[order]] + labels[cluster[order]]
     chosen: Rows = order[
-        np.lexsort((cluster[order], -sizes[cluster[order]], turn, sizes[cluster[order]] < _MIN_CLUSTER_SIZE))
+        np.lexsort((cluster[order], -sizes[cluster[order]], rank, sizes[cluster[order]] < _MIN_CLUSTER_SIZE))
     ]
     return chosen[:n]
 
 
 def typicality(points: Floats, cluster: Rows, generator: np.random.Generator) -> npt.NDArray[np.float64]:
-    """One over the mean distance to the 20 nearest rows of the same cluster, equation 1 there; [N].
+    """Computes one over the mean distance to the 20 nearest rows of the same cluster, equation 1 there: [N].
 
-    Neighbours are looked for among at most 4,096 rows of a cluster.
+    Neighbours are sought among at most 4,096 rows of a cluster.
     """
     values = np.zeros(len(points))
     order = np.argsort(cluster, kind="stable")
@@ -91,7 +93,7 @@ def typicality(points: Floats, cluster: Rows, generator: np.random.Generator) ->
             block = rows[start : start + _MAX_REFERENCE]
             both = Euclidean.from_rows(np.concatenate([euclidean.points, points[block]]))
             distances = np.sqrt(-2 * both.between(slice(len(others), None), slice(len(others))))
-            distances[block[:, None] == others] = np.inf
+            distances[block[:, None] == others] = np.inf  # a row is no neighbour of itself
             nearest = np.partition(distances, near - 1, axis=1)[:, :near]
             values[block] = 1 / np.maximum(nearest.mean(axis=1, dtype=np.float64), 1e-12)
     return values
@@ -100,10 +102,7 @@ def typicality(points: Floats, cluster: Rows, generator: np.random.Generator) ->
 def nearest_to_centres(
     points: Floats, n: int, seed: int, rows: Rows, weights: Weights | None = None, mini_batch: int | None = None
 ) -> Rows:
-    """Cluster rows into ``n`` groups and take from each the row nearest to its centre.
-
-    Rows are put in a canonical order first, so that the choice depends on the set of rows and not on their order (rows
-    that are equal keep theirs).
+    """Clusters rows into ``n`` groups and takes from each the row nearest to its centre.
 
     Args:
         points: float32 [N, D].
@@ -119,6 +118,8 @@ def nearest_to_centres(
     """
     if n <= 0:
         return np.empty(0, np.int64)
+    # In a canonical order, so that the choice depends on the set of rows and not on their order: k-means starts from
+    # rows that are drawn by their position.
     order = np.argsort(_row_hashes(points)[rows], kind="stable")
     rows = rows[order]
     pull = None if weights is None or not weights.any() else weights[order]
@@ -128,7 +129,7 @@ def nearest_to_centres(
 
 
 def _rank_by_distance(cluster: Rows, distance: npt.NDArray[np.floating], n: int) -> Rows:
-    """Rows by rank within their cluster, nearest first, then by the cluster's size, large to small."""
+    """Returns rows by rank within their cluster, nearest first, then by the cluster's size, large to small."""
     rank = np.empty(len(cluster), np.int64)
     by_distance = np.lexsort((np.arange(len(cluster)), distance, cluster))
     sizes = np.bincount(cluster)
@@ -138,7 +139,8 @@ def _rank_by_distance(cluster: Rows, distance: npt.NDArray[np.floating], n: int)
 
 
 def _row_hashes(points: Floats) -> npt.NDArray[np.uint64]:
-    """A number for each row's bytes, the same for equal rows: by multiplication with fixed random ones."""
+    """Returns a number for each row's bytes, the same for equal rows: by multiplication with fixed random ones."""
+    # Multiplied and not SHA-256: a call for each of a million rows would take as long as the clustering.
     width = points.shape[1] + points.shape[1] % 2  # two numbers make a word
     factors = np.random.default_rng(0).integers(1, 2**63, width // 2, np.uint64) | np.uint64(1)
     hashes = np.zeros(len(points), np.uint64)

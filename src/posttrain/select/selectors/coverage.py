@@ -13,16 +13,14 @@ from posttrain.select.selectors.pool import Pool, min_max_scale, sample_rows
 from posttrain.select.selectors.similarity import DIMENSIONS, Euclidean, Floats, Rows, blocks
 from posttrain.store.errors import UserError
 
-_FIRST_BLOCK = 32
-
+_FIRST_BLOCK = 32  # bounds that are brought up to date first, up to _MAX_BLOCK
 _MAX_BLOCK = 1024
 
+# A matrix of both sizes is 512 MiB of float32.
 MAX_GROUND = 8192
-
 MAX_CANDIDATES = 16_384
 
-_PURITY = 0.95
-
+_PURITY = 0.95  # of balls by ProbCover, section 4.2
 _RADIUS_SAMPLE = 2000
 
 
@@ -55,6 +53,7 @@ def greedy_cover(similarity: Floats, n: int, before: Floats) -> tuple[Rows, Floa
             size = min(2 * size, _MAX_BLOCK)
             order = _top_rows(bounds, size)
         best = int(order[0])
+        # The cover is complete, and any further row would be taken by its number alone.
         if bounds[best] <= 0:
             break
         chosen.append(best)
@@ -95,19 +94,20 @@ def facility_location(
     The sum over the pool of each row's similarity to the nearest chosen row is maximised.
 
     Similarity is (1 + cosine) / 2. With ``by``, each row of the sum is weighted by the model's uncertainty: it covers
-    what the model does not know yet. Of a large pool the sum is over rows drawn at random: it is the mean that
-    counts, of which the sample's standard error is at most 1 / (2 sqrt(ground)). Once no row adds anything, others
-    follow at random.
+    what the model does not know yet. Of a large pool the sum is over rows drawn at random. Once no row adds anything,
+    others follow at random.
 
     Args:
         by: ``entropy``, ``least_confidence`` or ``margin``; None for rows that count alike.
         power: of the uncertainty, scaled to [0, 1].
         ground: rows of the sum at most.
-        candidates: rows that are looked at, at most, or four times ``n`` if that is more; drawn at random.
+        candidates: most rows to choose from, or four times ``n`` if that is more; drawn at random.
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     points = pool.points("facility_location", dimensions)
     generator = np.random.default_rng(seed)
+    # A sample is enough: the mean over the pool counts, and that of the sample has a standard error of at most
+    # 1 / (2 sqrt(ground)).
     rows_to_cover = sample_rows(np.arange(len(pool)), ground, generator)
     to_cover = _unit_rows(points[rows_to_cover]).T
     counts = np.ones(len(rows_to_cover), np.float32)
@@ -128,12 +128,13 @@ def cover_pool(
     similarity: Callable[[Rows], Floats], pool: Pool, n: int, candidates: int, generator: np.random.Generator
 ) -> Rows:
     """Covers the pool by some of the free rows, beyond what labelled rows cover; then draws others uniformly."""
-    looked_at = sample_rows(pool.free, max(candidates, 4 * n), generator)
-    similarities = similarity(looked_at)
+    sampled = sample_rows(pool.free, max(candidates, 4 * n), generator)
+    similarities = similarity(sampled)
+    # Labelled rows cover from the start: what lies near them is known.
     before = np.zeros(similarities.shape[1], np.float32)
     for part in blocks(len(pool.chosen)):
         before = np.maximum(before, similarity(pool.chosen[part]).max(axis=0))
-    chosen = looked_at[greedy_cover(similarities, n, before)[0]]
+    chosen = sampled[greedy_cover(similarities, n, before)[0]]
     rest = generator.permutation(np.setdiff1d(pool.free, chosen)) if len(chosen) < n else chosen
     return np.concatenate([chosen, rest[: n - len(chosen)]])
 
@@ -163,7 +164,7 @@ def prob_cover(
             (section 4.2 there), on at most 2,000 rows.
         classes: clusters that the radius is estimated from; None for the columns of the probabilities, or ``n``.
         ground: rows to cover at most; of more, so many are drawn.
-        candidates: rows that are looked at, at most, or four times ``n`` if that is more; drawn at random.
+        candidates: most rows to choose from, or four times ``n`` if that is more; drawn at random.
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     if radius is not None and not radius > 0:
@@ -190,7 +191,7 @@ def pure_radius(points: Floats, classes: int, seed: int, generator: np.random.Ge
         points: float32 [N, D].
         classes: clusters.
         seed: of the clusters.
-        generator: of the rows that are looked at.
+        generator: of the sampled rows.
     """
     rows = sample_rows(np.arange(len(points)), _RADIUS_SAMPLE, generator)
     sample = points[rows]
@@ -200,4 +201,5 @@ def pure_radius(points: Floats, classes: int, seed: int, generator: np.random.Ge
     if not np.isfinite(strangers).any():  # one cluster: everything is of it
         return float(distances.max()) or 1.0
     radius = np.quantile(strangers, 1 - _PURITY)
+    # Above 0, where equal rows are in different clusters: a row must at least cover itself.
     return float(radius) or float(np.finfo(np.float32).eps)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from posttrain.select.selectors.similarity import Euclidean, Floats, Rows, Weights, blocks
 
+# Rows a centre of the sample, and of the first centres: more move the centres by less than their own sampling does.
 _ROWS_A_CENTRE = 128
 _ROWS_TO_START, _FEW_TO_START = 16, 4
 _MIN_START_ROWS = 4096
@@ -34,19 +35,19 @@ class Clusters:
 def k_means(
     points: Floats, rows: Rows, count: int, seed: int, weights: Weights | None = None, mini_batch: int | None = None
 ) -> Clusters:
-    """Lloyd's algorithm (S. Lloyd, 1982) from the centres of greedy k-means++.
+    """Clusters rows by Lloyd's algorithm (S. Lloyd, 1982) from the centres of greedy k-means++.
 
-    Centres are those of at most 128 rows each, drawn by the seed, and start from at most 16 each, or 4,096: more rows
-    move them by less than their own sampling does. It ends when the sum of squared distances falls by less than 0.1%.
+    Centres are fitted to at most 128 rows each, drawn by the seed, and start from at most 16 each, or 4,096. It ends
+    when the sum of squared distances falls by less than 0.1%.
 
-    With ``mini_batch`` each step looks at so many rows of the sample, and a centre is the mean of all rows that were
-    nearest to it when they were looked at (D. Sculley, Web-scale k-means clustering, WWW 2010, algorithm 1, all rows of
-    a step at once). First centres are those of 4 rows each. It ends when five steps together are not 0.1% nearer than
+    With ``mini_batch`` each step takes that many rows of the sample, and a centre is the mean of all rows that were
+    nearest to it when they were taken (D. Sculley, Web-scale k-means clustering, WWW 2010, algorithm 1, all rows of a
+    step at once). First centres are fitted to 4 rows each. It ends when five steps together are not 0.1% nearer than
     the five before, or after 100.
 
     Args:
         points: float32 [N, D].
-        rows: int64 [M], those of the points that are meant.
+        rows: int64 [M], the points to cluster.
         count: centres, at most M.
         seed: of the sample and of the first centres.
         weights: float64 [M], non-negative, how much each row counts; None for all alike.
@@ -57,11 +58,11 @@ def k_means(
     sampled = np.random.default_rng(seed).permutation(len(rows))[: count * _ROWS_A_CENTRE]
     sample = points[rows[sampled]]
     counts = np.ones(len(sample)) if weights is None else weights[sampled]
+    # Fewer rows with a weight than centres: the others must be drawn, too.
     if np.count_nonzero(counts) < count:
         counts = np.maximum(counts, np.finfo(np.float32).tiny)
-    with threadpool_limits(
-        limits=1 if len(rows) < _SINGLE_THREAD_ROWS else None
-    ):  # the same bits on any number of cores
+    # The same bits on any number of cores, except where one thread would take too long.
+    with threadpool_limits(limits=1 if len(rows) < _SINGLE_THREAD_ROWS else None):
         few = slice(max(count * (_ROWS_TO_START if mini_batch is None else _FEW_TO_START), _MIN_START_ROWS))
         centres = _first_centres(sample[few], count, counts[few], seed)
         centres = (
@@ -71,7 +72,7 @@ def k_means(
 
 
 def _lloyd(sample: Floats, weights: Weights, centres: Floats) -> Floats:
-    """Lloyd's algorithm."""
+    """Moves each centre to the mean of its rows until the distances hardly fall."""
     before = np.inf
     for _ in range(_ITERATIONS):
         clusters = _assign(sample, np.arange(len(sample)), centres)
@@ -84,10 +85,11 @@ def _lloyd(sample: Floats, weights: Weights, centres: Floats) -> Floats:
 
 
 def _mini_batch(sample: Floats, weights: Weights, centres: Floats, size: int) -> Floats:
-    """Mini-batches, one after another through the sample, which is in random order, and again from its beginning."""
-    looked = np.zeros(len(centres))
+    """Moves centres by mini-batches."""
+    totals_so_far = np.zeros(len(centres))
     costs: list[float] = []
     for step in range(_MAX_BATCHES):
+        # One after another through the sample, which is in random order, and again from its beginning.
         rows = (np.arange(step * size, step * size + min(size, len(sample)))) % len(sample)
         clusters = _assign(sample, rows, centres)
         batch_weights = weights[rows]
@@ -98,17 +100,16 @@ def _mini_batch(sample: Floats, weights: Weights, centres: Floats, size: int) ->
         if len(costs) >= 2 * _WINDOW and recent >= np.mean(costs[-2 * _WINDOW : -_WINDOW]) * (1 - _TOLERANCE):
             break
         sums, totals = _sums(sample[rows], batch_weights, clusters)
-        whole = np.where(looked + totals > 0, looked + totals, 1)[:, None]
-        centres = np.where(totals[:, None] > 0, (looked[:, None] * centres + sums) / whole, centres).astype(np.float32)
-        looked += totals
+        whole = np.where(totals_so_far + totals > 0, totals_so_far + totals, 1)[:, None]
+        moved = (totals_so_far[:, None] * centres + sums) / whole
+        centres = np.where(totals[:, None] > 0, moved, centres).astype(np.float32)
+        totals_so_far += totals
     return centres
 
 
 def _first_centres(points: Floats, count: int, weights: Weights, seed: int) -> Floats:
-    """Rows drawn by squared distance, each the best of a few draws: greedy k-means++, as scikit-learn has it.
-
-    Its own is not used as it makes float64 of all rows for every centre: 14 seconds for 1,000, where this takes 3.
-    """
+    """Draws rows by squared distance, each the best of a few draws: greedy k-means++, as scikit-learn has it."""
+    # scikit-learn's own makes float64 of all rows for every centre: 14 seconds for 1,000 centres, where this takes 3.
     generator = np.random.default_rng(seed)
     tries = 2 + int(np.log(count))
     euclidean = Euclidean.from_rows(points)
@@ -132,11 +133,11 @@ def _assign(points: Floats, rows: Rows, centres: Floats) -> Clusters:
     cluster = np.empty(len(rows), np.int64)
     distances = np.empty(len(rows), np.float32)
     halves = np.einsum("kd,kd->k", centres, centres) / 2
-    turned = np.ascontiguousarray(centres.T)
+    transposed = np.ascontiguousarray(centres.T)
     for part in blocks(len(rows)):
         block = points[rows[part]]
         # |x - c|^2 / 2 without |x|^2 / 2, which is the same for all centres.
-        similarity = block @ turned
+        similarity = block @ transposed
         similarity -= halves
         cluster[part] = nearest = similarity.argmax(axis=1)
         lengths = np.einsum("nd,nd->n", block, block)
@@ -154,7 +155,8 @@ def _means(points: Floats, weights: npt.NDArray[np.float64], clusters: Clusters)
 
 
 def _sums(points: Floats, weights: Weights, clusters: Clusters) -> tuple[Floats, Weights]:
-    """Of each cluster the weighted sum of its rows, float32 [K, D], and of the weights, float64 [K]."""
+    """Returns each cluster's weighted sum of rows, float32 [K, D], and sum of weights, float64 [K]."""
+    # By a sparse product: `np.add.at` takes many times as long, and a dense one-hot matrix is M by K.
     from scipy.sparse import csc_array
 
     count = len(clusters.centres)

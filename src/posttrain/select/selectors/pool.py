@@ -75,7 +75,7 @@ class Pool:
         return np.asarray(embeddings, np.float32) if dimensions is None else whiten(embeddings, dimensions)
 
     def uncertainty(self, by: str) -> npt.NDArray[np.float64]:
-        """Returns how uncertain the model is, [N], high where it is; from ``probabilities`` if a measure is missing.
+        """Returns the model's uncertainty, [N]; from ``probabilities`` if a measure is missing.
 
         Args:
             by: a column that measures it, such as ``entropy``, ``bald`` or ``semantic_entropy``; a column that is high
@@ -95,6 +95,7 @@ class Pool:
     def greatest(self, values: npt.NDArray[np.floating], n: int) -> Rows:
         """Returns the ``n`` free rows with the greatest of [N] values, greatest first; ties in row order, NaN last."""
         free_values = np.asarray(values)[self.free]
+        # Stable, so that ties go by row order; and NaN must not come first, as it does in a descending sort.
         order = np.argsort(np.where(np.isnan(free_values), np.inf, -free_values), kind="stable")
         return self.free[order[:n]]
 
@@ -104,6 +105,7 @@ def min_max_scale(values: npt.NDArray[np.floating], among: Rows) -> npt.NDArray[
     values = np.asarray(values, np.float64)
     known = values[among][np.isfinite(values[among])]
     low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+    # Equal values, of one row say, are all the greatest: 0 would leave such a term without any weight.
     scaled = (values - low) / (high - low) if high > low else np.where(np.isnan(values), 0.0, 1.0)
     return np.clip(np.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
 

@@ -54,6 +54,7 @@ def density_weighted(
         dimensions: principal components that are kept; None for the embeddings as they are.
     """
     cosine = Cosine.from_rows(pool.points("density_weighted", dimensions))
+    # The mean of the cosines is the cosine with the mean of the unit vectors: no matrix of all pairs.
     mean = np.einsum("nd,n->d", cosine.points, cosine.scales, dtype=np.float64) / max(1, len(pool))
     density = (1 + (cosine.points @ mean.astype(np.float32)) * cosine.scales) / 2
     return pool.greatest(min_max_scale(pool.uncertainty(by), pool.free) * np.maximum(density, 0) ** weight, n)
@@ -74,6 +75,7 @@ def cost_aware(pool: Pool, n: int, seed: int, by: str = "entropy", budget: float
     if budget is None:
         return order[:n]
     chosen: list[int] = []
+    # Greedy by worth for cost; a row that is too dear is passed over for a cheaper one behind it.
     left = budget - float(cost[pool.batch].sum())
     for row in order.tolist():
         if len(chosen) < n and cost[row] <= left:
@@ -103,6 +105,7 @@ def stratified(pool: Pool, n: int, seed: int, by: str = "predicted", within: str
     _, stratum, sizes = np.unique(strata[order], return_inverse=True, return_counts=True)
     exact = sizes * (n / len(order))
     counts = exact.astype(np.int64)
+    # The greatest remainders are rounded up; of equal ones the stratum that sorts first.
     counts[np.argsort(-(exact - counts), kind="stable")[: n - counts.sum()]] += 1
     rank = np.empty(len(order), np.int64)
     together = np.argsort(stratum, kind="stable")
