@@ -213,18 +213,18 @@ class Prefilter:
     alike: InputIndex | None
 
     @classmethod
-    def of(cls, evaluation: pa.Table, index: EvaluationIndex, wanted: npt.NDArray[np.bool_]) -> Self:
+    def of(cls, evaluation: pa.Table, index: EvaluationIndex, chosen: npt.NDArray[np.bool_]) -> Self:
         """Builds a prefilter for some of the T records of a RECORD table.
 
         Args:
             index: of all of them.
-            wanted: bool [T].
+            chosen: bool [T].
         """
-        subset = evaluation.filter(pa.array(wanted))
+        subset = evaluation.filter(pa.array(chosen))
         return cls(
             subset["input_id"].combine_chunks(),
             subset["group"].drop_null().combine_chunks(),
-            index.word_index.marks.among(wanted) if index.word_index else None,
+            index.word_index.marks.among(chosen) if index.word_index else None,
             InputIndex.of(subset, input_index.threshold, input_index.contained, input_index.least_words)
             if (input_index := index.input_index)
             else None,

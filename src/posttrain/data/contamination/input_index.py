@@ -160,10 +160,10 @@ class InputIndex:
         at, keys = self.postings.find(grams.values)
         rows = owning_set(grams, at)
         number = (at - grams.offsets[rows]) // half
-        here = np.minimum(number, stretches[rows] - 1)
-        stretch = first[rows] + here
+        last = np.minimum(number, stretches[rows] - 1)
+        stretch = first[rows] + last
         # A position in the first half of one stretch lies in the second half of the one before.
-        before = (number > 0) & (here == number)
+        before = (number > 0) & (last == number)
         own = ngram_sequences([inputs[row] for row in short.tolist()], NGRAM)
         short_at, short_keys = self.postings.find(own.values)
         short_rows = short[owning_set(own, short_at)]
@@ -177,7 +177,7 @@ class InputIndex:
             yield _Candidates(row, other, (stretch - first[row]) * half)
 
     def _share(self, grams: Shingles, row: int, other: int, begin: int) -> float:
-        """Largest share of an evaluation input's 5-grams that stand close together in a stretch of a record."""
+        """Returns the largest share of an evaluation input's 5-grams that occur close together in a stretch."""
         members = self.sets.values[self.sets.offsets[other] : self.sets.offsets[other + 1]]
         start = grams.offsets[row] + begin
         stretch = grams.values[start : min(start + self.stretch, grams.offsets[row + 1])]
@@ -193,17 +193,17 @@ class InputIndex:
 
 
 def _required_members(share: float, size: int) -> int:
-    """Number of members of a set that make up that share of it."""
+    """Returns the number of members of a set that make up that share of it."""
     return math.ceil(share * size - _ROUNDING)
 
 
 def _window_width(length: int, contained: float) -> int:
-    """Number of consecutive 5-grams that may hold an input of ``length`` of them."""
+    """Returns the number of consecutive 5-grams that may hold an input of ``length`` of them."""
     return math.ceil(length / contained)
 
 
 def _most_together(positions: Sequence[int], members: Sequence[int], width: int) -> int:
-    """Largest number of distinct members whose positions lie in one window of ``width``."""
+    """Returns the largest number of distinct members whose positions lie in one window of ``width``."""
     counts: dict[int, int] = {}
     best = first = 0
     for position, member in zip(positions, members, strict=True):

@@ -51,17 +51,17 @@ class Postings(NamedTuple):
     @classmethod
     def of(cls, sets: Shingles, owners: Indices) -> Self:
         """Indexes ``sets``; ``owners``: int64 [N], the number that names each of the N sets."""
-        named = np.repeat(owners, sets.sizes)
+        owner = np.repeat(owners, sets.sizes)
         order = np.argsort(sets.values)
-        values, named = sets.values[order], named[order]
+        values, owner = sets.values[order], owner[order]
         tied = np.zeros(len(values), dtype=bool)  # few; to sort all by both takes three times as long
         equal = values[1:] == values[:-1]
         tied[1:] |= equal
         tied[:-1] |= equal
-        named[tied] = named[tied][np.lexsort((named[tied], values[tied]))]
+        owner[tied] = owner[tied][np.lexsort((owner[tied], values[tied]))]
         fresh = np.ones(len(values), dtype=bool)
-        fresh[1:] = (values[1:] != values[:-1]) | (named[1:] != named[:-1])
-        values, named = values[fresh], named[fresh]
+        fresh[1:] = (values[1:] != values[:-1]) | (owner[1:] != owner[:-1])
+        values, owner = values[fresh], owner[fresh]
         first = np.ones(len(values), dtype=bool)
         np.not_equal(values[1:], values[:-1], out=first[1:])
         starts = np.flatnonzero(first)
@@ -70,17 +70,17 @@ class Postings(NamedTuple):
         table = np.zeros(1 << (bits + _EXTRA_BITS), dtype=bool)
         table[_leading_bits(keys, bits + _EXTRA_BITS)] = True
         buckets = offsets_of(np.bincount(_leading_bits(keys, bits).astype(np.int64), minlength=1 << bits))[:-1]
-        width = int(named.max(initial=0)) + 1
-        return cls(keys, offsets_of(counts), named.astype(np.int32), table, buckets.astype(np.int32), width)
+        width = int(owner.max(initial=0)) + 1
+        return cls(keys, offsets_of(counts), owner.astype(np.int32), table, buckets.astype(np.int32), width)
 
     @property
     def counts(self) -> Indices:
-        """Number of sets that hold each key, int64 [K]."""
+        """Counts the sets that hold each key, int64 [K]."""
         return np.diff(self.offsets)
 
-    def among(self, wanted: npt.NDArray[np.bool_]) -> Self:
-        """Keeps only some of the indexed sets; ``wanted``: bool, by owner."""
-        chosen = wanted[self.owners]
+    def among(self, mask: npt.NDArray[np.bool_]) -> Self:
+        """Keeps only some of the indexed sets; ``mask``: bool, by owner."""
+        chosen = mask[self.owners]
         values, owners = np.repeat(self.keys, self.counts)[chosen], self.owners[chosen].astype(np.int64)
         return self.of(Shingles(values, np.arange(len(values) + 1)), owners)
 
@@ -91,15 +91,15 @@ class Postings(NamedTuple):
         positions = np.flatnonzero(self.table[_leading_bits(values, len(self.table).bit_length() - 1)])
         candidates = values[positions]
         keys = self.buckets[_leading_bits(candidates, len(self.buckets).bit_length() - 1)].astype(np.int64)
-        held = self.keys[keys]
+        nearest = self.keys[keys]
         # Few buckets hold two keys; those further back are reached step by step.
-        behind = np.flatnonzero(held < candidates)
+        behind = np.flatnonzero(nearest < candidates)
         while len(behind):
             behind = behind[keys[behind] < len(self.keys) - 1]
             keys[behind] += 1
-            held[behind] = self.keys[keys[behind]]
-            behind = behind[held[behind] < candidates[behind]]
-        known = held == candidates
+            nearest[behind] = self.keys[keys[behind]]
+            behind = behind[nearest[behind] < candidates[behind]]
+        known = nearest == candidates
         return positions[known], keys[known]
 
     def meet(self, query: Indices, keys: Indices, least: int = 1) -> Iterator[SharedCounts]:

@@ -146,7 +146,7 @@ def _with_inputs(marks: Shingles, inputs: list[str], ngram: int) -> Shingles:
 
 
 def short_inputs(inputs: Sequence[str], ngram: int) -> tuple[list[str], Indices]:
-    """The words and rows of inputs that have fewer than ``ngram`` words, but at least one."""
+    """Returns the words and rows of inputs that have fewer than ``ngram`` words, but at least one."""
     rows = [row for row, text in enumerate(inputs) if len(text) < _SHORT_INPUT]
     word_texts = plain_words([inputs[row] for row in rows])
     short = [
@@ -202,8 +202,8 @@ def build_bloom_filters(grams: Shingles, others: Shingles, rows: Indices) -> pa.
     sizes[first[1:] - 1] = grams.sizes - (stretches - 1) * STRETCH
     bits = np.zeros(len(sizes) * _BITS, dtype=bool)
     bits[np.repeat(np.arange(len(sizes)) * _BITS, sizes) + _bit_of(grams.values)] = True
-    beside = first[rows][owning_set(others, np.arange(len(others.values)))]
-    bits[beside * _BITS + _bit_of(others.values)] = True
+    first_stretch = first[rows][owning_set(others, np.arange(len(others.values)))]
+    bits[first_stretch * _BITS + _bit_of(others.values)] = True
     content = np.packbits(bits)
     offsets = (first * _BYTES).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(stretches), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
@@ -277,15 +277,15 @@ def _bit_of(values: Hashes) -> Indices:
 
 def _within_missing(members: Hashes, missing: int, absent: npt.NDArray[np.uint64]) -> Indices:
     """Columns of ``absent`` that lack at most so many of the members' bits."""
-    wanted = np.zeros(_BITS, dtype=bool)
-    wanted[_bit_of(members)] = True
-    wanted_words = np.packbits(wanted).view(np.uint64)
+    needed = np.zeros(_BITS, dtype=bool)
+    needed[_bit_of(members)] = True
+    needed_words = np.packbits(needed).view(np.uint64)
     likely = np.arange(absent.shape[1])
     count = np.zeros(len(likely), dtype=np.uint16)
     for start in range(0, _WORDS, _WORDS_PER_STEP):
         absent_words = absent[start : start + _WORDS_PER_STEP]
         count += _count_missing(
-            wanted_words[start : start + _WORDS_PER_STEP],
+            needed_words[start : start + _WORDS_PER_STEP],
             absent_words if len(likely) == absent_words.shape[1] else absent_words.take(likely, axis=1),
         )
         near = count <= missing
@@ -295,14 +295,14 @@ def _within_missing(members: Hashes, missing: int, absent: npt.NDArray[np.uint64
     return likely
 
 
-def _count_missing(wanted: npt.NDArray[np.uint64], missing: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint16]:
-    """Counts the wanted bits that every stretch lacks."""
+def _count_missing(needed: npt.NDArray[np.uint64], missing: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint16]:
+    """Counts the needed bits that every stretch lacks."""
     count = np.zeros(missing.shape[1], dtype=np.uint16)
     bits, few, counted = np.empty_like(missing[0]), np.empty_like(count, np.uint8), np.empty_like(count, np.uint8)
-    for first in range(0, len(wanted), _WORDS_PER_BYTE):
+    for first in range(0, len(needed), _WORDS_PER_BYTE):
         counted[:] = 0
-        for word in range(first, min(first + _WORDS_PER_BYTE, len(wanted))):
-            np.bitwise_and(wanted[word], missing[word], out=bits)
+        for word in range(first, min(first + _WORDS_PER_BYTE, len(needed))):
+            np.bitwise_and(needed[word], missing[word], out=bits)
             counted += np.bitwise_count(bits, out=few)
         count += counted
     return count

@@ -88,14 +88,14 @@ class _Frame(NamedTuple):
         new = np.ones(len(members), dtype=bool)
         np.not_equal(members[1:], members[:-1], out=new[1:])
         starts = np.flatnonzero(new)
-        held = np.diff(starts, append=len(members))
-        shape = (len(held), len(sizes))
+        frequency = np.diff(starts, append=len(members))
+        shape = (len(frequency), len(sizes))
         ones = np.ones(len(owners), dtype=np.float32)
         columns = csr_array((ones, owners, np.append(starts, len(owners))), shape=shape)
-        common = np.argsort(-held, kind="stable")[: _MOST_CELLS // max(1, len(sizes))]
+        common = np.argsort(-frequency, kind="stable")[: _MOST_CELLS // max(1, len(sizes))]
         # Frequent n-grams go into the dense product, which is faster there than the sparse one.
-        common = common[held[common] > _DENSE * len(sizes)]
-        rare = held > 1
+        common = common[frequency[common] > _DENSE * len(sizes)]
+        rare = frequency > 1
         rare[common] = False
         dense = np.ascontiguousarray(columns[common].toarray().T)
         return cls(dense, columns[np.flatnonzero(rare)].T.tocsr(), counts, sizes)
@@ -131,14 +131,14 @@ def all_pairs(
         return
     sample = rows[np.unique(np.linspace(0, len(rows) - 1, _TEXTS_A_SAMPLE).astype(np.int64))]
     core = _core(texts(sample), ngram)
-    read = partial(_read_differences, texts=texts, core=core, ngram=ngram, over=over)
-    usual = max(1, int(read(sample).counts.mean()))
+    read_rows = partial(_read_differences, texts=texts, core=core, ngram=ngram, over=over)
+    usual = max(1, int(read_rows(sample).counts.mean()))
     height = min(_MOST_ROWS, max(_ROWS_A_BLOCK, _MOST_MEMBERS // usual))
     height = -(-len(rows) // -(-len(rows) // height))  # blocks of equal size
     rows, fresh = np.concatenate([rows[new], rows[~new]]), int(new.sum())
     for top in range(0, fresh, height):
         left = rows[top : top + height]
-        differences = read(left)
+        differences = read_rows(left)
         for start in range(top, len(rows), height):
             right = rows[start : start + height]
             both = left if start == top else np.concatenate([left, right])
@@ -149,7 +149,10 @@ def all_pairs(
             if start == top:
                 frame, partner = _Frame.of(differences), np.ones(len(both), dtype=bool)
             else:
-                frame, partner = _Frame.of(_concatenate([differences, read(right)])), np.arange(len(both)) >= len(left)
+                frame, partner = (
+                    _Frame.of(_concatenate([differences, read_rows(right)])),
+                    np.arange(len(both)) >= len(left),
+                )
             for i, j in _pairs(frame, origin, partner, cluster, both, threshold):
                 yield both[i], both[j]
 
@@ -187,8 +190,8 @@ def _pairs(
         i, j, both = i[apart], j[apart], both[apart]
         total = frame.sizes[i] + frame.sizes[j]
         differ = frame.counts[i] + frame.counts[j] - 2 * both.astype(np.int64)
-        held = (total - differ) // 2
-        good = held / (total - held) >= threshold
+        shared_ngrams = (total - differ) // 2
+        good = shared_ngrams / (total - shared_ngrams) >= threshold
         yield i[good], j[good]
         # These rows have been compared with all partners.
         origin[block] = partner[block] = False
@@ -205,7 +208,7 @@ def _shared_members(frame: _Frame, block: Indices, partners: _Partners) -> Float
 
 
 def _core(texts: Sequence[str], ngram: int) -> Hashes:
-    """The n-grams that more than half of the texts hold, sorted."""
+    """Returns the n-grams that more than half of the texts hold, sorted."""
     values, counts = np.unique(ngram_sets(texts, ngram).values, return_counts=True)
     core: Hashes = values[2 * counts > len(texts)]
     return core
@@ -215,8 +218,8 @@ def _read_differences(rows: Indices, texts: Fetch, core: Hashes, ngram: int, ove
     """Reads the rows' texts a few at a time, and computes their differences."""
     differences = []
     for start in range(0, len(rows), _TEXTS_A_FETCH):
-        held = texts(rows[start : start + _TEXTS_A_FETCH])
-        differences += list(over(partial(_differences, core=core, ngram=ngram), _items(held, len(core))))
+        batch = texts(rows[start : start + _TEXTS_A_FETCH])
+        differences += list(over(partial(_differences, core=core, ngram=ngram), _items(batch, len(core))))
     return _concatenate(differences)
 
 

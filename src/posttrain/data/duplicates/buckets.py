@@ -87,10 +87,10 @@ class DenseBuckets(NamedTuple):
 
     def hold(self, i: Indices, j: Indices) -> npt.NDArray[np.bool_]:
         """True where the rows ``i[p]`` and ``j[p]`` are in one group."""
-        held = np.zeros(len(i), dtype=bool)
+        together = np.zeros(len(i), dtype=bool)
         for names in self.names:
-            held |= (names[i] == names[j]) & (names[i] >= 0)
-        return held
+            together |= (names[i] == names[j]) & (names[i] >= 0)
+        return together
 
     def outside(self, keys: npt.NDArray[np.uint64], members: Indices) -> Indices:
         """Members of the buckets that do not lie in one group as a whole."""
@@ -101,8 +101,8 @@ class DenseBuckets(NamedTuple):
         for names in self.names:
             lowest, highest = (reduce.reduceat(names[members], starts) for reduce in (np.minimum, np.maximum))
             inside |= (lowest == highest) & (lowest >= 0)
-        left: Indices = members[~np.repeat(inside, sizes)]
-        return left
+        rest: Indices = members[~np.repeat(inside, sizes)]
+        return rest
 
 
 def equal_runs(*columns: npt.NDArray[Any]) -> tuple[Indices, Indices]:

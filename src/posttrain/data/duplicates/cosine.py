@@ -120,7 +120,7 @@ def _centres(embeddings: Vectors, rows: Indices, seed: int) -> Floats:
 
 
 def _nearest_centres(embeddings: Vectors, rows: Indices, centres: Floats, count: int) -> Indices:
-    """The ``count`` centres with the largest cosine to each row, int64 [N, count]."""
+    """Finds the ``count`` centres with the largest cosine to each row, int64 [N, count]."""
     result = np.empty((len(rows), count), dtype=np.int64)
     size = max(1, _PRODUCTS_A_BLOCK // len(centres))
     for start in range(0, len(rows), size):

@@ -71,7 +71,7 @@ def _bands_needed(threshold: float, rows: int) -> int:
 
 
 def required_matching_bits(threshold: float, bits: int = _BITS) -> int:
-    """Number of ``bits`` bits in which a pair at the threshold agrees, except for 0.005 % of such pairs.
+    """Returns the number of ``bits`` bits in which a pair at the threshold agrees, except for 0.005 % of such pairs.
 
     The greatest k with ``P(Binomial(bits, (1 + threshold) / 2) < k)`` at most that.
     """

@@ -252,8 +252,8 @@ def _join_verified(
     while worthwhile and len(pairs.i) > _PAIRS_A_BLOCK:
         chosen = search.forest(pairs, cluster)
         worthwhile = verify(_Pairs(pairs.i[chosen], pairs.j[chosen])) > _MIN_FOREST_SHARE
-        left = ~chosen & (cluster[pairs.i] != cluster[pairs.j])
-        pairs = _Pairs(pairs.i[left], pairs.j[left])
+        unsettled = ~chosen & (cluster[pairs.i] != cluster[pairs.j])
+        pairs = _Pairs(pairs.i[unsettled], pairs.j[unsettled])
     for block in _blocks_of_pairs(pairs, _PAIRS_A_BLOCK):
         verify(block)
     return _concatenate_pairs(failed)
@@ -276,16 +276,16 @@ def _buckets(keys: npt.NDArray[np.uint64], rows: Indices, old: int) -> Indices:
     return rows[np.lexsort((rows, keys[rows]))]
 
 
-def _members_of(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> Indices:
-    """Positions in ``keys`` of values of ``wanted``, which is sorted."""
+def _members_of(keys: npt.NDArray[np.uint64], targets: npt.NDArray[np.uint64]) -> Indices:
+    """Positions in ``keys`` of values of ``targets``, which is sorted."""
     table = np.zeros(1 << _LEADING_BITS, dtype=bool)
     # A table of leading bits rules most keys out before the binary search, which misses the cache.
-    table[wanted >> np.uint64(64 - _LEADING_BITS)] = True
+    table[targets >> np.uint64(64 - _LEADING_BITS)] = True
     positions = np.flatnonzero(table[keys >> np.uint64(64 - _LEADING_BITS)])
     if not len(positions):
         return positions
-    at = np.minimum(np.searchsorted(wanted, keys[positions]), len(wanted) - 1)
-    return positions[wanted[at] == keys[positions]]
+    at = np.minimum(np.searchsorted(targets, keys[positions]), len(targets) - 1)
+    return positions[targets[at] == keys[positions]]
 
 
 def _concatenate_pairs(blocks: Sequence[_Pairs]) -> _Pairs:
@@ -306,15 +306,15 @@ def _blocks_of_pairs(pairs: _Pairs, size: int) -> Iterator[_Pairs]:
 def _similarities(i: Indices, j: Indices, *, texts: Fetch, ngram: int, over: Map) -> npt.NDArray[np.float64]:
     """Computes the similarities of one block of pairs, whose texts are held in memory."""
     rows, index = np.unique(np.concatenate([i, j]), return_inverse=True)
-    held = texts(rows) if len(rows) else []
-    items = _items(held, _Pairs(index[: len(i)], index[len(i) :]))
+    block = texts(rows) if len(rows) else []
+    items = _items(block, _Pairs(index[: len(i)], index[len(i) :]))
     return np.concatenate([np.empty(0), *over(partial(_compare, ngram=ngram), items)])
 
 
-def _items(held: Sequence[str], pairs: _Pairs) -> Iterable[_CompareItem]:
+def _items(texts: Sequence[str], pairs: _Pairs) -> Iterable[_CompareItem]:
     for part in _blocks_of_pairs(pairs, _PAIRS_AN_ITEM):
         rows, index = np.unique(np.concatenate(part), return_inverse=True)
-        yield _CompareItem([held[row] for row in rows.tolist()], index[: len(part.i)], index[len(part.i) :])
+        yield _CompareItem([texts[row] for row in rows.tolist()], index[: len(part.i)], index[len(part.i) :])
 
 
 def _compare(item: _CompareItem, ngram: int) -> npt.NDArray[np.float64]:

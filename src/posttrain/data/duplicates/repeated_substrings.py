@@ -63,7 +63,7 @@ def fingerprints(texts: Sequence[str], length: int) -> Shingles:
 
 
 def repeated_values(values: Hashes) -> Hashes:
-    """The hashes that occur at least twice in ``values``, sorted and distinct."""
+    """Finds the hashes that occur at least twice in ``values``, sorted and distinct."""
     values = np.sort(values)
     return np.unique(values[1:][values[1:] == values[:-1]])
 
@@ -76,7 +76,7 @@ def is_member(values: Hashes, known: Hashes) -> npt.NDArray[np.bool_]:
 
 
 def windows(texts: Sequence[str], length: int, shared: Hashes) -> Windows:
-    """The windows whose fingerprint is one of ``shared``; texts are numbered from 0."""
+    """Finds the windows whose fingerprint is one of ``shared``; texts are numbered from 0."""
     least = _window_minima(texts, length)
     whole = ngram_sequences(texts, length, "word")
     # A text that is shorter than a window has one run and no window.

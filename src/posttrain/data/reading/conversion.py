@@ -179,8 +179,8 @@ class RecordConverter:
             raise InvalidRecord("mixed shapes", message, "keep one shape in one file")
         columns = self._columns or {}
         names = [name for name in (*shape.uses, "group") if name in values]
-        read = {columns.get(name, name) for name in names}
-        self._others = [column for column in row.values if column not in read]
+        used = {columns.get(name, name) for name in names}
+        self._others = [column for column in row.values if column not in used]
         self._names = tuple(row.values)
 
     def _shape_of(self, values: Record) -> Shape | None:
@@ -191,13 +191,13 @@ class RecordConverter:
         mapped = [target for target in self._columns or () if target in values]
         return shape if all(target == "group" or target in shape.uses for target in mapped) else None
 
-    def _unknown(self, given: Record) -> Shape:
-        message = f"the columns {join_names(given) or '(none)'} are no shape that we know"
+    def _unknown(self, columns: Record) -> Shape:
+        message = f"the columns {join_names(columns) or '(none)'} are no shape that we know"
         if self._columns:
             fix = "map `prompt`, `messages`, `conversations`, `chosen` and `rejected`, or `text`"
             raise InvalidRecord("unknown shape", f"`columns` maps only {', '.join(self._columns)}, and {message}", fix)
-        wanted = {need for shape in SHAPES for need in shape.needs}
-        raise InvalidRecord("unknown shape", message, _suggestion([*given][:100], wanted))
+        needs = {need for shape in SHAPES for need in shape.needs}
+        raise InvalidRecord("unknown shape", message, _suggestion([*columns][:100], needs))
 
     def _record(self, row: Row, values: Record) -> Record:
         if self.shape is None:
@@ -247,9 +247,9 @@ def turns_from_json(text: str) -> list[Mapping[str, Any]] | None:
     return value if all(isinstance(turn, dict) and {"role", "from"} & set(turn) for turn in value) else None
 
 
-def _suggestion(given: Collection[str], wanted: Collection[str]) -> str:
-    for column in given:
-        if near := closest_match(column[:100], wanted, cutoff=0.75):
+def _suggestion(columns: Collection[str], needs: Collection[str]) -> str:
+    for column in columns:
+        if near := closest_match(column[:100], needs, cutoff=0.75):
             return f"did you mean `{near}` by `{shorten(column)}`?"
     return "say in `columns` which column holds what, such as {prompt: question, completion: answer}"
 
@@ -277,11 +277,11 @@ def _number(value: int) -> str:
 
 def _meta(others: Record) -> str:
     """Return canonical JSON of ``others``; the object in a column ``meta`` is merged in."""
-    given = others.get("meta")
-    if isinstance(given, str):
-        given = parse_json(given)
-    if isinstance(given, dict):
-        others = {**given, **{column: value for column, value in others.items() if column != "meta"}}
+    meta = others.get("meta")
+    if isinstance(meta, str):
+        meta = parse_json(meta)
+    if isinstance(meta, dict):
+        others = {**meta, **{column: value for column, value in others.items() if column != "meta"}}
     # Sorted keys: the same row gives the same bytes, whatever the order of its columns.
     return json.dumps(_json_value(others), ensure_ascii=False, sort_keys=True)
 

@@ -264,13 +264,13 @@ def read_line_range(path: str | Path, start: int, stop: int) -> Iterator[bytes]:
     """Yield the lines of a plain local file from byte ``start``, the start of a line, to byte ``stop``."""
     with open(path, "rb") as file:
         file.seek(start)
-        left = stop - start
-        while left > 0 and (raw := file.readline(min(left, MAX_LINE_BYTES + 1))):
-            left -= len(raw)
+        remaining = stop - start
+        while remaining > 0 and (raw := file.readline(min(remaining, MAX_LINE_BYTES + 1))):
+            remaining -= len(raw)
             yield raw
             if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
-                while left > 0 and not raw.endswith(b"\n") and (raw := file.readline(min(left, 1 << 20))):
-                    left -= len(raw)
+                while remaining > 0 and not raw.endswith(b"\n") and (raw := file.readline(min(remaining, 1 << 20))):
+                    remaining -= len(raw)
 
 
 def content_digest(path: DataPath, name: str) -> str:

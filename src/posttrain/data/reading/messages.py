@@ -215,15 +215,15 @@ def convert_sharegpt(values: Mapping[str, Any]) -> Content:
 def convert_preference(values: Mapping[str, Any]) -> Content:
     """Convert a preference pair: strings, or conversations that may repeat the prompt (TRL's implicit prompt)."""
     chosen, rejected = values["chosen"], values["rejected"]
-    given = values.get("prompt")
-    if given is None and is_dialogue(chosen) and is_dialogue(rejected):
+    explicit = values.get("prompt")
+    if explicit is None and is_dialogue(chosen) and is_dialogue(rejected):
         return parse_dialogue_pair(chosen, rejected)
     if not isinstance(chosen, list) or not isinstance(rejected, list):
-        prompt = parse_prompt(given)
+        prompt = parse_prompt(explicit)
         better, worse = parse_answer(chosen, "chosen"), parse_answer(rejected, "rejected")
     else:
         left, right = parse_turns(chosen, "chosen")[0], parse_turns(rejected, "rejected")[0]
-        prompt = common_prefix(left, right) if given is None else parse_prompt(given)
+        prompt = common_prefix(left, right) if explicit is None else parse_prompt(explicit)
         # Answers may repeat an explicit prompt, as TRL accepts it.
         better = parse_answer(without_prefix(prompt, left), "chosen")
         worse = parse_answer(without_prefix(prompt, right), "rejected")

@@ -111,7 +111,7 @@ def find_problems(
     seen: dict[int, int] = {}
     answered: dict[int, int] = {}
     known = {label: number for number, label in enumerate(labels)} if labels is not None else None
-    met = list(labels or ())
+    names = list(labels or ())
     # Answers outside the label set get numbers of their own, so that conflicts among them are reported, too.
     numbers = dict(known or {})
     for item in scan_records(path, columns, name=name, answers=answers):
@@ -130,12 +130,12 @@ def find_problems(
             continue
         if known is None or answer is None:
             continue
-        number = numbers.setdefault(answer, len(met))
-        if number == len(met):
-            met.append(answer)
+        number = numbers.setdefault(answer, len(names))
+        if number == len(names):
+            names.append(answer)
         # Answer and line in one integer: a tuple would take twice the memory.
         entry = answered.setdefault(int(item["input_id"], 16), number << _LINE_BITS | line)
-        other, where = met[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
+        other, where = names[entry >> _LINE_BITS], entry & ((1 << _LINE_BITS) - 1)
         if other != answer:
             message = f"the same input is `{answer}` here and `{other}` on line {where}"
             yield Problem(file, line, "conflicting labels", message, "keep the right one", blocking=False)

@@ -89,8 +89,8 @@ def image_name(meta: str | None) -> str | None:
     # The substring test saves parsing JSON for the many records without an image.
     if not meta or '"image"' not in meta:
         return None
-    named = json.loads(meta).get("image")
-    return named if isinstance(named, str) and named else None
+    image = json.loads(meta).get("image")
+    return image if isinstance(image, str) and image else None
 
 
 def assign_ids(table: pa.Table) -> pa.Table:

@@ -81,8 +81,8 @@ def rewrite(
     rows = sorted(values)
     indices = pa.array(rows, pa.int64())
     old = table.take(indices)
-    given = [{**record, **values[row]} for row, record in zip(rows, old.to_pylist(), strict=True)]
-    new = assign_ids(pa.Table.from_pylist(given, schema=RECORD))
+    rewritten = [{**record, **values[row]} for row, record in zip(rows, old.to_pylist(), strict=True)]
+    new = assign_ids(pa.Table.from_pylist(rewritten, schema=RECORD))
     # One take over the old and the new rows: Arrow tables cannot be assigned to.
     pick = list(range(table.num_rows))
     for position, row in enumerate(rows):

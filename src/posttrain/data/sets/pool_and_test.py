@@ -101,7 +101,7 @@ def build_pool_and_test(
     # Test records drawn from the labelled files stand in these files, too.
     drawn = [test.records] if isinstance(config.test, float) else []
     require_unseen_suites(
-        concat([labelled.records, pool.records]), suites_by_file, steps, beside=concat([*rejected, *drawn])
+        concat([labelled.records, pool.records]), suites_by_file, steps, others=concat([*rejected, *drawn])
     )
     for step in [step for step in steps if step.training_only]:
         labelled.transform(_skip_processed(named.processed_ids(step), partial(apply_step, step, evaluation=measured)))

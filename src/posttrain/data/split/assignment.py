@@ -122,8 +122,8 @@ def _splits_by_hash(keys: pa.Table, config: SplitsConfig) -> Splits:
         return split_by_draw(draw, test, test + validation)
     fixed = config.thresholds
     strata = keys["stratum"].fill_null("").combine_chunks().dictionary_encode()
-    named = [fixed.get(name, (test, test + validation)) for name in strata.dictionary.to_pylist()]
-    below = np.array(named, dtype=np.float64).reshape(-1, 2)[strata.indices.to_numpy()]
+    thresholds = [fixed.get(name, (test, test + validation)) for name in strata.dictionary.to_pylist()]
+    below = np.array(thresholds, dtype=np.float64).reshape(-1, 2)[strata.indices.to_numpy()]
     return split_by_draw(draw, below[:, 0], below[:, 1])
 
 
@@ -134,7 +134,7 @@ def _splits_by_time(keys: pa.Table, config: SplitsConfig) -> Splits:
         ValueError: the config has no moments; `freeze_settings` finds them.
     """
     if config.since is None and keys.num_rows:
-        raise ValueError("the moments from which records are held out are not settled")
+        raise ValueError("the times from which records are held out are not decided")
     times = keys["time"].cast(pa.int64()).fill_null(0).to_numpy()
     splits = np.zeros(len(times), dtype=np.int8)
     for index, name in enumerate(SPLITS[1:], 1):
@@ -189,12 +189,12 @@ def _assign_linked(
 
 def _link_rejections(keys: pa.Table, links_by_row: Mapping[int, list[int]], own: Splits | None) -> dict[int, Rejection]:
     """Builds the rejections, which name the linked records."""
-    rows = sorted({row for met in links_by_row.values() for row in met if row >= 0})
+    rows = sorted({row for linked in links_by_row.values() for row in linked if row >= 0})
     locations_of = dict(zip(rows, locations(keys.take(pa.array(rows, pa.int64()))), strict=True))
     rejections = {}
     derived = keys["made"].to_pylist()
-    for row, met in links_by_row.items():
-        shared = " and ".join(f"`{SPLITS[i]}` ({locations_of[other]})" for i, other in enumerate(met) if other >= 0)
+    for row, linked in links_by_row.items():
+        shared = " and ".join(f"`{SPLITS[i]}` ({locations_of[other]})" for i, other in enumerate(linked) if other >= 0)
         reason = "" if own is None else f"is of the time of `{SPLITS[own[row]]}` and "
         reason = "was made of others and " if derived[row] else reason
         rejections[row] = Rejection(LINKS_TWO_SPLITS, f"{reason}hangs together with {shared}")
@@ -240,7 +240,7 @@ def _timestamps(table: pa.Table, column: str) -> pa.Array:
 
 
 def links(keys: pa.Table, clusters: Indices | None) -> list[Indices]:
-    """For every row the first row with the same input, group, origin or cluster, itself if there is none; [N] each.
+    """Finds for every row the first one with the same input, group, origin or cluster, else itself; [N] each.
 
     Args:
         keys: SPLIT_KEYS table of N rows.
@@ -279,7 +279,7 @@ def _label_codes(column: pa.ChunkedArray) -> Indices:
 
 
 def first_with_label(labels: Indices) -> Indices:
-    """For every row the first row with its label."""
+    """Finds for every row the first row with its label."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.asarray(first[inverse], dtype=np.int64)
 

@@ -85,10 +85,10 @@ def parse_timestamp(value: Any) -> int:
     """
     try:
         if isinstance(value, str):
-            read = datetime.fromisoformat(value.strip())
+            moment = datetime.fromisoformat(value.strip())
             # UTC, not the local zone: a record must fall into the same split on every machine.
-            read = read if read.tzinfo else read.replace(tzinfo=UTC)
-            return (read - _EPOCH) // timedelta(microseconds=1)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            return (moment - _EPOCH) // timedelta(microseconds=1)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return round(value * (1_000 if abs(value) >= _MILLISECONDS else 1_000_000))
     except (ValueError, OverflowError):

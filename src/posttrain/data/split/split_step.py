@@ -51,8 +51,8 @@ class Split(GlobalStep):
 
     def sketch_key(self) -> dict[str, Any]:
         # Not the shares and the seed: sketches serve any of them, so that changing one reads no file again.
-        read = self.settings.model_dump(mode="json", include={"near_duplicates", "group", "stratify", "time"})
-        return {"step": self.name, "version": self.version, **read}
+        settings = self.settings.model_dump(mode="json", include={"near_duplicates", "group", "stratify", "time"})
+        return {"step": self.name, "version": self.version, **settings}
 
     def sketch(self, table: pa.Table) -> pa.Table:
         columns = split_keys(table, self.settings)

@@ -173,7 +173,7 @@ def _run_recipe(
         require_filled_splits(build, recipe.splits)
     if suites:
         require_unseen_suites(
-            _input_columns(build), suites, recipe.steps, held_out, beside=_input_columns(build, training=False)
+            _input_columns(build), suites, recipe.steps, held_out, others=_input_columns(build, training=False)
         )
     # After the split, as only now it is known what is measured on.
     build.run_steps(split, len(recipe.chain), concat([build.measured(), *suites.values()]))
@@ -283,8 +283,10 @@ def _describe_linked(build: VersionBuild) -> str | None:
     records = "1 record" if len(rows) == 1 else f"{len(rows):,} records"
     if not groups:
         return f"{records} that would be in it are linked to earlier ones, the first at {locations(table)[0]}"
-    named = f"{len(groups):,} groups, {join_names(groups, 3)}" if len(groups) > 1 else f"the group {shorten(groups[0])}"
-    return f"{records} were dropped because they are linked to an earlier split, of {named}"
+    group_text = (
+        f"{len(groups):,} groups, {join_names(groups, 3)}" if len(groups) > 1 else f"the group {shorten(groups[0])}"
+    )
+    return f"{records} were dropped because they are linked to an earlier split, of {group_text}"
 
 
 def require_filled_files(shards: Sequence[Shard]) -> None:

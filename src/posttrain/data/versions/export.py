@@ -57,17 +57,17 @@ def _delimited_bytes(records: pa.Table, path: Path) -> bytes:
 
 def export_rows(records: pa.Table, path: Path) -> list[dict[str, Any]]:
     """Converts records to objects that all have the same columns."""
-    given = records.to_pylist()
-    shapes = {_shape(record) for record in given}
+    objects = records.to_pylist()
+    shapes = {_shape(record) for record in objects}
     # JSONL and CSV readers take the shape from the first row.
     if len(shapes) > 1:
         fix = "export to .parquet, which holds all of them"
         raise UserError(f"the records have the shapes {', '.join(sorted(shapes))}", where=str(path), fix=fix)
-    grouped = any(record["group"] is not None for record in given)
+    grouped = any(record["group"] is not None for record in objects)
     # A column for all rows or for none: readers of CSV and JSONL expect the same columns everywhere.
-    noted = any(record["meta"] not in (None, "{}") for record in given)
+    noted = any(record["meta"] not in (None, "{}") for record in objects)
     rows = []
-    for record in given:
+    for record in objects:
         row = _content(record)
         if grouped:
             row["group"] = record["group"]

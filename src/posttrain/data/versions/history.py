@@ -64,9 +64,11 @@ def record_histories(version: Version, text: str) -> list[RecordHistory]:
                 histories.append(RecordHistory(record, [*events, _rejection(why)], None))
             elif side is not None:
                 split = version.splits[side]
-                others = _duplicates_replaced(dropped, record["id"])
+                replacements = _duplicates_replaced(dropped, record["id"])
                 histories.append(
-                    RecordHistory(record, [*events, *others, {"step": "kept", "what": f"kept in `{split}`"}], split)
+                    RecordHistory(
+                        record, [*events, *replacements, {"step": "kept", "what": f"kept in `{split}`"}], split
+                    )
                 )
     return sorted(histories, key=lambda history: (history.split is None, history.record["line"]))
 
@@ -81,7 +83,7 @@ def _changes(version: Version) -> Changes:
 
 
 def _ancestors(id: str, origins: Changes) -> list[str]:
-    """The id and those that the record had before, the latest first."""
+    """Lists the id and those that the record had before, the latest first."""
     ids = [id]
     # Two steps that undo each other make a circle of ids, so an id ends the walk when it returns.
     while ids[-1] in origins and origins[ids[-1]][0] not in ids:
@@ -118,13 +120,13 @@ def _appearances(
     version: Version, phase: int, shards: list[Shard], ids: set[str], dropped: pa.Table
 ) -> Iterator[Appearance]:
     last = phase == len(version.phases) - 1
-    wanted = pa.array(sorted(ids), pa.string())
+    id_set = pa.array(sorted(ids), pa.string())
     start = 0
     for shard in shards:
         for row in _with_ids(parquet.read_table(shard.folder / REJECTIONS), ids).to_pylist():
             yield row, row, None
         column = parquet.read_table(shard.folder / RECORDS, columns=["id"])["id"]
-        rows = np.flatnonzero(compute.is_in(column, value_set=wanted).to_numpy(zero_copy_only=False))
+        rows = np.flatnonzero(compute.is_in(column, value_set=id_set).to_numpy(zero_copy_only=False))
         for record, row in zip(shard.records().take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True):
             matches = compute.and_(compute.equal(dropped["phase"], phase), compute.equal(dropped["row"], start + row))
             reasons = dropped.filter(matches).to_pylist()
@@ -215,22 +217,22 @@ def diff_versions(older: Version, newer: Version) -> Diff:
     """Finds the records added, removed (and why), and answered differently from ``older`` to ``newer``."""
     came = _records_without(newer, _all_ids(older))
     went = _records_without(older, _all_ids(newer))
-    arrived, left = _single_inputs(came), _single_inputs(went)
+    new, old = _single_inputs(came), _single_inputs(went)
     # Only inputs that occur once on both sides can be paired: of several answers none is the changed one.
     both = {
         identity
-        for identity in left
-        if identity in arrived and _unanswered_content(left[identity]) == _unanswered_content(arrived[identity])
+        for identity in old
+        if identity in new and _unanswered_content(old[identity]) == _unanswered_content(new[identity])
     }
     changed = [
         {
             "input_id": identity,
-            "before": left[identity]["completion"],
-            "after": arrived[identity]["completion"],
-            "source": arrived[identity]["source"],
-            "line": arrived[identity]["line"],
+            "before": old[identity]["completion"],
+            "after": new[identity]["completion"],
+            "source": new[identity]["source"],
+            "line": new[identity]["line"],
         }
-        for identity in left
+        for identity in old
         if identity in both
     ]
     # A changed answer is reported as such, not as one record removed and one added.

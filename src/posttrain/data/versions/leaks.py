@@ -49,8 +49,8 @@ class Leak:
     detail: str
 
     def __str__(self) -> str:
-        (first, second), (here, there) = self.splits, self.locations
-        return f"{here} ({first}) and {there} ({second}): {self.detail}"
+        (first, second), (location, other) = self.splits, self.locations
+        return f"{location} ({first}) and {other} ({second}): {self.detail}"
 
 
 def find_leaks(

@@ -179,7 +179,7 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 def next_version(last: str | None, bump: Bump) -> str:
-    """The version after ``last``: ``1.0.0`` if there is none."""
+    """Returns the version after ``last``: ``1.0.0`` if there is none."""
     if last is None:
         return "1.0.0"
     major, minor, patch = parse_version(last)
@@ -224,18 +224,20 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
             if not version.tags and not metadata.consumers(version.artifact_id):
                 versions.append(version)
     forgotten = {(version.name, version.version) for version in versions}
-    named = {version.artifact_id for version in metadata.names() if (version.name, version.version) not in forgotten}
-    datasets = [id for id in {version.artifact_id for version in versions} if id not in named]
+    named_ids = {
+        version.artifact_id for version in metadata.names() if (version.name, version.version) not in forgotten
+    }
+    datasets = [id for id in {version.artifact_id for version in versions} if id not in named_ids]
     dropped = set(datasets)
-    held: set[str] = set()
+    in_use: set[str] = set()
     for row in metadata.artifacts("dataset"):
         if row.id not in dropped and workspace.artifacts.exists(row.id):
             dataset = Version.open(workspace.artifacts, row.id)
-            held.update(id for ids in dataset.meta.get("phases", []) for id in ids)
+            in_use.update(id for ids in dataset.meta.get("phases", []) for id in ids)
     known = {row.id for row in metadata.artifacts()}
-    loose = [row.id for row in metadata.artifacts("records") if row.id not in held]
+    loose = [row.id for row in metadata.artifacts("records") if row.id not in in_use]
     # A build that was killed between committing a shard and recording it leaves one that no row names.
-    loose += [id for id in workspace.artifacts.ids() if id.startswith("records-") and id not in known | held]
+    loose += [id for id in workspace.artifacts.ids() if id.startswith("records-") and id not in known | in_use]
     sizes = {row.id: row.size for row in metadata.artifacts()}
     # Datasets go before the shards that they refer to.
     artifacts = [*sorted(datasets), *loose]
@@ -244,9 +246,9 @@ def find_garbage(workspace: Workspace, keep: int | None = None) -> Garbage:
 
 def remove_garbage(workspace: Workspace, garbage: Garbage) -> None:
     """Forgets the versions, then deletes their artifacts and the scratch folders of failed builds."""
-    for named in garbage.versions:
+    for version in garbage.versions:
         # Names go first: a kill leaves artifacts without a name, never a name without its artifact.
-        workspace.metadata.forget_version(named.name, named.version)
+        workspace.metadata.forget_version(version.name, version.version)
     for id in garbage.artifacts:
         workspace.metadata.forget_artifact(id)
         workspace.artifacts.delete(id)

@@ -101,7 +101,7 @@ class VersionBuild:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The recipe's steps, including the split."""
+        """Lists the recipe's steps, including the split."""
         return self.recipe.chain
 
     @property
@@ -118,7 +118,7 @@ class VersionBuild:
 
     @property
     def num_rejected(self) -> int:
-        """Number of records that the steps rejected."""
+        """Counts the records that the steps rejected."""
         return self.rejected_by_reason.total()
 
     @property
@@ -183,8 +183,8 @@ class VersionBuild:
 
     def measured(self) -> pa.Table:
         """RECORD table of the records that the split holds out."""
-        wanted, starts = self.alive & (self.sides != 0), self.corpus(0).starts
-        parts = zip(self.corpus(0).parts(), np.split(wanted, starts[1:-1]), strict=True)
+        held_out, starts = self.alive & (self.sides != 0), self.corpus(0).starts
+        parts = zip(self.corpus(0).parts(), np.split(held_out, starts[1:-1]), strict=True)
         return concat(
             list(self.engine.map(_take_rows, [(part, np.flatnonzero(rows)) for part, rows in parts if rows.any()]))
         )

@@ -68,7 +68,7 @@ class PreviousAssignment:
         if missing.num_rows:
             present = _row_identities(phases, np.flatnonzero(side != _UNASSIGNED), with_roots=False)
             missing = missing.filter(compute.invert(compute.is_in(missing["id"], value_set=present["id"])))
-        # Ids are unique and sorted here, so that the file is the same in whatever order versions grew.
+        # Ids are unique and sorted present, so that the file is the same in whatever order versions grew.
         _, first = np.unique(np.asarray(missing["id"].to_pylist(), dtype="S20"), return_index=True)
         return missing.take(pa.array(first)).combine_chunks()
 
@@ -82,11 +82,15 @@ class PreviousAssignment:
         # Keys cover content and steps: with equal keys row numbers mean the same records.
         return [shard.key for shard in phases[-1][: len(self.shards)]] == list(self.shards)
 
-    def _not_among(self, phases: Phases, here: npt.NDArray[np.bool_]) -> pa.Table:
-        """Returns all that is known, except rows that have not moved; ``here``: bool [N], the rows that count."""
+    def _not_among(self, phases: Phases, present: npt.NDArray[np.bool_]) -> pa.Table:
+        """Returns all that is known, except rows that have not moved.
+
+        Args:
+            present: bool [N], the rows that count.
+        """
         if not self._begins(phases):
             return self.table()
-        return self._with_unassigned(phases, np.flatnonzero((self.side != _UNASSIGNED) & ~here[: len(self.side)]))
+        return self._with_unassigned(phases, np.flatnonzero((self.side != _UNASSIGNED) & ~present[: len(self.side)]))
 
     def _with_unassigned(self, phases: Phases, rows: npt.NDArray[np.int64]) -> pa.Table:
         """ASSIGNMENTS table of these rows and of the unassigned records."""

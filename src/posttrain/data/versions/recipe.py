@@ -67,7 +67,7 @@ def config_name(step: Step) -> str:
 
 
 def step_values(step: Step) -> dict[str, Any]:
-    """The step as the config writes it."""
+    """Returns the step as the config writes it."""
     return {config_name(step): step.model_dump(mode="json")}
 
 
@@ -143,7 +143,7 @@ def applicable_steps(steps: Sequence[Step], labels: Sequence[str]) -> list[Step]
 
 
 def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
-    """The row steps from ``start`` up to the next global one."""
+    """Returns the row steps from ``start`` up to the next global one."""
     result: list[RowStep] = []
     for step in steps[start:]:
         if not isinstance(step, RowStep):
@@ -153,7 +153,7 @@ def row_steps(steps: Sequence[Step], start: int) -> tuple[RowStep, ...]:
 
 
 def global_steps(steps: Sequence[Step], start: int) -> tuple[tuple[int, GlobalStep], ...]:
-    """The global steps from ``start`` up to the next row step, each with its index."""
+    """Returns the global steps from ``start`` up to the next row step, each with its index."""
     result: list[tuple[int, GlobalStep]] = []
     for index, step in enumerate(steps[start:], start):
         if not isinstance(step, GlobalStep):

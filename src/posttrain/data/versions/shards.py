@@ -105,7 +105,7 @@ class ShardTask:
         labels: the closed label set that a piece's answers keep to; empty for open-ended answers.
         steps: row steps that run on the rows.
         sketchers: the global steps that follow, by their index in the recipe.
-        parent: the folder in which the shard's own, named by its key, is made.
+        parent: the folder in which the shard's own, named by its key, is created.
     """
 
     source: Piece | PreviousShard
@@ -130,7 +130,7 @@ class ShardTask:
 
     @property
     def finished(self) -> Path | None:
-        """The shard's folder if it exists already."""
+        """Returns the shard's folder if it exists already."""
         folder = self.parent / self.key
         return folder if (folder / SUMMARY).exists() else None
 
@@ -196,19 +196,19 @@ class ShardTask:
     ) -> tuple[pa.Table, pa.Table, list[pa.Table], list[list[Any]], str | None, dict[str, Any]]:
         """Reads the rows to process, the untouched rows, and what the source knows of them."""
         if isinstance(self.source, Piece):
-            read = read_piece(self.source, self.columns, self.labels)
-            funnel = [["read", "in", read.records.num_rows + sum(read.left_out.values())]]
-            funnel += [["read", kind, count] for kind, count in read.left_out.items()]
-            if read.user_ids.num_rows:
-                parquet.write_table(read.user_ids, folder / USER_IDS, compression="zstd")
-            return read.records, RECORD.empty_table(), [], funnel, read.shape, self.source.described()
+            piece = read_piece(self.source, self.columns, self.labels)
+            funnel = [["read", "in", piece.records.num_rows + sum(piece.left_out.values())]]
+            funnel += [["read", kind, count] for kind, count in piece.left_out.items()]
+            if piece.user_ids.num_rows:
+                parquet.write_table(piece.user_ids, folder / USER_IDS, compression="zstd")
+            return piece.records, RECORD.empty_table(), [], funnel, piece.shape, self.source.described()
         previous = self.source
         table, changed = rewrite(previous.shard.records(), previous.rewritten, previous.rewriter)
-        here, alone = np.ones(table.num_rows, dtype=bool), np.zeros(table.num_rows, dtype=bool)
-        here[previous.dropped] = here[previous.untouched] = False
+        processed, alone = np.ones(table.num_rows, dtype=bool), np.zeros(table.num_rows, dtype=bool)
+        processed[previous.dropped] = processed[previous.untouched] = False
         alone[previous.untouched] = True
         untouched = table.filter(pa.array(alone))
-        return table.filter(pa.array(here)), untouched, [changed], [], previous.shard.shape, previous.shard.piece
+        return table.filter(pa.array(processed)), untouched, [changed], [], previous.shard.shape, previous.shard.piece
 
 
 def fact_table(table: pa.Table, step: str, name: str, values: pa.Array) -> pa.Table:
@@ -285,8 +285,8 @@ class ShardCorpus:
         return pa.concat_tables([shard.sketches(self.index) for shard in self.shards])
 
     def columns(self, names: Iterable[str]) -> pa.Table:
-        wanted = list(names)
-        return pa.concat_tables([shard.records(wanted) for shard in self.shards])
+        columns = list(names)
+        return pa.concat_tables([shard.records(columns) for shard in self.shards])
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         rows = np.asarray(rows, dtype=np.int64)

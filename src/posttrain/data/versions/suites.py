@@ -46,7 +46,7 @@ def require_unseen_suites(
     steps: Iterable[Step],
     held_out: Collection[str] = (),
     *,
-    beside: pa.Table,
+    others: pa.Table,
 ) -> None:
     """Raises a UserError unless every suite holds records that no model trains on.
 
@@ -56,7 +56,7 @@ def require_unseen_suites(
         steps: `decontaminate`, where it is among them, takes out what only a part of a suite shares.
         held_out: names of suites that are a version's held-out split: the files it was built from may well be read
             again, and the step removes all that the suite shares.
-        beside: ``input_id`` of records of the same files that are held out or have left.
+        others: ``input_id`` of records of the same files that are held out or rejected.
 
     Raises:
         UserError: all inputs of a suite stand in the files, or some are among the training records and no step takes
@@ -70,7 +70,7 @@ def require_unseen_suites(
         if cleaned and name in held_out:
             continue
         # Held-out and rejected records count too: a suite that consists of the files' own records measures nothing new.
-        elsewhere = compute.is_in(suite["input_id"], value_set=beside["input_id"].combine_chunks())
+        elsewhere = compute.is_in(suite["input_id"], value_set=others["input_id"].combine_chunks())
         if shared.num_rows and compute.sum(compute.or_(inside, elsewhere)).as_py() == suite.num_rows:
             raise wholly_shared_error(name, suite.num_rows)
         if shared.num_rows and not cleaned:

@@ -94,7 +94,7 @@ class Version:
         return folders
 
     def count(self, split: str) -> int:
-        """Number of records in a split."""
+        """Counts the records in a split."""
         counts = self.meta["counts"]
         return int(counts["splits"][split] if "splits" in counts else counts["records"])
 
@@ -106,9 +106,9 @@ class Version:
     def tables(self, split: str | None = None, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yields RECORD tables (or some columns) of all records or of one split, in reading order."""
         for table, sides in self._shards(columns):
-            wanted = sides != EXCLUDED if split is None else sides == self.splits.index(split)
-            if wanted.any():
-                yield table if wanted.all() else table.filter(pa.array(wanted))
+            selected = sides != EXCLUDED if split is None else sides == self.splits.index(split)
+            if selected.any():
+                yield table if selected.all() else table.filter(pa.array(selected))
 
     def sided_tables(self) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yields RECORD tables with the split of every row."""
@@ -128,15 +128,15 @@ class Version:
         dropped = parquet.read_table(self.folder / DROPPED_FILE, schema=DROPPED)
         for number, shards in enumerate(self.phases):
             # Global steps keep only row numbers; the shards of the phase hold the records' content.
-            here = dropped.filter(pa.compute.equal(dropped["phase"], number))
-            rows = np.asarray(here["row"].to_numpy())
+            dropped_rows = dropped.filter(pa.compute.equal(dropped["phase"], number))
+            rows = np.asarray(dropped_rows["row"].to_numpy())
             start = 0
             for shard in shards:
                 yield parquet.read_table(shard.folder / REJECTIONS, schema=REJECTED)
                 inside = (rows >= start) & (rows < start + shard.rows)
                 if inside.any():
                     content = shard.records().take(pa.array(rows[inside] - start))
-                    reasons = here.filter(pa.array(inside)).select(REJECTED.names[len(RECORD) :])
+                    reasons = dropped_rows.filter(pa.array(inside)).select(REJECTED.names[len(RECORD) :])
                     yield pa.table([*content.columns, *reasons.columns], schema=REJECTED)
                 start += shard.rows
 
