@@ -75,5 +75,5 @@ def test_a_file_that_cannot_be_used(
 def test_a_file_where_a_folder_is_to_be_made(posttrain: Call, tmp_path: Path, verb: list[str], place: str) -> None:
     (tmp_path / "taken").write_text("mine")
     line = posttrain(*verb, tmp_path / place).mistake
-    assert line == f"{tmp_path / place}: a file is where a folder is to be made; name another"
+    assert line == f"{tmp_path / place}: a file has the folder's path; name another folder"
     assert (tmp_path / "taken").read_text() == "mine"

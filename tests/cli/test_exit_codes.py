@@ -48,7 +48,7 @@ def test_a_wrong_call(posttrain: Call, arguments: list[str], says: str) -> None:
         (["data", "add", "nothing.csv"], "nothing.csv"),
         (["data", "add", "nothing.csv", "--to", "tset"], "--to: no set `tset`; pool or labelled"),
         (["data", "export", "pool@v1", "nowhere/x.csv"], "no such folder"),
-        (["data", "export", "pool@v1", "x.docx"], "`.docx` is not a format we write"),
+        (["data", "export", "pool@v1", "x.docx"], "`.docx` is not a supported format"),
         (["report", "nowhere/x.html"], "nowhere: there is no such folder; make it first"),
         (["report", "nowhere/x.svg"], "nowhere: there is no such folder; make it first"),
         (["report", "."], ".: is a folder; name a file, such as report.html"),

@@ -175,7 +175,7 @@ def test_what_does_harm_is_left_out_of_training_and_not_asked_again(turned_copy:
         (["--learner", "ridge"], "knn_shapley has a learner of its own"),
         (["--method", "banzhaf", "--learner", "trees"], "no learner `trees`"),
         (["--method", "data_oob", "--folds", "5"], "data_oob holds nothing out"),
-        (["--out", "values.xls"], "`.xls` is not a format we write"),
+        (["--out", "values.xls"], "`.xls` is not a supported format"),
         (["--out", "nowhere/values.csv"], "there is no such folder"),
         (["nothing.csv"], "nothing.csv"),
     ],

@@ -47,7 +47,7 @@ def test_the_config_is_all_that_is_read(tiny_model: Path, tmp_path: Path) -> Non
         inner=288,
         vocabulary=261,
         gated=True,
-        apart=True,
+        separate_gate=True,
         norms=2,
         head_norms=False,
         rms=True,
@@ -71,7 +71,7 @@ def test_the_header_of_a_gguf_file(tmp_path: Path) -> None:
         ("llama", {"tie_word_embeddings": False}, {"tied": False, "gated": True, "rms": True}),
         ("qwen3", {"head_dim": 48}, {"head_norms": True, "queries": 96, "keys": 48, "norms": 2}),
         ("gemma2", {"head_dim": 32}, {"norms": 4, "rms": True, "head_norms": False}),
-        ("phi3", {}, {"gated": True, "apart": False}),
+        ("phi3", {}, {"gated": True, "separate_gate": False}),
         ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 2}, {"gated": False, "rms": False, "inner": 256, "norms": 2}),
         (
             "mixtral",

@@ -157,7 +157,7 @@ def test_where_there_is_no_model(tmp_path: Path, copy: Path) -> None:
     expect_one_line(lambda: locate("./missing", tmp_path), "./missing", "give a folder, a .gguf file or a Hub id")
     expect_one_line(lambda: locate("missing.gguf", tmp_path), "missing.gguf")
     expect_one_line(lambda: locate("notes.txt", tmp_path), "notes.txt")
-    expect_one_line(lambda: locate("fake.gguf", tmp_path), "is no GGUF file; give another .gguf file", "fake.gguf")
+    expect_one_line(lambda: locate("fake.gguf", tmp_path), "is not a GGUF file; give another .gguf file", "fake.gguf")
     expect_one_line(lambda: locate("empty", tmp_path), "no config.json", "empty")
     expect_one_line(lambda: locate("", tmp_path), "model")
     assert locate("HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path) == "HuggingFaceTB/SmolLM2-135M-Instruct"

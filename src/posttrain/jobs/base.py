@@ -11,23 +11,23 @@ Result = TypeVar("Result")
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """Runs a function on many items; what comes out is the same on every engine.
+    """Runs a function on many items; the results are the same on every engine.
 
     Attributes:
-        workers: how many items are worked on at a time.
+        workers: number of items processed at a time.
     """
 
     workers: int = 1
 
     @abstractmethod
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """``function`` of each item, in the items' order; items are read as they are needed, a few ahead.
+        """Yields ``function`` of each item, in the items' order; reads items as needed, a few ahead.
 
-        Function, items and results are pickled where the engine has other processes.
+        Engines with other processes pickle the function, the items and the results.
 
         Raises:
             WorkError: a worker was killed.
-            Exception: whatever ``function`` raised, for the first item for which it did.
+            Exception: the first exception that ``function`` raised, in the items' order.
         """
 
     def __exit__(self, *exception: object) -> None:

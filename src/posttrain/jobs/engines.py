@@ -1,4 +1,4 @@
-"""Opens an engine by its name."""
+"""Opens an engine by name."""
 
 import os
 from typing import Literal
@@ -10,12 +10,13 @@ EngineName = Literal["auto", "inline", "processes", "ray"]
 
 
 def available_cores() -> int:
-    """Counts the processor cores that this process may use."""
+    """Returns the number of processor cores that this process may use."""
+    # Not `cpu_count` where there is better: in a container it counts the host's cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def open_engine(name: EngineName = "auto", workers: int | None = None) -> Engine:
-    """Opens an engine; ``auto`` takes processes if there is more than one core.
+    """Opens an engine; ``auto`` uses processes if there is more than one core.
 
     Raises:
         UserError: there is no such engine, it is not installed, or the number of workers is not positive.

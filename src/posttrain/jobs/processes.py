@@ -25,7 +25,7 @@ _PREFETCH = 2  # items waiting for each worker, so that none is idle and few lie
 class ProcessEngine(Engine):
     """Runs items in fresh processes, not forks: threads of this one's libraries do not survive a fork.
 
-    They are joblib's, which do not run the user's script again, as those of `multiprocessing` would.
+    They are joblib's (loky), which do not run the user's script again, as those of `multiprocessing` would.
     """
 
     def __init__(self, workers: int) -> None:
@@ -33,7 +33,7 @@ class ProcessEngine(Engine):
         from joblib.externals.loky import ProcessPoolExecutor
 
         if os.name == "posix":
-            # The first worker would start it, and its start unblocks Ctrl-C.
+            # Started now: the first worker would start it inside `_block_interrupts`, and its start unblocks Ctrl-C.
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()
@@ -48,11 +48,13 @@ class ProcessEngine(Engine):
         waiting: deque[Future[Result]] = deque()
         handle, path = tempfile.mkstemp(prefix="posttrain-")
         try:
+            # Through a file, not with each item: the function may hold an index of gigabytes.
             with os.fdopen(handle, "wb") as file:
                 dump(function, file)
             for item in chain(first, rest):
                 with _block_interrupts():
                     waiting.append(self._pool.submit(_call, path, item))
+                # Results in order, and never more in flight: an endless iterable is read only a few items ahead.
                 if len(waiting) >= self.workers * _PREFETCH:
                     yield waiting.popleft().result()
             while waiting:
@@ -60,7 +62,7 @@ class ProcessEngine(Engine):
         except BrokenProcessPool:
             raise WorkError("a worker process ended before its work; run the same command to resume") from None
         except Exception:
-            # Those under way may write where the caller is about to tidy up.
+            # Items in progress may still write to folders that the caller is about to remove.
             wait([future for future in waiting if not future.cancel()])
             raise
         finally:
@@ -74,7 +76,9 @@ class ProcessEngine(Engine):
 
 @contextmanager
 def _block_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until the context ends, and never reaches processes that start in it: this one ends them itself."""
+    """Delays Ctrl-C until the context ends."""
+    # Processes that start in here inherit the block: Ctrl-C on a terminal reaches the whole group, and workers would
+    # each print a traceback. This process ends them itself.
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -86,7 +90,8 @@ def _block_interrupts() -> Iterator[None]:
 
 
 def _allow_memory_growth() -> None:
-    """A worker that grew by 300 MB would count as leaking and be started again; a large index is no leak."""
+    """Keeps loky from restarting workers that grow."""
+    # A worker that grew by 300 MB would count as leaking and be started again; a large index is no leak.
     from joblib.externals.loky import process_executor
 
     process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
@@ -94,7 +99,7 @@ def _allow_memory_growth() -> None:
 
 @lru_cache(maxsize=1)
 def _load_function(path: str) -> Callable[[Any], Any]:
-    """The function of a map, which may hold a large index: a process reads it once, not with every item."""
+    """Loads the function of a map; a process reads it once, not with every item."""
     with open(path, "rb") as file:
         return cast(Callable[[Any], Any], pickle.load(file))  # noqa: S301  # what our own process has just written
 

@@ -32,17 +32,18 @@ class RayEngine(Engine):
             os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
             local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
             if os.environ.get("RAY_ADDRESS"):
-                local = {}
+                local = {}  # Ray refuses a number of processors for a cluster that runs already
             ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **local)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
-        context.execution_options.preserve_order = True
+        context.execution_options.preserve_order = True  # else rows come as they finish, and results differ by run
         logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         call = _Call(function)
         rest = iter(items)
         while block := list(islice(rest, _BLOCK_SIZE)):
+            # As bytes: Ray would turn items into Arrow columns, and fail for types that Arrow does not have.
             rows = [{"item": pickle.dumps(item)} for item in block]
             data = self._ray.data.from_items(rows, override_num_blocks=len(rows))
             try:
@@ -60,7 +61,7 @@ class RayEngine(Engine):
 
 
 class _Call:
-    """The function, on bytes, with what it raised as a value: Ray would wrap it in an error of its own."""
+    """Calls the function on pickled items, and returns an exception as a value: Ray would wrap it in its own type."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

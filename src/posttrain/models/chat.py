@@ -1,8 +1,8 @@
-"""Chat templates: conversations as token ids, with a mask over what the assistant says.
+"""Renders conversations by chat templates as token ids, with a mask over the assistant's turns.
 
-An example is the prompt's tokens and then the answer's, which is exactly what happens when a model is served: it reads
-the rendered prompt and generates from its end. Training on anything else would train other tokens than those that
-are generated. No ``{% generation %}`` marks are needed.
+An example is the prompt's tokens and then the answer's, exactly as in serving: the model reads the rendered prompt and
+generates from its end. Training on anything else would train other tokens than those that are generated. No
+``{% generation %}`` marks are needed.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from posttrain.store.errors import UserError
 
 @dataclass(frozen=True)
 class TokenizedExample:
-    """Token ids and, for each, whether it is supervised (the assistant's words and their stop token)."""
+    """Token ids and, for each, whether it is supervised (an assistant's turn and its stop token)."""
 
     ids: list[int]
     supervised: list[bool]
@@ -22,7 +22,7 @@ class TokenizedExample:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A tokenizer's chat template.
+    """Encodes conversations by a tokenizer's chat template.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
@@ -33,40 +33,43 @@ class ChatTemplate:
     stop_ids: frozenset[int]
 
     def prompt_ids(self, turns: Turns) -> list[int]:
-        """The conversation up to where the assistant starts to answer."""
+        """Returns the tokens of the conversation up to the start of the assistant's answer."""
         return self._tokens(self._render(turns, answer=False))
 
     def answer_ids(self, answer: str) -> list[int]:
-        """An answer and its stop token, as they follow any prompt."""
+        """Returns the tokens of an answer and its stop token, as they follow any prompt."""
+        # Cut out of a rendered conversation, since no API says what a template puts behind an answer.
         turns = [{"role": "user", "content": "x"}]
         prompt = self._render(turns, answer=False)
         whole = self._render([*turns, {"role": "assistant", "content": answer}], answer=True)
-        # Some prompts end with words that no finished answer shows, such as an opened <think>.
-        spoken = whole.removeprefix(prompt) if whole.startswith(prompt) else answer
-        before, through = self._tokens(prompt), self._tokens(prompt + spoken)
+        # Some prompts end with text that no finished answer shows, such as an opened <think>.
+        answer_text = whole.removeprefix(prompt) if whole.startswith(prompt) else answer
+        # Tokenised behind the prompt: alone, SentencePiece would put a space before the answer's first token.
+        before, through = self._tokens(prompt), self._tokens(prompt + answer_text)
         if through[: len(before)] != before:  # the tokenizer fuses the prompt's end with the answer's beginning
-            return self._up_to_stop(self._tokens(spoken))
+            return self._up_to_stop(self._tokens(answer_text))
         return self._up_to_stop(through[len(before) :])
 
     def encode(self, turns: Turns, answer: str) -> TokenizedExample:
-        """A conversation and its answer: ``prompt_ids(turns) + answer_ids(answer)``, as they are served.
+        """Encodes a conversation and its answer as in serving: ``prompt_ids(turns) + answer_ids(answer)``.
 
-        The answer is supervised, and so is every earlier assistant turn that stands in the prompt with its stop token,
-        after what its own prompt was. Where the template changes earlier turns as the conversation grows (some drop
-        earlier reasoning), those turns are only read.
+        The answer is supervised, and so is every earlier assistant turn that appears in the prompt unchanged.
         """
         prompt, last = self.prompt_ids(turns), self.answer_ids(answer)
         supervised = [False] * len(prompt)
         for position, turn in enumerate(turns):
             if turn["role"] != "assistant" or all(earlier["role"] != "user" for earlier in turns[:position]):
                 continue
-            before, answered = self.prompt_ids(turns[:position]), self.answer_ids(turn["content"])
-            end = len(before) + len(answered)
-            if prompt[:end] == before + answered:
-                supervised[len(before) : end] = [True] * len(answered)
+            before, reply = self.prompt_ids(turns[:position]), self.answer_ids(turn["content"])
+            end = len(before) + len(reply)
+            # Some templates change earlier turns as the conversation grows, such as by dropping their reasoning: those
+            # tokens are never generated in this form, so they are context only.
+            if prompt[:end] == before + reply:
+                supervised[len(before) : end] = [True] * len(reply)
         return TokenizedExample(prompt + last, supervised + [True] * len(last))
 
     def _up_to_stop(self, ids: list[int]) -> list[int]:
+        # Templates put more behind the stop token, such as a line break, which the model never generates.
         for position, token in enumerate(ids):
             if token in self.stop_ids:
                 return ids[: position + 1]
@@ -74,6 +77,7 @@ class ChatTemplate:
         return [*ids, min(self.stop_ids) if stop is None else stop]
 
     def _tokens(self, text: str) -> list[int]:
+        # The template writes its special tokens itself; a second beginning-of-text token would be put before it.
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _render(self, turns: Turns, *, answer: bool) -> str:

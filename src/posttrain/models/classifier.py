@@ -1,7 +1,8 @@
 """Models with a classification head: reward models and classifiers on a decoder, and ready-made text classifiers.
 
-They are transformers' own ``...ForSequenceClassification`` models, which read the outputs off the state at the last
-token that is no padding."""
+They are transformers' own ``...ForSequenceClassification`` models, which compute the outputs from the state of the last
+token that is not padding.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -30,13 +31,13 @@ _LENGTH_STEP = 16
 
 
 def load_classifier(folder: Path, task: TaskConfig, dtype: str, names: Sequence[str]) -> LanguageModel:
-    """Load a model with one output a name: as it is where it has them already, else a language model with a new head.
+    """Loads a model with one output per name; a language model gets a new head.
 
     Args:
         folder: in Hugging Face layout.
-        task: what the model is asked to do.
-        dtype: as `load` takes it.
-        names: of the K outputs.
+        task: the model's task.
+        dtype: as in `load_language_model`.
+        names: names of the K outputs.
 
     Raises:
         UserError: the folder holds no such model, one with other outputs, or one of a family that has no such head.
@@ -49,19 +50,19 @@ def load_classifier(folder: Path, task: TaskConfig, dtype: str, names: Sequence[
 
 
 def class_logits(lm: LanguageModel, states: Tensor) -> Tensor:
-    """float32 [N, K], the outputs for hidden states [N, D]."""
+    """Returns the outputs for hidden states [N, D], float32 [N, K]."""
     logits: Tensor = lm.model.score(states)
     return logits.float()
 
 
 def output_names(lm: LanguageModel) -> list[str]:
-    """The names of the K outputs."""
+    """Returns the names of the K outputs."""
     names = lm.model.config.id2label
     return [names[index] for index in sorted(names)]
 
 
 def padding_token(lm: LanguageModel) -> int | None:
-    """Returns the token that transformers takes for padding when it looks for a text's last token."""
+    """Returns the token that transformers treats as padding when it looks for a text's last token."""
     token: int | None = lm.model.config.get_text_config().pad_token_id
     return token
 
@@ -79,19 +80,20 @@ def _load_sequence_classifier(folder: Path, task: TaskConfig, dtype: str, names:
         raise UserError(f"no model for sequences: {first_line(error)}", where=str(folder)) from None
     model, loading = loaded
     check_no_missing_weights(loading, folder)
-    model.generation_config = GenerationConfig.from_model_config(model.config)  # where stop tokens are looked for
+    model.generation_config = GenerationConfig.from_model_config(model.config)  # `LanguageModel` reads stop tokens here
     lm = LanguageModel(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, task)
     if output_names(lm) != list(names):
-        what = f"has the outputs {', '.join(output_names(lm)[:5])}, and {', '.join(names[:5])} are wanted"
+        what = f"has the outputs {', '.join(output_names(lm)[:5])} instead of {', '.join(names[:5])}"
         raise UserError(what, where=str(folder))
     return lm
 
 
 def _with_head(lm: LanguageModel, names: Sequence[str], folder: Path) -> LanguageModel:
-    """The language model's decoder under a new head, whose weights are drawn as transformers draws them."""
+    """Returns the language model's decoder with a new head, initialised as transformers would."""
     from transformers import AutoModelForSequenceClassification
 
     config: Any = lm.model.config
+    # Without a padding token transformers cannot find a text's last token, and refuses batches.
     if config.get_text_config().pad_token_id is None:
         if lm.tokenizer.pad_token is None:
             lm.tokenizer.pad_token = lm.tokenizer.eos_token
@@ -99,7 +101,7 @@ def _with_head(lm: LanguageModel, names: Sequence[str], folder: Path) -> Languag
     config.id2label = dict(enumerate(names))
     config.label2id = {name: index for index, name in enumerate(names)}
     try:
-        with torch.device("meta"):  # all but the head is there already
+        with torch.device("meta"):  # the decoder's weights exist already; a second copy could exceed the memory
             model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise UserError(f"no model for sequences: {first_line(error)}", where=str(folder)) from None
@@ -117,11 +119,11 @@ def _with_head(lm: LanguageModel, names: Sequence[str], folder: Path) -> Languag
 
 @dataclass(frozen=True)
 class SequenceClassifier:
-    """A model with its tokenizer.
+    """A ready-made text classifier with its tokenizer.
 
     Attributes:
         model: transformers' model, in float32.
-        window: tokens that it reads at once, special ones among them.
+        window: most tokens of an input, special ones included.
     """
 
     model: Any
@@ -130,10 +132,10 @@ class SequenceClassifier:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load a model in Hugging Face layout.
+        """Loads a model in Hugging Face layout.
 
         Raises:
-            UserError: the folder holds no classifier of sequences, or weights of it are missing.
+            UserError: the folder holds no sequence classifier, or its weights are incomplete.
         """
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -167,8 +169,8 @@ class SequenceClassifier:
         """Whether a text has exactly one of the labels rather than any number of them."""
         return self.model.config.problem_type != "multi_label_classification" and len(self.labels) > 1
 
-    def places(self, labels: Sequence[str], where: str) -> list[int]:
-        """Which outputs the labels name.
+    def label_indices(self, labels: Sequence[str], where: str) -> list[int]:
+        """Returns the indices of the labels' outputs.
 
         Raises:
             UserError: there is no such label.
@@ -182,16 +184,18 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], outputs: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Probability of the outputs at ``places``, float64 [N]; of a text longer than the window that of any window.
+        """Returns the probability that a text has one of the labels at the indices ``outputs``, float64 [N].
 
-        Of labels that exclude each other the probabilities are added up, of others the highest counts. A text's number
-        does not hang on the texts beside it: a batch's shape depends on length alone, and it is filled up.
+        Probabilities of exclusive labels are added up; of others the highest counts, as it does of the windows of a
+        long text.
         """
         highest = np.zeros(len(texts))
         pieces: dict[int, list[tuple[int, list[int]]]] = {}
         for row, ids in self._windows(texts):
             pieces.setdefault(min(-(-len(ids) // _LENGTH_STEP) * _LENGTH_STEP, self.window), []).append((row, ids))
         for length, waiting in sorted(pieces.items()):
+            # By length alone, and filled up, so that a text's number does not depend on the texts beside it: another
+            # shape may choose another kernel.
             size = max(1, _BATCH_TOKENS[self.model.device.type] // length)
             for start in range(0, len(waiting), size):
                 batch = waiting[start : start + size]
@@ -216,10 +220,10 @@ class SequenceClassifier:
             yield int(row), ids or [self.model.config.get_text_config().pad_token_id]
 
     def _logits(self, batch: Sequence[list[int]], size: int, length: int) -> torch.Tensor:
-        """float64 [size, K]; rows behind those of the batch mean nothing."""
+        """Returns logits, float64 [size, K]; rows behind those of the batch are padding."""
         ids = torch.full((size, length), self.model.config.get_text_config().pad_token_id, dtype=torch.long)
         mask = torch.zeros((size, length), dtype=torch.long)
-        mask[:, 0] = 1  # attention over nothing has no value
+        mask[:, 0] = 1  # attention to no position is undefined, NaN in some kernels
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             mask[row, : len(tokens)] = 1

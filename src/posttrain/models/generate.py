@@ -1,4 +1,4 @@
-"""Greedy generation, batched by prompt length."""
+"""Generates answers greedily, batched by prompt length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer; ``finished`` is False when it was cut off before a stop token."""
+    """A generated answer; ``finished`` is False if it was cut off before a stop token."""
 
     text: str
     finished: bool
@@ -22,12 +22,12 @@ class Generation:
 
 @torch.inference_mode()
 def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | None = None) -> list[Generation]:
-    """Answer every prompt greedily.
+    """Answers every prompt greedily.
 
     Args:
         lm: the model.
         prompts: N conversations.
-        max_new_tokens: longest answer; the task's by default.
+        max_new_tokens: length limit of an answer; the task's by default.
     """
     limit = max_new_tokens or lm.task.max_new_tokens
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
@@ -35,11 +35,11 @@ def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | 
     order = sorted(range(len(ids)), key=lambda index: (len(ids[index]), index))
     with progress_bar("answering", len(ids), "records") as advance:
         while order:
-            # The prompts' lengths ascend, so the last of a batch says how wide all its rows are.
-            width = 1
-            while width < len(order) and (width + 1) * (len(ids[order[width]]) + limit) <= _BATCH_TOKENS:
-                width += 1
-            rows, order = order[:width], order[width:]
+            # The prompts' lengths ascend, so the last of a batch decides the width of all its rows.
+            size = 1
+            while size < len(order) and (size + 1) * (len(ids[order[size]]) + limit) <= _BATCH_TOKENS:
+                size += 1
+            rows, order = order[:size], order[size:]
             for row, answer in zip(rows, _answer(lm, [ids[row] for row in rows], limit), strict=True):
                 answers[row] = answer
             advance(len(rows))
@@ -48,9 +48,9 @@ def generate(lm: LanguageModel, prompts: Sequence[Turns], max_new_tokens: int | 
 
 def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Generation]:
     width = max(len(prompt) for prompt in prompts)
-    filler = lm.tokenizer.pad_token_id or 0
+    padding = lm.tokenizer.pad_token_id or 0
     # Left padding, so that every prompt ends where its answer begins.
-    ids = torch.tensor([[filler] * (width - len(prompt)) + prompt for prompt in prompts], device=lm.device)
+    ids = torch.tensor([[padding] * (width - len(prompt)) + prompt for prompt in prompts], device=lm.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=lm.device)
     stops = sorted(lm.chat.stop_ids)
     output = lm.model.generate(
@@ -58,7 +58,7 @@ def _answer(lm: LanguageModel, prompts: list[list[int]], limit: int) -> list[Gen
         attention_mask=mask,
         max_new_tokens=limit,
         eos_token_id=stops,
-        pad_token_id=filler,
+        pad_token_id=padding,
         # Some models' generation configs ask for sampling, or for penalties that would count the padding too.
         do_sample=False,
         num_beams=1,

@@ -1,7 +1,8 @@
 """Log-likelihoods of labels, answers and plain texts under a language model.
 
 For texts a batch's shape depends on the length of its longest sequence alone, rounded up, and a batch that is not full
-is filled up: so a sequence meets the same kernels, and gets the same number, whatever stands beside it."""
+is filled up: so the same kernels compute a sequence, with the same result, whatever else is in its batch.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +25,20 @@ from posttrain.store.progress import progress_bar
 
 _BATCH_TOKENS = 2048
 
-# A processor gains little by more; what fills up a batch costs it as much as what is asked for.
+# A CPU gains little by more, and padding costs it as much as tokens.
 _WINDOW_BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
 
-_LOGIT_ROWS = 256  # a vocabulary of numbers each
+_LOGIT_ROWS = 256  # rows of logits at a time: each is as wide as the vocabulary, in float32 about half a megabyte
 
 
 @dataclass(frozen=True)
 class LabelScores:
-    """log_probabilities: float32 [N, K], normalised over the labels; embeddings: float32 [N, D] or None."""
+    """The scores of N prompts over K labels.
+
+    Attributes:
+        log_probabilities: float32 [N, K], normalised over the labels.
+        embeddings: float32 [N, D], or None.
+    """
 
     log_probabilities: np.ndarray
     embeddings: np.ndarray | None
@@ -49,22 +55,23 @@ def label_scores(
     exact: Sequence[int] | None = None,
     progress: str | None = None,
 ) -> LabelScores:
-    """Probability of every label as the answer to every prompt.
+    """Computes the probability of every label as the answer to every prompt.
 
     P(label | prompt) is the product of its tokens' probabilities, stop token included, normalised over the labels.
-    The prompts' shared beginning is read once, prompts are batched by length, and the labels are walked as a trie:
-    a branch whose probability so far bounds it below the tolerance is not walked, which leaves few for a model that
-    knows the task. Where some layers see only a window or carry a state, every label is read for itself instead.
+    The prompts' shared prefix is computed once, prompts are batched by length, and the labels form a trie: a branch
+    whose probability so far bounds it below the tolerance is skipped, which leaves few for a model that knows the
+    task. If some layers see only a window or carry a state, every label is computed separately instead.
 
     Args:
         lm: the model.
         prompts: N conversations.
         labels: K distinct answers.
         embeddings: also return the mean of the last hidden states over each prompt's own tokens.
-        tolerance: bound on the probability mass, per prompt, of labels that are not walked to the end; they share
-            what they may have. With 0 all are walked, in passes that hang on prompt and labels alone.
-        exact: for each prompt a label that is walked to its end, however improbable.
-        progress: what to call the work while it runs.
+        tolerance: bound on the probability mass, per prompt, of labels that are not followed to their ends; each gets
+            an equal part of its branch's bound. With 0 all are followed, in passes that depend on prompt and labels
+            alone.
+        exact: for each prompt a label to follow to its end, however improbable.
+        progress: description of the progress bar.
 
     Raises:
         UserError: if two labels are the same tokens.
@@ -88,7 +95,7 @@ def label_scores(
 def _score_each(
     lm: LanguageModel, prompts: Sequence[Turns], labels: Sequence[str], with_embeddings: bool, progress: str | None
 ) -> LabelScores:
-    """Computes `label_scores` by reading each label after each prompt as an answer of its own."""
+    """Computes `label_scores` with a sequence for each prompt and label."""
     scores = np.zeros((len(prompts), len(labels)), np.float32)
     with progress_bar(progress or "scoring labels", len(prompts), "records") as advance:
         for row, prompt in enumerate(prompts):
@@ -100,7 +107,7 @@ def _score_each(
 
 @torch.inference_mode()
 def prompt_embeddings(lm: LanguageModel, prompts: Sequence[Turns], progress: str | None = None) -> np.ndarray:
-    """Mean of the last hidden states over each prompt's own tokens, after the template's beginning: float32 [N, D]."""
+    """Averages the last hidden states over each prompt's tokens behind the shared prefix, float32 [N, D]."""
     vectors = np.zeros((len(prompts), lm.model.config.get_text_config().hidden_size), np.float32)
     with progress_bar(progress or "embedding", len(prompts), "records") as advance:
         for batch in _prefill(lm, prompts):
@@ -113,7 +120,7 @@ def prompt_embeddings(lm: LanguageModel, prompts: Sequence[Turns], progress: str
 def answer_log_likelihoods(
     lm: LanguageModel, prompts: Sequence[Turns], answers: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood of each answer after its prompt, stop token included.
+    """Computes the log-likelihood of each answer after its prompt, stop token included.
 
     Returns:
         Sums of log-probabilities, float64 [N], in nats; numbers of answer tokens, int64 [N].
@@ -128,7 +135,7 @@ def answer_log_likelihoods(
             hidden = lm.decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             for position, row in enumerate(rows):
                 example = encoded[row]
-                # The first token has nothing before it to be predicted from.
+                # Nothing predicts the first token.
                 at = torch.tensor([i for i, on in enumerate(example.supervised) if on and i > 0], device=ids.device)
                 log_probabilities = lm.logits(hidden[position, at - 1]).log_softmax(-1)
                 chosen = log_probabilities.gather(1, ids[position, at, None])
@@ -138,7 +145,7 @@ def answer_log_likelihoods(
 
 
 def _distinct_label_tokens(lm: LanguageModel, labels: Sequence[str]) -> list[list[int]]:
-    """The labels' tokens, or a UserError if the model cannot tell two of them apart."""
+    """Returns the labels' tokens; raises a UserError if two labels have the same."""
     seen: dict[tuple[int, ...], str] = {}
     for label in labels:
         tokens = tuple(lm.answer_ids(label))
@@ -149,17 +156,19 @@ def _distinct_label_tokens(lm: LanguageModel, labels: Sequence[str]) -> list[lis
 
 
 def _new_cache(lm: LanguageModel) -> Any:
-    """An empty cache; windows are left to the mask, as the branches of a trie stand side by side in it."""
+    """Returns an empty cache."""
+    # Without the config it keeps all positions, even of layers with a window: the branches of a trie lie side by side
+    # in it, so the newest columns are not the nearest tokens. Windows are left to the mask.
     from transformers import DynamicCache
 
     return DynamicCache() if has_kv_cache_only(lm) else DynamicCache(config=lm.model.config)
 
 
 def _prefill(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Prefill]:
-    """Read all prompts, longest last, in batches of similar length, sharing the cache of the template's beginning."""
+    """Reads all prompts, longest last, in batches of similar length, sharing the cache of the template's prefix."""
     ids = [lm.prompt_ids(prompt) for prompt in prompts]
-    # With two prompts that share nothing, only what the template puts first is taken out: what counts as a prompt's own
-    # tokens must not depend on the prompts beside it, as embeddings of several calls are compared.
+    # With two more prompts that share nothing, the common prefix is the template's alone: which tokens belong to a
+    # prompt must not depend on the other prompts, as embeddings of several calls are compared.
     others = [lm.prompt_ids([{"role": "user", "content": word}]) for word in ("x", "y")]
     shared = _shared_prefix([*ids, *others])
     cached = shared if len(prompts) > 1 else 0  # for one prompt, reading in two parts costs more than it saves
@@ -174,12 +183,13 @@ def _prefill(lm: LanguageModel, prompts: Sequence[Turns]) -> Iterator[Prefill]:
             [torch.ones(len(rows), cached, dtype=torch.long, device=lm.device), _padding_mask(lengths, batch.shape[1])],
             1,
         )
-        cache = copy.deepcopy(prefix_cache)
+        cache = copy.deepcopy(prefix_cache)  # the forward pass appends to it in place
         if cached:
             cache.batch_repeat_interleave(len(rows))
         output = lm.decoder(
             input_ids=batch,
             attention_mask=mask,
+            # Counted from the prefix on, as padding is on the right; transformers would count from the cache's end.
             position_ids=torch.arange(cached, cached + batch.shape[1], device=lm.device)[None].expand(len(rows), -1),
             past_key_values=cache,
             use_cache=True,
@@ -194,7 +204,7 @@ def _mean_states(batch: Prefill) -> np.ndarray:
 
 
 def _shared_prefix(ids: Sequence[list[int]]) -> int:
-    """Tokens that all prompts begin with; at least one token of each prompt stays its own."""
+    """Counts the tokens that all prompts begin with; at least one token of each prompt stays outside."""
     low, high = min(ids), max(ids)  # in lexicographic order the extremes differ first
     shared = 0
     while shared < min(len(low), len(high)) - 1 and low[shared] == high[shared]:
@@ -203,7 +213,7 @@ def _shared_prefix(ids: Sequence[list[int]]) -> int:
 
 
 def _batches_by_tokens(order: list[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Split rows, ascending in length, into batches of at most _BATCH_TOKENS padded tokens."""
+    """Splits rows, ascending in length, into batches of at most _BATCH_TOKENS padded tokens."""
     batches: list[list[int]] = []
     for row in order:
         if not batches or (len(batches[-1]) + 1) * lengths[row] > _BATCH_TOKENS:
@@ -214,9 +224,9 @@ def _batches_by_tokens(order: list[int], lengths: Sequence[int]) -> list[list[in
 
 def _pad(rows: Sequence[Sequence[int]], lm: LanguageModel) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(row) for row in rows], device=lm.device)
-    filler = lm.tokenizer.pad_token_id or 0
+    padding = lm.tokenizer.pad_token_id or 0
     width = max(1, int(lengths.max()))
-    padded = [list(row) + [filler] * (width - len(row)) for row in rows]
+    padded = [list(row) + [padding] * (width - len(row)) for row in rows]
     return torch.tensor(padded, device=lm.device), lengths
 
 
@@ -225,15 +235,15 @@ def _padding_mask(lengths: Tensor, width: int) -> Tensor:
 
 
 def text_log_likelihoods(lm: LanguageModel, texts: Sequence[str], window: int = 2048) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood of plain texts, without any chat template.
+    """Computes the log-likelihood of plain texts, without any chat template.
 
-    A text longer than the window, or than the model's context, is read in windows that share one token, so
+    A text longer than the window, or than the model's context, is split into windows that share one token, so that
     every token but a text's first is predicted once.
 
     Args:
         lm: the model.
         texts: N texts.
-        window: longest stretch that the model reads at once, in tokens.
+        window: most tokens of a forward pass.
 
     Returns:
         Sums of log-probabilities, float64 [N], in nats; numbers of predicted tokens, int64 [N].
@@ -246,12 +256,12 @@ def text_log_likelihoods(lm: LanguageModel, texts: Sequence[str], window: int = 
 def sequence_log_likelihoods(
     lm: LanguageModel, sequences: Sequence[TokenizedExample], window: int = 2048
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood of the supervised tokens of each sequence, but for a first one: nothing predicts it.
+    """Computes the log-likelihood of the supervised tokens of each sequence, except its first token.
 
     Args:
         lm: the model.
         sequences: N sequences.
-        window: as `text_log_likelihoods` takes it.
+        window: as in `text_log_likelihoods`.
 
     Returns:
         Sums of log-probabilities, float64 [N], in nats; numbers of tokens, int64 [N].
@@ -265,7 +275,7 @@ def sequence_log_likelihoods(
             part = len(sequence.ids[start : start + width])
             if any(sequence.supervised[start + 1 : start + part]):
                 pieces.setdefault(min(_rounded_length(part), width), []).append((row, start))
-    # Windows are added up in their order, so that a sum of three is always the same.
+    # Windows are added up in their order: floating-point sums of three depend on it.
     window_sums: dict[tuple[int, int], float] = {}
     with progress_bar("scoring texts", sum(map(len, pieces.values())), "windows") as advance:
         for length in sorted(pieces):
@@ -279,7 +289,7 @@ def sequence_log_likelihoods(
 
 
 def context_length(lm: LanguageModel) -> int:
-    """The most tokens that the model reads at once."""
+    """Returns the model's maximum number of positions."""
     return int(lm.model.config.get_text_config().max_position_embeddings)
 
 
@@ -287,7 +297,7 @@ def _window_log_likelihoods(
     lm: LanguageModel, sequences: Sequence[TokenizedExample], batch: Sequence[tuple[int, int]], length: int
 ) -> Iterator[tuple[tuple[int, int], float]]:
     size = _batch_size(lm, length)
-    # What a causal model reads behind a sequence does not reach back into it, so no mask is needed.
+    # No mask: in a causal model the padding behind a sequence does not influence it.
     ids = torch.full((size, length), lm.tokenizer.pad_token_id or 0, dtype=torch.long)
     for index, (row, start) in enumerate(batch):
         part = sequences[row].ids[start : start + length]
@@ -310,12 +320,12 @@ def _log_likelihood(lm: LanguageModel, hidden: Tensor, targets: Tensor) -> float
 
 
 def _batch_size(lm: LanguageModel, length: int) -> int:
-    """Sequences of a batch."""
+    """Returns the number of sequences in a batch."""
     return max(1, _WINDOW_BATCH_TOKENS[lm.device.type] // length)
 
 
 def _rounded_length(length: int) -> int:
-    """``length`` or up to a quarter more, one of few."""
+    """Rounds a length up by at most a quarter (and to 16), to one of few shapes."""
     step = max(16, 1 << max(0, length.bit_length() - 3))
     return -(-length // step) * step
 
@@ -328,13 +338,13 @@ def _batches(pieces: Sequence[tuple[int, int]], size: int) -> Iterator[Sequence[
 def instruction_following_difficulty(
     lm: LanguageModel, prompts: Sequence[Turns], answers: Sequence[str]
 ) -> npt.NDArray[np.float64]:
-    """Perplexity of each answer after its prompt over that of the answer alone, float64 [N]; NaN beyond the context.
+    """Divides each answer's perplexity after its prompt by that of the answer alone, float64 [N]; NaN if too long.
 
     Li et al., From Quantity to Quality, 2024 (arXiv:2308.12032), as the ratio of perplexities of the same authors'
-    Superfiltering (2024, arXiv:2402.00530). The prompt is rendered by the model's chat template; the answer alone
-    follows the token that begins a text, or ends one where there is none, so that both count the same tokens, the stop
-    token included.
+    Superfiltering (2024, arXiv:2402.00530). The prompt is rendered by the model's chat template.
     """
+    # The answer alone follows the token that begins a text, or ends one if there is none: its first token needs
+    # something to be predicted from, so that both perplexities count the same tokens.
     beginning = lm.tokenizer.bos_token_id
     if beginning is None:
         beginning = min(lm.chat.stop_ids)

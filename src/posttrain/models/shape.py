@@ -1,4 +1,4 @@
-"""A model's shape, from its config alone: no weight is downloaded or loaded."""
+"""Reads a model's shape from its config alone: no weight is downloaded or loaded."""
 
 import struct
 import tempfile
@@ -29,12 +29,12 @@ class ModelShape:
         hidden: width of the hidden states.
         layers: decoder layers.
         heads: query heads.
-        shared_heads: key and value heads.
+        kv_heads: key and value heads.
         head_size: width of a head.
         inner: width inside a feed-forward block; of all experts that a token goes through.
-        vocabulary: rows of the output head; 0 where there is none.
+        vocabulary: rows of the output head; 0 without a head.
         gated: whether a feed-forward block is ``down(act(gate(x)) * up(x))``, else ``down(act(up(x)))``.
-        apart: whether these are three layers and an activation, each a module of its own.
+        separate_gate: whether these are three layers and an activation, each a module of its own.
         norms: norms of the hidden states in a layer.
         head_norms: whether queries and keys are normed.
         rms: whether norms are written out in float32 (RMSNorm), else one fused LayerNorm.
@@ -50,7 +50,7 @@ class ModelShape:
     inner: int
     vocabulary: int
     gated: bool
-    apart: bool
+    separate_gate: bool
     norms: int
     head_norms: bool
     rms: bool
@@ -68,11 +68,11 @@ class ModelShape:
 
 
 def read_config(source: str) -> Any:
-    """The transformers config of a model.
+    """Reads the transformers config of a model.
 
     Args:
-        source: what ``posttrain.models.sources.locate`` names. Of a Hub id only ``config.json`` is downloaded, of a
-            ``.gguf`` file only its header read.
+        source: as ``posttrain.models.sources.locate`` returns it. Downloads only ``config.json`` of a Hub id, and
+            reads only the header of a ``.gguf`` file.
 
     Raises:
         UserError: there is none, or transformers does not know the family.
@@ -93,7 +93,7 @@ def read_config(source: str) -> Any:
 
 
 def read_chat(source: str, config: Any) -> ChatTemplate:
-    """A model's tokenizer and template, from what `read_config` takes; of a Hub id the tokenizer is downloaded.
+    """Reads a model's tokenizer and template; downloads the tokenizer of a Hub id. ``source`` is as in `read_config`.
 
     Raises:
         UserError: there is no tokenizer, or none that names a stop token.
@@ -114,11 +114,11 @@ def read_chat(source: str, config: Any) -> ChatTemplate:
 
 
 def meta_model(config: Any, *, classifier: bool = False) -> Any:
-    """The model of a config on the ``meta`` device: names and shapes of all its weights, no numbers.
+    """Builds a config's model on the ``meta`` device: names and shapes of all its weights, no numbers.
 
     Args:
         config: a transformers config.
-        classifier: whether it gives a number for a text instead of the next token.
+        classifier: whether it scores a text instead of predicting the next token.
 
     Raises:
         UserError: no such model has this config.
@@ -135,10 +135,10 @@ def meta_model(config: Any, *, classifier: bool = False) -> Any:
 
 
 def model_shape(model: Any) -> ModelShape:
-    """The shape of a model with or without a head; one on the ``meta`` device will do.
+    """Returns the shape of a model with or without a head; one on the ``meta`` device suffices.
 
     Raises:
-        UserError: it is no transformer with a list of decoder layers.
+        UserError: it is not a transformer with a list of decoder layers.
     """
     config = model.config.get_text_config()
     layers = decoder_layers(model)
@@ -147,7 +147,7 @@ def model_shape(model: Any) -> ModelShape:
         raise UserError(f"models of type {config.model_type} have no shape that is known here", where="model")
     names = {name.rpartition(".")[2] for name, _ in layers[0].named_modules()}
     norms = [(name, module) for name, module in layers[0].named_modules() if is_norm(module)]
-    of_heads = [name for name, _ in norms if name.rpartition(".")[2] in ("q_norm", "k_norm")]
+    head_norms = [name for name, _ in norms if name.rpartition(".")[2] in ("q_norm", "k_norm")]
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     return ModelShape(
         family=config.model_type,
@@ -159,21 +159,22 @@ def model_shape(model: Any) -> ModelShape:
         inner=_intermediate_size(config, hidden),
         vocabulary=0 if head is None else len(head.weight),
         gated=bool(names & {"gate_proj", "gate_up_proj", "w3"}),
-        apart=names >= GATED,
-        norms=len(norms) - len(of_heads),
-        head_norms=bool(of_heads),
+        separate_gate=names >= GATED,
+        norms=len(norms) - len(head_norms),
+        head_norms=bool(head_norms),
         rms=not any(isinstance(module, nn.LayerNorm) for _, module in norms),
         tied=head is not None and head.weight is embedding.weight,
     )
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
-    """The first list of modules in a model, which are its layers."""
+    """Returns the first list of modules in a model, which are its layers."""
     return next((module for module in model.modules() if isinstance(module, nn.ModuleList)), None)
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Returns whether a module is a norm, by its class's name: norms have no common base class."""
+    """Returns whether a module is a norm."""
+    # By its class's name: transformers' RMSNorms, one in each family's file, have no common base class.
     return "norm" in type(module).__name__.lower()
 
 

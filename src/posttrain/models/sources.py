@@ -19,7 +19,7 @@ TINY_MODEL = "tiny"
 
 
 def locate(model: str, root: Path, *, weights: bool = True) -> str:
-    """Check the config's ``model`` without loading it, and name its source.
+    """Checks the config's ``model`` without loading it, and returns its source.
 
     Args:
         model: ``tiny``, ``smollm2-135m``, a folder, a ``.gguf`` file (both relative to ``root``) or a Hub id.
@@ -37,9 +37,10 @@ def locate(model: str, root: Path, *, weights: bool = True) -> str:
         return str(_packaged_gguf())
     path = (root / Path(model).expanduser()).resolve()
     if path.is_file() and path.suffix == ".gguf":
+        # Checked before any work: transformers would report a truncated download minutes later, from deep inside.
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise UserError("is no GGUF file", where=model, fix="give another .gguf file, a folder or a Hub id")
+                raise UserError("is not a GGUF file", where=model, fix="give another .gguf file, a folder or a Hub id")
         return str(path)
     if path.is_dir():
         check_model_folder(path, weights=weights)
@@ -51,7 +52,7 @@ def locate(model: str, root: Path, *, weights: bool = True) -> str:
 
 
 def fetch(source: str, folder: Path) -> None:
-    """Write the model that ``locate`` named into ``folder`` in Hugging Face layout with safetensors weights.
+    """Writes the model that ``locate`` returned into ``folder`` in Hugging Face layout with safetensors weights.
 
     Raises:
         UserError: if the source holds no causal language model.
@@ -61,6 +62,7 @@ def fetch(source: str, folder: Path) -> None:
     elif source.endswith(".gguf"):
         _convert_gguf(Path(source), folder)
     elif Path(source).is_dir():
+        # Pickles are left behind: loading one runs the code in it. Hidden folders are the Hub client's bookkeeping.
         shutil.copytree(
             source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "*.bin", "*.pt", "*.gguf")
         )
@@ -69,7 +71,7 @@ def fetch(source: str, folder: Path) -> None:
 
 
 def fetch_once(source: str, folder: Path) -> Path:
-    """The folder of the model that ``locate`` named: its own, or ``folder``, which is there when it is whole.
+    """Returns the folder of the model that ``locate`` returned: its own, or ``folder``, filled on the first call.
 
     Raises:
         UserError: the source holds no causal language model, or the disk refused.
@@ -78,6 +80,7 @@ def fetch_once(source: str, folder: Path) -> Path:
     if own.is_absolute() and own.is_dir():
         return own
     if not folder.exists():
+        # Renamed when it is whole and on the disk: a kill amid a download leaves no folder that looks complete.
         unfinished = folder.with_name(f"{folder.name}.part")
         with disk_errors(folder):
             remove_tree(unfinished)
@@ -117,7 +120,7 @@ def _convert_gguf(file: Path, folder: Path) -> None:
         line = first_line(error)
         raise UserError(f"this GGUF file holds no causal language model: {line}", where=str(file)) from None
     check_no_missing_weights(loading, file)
-    # The weights are plain by now, but transformers refuses to save a model that says it is quantised.
+    # The weights are plain by now, but transformers refuses to save a model whose config says it is quantised.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -141,16 +144,17 @@ def _download(hub_id: str, folder: Path) -> None:
 
 
 def check_no_missing_weights(loading: dict[str, Any], source: Path) -> None:
-    """Raise a UserError if weights were missing: transformers would put random numbers in their place."""
+    """Raises a UserError if weights were missing."""
+    # transformers only warns, and puts random numbers in their place.
     if missing := sorted(loading["missing_keys"]):
         raise UserError(f"{len(missing)} weights are missing, the first is {missing[0]}", where=str(source))
 
 
 def check_model_folder(folder: Path, *, weights: bool = True) -> None:
-    """Raise a UserError unless the folder looks like a Hugging Face causal language model with safe weights.
+    """Raises a UserError unless the folder looks like a Hugging Face model with safetensors weights.
 
     Args:
-        weights: whether weights must lie there; a config is enough to train from scratch.
+        weights: whether weights are required; a config is enough to train from scratch.
     """
     config = folder / "config.json"
     if not config.is_file():

@@ -1,4 +1,4 @@
-"""The task of a model: how a record becomes a prompt, and which answers are allowed."""
+"""Defines a model's task: how a record becomes a prompt, and which answers are allowed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,17 +34,18 @@ class TaskConfig(Section):
     @field_validator("labels", mode="before")
     @classmethod
     def _labels_are_text(cls, labels: Any) -> Any:
-        """YAML takes ``yes``, ``no``, ``on``, ``off``, numbers and dates for something else than words."""
+        """Refuses labels that YAML has read as another type."""
+        # ``yes``, ``no``, ``on``, ``off``, numbers and dates without quotes: as text they would be another label.
         for number, label in enumerate(labels if isinstance(labels, list) else [], 1):
             if not isinstance(label, str):
                 raise ValueError(f"label {number} is read as {label!r}, not as text; put it in quotes")
         return labels
 
     def with_labels_from(self, root: Path) -> "TaskConfig":
-        """The same task with ``labels`` read from their file, relative to ``root``.
+        """Returns the task with ``labels`` read from their file, relative to ``root``.
 
         Raises:
-            UserError: if the file is missing, empty or not UTF-8, or a label stands twice.
+            UserError: if the file is missing, empty or not UTF-8, or a label is repeated.
         """
         labels = self.labels
         if isinstance(labels, str):
@@ -55,9 +56,9 @@ class TaskConfig(Section):
         if labels is not None:
             if len(labels) < 2:
                 raise UserError("a label set needs at least two labels", where="task.labels", fix="add one")
-            twice = sorted({label for label in labels if labels.count(label) > 1})
-            if twice:
-                raise UserError(f"label `{twice[0]}` stands twice", where="task.labels", fix="take one out")
+            repeated = sorted({label for label in labels if labels.count(label) > 1})
+            if repeated:
+                raise UserError(f"label `{repeated[0]}` is repeated", where="task.labels", fix="remove one")
         return self.model_copy(update={"labels": labels})
 
     @property
@@ -67,10 +68,11 @@ class TaskConfig(Section):
         return self.labels or []
 
     def turns(self, prompt: Turns) -> Turns:
-        """A record's prompt as the model is shown it: system message first, template around the last user turn."""
+        """Renders a record's prompt for the model: system message first, template around the last user turn."""
         turns = [dict(turn) for turn in prompt]
         for turn in reversed(turns):
             if turn["role"] == "user":
+                # Not `format`: a template or a prompt may hold other braces, such as JSON.
                 turn["content"] = self.template.replace("{prompt}", turn["content"])
                 break
         if self.system is not None and turns[0]["role"] != "system":
@@ -79,7 +81,7 @@ class TaskConfig(Section):
 
 
 def record_turns(record: Mapping[str, Any]) -> Turns:
-    """The turns that a model is asked with; plain text is asked as a user's turn; none where there is neither.
+    """Returns a record's prompt as turns; plain text becomes a user's turn; empty if the record has neither.
 
     Args:
         record: ``prompt`` and ``text`` by the record schema.

@@ -1,4 +1,4 @@
-"""A tiny Llama with a byte-level tokenizer, made offline in a moment: a real model for tests and for ``--quick``."""
+"""Makes a tiny Llama with a byte-level tokenizer, offline in a moment: a real model for tests and for ``--quick``."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ _SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
 def byte_tokenizer() -> Any:
-    """A tokenizer with one token a byte and one a special mark; it loses nothing and needs no training."""
+    """Returns a tokenizer with one token per byte and per special mark; it is lossless and needs no training."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -27,11 +27,11 @@ def byte_tokenizer() -> Any:
 
 
 def write_tiny_model(folder: Path, seed: int = 0, width: int = 96, layers: int = 2) -> Path:
-    """Write a randomly initialised Llama (about 300,000 parameters at the defaults) in Hugging Face layout.
+    """Writes a randomly initialised Llama (about 300,000 parameters at the defaults) in Hugging Face layout.
 
     Args:
-        folder: where to write; made if missing.
-        seed: of the initial weights.
+        folder: the output folder; made if missing.
+        seed: seed of the initial weights.
         width: hidden size; a multiple of 32.
         layers: number of decoder layers.
     """
@@ -54,7 +54,7 @@ def write_tiny_model(folder: Path, seed: int = 0, width: int = 96, layers: int =
         # Wider than Llama's 0.02, which at this width would start the residual stream close to nothing.
         initializer_range=0.05,
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers must not depend on this model
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(config)
     folder.mkdir(parents=True, exist_ok=True)

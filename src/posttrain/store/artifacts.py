@@ -30,7 +30,7 @@ _KIND = re.compile(r"[a-z][a-z0-9_]*")
 
 _ID = re.compile(r"[a-z][a-z0-9_]*-[0-9a-f]{16}")
 
-_ATTEMPTS = 20
+_PUBLISH_ATTEMPTS = 20  # each one lost means that another process published the same content in that moment
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Artifact:
 
 
 class ArtifactStore(ABC):
-    """Artifacts in one place, local or remote; each implementation passes the same contract suite.
+    """Stores artifacts, locally or remotely; each implementation passes the same contract suite.
 
-    An artifact is there as a whole or not at all. Only its content (kind, meta, files) decides its id, so
-    that the same content committed twice, by whomever, is one artifact.
+    An artifact exists as a whole or not at all. Only its content (kind, meta, files) decides its id, so that the
+    same content committed twice, by any process, is one artifact.
     """
 
     def __init__(self, temporary: Path) -> None:
@@ -74,7 +74,7 @@ class ArtifactStore(ABC):
         self._verified: set[str] = set()
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        """A fresh temporary folder to fill and to commit; removed afterwards if it was not committed.
+        """Yields a fresh temporary folder to fill and to commit; removes it afterwards if it was not committed.
 
         Raises:
             UserError: the disk refused.
@@ -82,7 +82,7 @@ class ArtifactStore(ABC):
         return temporary_folder(self._temporary)
 
     def commit(self, folder: Path, kind: str, meta: Mapping[str, Any]) -> Artifact:
-        """Make a folder from `temporary_folder` an artifact; the folder is gone afterwards.
+        """Makes a folder from `temporary_folder` an artifact; the folder no longer exists afterwards.
 
         Args:
             kind: what it is, such as ``dataset`` or ``model``.
@@ -99,7 +99,10 @@ class ArtifactStore(ABC):
         return artifact
 
     def seal(self, folder: Path, kind: str, meta: Mapping[str, Any]) -> Artifact:
-        """The first half of `commit`: checksums, the manifest, all on the disk; nobody can see it yet."""
+        """Does the first half of `commit`: computes checksums, writes the manifest, syncs all to the disk.
+
+        Nobody can see the artifact yet. Its id is known now, so that a caller can record it before `publish`.
+        """
         if not _KIND.fullmatch(kind):
             raise ValueError(f"{kind!r} is no artifact kind: lower-case letters, digits and _")
         with disk_errors(folder):
@@ -109,8 +112,11 @@ class ArtifactStore(ABC):
             entries = {}
             for name, path in files.items():
                 set_default_mode(path)
+                # Before the rename of `publish`: a file system may order it before the data, and a power cut would
+                # leave a complete-looking artifact of empty files.
                 sync_file(path)
                 entries[name] = FileEntry(file_digest(path), path.stat().st_size)
+            # Through the bytes and back: tuples of `meta` become lists now, as they will when it is read.
             artifact = parse_manifest(Artifact("", kind, dict(meta), entries).manifest)
             (folder / MANIFEST).write_bytes(artifact.manifest)
             sync_file(folder / MANIFEST)
@@ -120,7 +126,7 @@ class ArtifactStore(ABC):
 
     @abstractmethod
     def publish(self, folder: Path, artifact: Artifact) -> None:
-        """The second half of `commit`: make a sealed folder visible at once.
+        """Does the second half of `commit`: makes a sealed folder visible in one step.
 
         An artifact that is there already is kept if it is whole, and replaced if it is damaged.
         """
@@ -131,42 +137,42 @@ class ArtifactStore(ABC):
 
     @abstractmethod
     def get(self, id: str) -> Artifact:
-        """The artifact's manifest.
+        """Reads the artifact's manifest.
 
         Raises:
-            DamagedArtifact: it is missing, or its manifest is damaged.
+            DamagedArtifactError: it is missing, or its manifest is damaged.
         """
 
     @abstractmethod
     def path(self, id: str) -> Path:
-        """A local folder with the artifact's files, to be read only; checksums are verified once a process.
+        """Returns a local folder with the artifact's files, for reading; verifies checksums once per process.
 
         Raises:
-            DamagedArtifact: it is missing or damaged; names the files.
+            DamagedArtifactError: it is missing or damaged; names the files.
         """
 
     @abstractmethod
     def ids(self) -> list[str]:
-        """The ids of all committed artifacts, sorted."""
+        """Returns the ids of all committed artifacts, sorted."""
 
     @abstractmethod
     def delete(self, id: str) -> None:
-        """Remove an artifact; nothing happens if it is not there."""
+        """Removes an artifact; does nothing if there is none."""
 
     @abstractmethod
     def verify(self, id: str) -> list[str]:
-        """Read every byte again: a line for each file that is missing, damaged or foreign."""
+        """Reads every byte again and returns a line for each file that is missing, damaged or foreign."""
 
     def remove_abandoned(self) -> int:
-        """Remove the temporary folders of killed processes; returns how many."""
+        """Removes the temporary folders of killed processes; returns how many."""
         return remove_abandoned_folders(self._temporary)
 
 
 def parse_manifest(content: bytes) -> Artifact:
-    """Read a manifest; its id is made of its content.
+    """Reads a manifest; the id is computed from its content.
 
     Raises:
-        ValueError: it is no manifest.
+        ValueError: the content is not a manifest.
     """
     try:
         values = json.loads(content)
@@ -178,10 +184,10 @@ def parse_manifest(content: bytes) -> Artifact:
 
 
 def verify_manifest(id: str, content: bytes) -> Artifact:
-    """Read the manifest of the artifact ``id``.
+    """Reads the manifest of the artifact ``id``.
 
     Raises:
-        DamagedArtifact: the manifest is not the one that made the id.
+        DamagedArtifactError: the manifest is not the one that the id was computed from.
     """
     try:
         artifact = parse_manifest(content)
@@ -193,18 +199,19 @@ def verify_manifest(id: str, content: bytes) -> Artifact:
 
 
 def find_damage(folder: Path, artifact: Artifact) -> list[str]:
-    """Compare a folder with the artifact's manifest, byte for byte; foreign hidden files are let be."""
+    """Compares a folder with the artifact's manifest, byte for byte; returns a line for each difference."""
     problems = []
     for name, entry in artifact.files.items():
         path = folder / name
         if not path.is_file():
             problems.append(f"{name} is missing")
-        elif (size := path.stat().st_size) != entry.size:
+        elif (size := path.stat().st_size) != entry.size:  # before the checksum: it costs no read
             problems.append(f"{name} has {size} bytes instead of {entry.size}")
         elif file_digest(path) != entry.sha256:
             problems.append(f"{name} differs from its checksum")
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
+        # Hidden files are no damage: desktops and network file systems (`.DS_Store`, `.nfs*`) leave them anywhere.
         if path.is_file() and name not in artifact.files and name != MANIFEST and not path.name.startswith("."):
             problems.append(f"{name} does not belong to it")
     return problems
@@ -221,43 +228,45 @@ def missing_error(id: str, location: str) -> DamagedArtifactError:
 
 
 def is_artifact_id(text: str) -> bool:
-    """Returns whether ``text`` has the form of an artifact id; anything else could name a path outside the store."""
+    """Returns whether ``text`` has the form of an artifact id."""
+    # Ids become paths: `../..` from a command line must not lead out of the store.
     return _ID.fullmatch(text) is not None
 
 
 def artifact_ids(names: Iterator[str]) -> list[str]:
-    """Those of ``names`` that are artifact ids, sorted."""
+    """Returns those of ``names`` that are artifact ids, sorted."""
     return sorted(name for name in names if is_artifact_id(name))
 
 
 class LocalArtifacts(ArtifactStore):
-    """Artifacts as folders below ``root``, named by their ids.
+    """Stores artifacts as folders below ``root``, named by their ids.
 
     Args:
-        temporary: where folders are staged; if it lies on another file system than ``root`` (a mount, a link
-            to a larger disk), they are staged inside ``root``, as a rename does not cross file systems.
+        temporary: staging folder; on another file system than ``root``, ``root/.tmp`` is used instead.
     """
 
     def __init__(self, root: Path, temporary: Path) -> None:
         super().__init__(temporary)
         self.root = root
-        self._beside = root / ".tmp"
+        self._staging_in_root = root / ".tmp"
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         with disk_errors(self.root):
             for folder in (self.root, self._temporary):
                 folder.mkdir(parents=True, exist_ok=True)
-            one_disk = self.root.stat().st_dev == self._temporary.stat().st_dev
-        return temporary_folder(self._temporary if one_disk else self._beside)
+            # A rename does not cross file systems, such as a mount or a link to a larger disk.
+            same_disk = self.root.stat().st_dev == self._temporary.stat().st_dev
+        return temporary_folder(self._temporary if same_disk else self._staging_in_root)
 
     def remove_abandoned(self) -> int:
-        return super().remove_abandoned() + remove_abandoned_folders(self._beside)
+        return super().remove_abandoned() + remove_abandoned_folders(self._staging_in_root)
 
     def publish(self, folder: Path, artifact: Artifact) -> None:
         target = self.root / artifact.id
         with disk_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            for _ in range(_ATTEMPTS):
+            for _ in range(_PUBLISH_ATTEMPTS):
+                # Committing again is how a damaged artifact is mended, so an existing one is read before it is kept.
                 if self.exists(artifact.id) and not self.verify(artifact.id):
                     break
                 self._discard(target)
@@ -265,10 +274,12 @@ class LocalArtifacts(ArtifactStore):
                     os.rename(folder, target)
                     break
                 except OSError as error:
+                    # Another process published the same id since the check: look at its folder in the next attempt.
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                         raise
             else:
                 raise WorkError(f"{target}: other processes keep replacing this artifact")
+            # The folder's new name too, else the database could know an artifact that a power cut has undone.
             sync_folder(self.root)
         self._verified.add(artifact.id)
 
@@ -310,7 +321,8 @@ class LocalArtifacts(ArtifactStore):
             return [str(error)]
 
     def _discard(self, target: Path) -> None:
-        """Take a folder out of sight by one rename, then remove it."""
+        """Removes a folder."""
+        # First one rename out of the store: a kill amid the removal of files would leave a damaged artifact.
         with self.temporary_folder() as trash:
             try:
                 os.rename(target, trash / target.name)

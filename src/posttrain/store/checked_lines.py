@@ -1,4 +1,4 @@
-"""JSON lines that carry a checksum of themselves, so that what a crash cut off or a disk damaged is known by line.
+"""JSON lines with a checksum each, so that a line that a crash cut off or a disk damaged is recognised.
 
 A line is ``{"checksum":"<16 hex digits>",...}``: the XXH3 (64 bits) of every byte between the comma and the line's end.
 It stays JSON, which any tool reads.
@@ -17,13 +17,13 @@ _PREFIX_BYTES = len(_START) + 16 + len(b'",')
 
 @dataclass
 class CheckedLines:
-    """What stands in a file of checked lines.
+    """The content of a file of checked lines.
 
     Attributes:
-        values: of every whole line, without its checksum.
-        numbers: the 1-based lines that they stand on.
-        damaged: 1-based numbers of the lines that are not what was written, but for a torn last one.
-        whole: bytes up to the end of the last line that has an end; what follows was never finished.
+        values: objects of the intact lines, without their checksums.
+        numbers: 1-based line number of each value.
+        damaged: 1-based numbers of the lines whose checksum does not match; an unfinished last line is not among them.
+        whole: bytes up to the last line end; what follows is an unfinished write.
     """
 
     values: list[dict[str, Any]] = field(default_factory=list)
@@ -33,18 +33,19 @@ class CheckedLines:
 
 
 def encode_line(value: Mapping[str, Any]) -> bytes:
-    """One line of a non-empty object, with its end.
+    """Encodes a non-empty object as one line, with its end.
 
     Raises:
         ValueError: a number is not finite, or a text is not Unicode (a lone surrogate).
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Over the bytes as they are, not over parsed values: the check needs no parsing, and no rule of how to write JSON.
     rest = text[1:].encode()
     return b'%s%s",%s\n' % (_START, xxhash.xxh3_64_hexdigest(rest).encode(), rest)
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """The object of a line without its end; None if it is not what was written."""
+    """Returns the object of a line without its end; None if the checksum does not match."""
     rest = line[_PREFIX_BYTES:]
     if line[:_PREFIX_BYTES] != b'%s%s",' % (_START, xxhash.xxh3_64_hexdigest(rest).encode()):
         return None
@@ -53,7 +54,8 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(raw: bytes) -> CheckedLines:
-    """Every line of a file's bytes."""
+    """Reads every line of a file's bytes."""
+    # A last line without its end was being written when the process died: it was never confirmed, so it is no damage.
     lines = CheckedLines(whole=raw.rfind(b"\n") + 1)
     for number, line in enumerate(raw[: lines.whole].split(b"\n")[:-1], 1):
         value = decode_line(line)

@@ -16,8 +16,8 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 class StoreConfig(Section):
     """The ``store`` section of ``posttrain.yaml``; the default needs nothing but a disk.
 
-    ``${NAME}`` in a URL is replaced from the environment, so that no password stands in the file. It is
-    replaced as it stands: reserved characters in a password must be percent-encoded in the variable.
+    ``${NAME}`` in a URL is replaced from the environment, so that no password stands in the file. The value is
+    inserted unchanged: reserved characters in a password must be percent-encoded in the variable.
     """
 
     database: str | None = Field(
@@ -32,7 +32,7 @@ class StoreConfig(Section):
 
 
 def expand_variables(url: str, where: str) -> str:
-    """Replace each ``${NAME}`` in ``url`` by the environment's value.
+    """Replaces each ``${NAME}`` in ``url`` by the environment's value.
 
     Args:
         where: the config key that the URL comes from.
@@ -43,6 +43,7 @@ def expand_variables(url: str, where: str) -> str:
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
+        # An error, not an empty text: `user:@host` would be tried without a password and fail far from its cause.
         if name not in os.environ:
             raise UserError(f"environment variable `{name}` is not set", where=where, fix=f"export {name}=...")
         return os.environ[name]

@@ -36,15 +36,18 @@ VERSION_TABLE = "posttrain_version"
 
 REVISIONS = ("0001", "0002", "0003")  # every file of migrations/versions, oldest first
 
-# Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks.
+# Numbers that all posttrain processes agree on, for PostgreSQL's advisory locks: "post" and "trai" in ASCII.
 _MIGRATION_LOCK = 0x706F7374
+_WORK_LOCK = 0x74726169
 
 _TIMEOUT = 30  # seconds to wait for others
 
+# SQLite checks foreign keys only if told to on each connection. FULL, as with NORMAL a write-ahead log loses the last
+# transactions in a power cut: a deployment that was reported could be undone.
 _PRAGMAS = (f"busy_timeout = {_TIMEOUT * 1000}", "foreign_keys = ON", "synchronous = FULL")
 
-_WORK_LOCK = 0x74726169
-
+# The lock's second key is a hash of the schema, so that workspaces in schemas of one database do not exclude each
+# other. `hashtext` is signed, `objid` is not: hence the mask.
 _LOCK_HOLDER = f"""
     SELECT application_name || ' since ' || to_char(backend_start, 'YYYY-MM-DD HH24:MI:SS TZ')
     FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -62,13 +65,12 @@ _FIX_MISSING = "check store.database, or restore it from a backup"
 
 
 class Database:
-    """Transactions on one database; nested ones of a thread join the outermost.
+    """Runs transactions on one database; a thread's nested ones join the outermost.
 
     Args:
         url: SQLAlchemy's URL of an SQLite or PostgreSQL database.
-        create: make the tables where there are none; False: an empty database is an error.
-        write: False refuses writing transactions; an SQLite file that may not be written to is then read as a
-            copy.
+        create: create missing tables; False: an empty database is an error.
+        write: False refuses writing transactions, and reads an SQLite file without write permission as a copy.
 
     Raises:
         UserError: the URL is wrong, the driver is missing, the server cannot be reached, the database is
@@ -95,7 +97,7 @@ class Database:
             raise
 
     def for_arm(self, arm: str) -> Self:
-        """The same database for a loop that is run beside: rounds, deployments and runs of its own, all else shared."""
+        """Returns this database for a comparison arm: its own rounds, deployments and runs, everything else shared."""
         other = copy(self)
         other.arm = arm
         return other
@@ -108,11 +110,11 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A writing transaction: all of it, or nothing after an exception or a kill.
+        """Begins a writing transaction: all of it is written, or nothing after an exception or a kill.
 
         Raises:
             UserError: the database was opened for reading only.
-            Refused: the disk did.
+            StorageError: the disk refused.
             WorkError: the database failed, such as a lost connection.
         """
         if not self.writable:
@@ -122,13 +124,13 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction to read in; inside a writing one it sees what that has written."""
+        """Begins a reading transaction; inside a writing one it sees the changes so far."""
         with self._begin(writes=False) as connection:
             yield connection
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold a shared database for one workspace's work; the server lets go when this process dies.
+        """Locks a shared database for one workspace's work; the server unlocks it when this process dies.
 
         Raises:
             UserError: another process holds it; names its id, its host and since when.
@@ -138,7 +140,9 @@ class Database:
             return
         key = f"{_WORK_LOCK}, hashtext(current_schema())"
         with ExitStack() as held:
-            with self._refusals():
+            with self._translated_errors():
+                # A connection of its own, as the lock belongs to it and must outlast every transaction. Autocommit:
+                # a transaction open for hours would keep the server from cleaning up dead rows.
                 plain = held.enter_context(self.engine.connect())
                 connection = plain.execution_options(isolation_level="AUTOCOMMIT")
                 if not connection.scalar(text(f"SELECT pg_try_advisory_lock({key})")):
@@ -147,18 +151,21 @@ class Database:
             try:
                 yield
             finally:
-                with self._refusals():
+                # The pool keeps the connection open, so closing it alone would not unlock.
+                with self._translated_errors():
                     connection.execute(text(f"SELECT pg_advisory_unlock({key})"))
 
     @contextmanager
     def _begin(self, writes: bool) -> Iterator[Connection]:
         outer: Connection | None = getattr(self._open, "connection", None)
         if outer is not None:
+            # SQLite would have to upgrade the lock, and refuses if another process has written since: a failure that
+            # only shows under load is made one that always shows.
             if writes and not outer.get_execution_options().get("writes"):
                 raise RuntimeError("a writing transaction cannot start inside a reading one")
             yield outer
             return
-        with self._refusals(), self.engine.connect() as plain:
+        with self._translated_errors(), self.engine.connect() as plain:
             connection = plain.execution_options(writes=writes)
             with connection.begin():
                 self._open.connection = connection
@@ -168,15 +175,15 @@ class Database:
                     del self._open.connection
 
     @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Turn what a database refuses into one line; a broken constraint is our own mistake and stays."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Translates a database's refusals into one clear line; a broken constraint is a bug and passes unchanged."""
         try:
             yield
         except DBAPIError as error:
             message = " ".join(str(error.orig).split())
             if "disk is full" in message or "No space left on device" in message:
                 raise StorageError("no space left on device", where=self.location, fix="free some space") from error
-            if "disk I/O error" in message:  # what SQLite says of a full disk at times, and of a limit on a file's size
+            if "disk I/O error" in message:  # SQLite's message for some full disks, and for a limit on a file's size
                 raise StorageError(message, where=self.location, fix=_FIX_DISK) from error
             if "readonly database" in message or "read-only transaction" in message:
                 raise StorageError(
@@ -195,7 +202,9 @@ class Database:
             raise WorkError(f"{self.location}: {message}") from error
 
     def _copied(self, file: Path) -> Path:
-        """Copy an SQLite file with its log, as reading one needs a folder that can be written to."""
+        """Copies an SQLite file with its log; returns the copy."""
+        # Reading a database in WAL mode creates its `-shm` file, which needs a folder that can be written to. The log
+        # comes along: what it holds is not in the main file yet.
         self._copy = tempfile.TemporaryDirectory(prefix="posttrain-")
         for path in (file, file.with_name(f"{file.name}-wal")):
             if path.exists():
@@ -203,7 +212,8 @@ class Database:
         return Path(self._copy.name, file.name)
 
     def _upgrade(self, create: bool) -> None:
-        """Bring the tables to the newest version; processes that open at once wait for each other."""
+        """Migrates the tables to the newest version; processes that open at the same time wait for each other."""
+        # Read first, so that the usual opening takes no write lock and works on a read-only database.
         with self._begin(writes=False) as connection:
             version = self._version(connection)
         if version == REVISIONS[-1]:
@@ -213,6 +223,7 @@ class Database:
         with self._begin(writes=True) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
+            # Checked again under the lock: another process may have migrated while this one waited.
             if self._version(connection) != REVISIONS[-1]:
                 _migrate(connection)
 
@@ -230,7 +241,7 @@ class Database:
 
 
 def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> None:
-    """Insert a row unless one with the same key is there, whoever inserts it at the same time."""
+    """Inserts a row unless one with the same key is there, even if another process inserts it at the same time."""
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
@@ -242,7 +253,8 @@ def insert_new(connection: Connection, table: Table, values: dict[str, Any]) -> 
 
 
 def lock_table(connection: Connection, table: Table) -> None:
-    """Let no other transaction write to ``table`` until this one ends; SQLite's do so from their start."""
+    """Keeps other transactions from writing to ``table`` until this one ends."""
+    # SQLite needs none: its writing transactions exclude each other from their start (`_begin_sqlite`).
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
 
@@ -267,7 +279,9 @@ def _engine(url: URL) -> Engine:
         if url.get_backend_name() == "sqlite":
             engine = create_engine(url)
         else:
-            name = f"process {os.getpid()} on {platform.node()}"[:63]
+            name = f"process {os.getpid()} on {platform.node()}"[:63]  # PostgreSQL cuts names at 63 bytes
+            # A stage may train for hours between two queries: the ping replaces a connection that a server or a
+            # firewall has closed meanwhile.
             engine = create_engine(url, pool_pre_ping=True, connect_args={"application_name": name})
     except ImportError as error:
         if url.get_backend_name() == "sqlite":
@@ -287,7 +301,9 @@ def _engine(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # `_begin_sqlite` begins; the driver would not do so before a CREATE TABLE
+    # `_begin_sqlite` begins transactions; the driver would not do so before a CREATE TABLE, and a kill amid a
+    # migration would leave half of its tables.
+    connection.isolation_level = None
     try:
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
@@ -298,7 +314,9 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
 
 
 def _enable_wal(connection: Any) -> None:
-    """Change to a write-ahead log; SQLite does not always wait itself, but refuses some of those that do so at once."""
+    """Changes to a write-ahead log, so that readers do not wait for a writer."""
+    # SQLite's own waiting (busy_timeout) does not cover this change: it refuses some of the processes that make it at
+    # the same time.
     end = time.monotonic() + _TIMEOUT
     while True:
         try:
@@ -311,7 +329,7 @@ def _enable_wal(connection: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A writer takes its lock at once: one that reads first and then writes would be refused.
+    # A writer takes its lock at once: if two read first and then write, SQLite refuses one without waiting.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -321,6 +339,7 @@ def _migrate(connection: Connection, revision: str = "head") -> None:
     from alembic.config import Config
 
     config = Config()
+    # "%" starts an interpolation in Alembic's config, and a path may hold one.
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
@@ -336,7 +355,7 @@ def _no_connection(error: DBAPIError) -> bool:
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment, in UTC whatever the database thinks of time zones."""
+    """A column type for times: UTC on every database."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -347,9 +366,10 @@ class UtcDateTime(TypeDecorator[datetime]):
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
+        # SQLite drops the zone; PostgreSQL converts to that of the session.
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def utc_now() -> datetime:
-    """This moment, in UTC."""
+    """Returns the current time in UTC."""
     return datetime.now(UTC)

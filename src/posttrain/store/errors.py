@@ -20,7 +20,7 @@ class UserError(Exception):
 
 
 class StorageError(UserError):
-    """A disk, a database or a server that said no: the call may be right, so what was done is kept to go on from."""
+    """A disk, a database or a server refused; the call may be right, so finished work is kept to resume from."""
 
 
 class WorkError(Exception):
@@ -35,7 +35,7 @@ class Waiting(Exception):
     """A stage waits for input, such as labels; not a failure, exit code 0.
 
     Args:
-        what: one line that says what is waited for, such as ``labels for round 2 in batch.csv``.
+        what: one line that names the missing input, such as ``labels for round 2 in batch.csv``.
     """
 
 
@@ -45,10 +45,10 @@ def is_user_mistake(error: BaseException | None) -> bool:
 
 
 def closest_match(word: str, candidates: Iterable[str], cutoff: float = 0.0) -> str | None:
-    """Returns the known word most like ``word``, whatever their order; None when none is at least so like it.
+    """Returns the candidate most similar to ``word``; None if none reaches the cutoff.
 
     Args:
-        cutoff: difflib's ratio from which words count as alike, between 0 (any two) and 1 (equal ones).
+        cutoff: difflib's ratio from which words count as similar, between 0 (any two) and 1 (equal ones).
     """
     matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)
     return matches[0] if matches else None
@@ -61,6 +61,6 @@ def share_words(first: str, second: str) -> bool:
 
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
-    """Returns a question that names the known word nearest to ``word``; None when nothing is known."""
+    """Returns a question that names the known word most similar to ``word``; None if there are no known words."""
     name = closest_match(word, known)
     return None if name is None else f"did you mean `{name}`?"

@@ -61,6 +61,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self.builtin
+        # Sorted: the order of entry points follows the installation and would change help texts between machines.
         yield from sorted(self._published.keys() - self.builtin.keys())
 
     def __len__(self) -> int:
@@ -124,7 +125,7 @@ def load_object(path: str, where: str, root: Path | None = None) -> Any:
         raise UserError(f"`{path}` is no dotted path", where=where, fix="write package.module:function")
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # the user's module may do anything
+    except (Exception, SystemExit) as error:  # the user's module may do anything, such as call `sys.exit`
         location = _failure_location(error)
         fix = "fix it" if location else "put it in the workspace's folder or on PYTHONPATH"
         message = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
@@ -150,8 +151,9 @@ def load_function(path: str, where: str, root: Path | None = None) -> Callable[.
 
 
 def add_module_folder(root: Path) -> None:
-    """Lets modules be imported from ``root``, after all other folders: a workspace shadows no installed package."""
+    """Lets modules be imported from ``root``, after all other folders."""
     if (folder := str(root.resolve())) not in sys.path:
+        # Last, not first: a file such as `random.py` in a workspace must not shadow an installed package.
         sys.path.append(folder)
 
 

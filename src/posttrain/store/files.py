@@ -22,7 +22,7 @@ _MESSAGES = {
     errno.EPERM: ("operation not permitted", "check who may read and write it"),
 }
 
-# Libraries that write in native code raise their own error types, with the system's words in the message.
+# Libraries that write in native code raise their own error types: only the message tells a full disk from a bug.
 _DISK_FULL_MESSAGES = (
     "No space left on device",
     "os error 28",  # safetensors
@@ -35,16 +35,17 @@ _LOCK_SUFFIX = ".lock"
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a read-only file system and missing permissions into a ``Refused``.
+    """Turns a full disk, a read-only file system and missing permissions into a `StorageError`.
 
     Args:
-        place: what is written; named in the error unless the system names the file itself.
+        path: the file or folder being written; named in the error unless the system names the file itself.
 
     Raises:
-        Refused: the disk did.
+        StorageError: the disk refused a write.
     """
     try:
         yield
+    # Not OSError alone: libraries that write in native code raise types of their own.
     except Exception as error:
         if refusal := to_storage_error(error, path):
             raise refusal from error
@@ -52,7 +53,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def to_storage_error(error: BaseException, path: Path) -> StorageError | None:
-    """Returns the `StorageError` that stands for ``error`` if the disk refused a write, else None."""
+    """Returns a `StorageError` for ``error`` if the disk refused a write, else None."""
     code = error.errno if isinstance(error, OSError) else None
     if code is None and any(phrase in str(error) for phrase in _DISK_FULL_MESSAGES):
         code = errno.ENOSPC
@@ -64,20 +65,21 @@ def to_storage_error(error: BaseException, path: Path) -> StorageError | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, unless it is there.
+    """Makes a folder and its parents, unless it exists.
 
     Raises:
-        UserError: a file is in its place, or the disk refused.
+        UserError: a file has this path, or the disk refused.
     """
     with disk_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise UserError("a file is where a folder is to be made", where=str(folder), fix="name another") from None
+            raise UserError("a file has the folder's path", where=str(folder), fix="name another folder") from None
 
 
 def sync_file(path: Path) -> None:
-    """Have the file's bytes on the disk before returning."""
+    """Writes the file's bytes through to the disk."""
+    # Without it the bytes are in the page cache: they survive a kill of this process, but no power cut.
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -86,7 +88,8 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the folder's names (new, renamed, removed files) on the disk before returning."""
+    """Writes the folder's names (new, renamed, removed files) through to the disk."""
+    # A file's own sync does not cover its name: after a power cut the synced bytes could lie under no name.
     if os.name == "nt":
         return  # Windows opens no folders, and journals their names itself
     descriptor = os.open(path, os.O_RDONLY)
@@ -97,7 +100,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have all that is below a folder on the disk before returning, its files with the permissions of new ones."""
+    """Writes everything below a folder through to the disk, and gives its files the permissions of new ones."""
     for parent, _, names in os.walk(folder):
         for name in names:
             set_default_mode(Path(parent, name))
@@ -106,18 +109,20 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
+    """Writes a file so that a reader sees the old content or the new, never a part.
 
     Raises:
         UserError: the disk refused.
     """
     with disk_errors(path):
+        # In the same folder, as a rename is atomic within one file system only.
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fchmod(file.fileno(), _default_mode())
+                os.fchmod(file.fileno(), _default_mode())  # `mkstemp` lets only the owner read
+                # Before the rename, else a power cut may leave the new name with an empty file and the old one lost.
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
@@ -127,16 +132,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def check_new_file(path: Path, formats: Collection[str] = ()) -> None:
-    """Find out before any work whether a file can be written where there is none yet.
+    """Checks before any work that a new file can be written to ``path``.
 
     Args:
-        formats: suffixes that are written; empty: any.
+        formats: suffixes of the supported formats; empty for any.
 
     Raises:
         UserError: its format is unknown, it exists, or its folder does not.
     """
     if formats and path.suffix.lower() not in formats:
-        raise UserError(f"`{path.suffix}` is not a format we write", where=str(path), fix=f"use {', '.join(formats)}")
+        raise UserError(f"`{path.suffix}` is not a supported format", where=str(path), fix=f"use {', '.join(formats)}")
     if path.exists():
         raise UserError("the file exists already", where=str(path), fix="remove it or name another")
     if not path.absolute().parent.is_dir():
@@ -144,18 +149,20 @@ def check_new_file(path: Path, formats: Collection[str] = ()) -> None:
 
 
 def set_default_mode(path: Path) -> None:
-    """Give a file the permissions that a new file has here; some libraries write files that only their owner reads."""
+    """Gives a file the permissions of a new file."""
+    # safetensors and others write files that only their owner can read; a shared workspace has several readers.
     path.chmod(_default_mode())
 
 
 def _default_mode() -> int:
+    # The mask can only be read by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all in it; nothing happens if it is not there."""
+    """Removes a folder with its content; does nothing if there is none."""
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
@@ -164,7 +171,7 @@ def remove_tree(path: Path) -> None:
 
 
 def folder_files(folder: Path) -> dict[str, Path]:
-    """Every file below ``folder`` by its POSIX path relative to it, sorted.
+    """Returns every file below ``folder`` by its POSIX path relative to it, sorted.
 
     Raises:
         ValueError: something in it is neither a file nor a folder, such as a symbolic link.
@@ -173,6 +180,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = Path(parent, name)
+            # A link's target can change or vanish later, which no checksum of the artifact would show.
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise ValueError(f"{path}: neither a file nor a folder; an artifact holds nothing else")
         for name in names:
@@ -183,14 +191,14 @@ def folder_files(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yields a fresh folder below ``parent`` and removes what is left of it at the end.
-
-    The folder is locked: the kernel, not age, tells the folder of a killed process from that of a living one.
+    """Yields a fresh folder below ``parent`` and removes whatever of it still exists at the end.
 
     Raises:
         UserError: the disk refused.
     """
     folder = parent / uuid.uuid4().hex
+    # Locked, and before the folder exists: the kernel, not age, tells the folder of a killed process from that of a
+    # living one, and a clean-up must never meet a living folder without its lock.
     claim = FileLock(f"{folder}{_LOCK_SUFFIX}", thread_local=False)
     with disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +214,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned_folders(parent: Path) -> int:
-    """Remove the temporary folders below ``parent`` whose process has died; returns how many."""
+    """Removes the temporary folders below ``parent`` whose process has died; returns how many."""
     removed = 0
     if not parent.is_dir():
         return removed
@@ -215,8 +223,9 @@ def remove_abandoned_folders(parent: Path) -> int:
         try:
             claim.acquire()
         except Timeout:
-            continue
+            continue  # its process is alive
         try:
+            # The folder first: a kill in between leaves the lock's file, by which the next clean-up finds the rest.
             remove_tree(path.with_suffix(""))
             path.unlink(missing_ok=True)
             removed += 1

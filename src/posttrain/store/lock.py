@@ -16,25 +16,27 @@ from posttrain.store.files import disk_errors, write_atomically
 
 @contextmanager
 def hold_lock(
-    path: Path, *, wait: float = 0, taken: str = "another posttrain works in this workspace"
+    path: Path, *, wait: float = 0, busy_message: str = "another posttrain works in this workspace"
 ) -> Iterator[None]:
     """Holds the lock file ``path`` and names its holder in a file of the same name with ``.json``.
 
     Args:
         wait: seconds to wait for another process to let go.
-        taken: what is said where it does not.
+        busy_message: the error's text if it does not.
 
     Raises:
         UserError: another process holds it; names its id, its host and since when.
     """
+    # Not bound to this thread, as a release by another one would do nothing.
     lock = FileLock(path, timeout=wait, thread_local=False)
+    # Beside the lock, not in it: Windows lets nobody read a locked file, and the holder's name is for the others.
     note = path.with_name(f"{path.name}.json")
     try:
         with disk_errors(path):
             lock.acquire()
     except Timeout:
         raise UserError(
-            f"{taken} ({_holder(note)})",
+            f"{busy_message} ({_holder(note)})",
             where=str(path.parent.parent),
             fix="wait for it to end, or end it",
         ) from None
@@ -43,6 +45,7 @@ def hold_lock(
         write_atomically(note, json.dumps(holder).encode())
         yield
     finally:
+        # In this order: after the release the note could already be the next holder's.
         note.unlink(missing_ok=True)
         lock.release()
 
@@ -52,4 +55,5 @@ def _holder(note: Path) -> str:
         holder = json.loads(note.read_bytes())
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):
+        # The holder has the lock before its note is written: a note that is missing is seconds away.
         return "it has just started"

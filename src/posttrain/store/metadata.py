@@ -33,7 +33,7 @@ class ArtifactQueries(Database):
     """Artifacts by id and kind."""
 
     def add_artifact(self, artifact: Artifact) -> None:
-        """Make a committed artifact known; nothing happens if it is."""
+        """Inserts a committed artifact's row, unless it is there."""
         row = {
             "id": artifact.id,
             "kind": artifact.kind,
@@ -46,13 +46,13 @@ class ArtifactQueries(Database):
             insert_new(connection, artifacts, row)
 
     def artifact(self, id: str) -> ArtifactRow | None:
-        """The artifact's row, or None."""
+        """Returns the artifact's row, or None."""
         with self.reading() as connection:
             row = connection.execute(select(artifacts).where(artifacts.c.id == id)).mappings().first()
         return _artifact_row(row) if row else None
 
     def artifacts(self, kind: str | None = None) -> list[ArtifactRow]:
-        """All artifacts (of a kind), by id."""
+        """Returns all artifacts (of a kind), by id."""
         query = select(artifacts).order_by(artifacts.c.id)
         if kind is not None:
             query = query.where(artifacts.c.kind == kind)
@@ -60,39 +60,42 @@ class ArtifactQueries(Database):
             return [_artifact_row(row) for row in connection.execute(query).mappings()]
 
     def forget_artifact(self, id: str) -> None:
-        """Remove an artifact's row; the runs that made it, and what grew from it, stay and no longer lead to it."""
+        """Removes an artifact's row; the runs that made it, and its descendants, stay and no longer refer to it."""
         with self.transaction() as connection:
+            # References first: the database refuses to delete a row that another one refers to.
             connection.execute(update(names).where(names.c.parent == id).values(parent=None))
             connection.execute(update(runs).where(runs.c.output == id).values(output=None, sealed=None))
             connection.execute(delete(artifacts).where(artifacts.c.id == id))
 
     def resolve(self, text: str) -> str:
-        """The full id that ``text`` stands for.
+        """Returns the full id that ``text`` stands for.
 
         Args:
             text: an id of an artifact or a run, the beginning of one (with or without its kind), or
                 ``name@v3``, ``name@v2.3.1`` or ``name@tag``.
 
         Raises:
-            UserError: nothing, or more than one thing, is meant.
+            UserError: ``text`` matches no id, or more than one.
         """
-        ids = self._named(text) or self._beginning(text)
+        ids = self._ids_by_name(text) or self._ids_by_prefix(text)
         if not ids:
-            fix = "posttrain models list, posttrain data list and posttrain show N (a round) say what there is"
+            fix = "see posttrain models list, posttrain data list and posttrain show N (a round)"
             raise UserError(f"nothing here is called `{text}`", fix=fix)
         if len(ids) > 1:
             shown = ", ".join(ids[:5]) + (", ..." if len(ids) > 5 else "")
             raise UserError(f"`{text}` could be {shown}", fix="give more of the id")
         return ids[0]
 
-    def _named(self, text: str) -> list[str]:
+    def _ids_by_name(self, text: str) -> list[str]:
         name, separator, version = text.rpartition("@")
         if not separator:
             return []
         query = select(names.c.artifact_id).where(names.c.name == name)
+        # A tag may begin with a v too, such as `verified`: only a v before a digit is a version.
         if not version.startswith("v") or not version[1:2].isdigit():
             at = select(tags.c.version).where(tags.c.name == name, tags.c.tag == version).scalar_subquery()
             query = query.where(names.c.version == at)
+        # PostgreSQL refuses integers of more than 32 bits, and `isdigit` is true for digits that `int` does not read.
         elif version[1:].isascii() and version[1:].isdigit() and len(version) < 10:
             query = query.where(names.c.version == int(version[1:]))
         else:
@@ -100,7 +103,7 @@ class ArtifactQueries(Database):
         with self.reading() as connection:
             return list(connection.scalars(query))
 
-    def _beginning(self, text: str) -> list[str]:
+    def _ids_by_prefix(self, text: str) -> list[str]:
         if not text:
             return []
         ids: list[str] = []
@@ -110,8 +113,8 @@ class ArtifactQueries(Database):
                 without_kind = column.contains(f"-{text}", autoescape=True)
                 ids += connection.scalars(select(column).where(with_kind | without_kind))
         if text in ids:
-            return [text]
-        # SQLite's LIKE takes upper and lower case for the same.
+            return [text]  # a whole id is meant, even if it begins another
+        # Filtered again: SQLite's LIKE does not distinguish upper from lower case.
         return sorted(id for id in ids if id.startswith(text) or id.partition("-")[2].startswith(text))
 
 
@@ -128,7 +131,7 @@ class RunQueries(Database):
         config: Mapping[str, Any] | None = None,
         inputs: Mapping[str, str] | None = None,
     ) -> Run:
-        """Record that a stage begins, with the code and the machine it runs on."""
+        """Records that a stage begins, with its code version and the machine."""
         id = f"run-{uuid.uuid4().hex[:16]}"
         row = {
             "id": id,
@@ -144,19 +147,19 @@ class RunQueries(Database):
             "started_at": utc_now(),
             "detail": {},
         }
-        given = [{"run_id": id, "name": name, "artifact_id": value} for name, value in (inputs or {}).items()]
+        input_rows = [{"run_id": id, "name": name, "artifact_id": value} for name, value in (inputs or {}).items()]
         with self.transaction() as connection:
             connection.execute(insert(runs).values(row))
-            if given:
-                connection.execute(insert(run_inputs), given)
+            if input_rows:  # SQLAlchemy would insert a row of defaults for an empty list
+                connection.execute(insert(run_inputs), input_rows)
             return _select_run(connection, runs.c.id == id)
 
     def seal_run(self, run_id: str, artifact_id: str, seconds: float | None = None) -> None:
-        """Record the artifact that a run is about to publish, so that a kill then does not lose its work."""
+        """Records the artifact that a run is about to publish, so that a kill right after it loses no work."""
         self._update(run_id, sealed=artifact_id, seconds=seconds)
 
     def sealed_runs(self, key: str) -> list[Run]:
-        """Runs under ``key`` that sealed an artifact (their output) and did not finish, latest first."""
+        """Returns the runs under ``key`` that sealed an artifact (their output) but did not finish, latest first."""
         unfinished = (runs.c.key == key) & runs.c.sealed.is_not(None) & (runs.c.status != "done")
         with self.reading() as connection:
             rows = connection.execute(select(runs).where(unfinished).order_by(runs.c.number.desc())).mappings().all()
@@ -169,47 +172,50 @@ class RunQueries(Database):
         detail: Mapping[str, Any] | None = None,
         seconds: float | None = None,
     ) -> Run:
-        """Mark a run done; ``output`` is an artifact that `add_artifact` made known."""
+        """Marks a run done; ``output`` is an artifact that `add_artifact` has inserted."""
         return self._end(run_id, "done", output=output, detail=detail, seconds=seconds, error=None)
 
     def fail_run(self, run_id: str, error: str, seconds: float | None = None) -> Run:
-        """Mark a run failed."""
+        """Marks a run failed."""
+        # PostgreSQL's text holds no NUL, which a message about a binary file may quote.
         return self._end(run_id, "failed", seconds=seconds, error=error.replace("\x00", ""))
 
-    def wait_run(self, run_id: str, what: str, seconds: float | None = None) -> Run:
-        """Mark a run as waiting for ``what``, one line."""
-        return self._end(run_id, "waiting", seconds=seconds, error=what)
+    def wait_run(self, run_id: str, reason: str, seconds: float | None = None) -> Run:
+        """Marks a run as waiting; ``reason`` is one line."""
+        return self._end(run_id, "waiting", seconds=seconds, error=reason)
 
     def fail_interrupted(self) -> int:
-        """Mark the runs of killed processes failed; only the holder of the lock may call it. Returns how many."""
+        """Marks the runs of killed processes failed; returns how many."""
+        # Only the holder of the lock may call this: with it held, every run that is still "running" has lost its
+        # process, of whichever arm.
         query = update(runs).where(runs.c.status == "running")
         with self.transaction() as connection:
             values = {"status": "failed", "error": "interrupted", "finished_at": utc_now()}
             return connection.execute(query.values(values)).rowcount
 
     def finished_run(self, key: str) -> Run | None:
-        """The latest finished run under ``key``."""
+        """Returns the latest finished run under ``key``."""
         finished = self._select((runs.c.key == key) & (runs.c.status == "done"))
         return finished[-1] if finished else None
 
     def run(self, id: str) -> Run | None:
-        """The run, or None."""
+        """Returns the run, or None."""
         runs_of_id = self._select(runs.c.id == id)
         return runs_of_id[0] if runs_of_id else None
 
     def runs(self, *, round: int | None = None, stage: str | None = None, status: str | None = None) -> list[Run]:
-        """Runs of this arm, oldest first, of a round, a stage and a status where given."""
-        given = {"arm": self.arm, "round": round, "stage": stage, "status": status}
-        return self._select(*(runs.c[name] == value for name, value in given.items() if value is not None))
+        """Returns this arm's runs, oldest first, filtered by round, stage and status."""
+        filters = {"arm": self.arm, "round": round, "stage": stage, "status": status}
+        return self._select(*(runs.c[name] == value for name, value in filters.items() if value is not None))
 
     def producers(self, artifact_id: str) -> list[Run]:
-        """Finished runs that made the artifact, oldest first."""
+        """Returns the finished runs that made the artifact, oldest first."""
         return self._select(runs.c.output == artifact_id, runs.c.status == "done")
 
     def consumers(self, artifact_id: str) -> list[Run]:
-        """Runs, finished or not, that took the artifact as an input, oldest first."""
-        takers = select(run_inputs.c.run_id).where(run_inputs.c.artifact_id == artifact_id)
-        return self._select(runs.c.id.in_(takers))
+        """Returns the runs, finished or not, with the artifact as an input, oldest first."""
+        run_ids = select(run_inputs.c.run_id).where(run_inputs.c.artifact_id == artifact_id)
+        return self._select(runs.c.id.in_(run_ids))
 
     def _select(self, *conditions: ColumnElement[bool]) -> list[Run]:
         with self.reading() as connection:
@@ -217,6 +223,7 @@ class RunQueries(Database):
             return _with_inputs(connection, rows)
 
     def _end(self, run_id: str, status: str, **values: Any) -> Run:
+        # Removed rather than written as NULL: an earlier value, such as the seconds of `seal_run`, must survive.
         if values.get("detail") is None:
             values.pop("detail", None)
         else:
@@ -237,7 +244,7 @@ class RoundQueries(Database):
     """Rounds by number."""
 
     def open_round(self, number: int, champion_before: str | None) -> Round:
-        """Begin a round; one that has begun is returned as it stands."""
+        """Begins a round, or returns it unchanged if it has begun."""
         row = {
             "arm": self.arm,
             "number": number,
@@ -251,7 +258,7 @@ class RoundQueries(Database):
             return self._round(number)
 
     def update_round(self, number: int, **fields: Any) -> Round:
-        """Set fields of a round, such as ``status`` or ``decision``; ``done`` sets ``finished_at``.
+        """Sets fields of a round, such as ``status`` or ``decision``; ``done`` sets ``finished_at``.
 
         Raises:
             LookupError: there is no such round.
@@ -267,11 +274,11 @@ class RoundQueries(Database):
             return self._round(number)
 
     def round(self, number: int) -> Round | None:
-        """The round, or None."""
+        """Returns the round, or None."""
         return next((round for round in self.rounds() if round.number == number), None)
 
     def rounds(self) -> list[Round]:
-        """All rounds, first to last."""
+        """Returns all rounds, first to last."""
         with self.reading() as connection:
             rows = connection.execute(select(*_ROUND_COLUMNS).where(self._is_ours).order_by(rounds.c.number)).mappings()
             return [Round(**row) for row in rows]
@@ -288,12 +295,12 @@ class RoundQueries(Database):
 
 
 class DeploymentQueries(Database):
-    """Deployments, oldest first; the last one's model is the champion."""
+    """Deployments, oldest first; the last one's model is the champion. Rows are only added, so history stays."""
 
     def add_deployment(
         self, model_id: str, *, round: int | None, action: str, reason: str = "", hook: str = "none"
     ) -> Deployment:
-        """Record that a model becomes the champion; see `Deployment` for the values."""
+        """Records that a model becomes the champion; see `Deployment` for the values."""
         row = {
             "arm": self.arm,
             "model_id": model_id,
@@ -308,14 +315,14 @@ class DeploymentQueries(Database):
             return next(deployment for deployment in self.deployments() if deployment.id == id)
 
     def deployments(self) -> list[Deployment]:
-        """All deployments, oldest first."""
+        """Returns all deployments, oldest first."""
         with self.reading() as connection:
             ours = select(*_DEPLOYMENT_COLUMNS).where(deployments.c.arm == self.arm)
             rows = connection.execute(ours.order_by(deployments.c.id)).mappings()
             return [Deployment(**row) for row in rows]
 
     def set_hook(self, id: int, status: str) -> None:
-        """Record where the user's command or webhook of a deployment stands.
+        """Records the status of a deployment's command or webhook.
 
         Raises:
             LookupError: there is no such deployment.
@@ -326,7 +333,7 @@ class DeploymentQueries(Database):
 
 
 class Metadata(ArtifactQueries, RunQueries, RoundQueries, DeploymentQueries, NameQueries):
-    """All rows of a workspace. Every method is one transaction, or part of the one that it is called in:
+    """Reads and writes all rows of a workspace. Each method is a transaction, or joins the one that it is called in:
 
     ``with metadata.transaction(): metadata.add_artifact(...); metadata.finish_run(...)``
     """
@@ -345,22 +352,22 @@ def _with_inputs(connection: Connection, rows: Iterable[Mapping[str, Any] | RowM
     run_rows = [dict(row) for row in rows]
     inputs: dict[str, dict[str, str]] = {row["id"]: {} for row in run_rows}
     if run_rows:
-        wanted = select(run_inputs).order_by(run_inputs.c.run_id, run_inputs.c.name)
+        query = select(run_inputs).order_by(run_inputs.c.run_id, run_inputs.c.name)
         if len(run_rows) <= 100:  # a longer list of ids is slower than all rows
-            wanted = wanted.where(run_inputs.c.run_id.in_(list(inputs)))
-        for run_id, name, artifact_id in connection.execute(wanted):
+            query = query.where(run_inputs.c.run_id.in_(list(inputs)))
+        for run_id, name, artifact_id in connection.execute(query):
             if run_id in inputs:
                 inputs[run_id][name] = artifact_id
-    unseen = ("number", "sealed", "arm")
+    internal = ("number", "sealed", "arm")
     return [
-        Run(inputs=inputs[row["id"]], **{name: value for name, value in row.items() if name not in unseen})
+        Run(inputs=inputs[row["id"]], **{name: value for name, value in row.items() if name not in internal})
         for row in run_rows
     ]
 
 
 def environment() -> dict[str, Any]:
-    """Python, package versions, platform, processors and host of this process."""
-    return dict(_environment())
+    """Returns Python's and packages' versions, platform, processors and host of this process."""
+    return dict(_environment())  # a copy, as the cached one must not change with a caller's
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Names of artifacts with versions and tags, such as ``support@v3`` or ``support@v2.3.1``."""
+"""Queries on the names of artifacts, with versions and tags, such as ``support@v3`` or ``support@v2.3.1``."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from posttrain.store.tables import artifacts, names, tags
 
 
 class NameQueries(Database):
-    """Versions count from 1 under each name and never change; a tag can move from one to another."""
+    """Names artifacts: versions count from 1 under each name and never change; a tag can move between them."""
 
     def name_artifact(
         self,
@@ -22,7 +22,7 @@ class NameQueries(Database):
         semantic: str | None = None,
         note: str | None = None,
     ) -> int:
-        """Give an artifact the next version of ``name``, or return the one that it has.
+        """Gives an artifact the next version of ``name``, or returns the version that it already has.
 
         Args:
             parent: the artifact that this one grew from.
@@ -33,17 +33,19 @@ class NameQueries(Database):
             UserError: another artifact has this semantic version.
         """
         with self.transaction() as connection:
+            # Two processes that name at once would both read the same highest version and try to insert the next.
             lock_table(connection, names)
-            wanted = {artifact_id, parent} - {None}
-            known = set(connection.scalars(select(artifacts.c.id).where(artifacts.c.id.in_(wanted))))
-            if unknown := wanted - known:
+            # Checked here, as SQLite's own message about a broken foreign key does not say which one.
+            ids = {artifact_id, parent} - {None}
+            known = set(connection.scalars(select(artifacts.c.id).where(artifacts.c.id.in_(ids))))
+            if unknown := ids - known:
                 raise LookupError(f"no artifact {', '.join(sorted(map(str, unknown)))}")
             same = select(names.c.version).where(names.c.name == name, names.c.artifact_id == artifact_id)
             version: int | None = connection.scalar(same)
             if version is not None:
                 return version
-            taken = select(names.c.artifact_id).where(names.c.name == name, names.c.semantic == semantic)
-            if semantic is not None and (other := connection.scalar(taken)):
+            same_semantic = select(names.c.artifact_id).where(names.c.name == name, names.c.semantic == semantic)
+            if semantic is not None and (other := connection.scalar(same_semantic)):
                 raise UserError(f"{name}@v{semantic} is {other} already", fix="give another version")
             latest = connection.scalar(select(func.max(names.c.version)).where(names.c.name == name))
             version = (latest or 0) + 1
@@ -60,12 +62,12 @@ class NameQueries(Database):
             return version
 
     def named(self, name: str, version: int | None = None) -> str | None:
-        """The artifact behind a version of a name (None: the latest), or None if there is none."""
+        """Returns the artifact of a version of a name (None: the latest), or None if there is none."""
         versions = [row for row in self.names(name) if version is None or row.version == version]
         return versions[-1].artifact_id if versions else None
 
     def names(self, name: str | None = None) -> list[NamedVersion]:
-        """Versions of one name or of all, by name and version."""
+        """Returns the versions of one name or of all, by name and version."""
         query, tagged = select(names).order_by(names.c.name, names.c.version), select(tags).order_by(tags.c.tag)
         if name is not None:
             query, tagged = query.where(names.c.name == name), tagged.where(tags.c.name == name)
@@ -78,14 +80,15 @@ class NameQueries(Database):
         return [replace(version, tags=tags_of.get((version.name, version.version), ())) for version in versions]
 
     def tag(self, name: str, version: int, tag: str) -> None:
-        """Have ``name@tag`` lead to a version, and no longer to another."""
+        """Points ``name@tag`` to a version, and no longer to another."""
         with self.transaction() as connection:
             lock_table(connection, tags)
+            # Delete and insert, as the two databases spell an upsert differently; the transaction makes it one step.
             connection.execute(delete(tags).where(tags.c.name == name, tags.c.tag == tag))
             connection.execute(insert(tags).values(name=name, version=version, tag=tag))
 
     def forget_version(self, name: str, version: int) -> None:
-        """Remove a version of a name, and its tags; the artifact stays."""
+        """Removes a version of a name, and its tags; the artifact stays."""
         with self.transaction() as connection:
             for table in (tags, names):
                 connection.execute(delete(table).where(table.c.name == name, table.c.version == version))

@@ -22,28 +22,27 @@ log = logging.getLogger("posttrain")
 
 
 class Advance(Protocol):
-    """Takes the number of units just finished, and what else the line is to say, such as ``loss 1.234``."""
+    """Receives the number of units just finished, and a note for the line, such as ``loss 1.234``."""
 
     def __call__(self, count: int, note: str = "") -> None: ...
 
 
 _LOG_EVERY_SECONDS = 15.0
 
-
+# Of the process, not handed from function to function: the terminal has one bar, and work reports from any depth.
 _open_tasks = 0
 _seconds: dict[str, float] = {}
 
 
 @contextmanager
 def progress_bar(description: str, total: int, unit: str = "it") -> Iterator[Advance]:
-    """Show the progress of ``total`` units of work, and count the time that it takes.
-
-    Within another task nothing is shown or counted: the outer one stands for both.
+    """Shows the progress of ``total`` units of work, and counts its time.
 
     Yields:
-        What to call with the number of units just finished.
+        A function to call with the number of units just finished.
     """
     global _open_tasks
+    # An inner task is neither shown nor counted: two live bars overwrite each other, and its time is in the outer's.
     if _open_tasks:
         yield lambda count, note="": None
         return
@@ -59,10 +58,10 @@ def progress_bar(description: str, total: int, unit: str = "it") -> Iterator[Adv
 
 
 def pop_task_seconds() -> dict[str, float]:
-    """Seconds spent in each task since the last call, by description."""
-    taken = dict(_seconds)
+    """Returns the seconds spent in each task since the last call, by description, and starts again from zero."""
+    seconds = dict(_seconds)
     _seconds.clear()
-    return taken
+    return seconds
 
 
 class _Rate(ProgressColumn):
@@ -100,6 +99,7 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
         nonlocal done, last
         done += count
         now = time.monotonic()
+        # Not at the end: whoever opened the task logs its result.
         if now - last >= _LOG_EVERY_SECONDS and 0 < done < total:
             last = now
             rate = done / (now - start)

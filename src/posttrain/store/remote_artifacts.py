@@ -32,7 +32,7 @@ _INSTALL = {
 
 
 class RemoteArtifacts(ArtifactStore):
-    """Artifacts below an fsspec URL, with local copies of those that this workspace has made or read.
+    """Stores artifacts below an fsspec URL, with local copies of those that this workspace has written or read.
 
     Credentials, region and endpoint come from the environment, for S3 as every AWS tool reads them
     (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ``AWS_ENDPOINT_URL`` ...).
@@ -49,8 +49,11 @@ class RemoteArtifacts(ArtifactStore):
         self._errors = _error_types(self._protocol)
 
     def publish(self, folder: Path, artifact: Artifact) -> None:
+        # Sizes are one listing; checksums would mean a download of what is about to be uploaded.
         if artifact.id in self._damaged or self._size_problems(artifact):
-            with self._reaching():
+            with self._translated_errors():
+                # An object store has no rename: the manifest goes last, and until it is there `exists` says no, so
+                # that a kill leaves files that nobody sees and the next upload overwrites with the same bytes.
                 for name in (*artifact.files, MANIFEST):
                     self._files.put_file(str(folder / name), self._at(artifact.id, name))
             self._damaged.discard(artifact.id)
@@ -59,13 +62,13 @@ class RemoteArtifacts(ArtifactStore):
     def exists(self, id: str) -> bool:
         if not is_artifact_id(id):
             return False
-        with self._reaching():
+        with self._translated_errors():
             return bool(self._files.exists(self._at(id, MANIFEST)))
 
     def get(self, id: str) -> Artifact:
         if not is_artifact_id(id):
             raise missing_error(id, self.url)
-        with self._reaching():
+        with self._translated_errors():
             try:
                 content = self._files.cat_file(self._at(id, MANIFEST))
             except FileNotFoundError:
@@ -85,26 +88,26 @@ class RemoteArtifacts(ArtifactStore):
             if problems := find_damage(folder, artifact):
                 self._damaged.add(id)
                 raise damaged_error(id, problems)
-            # Not synced: a copy that a power cut damages is found out by its checksums and downloaded again.
+            # Not synced to the disk: if a power cut damages a copy, its checksums show it and it is downloaded again.
             with disk_errors(folder):
                 (folder / MANIFEST).write_bytes(artifact.manifest)
             self._copies.publish(folder, artifact)
         return self._copies.path(id)
 
     def ids(self) -> list[str]:
-        with self._reaching():
+        with self._translated_errors():
             try:
                 paths = self._files.ls(self._root, detail=False)
             except FileNotFoundError:
-                return []
+                return []  # a prefix without objects does not exist in S3
         return [id for id in artifact_ids(name.rstrip("/").rpartition("/")[2] for name in paths) if self.exists(id)]
 
     def delete(self, id: str) -> None:
         self._copies.delete(id)
         if not self.exists(id):
             return
-        with self._reaching():
-            # Without its manifest the artifact is gone, whatever happens to the rest.
+        with self._translated_errors():
+            # The manifest first: without it the artifact no longer exists, even if a kill leaves the other files.
             self._files.rm_file(self._at(id, MANIFEST))
             for name in self._files.find(f"{self._root}/{id}"):
                 self._files.rm_file(name)
@@ -115,7 +118,7 @@ class RemoteArtifacts(ArtifactStore):
         except DamagedArtifactError as error:
             return [str(error)]
         problems = self._size_problems(artifact)
-        with self._reaching():
+        with self._translated_errors():
             for name, entry in artifact.files.items():
                 if any(problem.startswith(f"{name} ") for problem in problems):
                     continue
@@ -131,7 +134,7 @@ class RemoteArtifacts(ArtifactStore):
 
     def _size_problems(self, artifact: Artifact) -> list[str]:
         """Lists files that are missing or have the wrong size, without reading them."""
-        with self._reaching():
+        with self._translated_errors():
             listing = self._files.find(f"{self._root}/{artifact.id}", detail=True)
         sizes = {name.removeprefix(f"{self._root}/{artifact.id}/"): info["size"] for name, info in listing.items()}
         if sizes.get(MANIFEST) != len(artifact.manifest):
@@ -150,18 +153,18 @@ class RemoteArtifacts(ArtifactStore):
             target = folder / name
             with disk_errors(folder):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            with self._reaching(), disk_errors(folder):
+            with self._translated_errors(), disk_errors(folder):
                 try:
                     self._files.get_file(self._at(artifact.id, name), str(target))
                 except FileNotFoundError:
-                    target.unlink(missing_ok=True)  # `find_damage` names it
+                    target.unlink(missing_ok=True)  # `find_damage` names it, together with all others
 
     def _at(self, id: str, name: str) -> str:
         return f"{self._root}/{id}/{name}"
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Turn the remote side's refusals into one line."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Translates the remote side's errors into one clear line."""
         try:
             yield
         except PermissionError as error:
@@ -175,8 +178,8 @@ class RemoteArtifacts(ArtifactStore):
 def _file_system(protocol: str) -> Any:
     import fsspec
 
-    # A listing that is remembered would hide what another process has committed meanwhile.
     try:
+        # Without the cache: a remembered listing would hide what another process has committed meanwhile.
         return fsspec.filesystem(protocol, use_listings_cache=False)
     except ImportError as error:
         raise UserError(

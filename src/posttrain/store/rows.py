@@ -12,9 +12,11 @@ HOOK_STATUSES = ("pending", "done", "failed", "none")
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """An artifact as the database knows it; its files are known to the artifact store.
+    """An artifact's row; the artifact store has its files.
 
-    ``size`` is in bytes; ``files`` counts them.
+    Attributes:
+        size: bytes of all files together.
+        files: number of files.
     """
 
     id: str
@@ -30,10 +32,10 @@ class Run:
     """An execution of a stage. Times are UTC.
 
     Attributes:
-        key: what the run's outcome depends on: stage, version, inputs, config and seed, as 64 hex characters.
+        key: hash of stage, version, inputs, config and seed, which the output depends on; 64 hex characters.
         inputs: artifact ids (or digests of things outside the store) by their role.
         output: the artifact that a finished run made.
-        seconds: time of work; None while running, or where the process was killed.
+        seconds: time of work; None while running, or if the process was killed.
         detail: facts about the run that its output does not hold.
     """
 
@@ -57,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Round:
-    """One turn of the loop: status ``open``, ``waiting`` or ``done``; times are UTC."""
+    """A round of the loop: status ``open``, ``waiting`` or ``done``; times are UTC."""
 
     number: int
     status: str
@@ -76,7 +78,7 @@ class Deployment:
 
     Attributes:
         action: ``baseline``, ``promote`` or ``rollback``.
-        hook: where the user's command or webhook stands: ``pending``, ``done``, ``failed`` or ``none``.
+        hook: status of the user's command or webhook: ``pending``, ``done``, ``failed`` or ``none``.
     """
 
     id: int

@@ -21,7 +21,7 @@ class Section(BaseModel):
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Check ``values`` and return the section.
+        """Checks ``values`` and returns the section.
 
         Args:
             values: the section as read from YAML or the command line.
@@ -37,6 +37,7 @@ class Section(BaseModel):
 
 
 def _to_user_error(section: type[BaseModel], error: ValidationError, where: str) -> UserError:
+    # Only the first: the later ones are often consequences of it, such as a required key that was mistyped.
     problem = error.errors(include_url=False)[0]
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path)
@@ -56,6 +57,7 @@ def _suggest_key(section: type[BaseModel], path: list[str]) -> str | None:
     if (at := _section_at(section, parents)) is None:
         return None
     below = _paths_below(at, name)
+    # The shallowest path, and only if no other is as shallow: a wrong suggestion is worse than none.
     shortest = [path_below for path_below in below if len(path_below) == min(map(len, below))]
     if len(shortest) == 1:
         return f"did you mean `{'.'.join([*parents, *shortest[0]])}`?"
@@ -78,12 +80,12 @@ def _listing(section: type[BaseModel], parents: list[str]) -> str | None:
 
 
 def _paths_below(section: type[BaseModel], name: str) -> list[list[str]]:
-    """Every path to a key of that name in the sections of a section, but for those in lists and mappings."""
+    """Returns the paths to all keys of that name below a section, except those in lists and mappings."""
     paths: list[list[str]] = []
     for key, field in section.model_fields.items():
         inner = _section_type(field.annotation)
         if inner is None or get_origin(field.annotation) in (list, dict, tuple):
-            continue
+            continue  # its path would need an index or a name that only the user knows
         if name in inner.model_fields:
             paths.append([key, name])
         paths += [[key, *path] for path in _paths_below(inner, name)]
@@ -91,7 +93,7 @@ def _paths_below(section: type[BaseModel], name: str) -> list[list[str]]:
 
 
 def _section_at(section: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    """The section reached by ``path``."""
+    """Returns the section that ``path`` leads to; None if it leads to a plain value."""
     current: type[BaseModel] | None = section
     for part in path:
         if current is None or part not in current.model_fields:
@@ -101,7 +103,7 @@ def _section_at(section: type[BaseModel], path: list[str]) -> type[BaseModel] | 
 
 
 def _section_type(annotation: Any) -> type[BaseModel] | None:
-    """The config section that an annotation holds, such as in ``dict[str, Suite]`` or ``Lora | None``."""
+    """Returns the config section inside an annotation such as ``dict[str, Suite]`` or ``Lora | None``, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, UnionType, list, dict, tuple):

@@ -19,14 +19,14 @@ log = logging.getLogger("posttrain")
 Work = Callable[[Path, Path], Mapping[str, Any]]
 
 PARTS = "parts"
-"""Key of an artifact's meta that lists the ids of the artifacts without which it cannot be read."""
+"""Key of an artifact's meta: ids of other artifacts that it cannot be read without."""
 
 
 def stage_key(stage: str, version: int, inputs: Mapping[str, str], config: Mapping[str, Any], seed: int) -> str:
-    """Hashes everything that a stage's outcome depends on to 64 hex characters.
+    """Hashes everything that a stage's output depends on to 64 hex characters.
 
     Args:
-        version: the stage's own, raised by hand when its meaning changes.
+        version: the stage's version, raised by hand when its meaning changes.
         inputs: artifact ids (or digests of things outside the store) by their role.
         config: the part of the config that the stage reads, as JSON values.
     """
@@ -50,9 +50,9 @@ def run_stage(
 
     Args:
         kind: the artifact's kind.
-        work: fills the folder ``out``, may keep what it can resume from in ``scratch``, and returns the
-            artifact's meta: JSON values that the content decides, as they are part of its id. What it commits by
-            itself, it names under `PARTS`: the work is done again where one of those is damaged.
+        work: fills the folder ``out``, may keep state to resume from in ``scratch``, and returns the artifact's
+            meta: JSON values that the content decides, as they are part of its id. It lists artifacts that it
+            commits itself under `PARTS`: the work is done again if one of those is damaged.
 
     The other arguments are those of `stage_key`. The run is recorded as done, failed or waiting; ``scratch``
     is removed once the artifact is committed, or when the work ends in a user's mistake.
@@ -90,6 +90,8 @@ def _execute(workspace: Workspace, run: Run, kind: str, work: Work, start: float
             meta = work(out, scratch)
         artifact = workspace.artifacts.seal(out, kind, meta)
         seconds = time.monotonic() - start
+        # Recorded between sealing and publishing: after a kill behind `publish`, `_find_sealed` takes the artifact over
+        # instead of repeating hours of work; after one before it, the id leads to nothing and the work is done again.
         workspace.metadata.seal_run(run.id, artifact.id, seconds)
         workspace.artifacts.publish(out, artifact)
     _record_success(workspace, run, artifact, seconds)
@@ -97,25 +99,27 @@ def _execute(workspace: Workspace, run: Run, kind: str, work: Work, start: float
 
 
 def _record_success(workspace: Workspace, run: Run, artifact: Artifact, seconds: float | None) -> None:
+    # One transaction: a run is never done without its artifact's row, which `output` refers to.
     with workspace.metadata.transaction():
         workspace.metadata.add_artifact(artifact)
         workspace.metadata.finish_run(run.id, artifact.id, seconds=seconds, detail={"tasks": pop_task_seconds()})
 
 
 def _find_finished(workspace: Workspace, stage: str, key: str) -> Artifact | None:
-    """Returns the artifact of the finished run under ``key``, unless it or a part of it is missing or damaged."""
+    """Returns the artifact of the finished run under ``key``; None if there is none or it is damaged."""
     run = workspace.metadata.finished_run(key)
     if run is None or run.output is None:
         return None
     try:
         return _verified_artifact(workspace, run.output)
     except DamagedArtifactError as error:
+        # Equal inputs give equal bytes: the repeated work publishes over the damaged files, under the same id.
         log.warning("%s: %s; doing the work again", stage, error)
         return None
 
 
 def _find_sealed(workspace: Workspace, stage: str, key: str) -> Artifact | None:
-    """Returns the artifact of a run that was killed after publishing it and before recording it."""
+    """Returns the artifact of a run that was killed between publishing and recording it, and records it."""
     for run in workspace.metadata.sealed_runs(key):
         if run.output is None or not workspace.artifacts.exists(run.output):
             continue

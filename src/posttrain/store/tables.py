@@ -21,6 +21,7 @@ from sqlalchemy import (
 from posttrain.store.database import UtcDateTime
 from posttrain.store.rows import ACTIONS, HOOK_STATUSES, ROUND_STATUSES, RUN_STATUSES
 
+# Names of constraints must not be left to the database: a migration could not drop one whose name it does not know.
 schema = MetaData(
     naming_convention={
         "ix": "ix_%(column_0_label)s",
@@ -64,11 +65,13 @@ tags = Table(
 
 
 def _json_column(name: str, nullable: bool = False) -> Column[Any]:
+    # Without it None would be stored as the JSON text `null`, which `IS NULL` does not match.
     return Column(name, JSON(none_as_null=True), nullable=nullable)
 
 
 def _arm_column(primary_key: bool = False) -> Column[Any]:
-    """The loop that a row belongs to: "" for the main one, else the name of a comparison arm."""
+    """Returns the column with a row's loop: "" for the main one, else the name of a comparison arm."""
+    # "" and not NULL: a primary key holds no NULL, and NULL equals nothing in a condition.
     return Column("arm", String(40), primary_key=primary_key, nullable=False, server_default="")
 
 
@@ -90,7 +93,7 @@ artifacts = Table(
 runs = Table(
     "runs",
     schema,
-    # The order of runs, which clocks cannot be trusted with.
+    # Runs are ordered by this, not by time: clocks of two hosts differ, and one may be set back.
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("id", String(40), nullable=False, unique=True),
     Column("stage", String(80), nullable=False),
@@ -100,7 +103,7 @@ runs = Table(
     Column("status", String(10), nullable=False, index=True),
     Column("seed", BigInteger, nullable=False),
     _json_column("config"),
-    # The artifact about to be published: what a run killed at that moment has to show for its work.
+    # The artifact about to be published. No foreign key: its row is inserted only once it is there.
     Column("sealed", String(100)),
     Column("output", ForeignKey("artifacts.id"), index=True),
     Column("code_version", String(80), nullable=False),

@@ -9,10 +9,10 @@ from posttrain.store.errors import UserError
 
 
 def read_text(path: Path, name: str) -> str:
-    """The text of a UTF-8 file, without the byte order mark that spreadsheets put before it.
+    """Reads a UTF-8 file, without the byte order mark that spreadsheets put before the text.
 
     Args:
-        name: what errors call the file.
+        name: the file's name in errors.
 
     Raises:
         UserError: it is missing, cannot be read or is not UTF-8, with the line.
@@ -33,19 +33,22 @@ def read_text(path: Path, name: str) -> str:
 def read_delimited(
     lines: Iterable[str], delimiter: str, *, blank: bool = True
 ) -> Iterator[tuple[int, list[str] | str]]:
-    """The rows of delimited text, each with the 1-based line that it begins on; empty lines are left out.
+    """Yields the rows of delimited text, each with the 1-based line that it begins on; skips empty lines.
 
-    The first row is the header. A row that cannot be read, or is not as long as the header, comes as what is wrong.
+    The first row is the header. A row that cannot be read, or is not as long as the header, is yielded as a text that
+    describes the problem.
 
     Args:
         lines: with their ends.
         delimiter: one character.
-        blank: whether rows of nothing but empty fields count; spreadsheets add such, of any length.
+        blank: whether rows of nothing but empty fields count; spreadsheets append such rows, of any length.
     """
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is less than many a document
+    # Strict: else a quote that never closes would swallow the rest of the file as one field, without an error.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     width: int | None = None
     while True:
+        # Before the row: a quoted field may span lines, and afterwards `line_num` is that of its last one.
         line = reader.line_num + 1
         try:
             cells = next(reader, None)

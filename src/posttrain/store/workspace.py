@@ -1,4 +1,4 @@
-"""Artifacts: immutable folders whose content is their id, with a checksum for every file."""
+"""The workspace: a folder with its artifacts, its metadata database, scratch folders and locks."""
 
 import json
 import os
@@ -19,7 +19,7 @@ FORMAT = 1  # of the folder's layout; the database counts its own versions
 
 
 def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
-    """The artifact store at ``url`` (None: ``home/artifacts``).
+    """Opens the artifact store at ``url`` (None: ``home/artifacts``).
 
     Args:
         home: the workspace's ``.posttrain``, which holds temporary files and copies of remote artifacts.
@@ -35,7 +35,7 @@ def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
     if not separator or not path:
         raise UserError(f"`{url}` is no artifact URL", where="store.artifacts", fix="such as s3://bucket/prefix")
     if protocol in ("file", "local"):
-        root = home.parent / path  # an absolute path stands for itself
+        root = home.parent / path  # `/` with an absolute path on the right is that path
         return LocalArtifacts(root, root / ".tmp")
     from posttrain.store.remote_artifacts import RemoteArtifacts
 
@@ -43,7 +43,7 @@ def open_artifacts(url: str | None, home: Path) -> ArtifactStore:
 
 
 class Workspace(AbstractContextManager["Workspace"]):
-    """An open workspace; opened by `create` or `open`, closed by `close` or at the end of a ``with`` block.
+    """An open workspace; `create` or `open` opens it, `close` or the end of a ``with`` block closes it.
 
     Attributes:
         root: the workspace's folder.
@@ -59,13 +59,13 @@ class Workspace(AbstractContextManager["Workspace"]):
 
     @staticmethod
     def create(root: Path, config: StoreConfig = StoreConfig()) -> "Workspace":  # noqa: B008
-        """Make ``root`` a workspace, or open it if it is one.
+        """Makes ``root`` a workspace, or opens it if it is one.
 
-        A workspace that was made goes again, with its folder, where the ``with`` block ends in a user's mistake
-        before anything was stored.
+        A new workspace is removed again, with its folder, if the ``with`` block ends in a user's mistake before
+        anything was stored.
 
         Raises:
-            UserError: the disk refused, or the database or the artifact store does.
+            UserError: the disk, the database or the artifact store refused.
         """
         root = root.absolute()
         home = root / ".posttrain"
@@ -86,7 +86,7 @@ class Workspace(AbstractContextManager["Workspace"]):
                 _remove_created(created)
             raise
         if not (home / "format.json").exists():
-            # The last file to be written: before it there is no workspace.
+            # Written last: until it is there, `open` finds no workspace, and a kill leaves nothing half-made.
             write_atomically(home / "format.json", json.dumps({"format": FORMAT, "made_by": __version__}).encode())
         workspace = Workspace(root, metadata, artifacts)
         workspace._created = created
@@ -94,10 +94,10 @@ class Workspace(AbstractContextManager["Workspace"]):
 
     @staticmethod
     def open(root: Path, config: StoreConfig = StoreConfig(), *, write: bool = True) -> "Workspace":  # noqa: B008
-        """Open a workspace.
+        """Opens a workspace.
 
         Args:
-            write: False for verbs that only read; they work on a read-only disk too.
+            write: False for commands that only read; they work on a read-only disk too.
 
         Raises:
             UserError: there is no workspace here, a newer version wrote it, it cannot be written to (with
@@ -127,12 +127,14 @@ class Workspace(AbstractContextManager["Workspace"]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the workspace for this process, and tidy up after one that was killed.
+        """Locks the workspace for this process, and tidies up after processes that were killed.
 
         Raises:
             UserError: another process holds it; names its id, its host and since when.
         """
+        # Two locks: the file's for this host's processes, the server's for workspaces on other hosts with its database.
         with hold_lock(self.home / "lock"), self.metadata.exclusive():
+            # Only now, with both locks held, does "running" mean that its process has died.
             self.metadata.fail_interrupted()
             with disk_errors(self.home):
                 self.artifacts.remove_abandoned()
@@ -140,7 +142,8 @@ class Workspace(AbstractContextManager["Workspace"]):
             yield
 
     def _remove_finished_scratch(self) -> None:
-        """Remove what work that is done, or whose round is, kept to resume from."""
+        """Removes scratch folders of finished runs, and of all runs of finished rounds."""
+        # A kill before `drop_scratch` leaves that of a finished run; a failed run's is of no use after its round.
         done = {entry.number for entry in self.metadata.rounds() if entry.status == "done"}
         finished = {run.key for run in self.metadata.runs() if run.status == "done" or run.round in done}
         for folder in self._scratch.glob("*"):
@@ -149,16 +152,17 @@ class Workspace(AbstractContextManager["Workspace"]):
 
     @contextmanager
     def deploying(self) -> Iterator[None]:
-        """Hold the choice of the champion, for moments only: work in the workspace may go on meanwhile.
+        """Locks the choice of the champion, for moments only.
 
         Raises:
-            UserError: another process has held it for a minute.
+            UserError: another process has held the lock for a minute.
         """
+        # Apart from the workspace's lock: a rollback must not wait for hours of training.
         with hold_lock(self.home / "deploy.lock", wait=60):
             yield
 
     def scratch(self, key: str) -> Path:
-        """The folder in which the stage under ``key`` keeps what it can resume from; survives kills.
+        """Returns the folder for state that the stage under ``key`` resumes from; it survives kills.
 
         Raises:
             UserError: the disk refused.
@@ -169,7 +173,7 @@ class Workspace(AbstractContextManager["Workspace"]):
         return folder
 
     def drop_scratch(self, key: str) -> None:
-        """Remove the scratch folder of ``key``."""
+        """Removes the scratch folder of ``key``."""
         remove_tree(self._scratch / key)
 
     @property
@@ -178,21 +182,21 @@ class Workspace(AbstractContextManager["Workspace"]):
 
     @property
     def champion_path(self) -> Path:
-        """A link to the champion's folder, or nothing before there is one."""
+        """Path of the link to the champion's folder; it does not exist before the first champion."""
         return self.home / "-".join(filter(None, ("champion", self.metadata.arm)))
 
     def for_arm(self, arm: str) -> "Workspace":
-        """The same workspace for a loop that is run beside its own for comparison.
+        """Returns this workspace for a comparison arm.
 
-        It has rounds, deployments and a champion's link of its own; artifacts and finished work are shared.
+        An arm has its own rounds, deployments and champion's link; artifacts and finished work are shared.
         """
         return Workspace(self.root, self.metadata.for_arm(arm), self.artifacts)
 
     def link_champion(self, model_id: str) -> Path:
-        """Have `champion_path` lead to a model, in one step for whoever reads it; returns the path.
+        """Points `champion_path` to a model, atomically for every reader; returns the path.
 
         Raises:
-            DamagedArtifact: the model is missing or damaged; the link stays as it was.
+            DamagedArtifactError: the model is missing or damaged; the link stays unchanged.
             UserError: the disk refused.
         """
         folder = self.artifacts.path(model_id)
@@ -200,6 +204,8 @@ class Workspace(AbstractContextManager["Workspace"]):
         target = folder.relative_to(self.home) if folder.is_relative_to(self.home) else folder
         new = self.champion_path.with_suffix(".new")
         with disk_errors(self.champion_path):
+            # `symlink_to` cannot replace a link, so the new one gets a name of its own and is renamed over the old:
+            # a server that loads the champion meanwhile sees one or the other. A kill may have left the new name.
             with suppress(FileNotFoundError):
                 new.unlink()
             new.symlink_to(target, target_is_directory=True)
@@ -209,16 +215,17 @@ class Workspace(AbstractContextManager["Workspace"]):
 
 
 def _remove_created(created: list[Path]) -> None:
-    """Remove a workspace's home, and the folders above that were made for it, unless another process works there.
+    """Removes a new workspace's home and new parent folders, unless another process works there.
 
     Args:
-        made: the folders, the innermost first.
+        created: the folders, the innermost first.
     """
     home, *parents = created
+    # Errors are dropped: the user's mistake that led here is the one to report.
     with suppress(OSError, UserError), hold_lock(home / "lock"):
         remove_tree(home)
         for folder in parents:
-            folder.rmdir()
+            folder.rmdir()  # not `remove_tree`: a folder with anything else in it stays
 
 
 def _check_format(home: Path) -> None:

@@ -117,7 +117,7 @@ def train_standalone(
         raise UserError("is there and is no training", where=str(out), fix="name another --out")
     with _clean_up_on_user_error(out):
         make_folder(work)
-        with hold_lock(work / "lock", taken="is being trained by another process"):
+        with hold_lock(work / "lock", busy_message="is being trained by another process"):
             _check_identity(out, _identity(config, records), fork)
             return _train(out, config, records, fetch)
 

@@ -188,7 +188,7 @@ def test_mistakes_are_one_line(network, tmp_path) -> None:
     with pytest.raises(UserError, match="no records"):
         projected_gradients(network.model, [])
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="a file is where a folder is to be made"):
+    with pytest.raises(UserError, match="a file has the folder's path"):
         projected_gradients(network.model, network.train, folder=tmp_path / "file")
     model = nn.Linear(4, 3).double()
     model.weight.data[0, 0] = torch.nan

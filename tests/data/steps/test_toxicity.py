@@ -166,7 +166,7 @@ def _by_hand(folder: Path, text: str) -> float:
 
 def test_probabilities_are_those_of_transformers(classifier: Path) -> None:
     loaded = SequenceClassifier.load(classifier)
-    found = loaded.probabilities(TEXTS, loaded.places(["insult", "threat"], "labels"))
+    found = loaded.probabilities(TEXTS, loaded.label_indices(["insult", "threat"], "labels"))
     assert found == pytest.approx([_by_hand(classifier, text) for text in TEXTS], abs=1e-5)
     assert np.ptp(found) > 0.01
 

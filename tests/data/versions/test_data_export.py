@@ -106,7 +106,7 @@ def test_shapes_that_do_not_go_together(tmp_path: Path, make: Callable[..., pa.T
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
-    with pytest.raises(UserError, match=r"`\.xlsx` is not a format we write; use \.jsonl"):
+    with pytest.raises(UserError, match=r"`\.xlsx` is not a supported format; use \.jsonl"):
         export_file(make(("a", "x")), tmp_path / "out.xlsx")
     with pytest.raises(UserError, match="there is no such folder"):
         export_file(make(("a", "x")), tmp_path / "no" / "out.csv")

@@ -120,5 +120,5 @@ def test_going_back_within_a_training(path: Path, make_values: MakeValues) -> No
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="a file is where a folder is to be made"):
+    with pytest.raises(UserError, match="a file has the folder's path"):
         JsonlSink(tmp_path / "file" / "metrics.jsonl")

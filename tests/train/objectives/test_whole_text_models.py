@@ -61,7 +61,7 @@ def test_a_padding_token_that_ends_answers_is_passed_over(school: Any, tmp_path:
 
 def test_mistakes_are_one_clear_line(school: Any, tiny_model: Path, tmp_path: Path) -> None:
     save_language_model(school("classification").lm, tmp_path / "classes")
-    with pytest.raises(UserError, match="has the outputs card, refund, top up, and reward are wanted"):
+    with pytest.raises(UserError, match="has the outputs card, refund, top up instead of reward"):
         load_classifier(tmp_path / "classes", TASK, "float32", ["reward"])
     config = json.loads((tmp_path / "classes" / "config.json").read_text())
     (tmp_path / "classes" / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))

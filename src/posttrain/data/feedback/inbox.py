@@ -77,7 +77,8 @@ class Inbox(AbstractContextManager["Inbox"]):
         self._known: dict[bytes, bytes] = {}
         make_folder(folder / "segments")
         with ExitStack() as opening:
-            opening.enter_context(hold_lock(folder / "lock", taken="another posttrain collects into this inbox"))
+            busy = "another posttrain collects into this inbox"
+            opening.enter_context(hold_lock(folder / "lock", busy_message=busy))
             with disk_errors(folder / "segments"):
                 self._segment = self._recover()
             self._lock = opening.pop_all()

@@ -126,7 +126,7 @@ class Toxicity(RowStep):
         if not self.toxic_labels:
             raise UserError("no toxic label is set", where=where, fix="name labels of the classifier")
         classifier = _sequence_classifier(folder, file_state(folder))
-        return classifier.probabilities(texts, classifier.places(self.toxic_labels, where))
+        return classifier.probabilities(texts, classifier.label_indices(self.toxic_labels, where))
 
 
 @cache

@@ -133,7 +133,7 @@ def _open_cache(folder: Path) -> Iterator[ReplyCache]:
     """Opens the replies in a folder, for one process at a time; removes a new folder that stays empty."""
     new = not folder.exists()
     make_folder(folder)
-    with hold_lock(folder / "lock", taken="another posttrain synthesises in this folder"):
+    with hold_lock(folder / "lock", busy_message="another posttrain synthesises in this folder"):
         replies = ReplyCache(folder / "replies")
         try:
             yield replies

@@ -1,4 +1,4 @@
-"""Runs Alembic inside the transaction that it is handed, so that a kill leaves the old version."""
+"""Runs Alembic inside the caller's transaction, so that a kill leaves the old version."""
 
 from alembic import context
 
@@ -10,6 +10,7 @@ context.configure(
     connection=connection,
     target_metadata=schema,
     version_table=VERSION_TABLE,
+    # SQLite alters few things in place: a batch copies the table.
     render_as_batch=connection.dialect.name == "sqlite",
 )
 with context.begin_transaction():

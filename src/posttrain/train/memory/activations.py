@@ -143,7 +143,7 @@ def layer_costs(spec: ModelSpec, config: TrainConfig, batch: MicroBatch, device:
     kept = tokens * (reads.states_for_feed_forward + widths * numbers.product * inner + reads.product)
     feed_forward = ActivationCost(kept, stream, first + last)
     activation = None
-    if shape.apart:
+    if shape.separate_gate:
         again = tokens * (reads.states_for_feed_forward + 2 * numbers.product * inner)
         activation = ActivationCost(kept, again, 4.0 * tokens * inner + last)
 

@@ -1,4 +1,4 @@
-"""Loops that are run beside the loop for comparison: rounds, deployments and runs say whose they are."""
+"""Comparison arms: rounds, deployments and runs name the loop that they belong to."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ def upgrade() -> None:
     for table in ("runs", "deployments"):
         op.add_column(table, _arm())
     connection = op.get_bind()
-    # SQLite cannot change a primary key: the few rows are taken out and put back.
+    # SQLite cannot change a primary key: the table is made again with its few rows.
     old = sa.Table("rounds", sa.MetaData(), autoload_with=connection)
     rows = [dict(row) for row in connection.execute(sa.select(old)).mappings()]
     op.drop_table("rounds")
